@@ -1,12 +1,12 @@
-// Saving and loading beside the file system's own rate: what checksums, the balance of the writers
-// and the background save cost.
+// Compares saving and loading checkpoints with the file system's own rate, to measure the cost of
+// checksums, of dividing the work among writers, and of background saves.
 //
-//   bench_checkpoint DIR [MIB]      512 MiB of weights unless told otherwise
+//   bench_checkpoint DIR [MIB]     512 MiB of weights by default
 //
-// Files are read from the page cache, where checksums are dearest, and from the disk. Figures are
-// medians of five interleaved repetitions; a plain write or read has one thread. The
-// checksums' share of processor time says more than their share of elapsed time where others work.
-// The four ranks are threads.
+// Files are read from the page cache, where checksums have the highest relative cost, and from
+// disk. Figures are medians of five interleaved repetitions; a plain write or read uses one thread.
+// On a machine with other load, the checksums' share of processor time is more reliable than their
+// share of elapsed time. The four ranks are threads.
 
 #include <ATen/ops/rand.h>
 #include <fcntl.h>
@@ -42,7 +42,7 @@ namespace {
 using namespace tessera;
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kWidth = 2048;  // 16 MiB a matrix
+constexpr std::int64_t kWidth = 2048;  // a matrix has 16 MiB
 constexpr std::int64_t kMib = 1 << 20;
 constexpr int kRepetitions = 5;
 
@@ -90,8 +90,8 @@ double median_of(const std::vector<Seconds>& times, double Seconds::*which) {
   return median(values);
 }
 
-/// Median seconds of each, run one after another again and again. `prepare`: before each, not
-/// counted.
+/// Median seconds of each work; the works are run in turn, several times. `prepare` is run before
+/// each work and not timed.
 std::map<std::string, Seconds> medians(
     const std::vector<std::pair<std::string, std::function<void()>>>& works,
     const std::function<void()>& prepare = [] {}) {
@@ -109,7 +109,7 @@ std::map<std::string, Seconds> medians(
   return medians;
 }
 
-/// What any program could do: pwrite() of MiBs and an fsync().
+/// The baseline of any program: pwrite() of 1 MiB blocks, and fsync().
 void write_plainly(const fs::path& path, std::int64_t mib) {
   const std::vector<char> bytes(kMib, 1);
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
@@ -134,7 +134,8 @@ void read_plainly(const fs::path& folder, const std::vector<at::Tensor>& into) {
   }
 }
 
-/// So that they are read from the disk. They are there: a save waits for that.
+/// Drops the files from the page cache, so that they are read from disk. They are on disk, because
+/// a save waits for that.
 void drop_from_page_cache(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const int fd = open(entry.path().c_str(), O_RDONLY);
@@ -190,7 +191,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   const auto writing = medians(
       {{"plain", [&] { write_plainly(dir / "plain", mib); }},
        {"save", [&] { checkpoint::save(*world, dir / "run", ++step, {model}, {.keep = 2}); }}});
-  // All are held at once, as those of a save are: memory that is new to the process takes longer.
+  // Keeps all copies allocated at once, as a save does, because memory that is new to the process
+  // takes longer.
   const auto copying = medians(
       {{"copy", [&] { copied(); }}, {"async", [&] {
                                        auto pending = checkpoint::async_save(
@@ -198,7 +200,7 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
                                        stalls.push_back(pending.stall_seconds());
                                        pending.wait();
                                      }}});
-  // The same files without a manifest are read without checksums.
+  // The same files without a manifest, which are read without checksums.
   const fs::path checked = dir / "run" / checkpoint::step_folder_name(step);
   fs::create_directory(dir / "unchecked");
   for (const auto& entry : fs::directory_iterator(checked)) {
@@ -218,7 +220,7 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   report_reading("disk", mib, medians(reading, [&] { drop_from_page_cache(dir / "unchecked"); }));
 }
 
-/// On 2 x 2, half of the matrices as copies along the first dimension.
+/// On a 2 x 2 mesh, with half of the matrices replicated along the first dimension.
 void four_ranks(const fs::path& dir, std::int64_t mib) {
   const auto worlds = comm::thread_worlds(4);
   std::vector<std::thread> ranks;

@@ -1,4 +1,4 @@
-// Time of a collective over shared memory and over Gloo's loopback, in one run:
+// The time of a collective over shared memory and over Gloo on the loopback interface, in one run:
 //   tessera-run --nproc 4 -- bench_comm
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Collective {
   const char* name;
-  /// `elements` floats in the larger of the two tensors.
+  /// `elements`: number of floats in the larger of the two tensors.
   std::function<std::function<void()>(Communicator&, std::int64_t elements)> prepare;
 };
 
@@ -46,7 +46,7 @@ const Collective kCollectives[] = {
      }},
 };
 
-/// The median of repeated calls, in microseconds.
+/// The median time of repeated calls, in microseconds.
 double median_time(Communicator& group, const std::function<void()>& call, int repeats) {
   std::vector<double> times;
   call();
@@ -60,7 +60,7 @@ double median_time(Communicator& group, const std::function<void()>& call, int r
   return times[static_cast<std::size_t>(repeats / 2)];
 }
 
-/// The mean over back-to-back calls, in microseconds: what a training step sees.
+/// The mean time of back-to-back calls, in microseconds, as in a training step.
 double mean_time(Communicator& group, const std::function<void()>& call, int repeats) {
   group.barrier();
   const auto start = Clock::now();

@@ -1,10 +1,10 @@
-// What a distributed tensor adds to an operator: the same call on a plain tensor and on a
-// distributed one of a single rank, so that nothing but the wrapping differs. Sizes are small: the
-// kernels take next to no time.
+// The overhead that a distributed tensor adds to an operator: the same call on a plain tensor and
+// on a distributed tensor of one rank, so that only the dispatch differs. Sizes are small, so that
+// the kernels take little time.
 //
 //   bench_dispatch [--benchmark_filter=REGEX]
 //
-// The last line of a pair is the added cost in microseconds.
+// The last line of a pair is the overhead in microseconds.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -39,8 +39,8 @@ struct Case {
   std::string name;
   Tensors inputs;
   Operator run;
-  bool records = true;      ///< also measured with autograd recording
-  std::size_t weights = 0;  ///< so many of the last inputs are replicated, the others Shard(0)
+  bool records = true;      ///< whether to measure also with autograd recording
+  std::size_t weights = 0;  ///< number of last inputs that are replicated; the others are Shard(0)
 };
 
 Tensors inputs_of(const Case& c, bool distribute) {
@@ -117,7 +117,7 @@ std::vector<Case> cases() {
   };
 }
 
-/// The first call of its kind, whole: the plan is made, from the rule on.
+/// The first call of an operator in total, including rule, propagation and plan.
 void measure_first(benchmark::State& state, const Case& c) {
   const Tensors inputs = inputs_of(c, true);
   const at::NoGradGuard no_grad;
@@ -131,8 +131,8 @@ void measure_first(benchmark::State& state, const Case& c) {
 
 constexpr int kMisses = 1000;
 
-/// mm on inputs of ever new sizes, so that every call is the first of its kind: rule, propagation
-/// and layouts are found anew. The number of mesh dimensions is the argument.
+/// mm on inputs of always new sizes, so that every call misses the cache: rule, propagation and
+/// layouts are computed again. The argument is the number of mesh dimensions.
 void measure_misses(benchmark::State& state) {
   const auto ndim = static_cast<std::size_t>(state.range(0));
   const auto mesh = tessera::init_device_mesh(tessera::comm::fake_world(0, 1 << ndim),

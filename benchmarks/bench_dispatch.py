@@ -1,11 +1,9 @@
-"""What a distributed tensor adds to an operator: Tessera's beside PyTorch's DTensor, in one run.
-
+"""The overhead that a distributed tensor adds to an operator: Tessera and PyTorch's DTensor in one run.
   bench_dispatch.py [--program build/bin/bench_dispatch] [--min-time 0.05]
-
 Both measure the same operators on the same small tensors on one rank, with and without autograd:
-the time on a distributed tensor less the time on a plain one. PyTorch's is measured with
-torch.utils.benchmark here. Then the whole first call of a kind: of each operator with the caches of
-plans emptied before it, and of mm on meshes of 1, 2 and 3 dimensions.
+the time on a distributed tensor minus the time on a plain tensor. PyTorch's times are measured here
+with torch.utils.benchmark. Then the total time of a first call is measured: of each operator after
+the plan caches were emptied, and of mm on meshes of 1, 2 and 3 dimensions.
 """
 
 import argparse
@@ -29,9 +27,9 @@ from torch.utils.benchmark import Timer
 import results
 
 
-# So many of an operator's last inputs are replicated, as weights are; the others are Shard(0).
+# The number of an operator's last inputs that are replicated, as weights are; the others are Shard(0).
 WEIGHTS = {"mm": 1, "addmm": 1, "embedding": 1}
-# Measured without autograd only.
+# Operators that are measured only without autograd.
 NO_AUTOGRAD = {"mul_", "foreach_add_200", "detach"}
 MISSES = 20
 REPETITIONS = 7
@@ -63,7 +61,7 @@ def cases():
 def microseconds(run, inputs, min_time):
     run(inputs)
     timer = Timer("run(inputs)", globals={"run": run, "inputs": inputs})
-    # The quickest block: other work on the machine only ever adds.
+    # The fastest block, because other load on the machine can only slow a block down.
     return min(timer.blocked_autorange(min_run_time=min_time).times) * 1e6
 
 
@@ -119,7 +117,7 @@ def peer(min_time):
 
 
 def peer_misses():
-    """Times of the first mm of each kind, on simulated ranks: nothing is communicated."""
+    """Times of the first mm with each layout, on simulated ranks without communication."""
     times = {}
     for ndim in (1, 2, 3):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2**ndim)
@@ -149,7 +147,8 @@ def tessera(program, min_time):
         name = re.sub("/(iterations|repeats):.*", "", row[0]) if row else ""
         if name.endswith(("/plain", "/distributed")) or re.fullmatch(r"mm/miss/\d|.*/first", name):
             times.setdefault(name, []).append(float(row[3]) / 1000)
-    # The quickest, as for the peer; of first calls the first, for later ones find what it left.
+    # The fastest repetition, as for PyTorch. For first calls the first repetition, because later ones find its
+    # caches.
     best = {name: some[0] if "/miss/" in name else min(some) for name, some in times.items()}
     added = {name[:-len("/plain")]: best[name.replace("/plain", "/distributed")] - time_
              for name, time_ in best.items() if name.endswith("/plain")}

@@ -1,11 +1,11 @@
-// The fused kernels beside the same in ATen operators: on one thread of the CPU in fp32, or on a
-// GPU in bf16 with the sizes of an 8B model's block.
+// Compares the fused kernels with the same computation in ATen operators: on one CPU thread in
+// fp32, or on a GPU in bf16 with the sizes of an 8B model's block.
 //
 //   bench_kernels --benchmark_enable_random_interleaving=true [--benchmark_filter=REGEX]
-//   bench_kernels cuda [TOKENS]            a multiple of 4 (16384)
+//   bench_kernels cuda [TOKENS]      a multiple of 4 (16384)
 //
-// The median of repetitions that take turns is what to read. bytes_per_second counts what must be
-// read and written at least.
+// Use the median of the interleaved repetitions. bytes_per_second is based on the minimum number of
+// bytes that must be read and written.
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
@@ -37,7 +37,8 @@ namespace {
 using namespace tessera;
 using Call = std::function<at::Tensor()>;
 
-/// Sizes of a model's block: sequences of tokens / batch, heads of head_dim.
+/// The sizes of a model's block: `batch` sequences of tokens / batch tokens each, heads of
+/// head_dim.
 struct Sizes {
   at::TensorOptions options;
   std::int64_t tokens, dim, hidden, head_dim, vocabulary, batch = 4;
@@ -45,7 +46,7 @@ struct Sizes {
   at::Tensor rand(at::IntArrayRef sizes) const { return at::rand(sizes, options); }
 };
 
-/// By the device's own clock, over enough calls that none waits for its launch.
+/// Timed by the device's own clock, over enough calls to hide the launch latency.
 void time_on_gpu(benchmark::State& state, const Call& call) {
   constexpr int kCalls = 20;
   const auto device = c10::Device(c10::kCUDA, 0);
@@ -60,7 +61,7 @@ void time_on_gpu(benchmark::State& state, const Call& call) {
     }
     end.record(stream);
     end.synchronize();
-    // The fake CUDA of the tests takes no time.
+    // The tests' fake CUDA takes no time.
     state.SetIterationTime(std::max(begin.elapsedTime(end) / 1e3, 1e-6) / kCalls);
   }
 }
@@ -85,7 +86,8 @@ void add(const std::string& name, const Call& call, std::int64_t bytes, bool on_
   }
 }
 
-/// Both read `inputs` and write as much as ours gives.
+/// Adds a benchmark of `ours` and of `aten`, which both read `inputs` and write as many bytes as
+/// `ours` returns.
 void add_pair(const std::string& name, const std::vector<at::Tensor>& inputs, const Call& ours,
               const Call& aten) {
   std::int64_t bytes = static_cast<std::int64_t>(ours().nbytes());
@@ -105,7 +107,8 @@ void add_rms_norm(const Sizes& s) {
       [=] { return at::rms_norm(x, {weight.size(0)}, weight, 1e-5); });
 }
 
-/// Beside ATen's two operators, and beside our norm and an addition, forward and backward.
+/// RMSNorm of a sum, forward and backward, compared with ATen's two operators, and with our norm
+/// plus an addition.
 void add_norm_of_sum(const Sizes& s) {
   const at::Tensor x = s.rand({s.tokens, s.dim}), other = s.rand({s.tokens, s.dim}),
                    weight = s.rand({s.dim}), rstd = kernels::rms_norm(x, weight, 1e-5).rstd;
@@ -150,7 +153,7 @@ void add_embedding(const Sizes& s) {
   const at::Tensor table = s.rand({rows, s.dim}), grad = s.rand({s.tokens, s.dim}),
                    indices = at::randint(rows, {s.tokens}, s.options.dtype(at::kLong));
   const std::string of = fmt::format("of {}, {}x{}", s.tokens, rows, s.dim);
-  // What it reads of the table is as much as it gives.
+  // The bytes read from the table equal the bytes of the result.
   add_pair(
       "embedding " + of, {grad, indices},
       [=] { return kernels::embedding_rows(table, indices, 0, rows); },
@@ -161,8 +164,8 @@ void add_embedding(const Sizes& s) {
       [=] { return at::embedding_dense_backward(grad, indices, rows, -1, false); });
 }
 
-/// What nn::FusedLinear gains: the query, key and value of few tokens, as a rank of tensor
-/// parallelism has them.
+/// The gain of nn::FusedLinear: query, key and value of few tokens, with the sizes of a
+/// tensor-parallel rank.
 void add_fused_linear(const Sizes& s) {
   const at::Tensor x = s.rand({64, 1024}), weight = s.rand({512, 1024});
   add_pair(
@@ -207,11 +210,11 @@ int main(int argc, char** argv) {
     return 2;
   }
   at::set_num_threads(1);
-  // Loads the library that needs CUDA.
+  // Creating the streams loads the library that needs CUDA.
   const comm::StreamsPtr streams = cuda ? comm::make_streams(c10::Device(c10::kCUDA, 0)) : nullptr;
   add_all(cuda ? on_gpu(tokens) : on_cpu());
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
-  // Its tensors go before the library that they need.
+  // Frees the benchmarks' tensors before the library that they need is unloaded.
   benchmark::ClearRegisteredBenchmarks();
 }

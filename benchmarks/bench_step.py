@@ -1,19 +1,16 @@
 #!/usr/bin/env python3
-"""Step time and memory of llama_train beside PyTorch's FSDP2 + DTensor on the same files, in one run.
-
+"""Step time and memory of llama_train and of PyTorch's FSDP2 + DTensor on the same files, in one run.
 Both sides train the same model from the same weights and tokens, with sequence and loss parallelism,
-one thread a rank. Rounds alternate, so that a machine whose speed drifts slows both alike; each
-round's figure is the median step (the first steps left out), and the ratio is taken pair by pair.
-Memory is the largest resident set that any rank ever had (the kernel's VmHWM). The share of the time
-that llama_train's steps wait for their data is printed beside.
-
+one thread per rank. Rounds alternate between the sides, so that changes of the machine's speed affect
+both. A round's figure is its median step time (without the first steps), and the ratio is computed
+per pair of rounds. Memory is the largest resident set of any rank (the kernel's VmHWM). The fraction of
+step time that llama_train waits for data is also printed.
   benchmarks/bench_step.py [--dp 2 --tp 2 --hidden 256 --layers 6 --batch 8 --seq 256 --rounds 3]
-
-Another script may take the peer's place: it is started by torch.distributed.run with --peer-args,
-in which {metrics} is the JSONL file to write, and the flags --model --tokens --steps --batch --seq
---dp --tp --threads. --flags are llama_train's, for example --flags='--zero 2'; with --against, the
-other side is llama_train with those flags instead of a peer, and with --against-bin that of another
-build: --against-bin OLD/build/bin compares a tree with an earlier one.
+Another script may replace the peer: torch.distributed.run starts it with --peer-args (in which {metrics}
+is the JSONL file to write) and the flags --model --tokens --steps --batch --seq --dp --tp --threads.
+--flags are passed to llama_train, for example --flags='--zero 2'. With --against, the other side is
+llama_train with these flags instead of the peer. With --against-bin, it is llama_train of another build:
+--against-bin OLD/build/bin compares a source tree with an earlier one.
 """
 import argparse
 import pathlib
@@ -42,7 +39,7 @@ def config_of(args):
 
 
 def resident_peaks(launcher):
-    """VmHWM of each rank in bytes: ranks are the launcher's children, in both launchers."""
+    """VmHWM of each rank in bytes. With both launchers, ranks are the launcher's children."""
     peaks = {}
     try:
         children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
@@ -51,13 +48,13 @@ def resident_peaks(launcher):
                 if line.startswith("VmHWM:"):
                     peaks[pid] = int(line.split()[1]) * 1024
     except OSError:
-        pass  # it ended in between
+        pass  # the process ended in the meantime
     return peaks
 
 
 def measure(command, metrics):
-    """Median step time in seconds, its share of waiting for data (None of a side that does not say), last
-    loss and the largest rank's peak memory in bytes."""
+    """Median step time in seconds, the fraction spent waiting for data (None if a side does not report it), the
+    last loss, and the largest peak memory of a rank in bytes."""
     command = [str(part) for part in command]
     peaks = {}
     with tempfile.TemporaryFile() as errors:
@@ -105,11 +102,11 @@ def parse_arguments():
 
 
 def sides(args, common, metrics, world):
-    """The two commands."""
+    """The commands of the two sides."""
     mesh = f"--dp {args.dp} --tp {args.tp} "
     other_build = args.against_bin is not None
     if args.against is None and not other_build:
-        # A peer keeps what sequence parallelism has gathered.
+        # The peer saves the gathered activations of sequence parallelism, so llama_train does too.
         return (ours(mesh + "--no-sp-regather " + args.flags, common, metrics, world),
                 theirs(args, common, metrics, world))
     flags = args.against if args.against is not None else mesh + args.flags

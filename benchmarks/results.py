@@ -1,7 +1,6 @@
-"""Raw results of benchmarks, and the tables of docs/performance.md that are made of them.
-
-  benchmarks/results.py            writes the tables of docs/performance.md from benchmarks/results/
-  benchmarks/results.py --check    fails if the page differs from what it would write
+"""Raw results of benchmarks, and the tables in docs/performance.md that are made from them.
+  benchmarks/results.py          writes the tables of docs/performance.md from benchmarks/results/
+  benchmarks/results.py --check  fails if the page differs from the tables that would be written
 """
 import datetime
 import json
@@ -18,7 +17,7 @@ MIB = 2**20
 
 
 def machine():
-    """What the figures depend on."""
+    """Properties of the machine on which the figures depend."""
     import torch
     cpu = re.search(r"model name\s*:\s*(.*)", pathlib.Path("/proc/cpuinfo").read_text())
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -28,7 +27,7 @@ def machine():
 
 
 def write(path, result):
-    """Writes a benchmark's result with the machine and the command that made it."""
+    """Writes a benchmark's result together with the machine and the command."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), "command": sys.argv, **result}, indent=1) + "\n")
 

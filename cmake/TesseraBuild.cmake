@@ -1,5 +1,5 @@
-# What every target shares: output folders, language level, warnings, the sanitizer,
-# and the functions that declare a layer, a program and a test.
+# Settings that all targets share (output folders, language level, warnings, the sanitizer), and
+# functions that declare a layer, a program and a test.
 include(GNUInstallDirs)
 include(TesseraPch)
 
@@ -10,7 +10,7 @@ set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-# tessera/export.h says what leaves a library.
+# tessera/export.h explains which symbols a library exports.
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
@@ -19,21 +19,23 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
 set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
-# From a library and from a program to the libraries, and in a package to libtorch (TesseraPackage.cmake).
+# Search paths from a library or a program to the libraries and, in a package, to libtorch
+# (TesseraPackage.cmake).
 set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN/../torch/lib")
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
-# A unit that includes libtorch takes about 1 GB: two at a time.
+# Compiling a source that includes libtorch takes about 1 GB, so two are compiled at a time.
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS tessera_heavy=2)
 
 find_program(TESSERA_CCACHE ccache)
 if(TESSERA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Without this sloppiness ccache refuses every unit that uses a precompiled header. To preprocess each
-  # unit first, and to read the 600 MB of g++'s precompiled header for each, would take 3 s a unit.
+  # Without this sloppiness ccache rejects every source that uses a precompiled header. The
+  # alternative, preprocessing each source and reading g++'s 600 MB precompiled header for it, takes
+  # 3 s for each source.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1 CCACHE_INODECACHE=1
     CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${TESSERA_CCACHE})
 endif()
 
-# Sources of a target share the cost of their headers: a clean build takes half the time.
+# Joined sources of a target share the cost of their headers, so a clean build takes half the time.
 set(TESSERA_UNITY 0 CACHE STRING "Compile this many such sources of a target as one; 0: each alone")
 set(TESSERA_TEST_UNITY "" CACHE STRING "The same for tests; empty: as the layers")
 
@@ -43,10 +45,11 @@ set(TESSERA_TEST_OPTIMIZE "" CACHE STRING "How tests are optimised, for example 
 set(TESSERA_SANITIZE "" CACHE STRING "Value of -fsanitize=, for example address,undefined")
 
 add_library(tessera_options INTERFACE)
-# Results must not depend on how a compiler fuses a*b+c (see kernels/detail/portable_math.h).
+# Results must not depend on whether a compiler fuses a*b+c (see kernels/detail/portable_math.h).
 target_compile_options(tessera_options INTERFACE
   -Wall -Wextra -Wpedantic -ffp-contract=off)
-# GCC 12 takes "text" + std::string for an overlapping, endless or far copy (its bugs 105651, 105329).
+# GCC 12 falsely warns that "text" + std::string is an overlapping, endless or out-of-bounds copy
+# (its bugs 105651, 105329).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(tessera_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict -Wno-stringop-overflow -Wno-array-bounds>)
@@ -57,7 +60,8 @@ if(TESSERA_SANITIZE)
   target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})
 endif()
 
-# tessera_find_sources(<variable> [<file or folder/>...]): the .cpp files below this folder, but for those.
+# tessera_find_sources(<variable> [<file or folder/>...]): sets the variable to the .cpp files below
+# this folder, except the given ones.
 function(tessera_find_sources variable)
   file(GLOB_RECURSE found RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS *.cpp)
   list(REMOVE_ITEM found ${ARGN} "")
@@ -71,10 +75,10 @@ endfunction()
 
 # tessera_layer(<name> [SOURCES <file>...] [EXCEPT <file>...] [ALONE <file>...] [USES <target>...]
 #               [PRIVATE <target>...] [NO_TORCH] [COLD])
-# A layer: the shared library libtessera_<name>.so, known as tessera::<name>. Its sources
-# are SOURCES or, without these, all .cpp files below its folder but for EXCEPT, files and folders/.
-# ALONE: sources that a unity build must not join with others, because they have file-local names in
-# common. COLD: as in tessera_is_cold.
+# A layer: the shared library libtessera_<name>.so with the alias tessera::<name>. Its sources are
+# SOURCES; by default all .cpp files below its folder except EXCEPT (files and folders/). ALONE:
+# sources that a unity build must not join with others, because they share file-local names. COLD:
+# see tessera_is_cold.
 function(tessera_layer name)
   cmake_parse_arguments(ARG "NO_TORCH;COLD" "" "SOURCES;EXCEPT;ALONE;USES;PRIVATE" ${ARGN})
   if(NOT ARG_SOURCES)
@@ -93,7 +97,8 @@ function(tessera_layer name)
   target_compile_features(tessera_${name} PUBLIC cxx_std_20)
   target_link_libraries(tessera_${name} PUBLIC ${ARG_USES}
     PRIVATE ${ARG_PRIVATE} $<BUILD_INTERFACE:tessera_options>)
-  # Else a layer would call a program's copies of inline functions, which tests do not optimise.
+  # Otherwise a layer would call a program's copies of inline functions, which are not optimised in
+  # tests.
   target_link_options(tessera_${name} PRIVATE -Wl,-Bsymbolic-functions)
   tessera_use_unity(tessera_${name} "${ARG_ALONE}")
   if(NOT ARG_NO_TORCH)
@@ -108,19 +113,21 @@ function(tessera_layer name)
   endif()
 endfunction()
 
-# tessera_is_cold(<target>): sets up, reads, writes and reports. Optimising it like code that runs
-# for each operator takes a third more of the compiler's time, and makes no run faster.
+# tessera_is_cold(<target>): for code that runs rarely (set-up, files, reports). Optimising it like
+# code that runs for each operator takes a third more of the compiler's time and makes no run
+# faster.
 function(tessera_is_cold target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
-# libtessera_x.so.0.3: programs and libraries of different minor versions do not meet.
+# Names libraries by version (libtessera_x.so.0.3), so that a program never loads a library of
+# another minor version.
 function(tessera_use_version target)
   set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION}
     SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 endfunction()
 
-# tessera::tessera: all layers together, for a program that does not choose among them.
+# tessera::tessera: all layers together, for programs that do not choose among them.
 function(tessera_all_layers)
   get_property(layers GLOBAL PROPERTY TESSERA_LAYERS)
   add_library(tessera_all INTERFACE)
@@ -134,7 +141,7 @@ endfunction()
 
 # tessera_program(<name> SOURCES <file>... [USES <target>...] [NO_TORCH] [NO_INSTALL]
 #                 [OPTIMIZE <flag>])
-# OPTIMIZE: instead of what the build type says, as TESSERA_TEST_OPTIMIZE.
+# OPTIMIZE: an optimisation flag that replaces the build type's, like TESSERA_TEST_OPTIMIZE.
 function(tessera_program name)
   cmake_parse_arguments(ARG "NO_TORCH;NO_INSTALL" "OPTIMIZE" "SOURCES;USES" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
@@ -142,7 +149,7 @@ function(tessera_program name)
   tessera_use_unity(${name} "")
   if(NOT ARG_NO_TORCH)
     tessera_use_libtorch_pch(${name} ${ARG_OPTIMIZE})
-    # Opened when the program runs, so that nothing links it.
+    # The library is opened at run time and not linked, so it needs an explicit dependency.
     if(TARGET tessera_cuda)
       add_dependencies(${name} tessera_cuda)
     endif()
@@ -153,15 +160,15 @@ function(tessera_program name)
   endif()
 endfunction()
 
-# All tests, without the programs that no test uses.
+# A target for all tests and the programs that they use.
 add_custom_target(tessera_tests)
 
 # tessera_test(<name> [SOURCES <file>...] [EXCEPT <file>...] [ALONE <file>...] USES <target>...
 #              [NO_TORCH] [SERIAL] [WAITING <filter>...])
-# A GoogleTest program and one CTest test: a process for each of its tests would spend nine tenths
-# of the time on loading libtorch. SOURCES, EXCEPT, ALONE: as in tessera_layer. SERIAL: it takes every
-# core. WAITING: the tests of each of these filters mostly wait for time-outs, and so are a separate
-# CTest test that runs beside the others.
+# A GoogleTest program that is one CTest test: a process for each GoogleTest test would spend nine
+# tenths of its time on loading libtorch. SOURCES, EXCEPT, ALONE: see tessera_layer. SERIAL: the
+# program uses every core. WAITING: the tests matched by each of these filters mostly wait for
+# time-outs, so they form a separate CTest test that runs in parallel with the others.
 function(tessera_test name)
   cmake_parse_arguments(ARG "NO_TORCH;SERIAL" "" "SOURCES;EXCEPT;ALONE;USES;WAITING" ${ARGN})
   if(NOT ARG_SOURCES)
@@ -181,22 +188,23 @@ function(tessera_test name)
   foreach(filter IN LISTS ARG_WAITING)
     string(MAKE_C_IDENTIFIER ${name}_${filter} part)
     tessera_run_test(${part} ${name} 1 ${filter})
-    set_tests_properties(${part} PROPERTIES COST 1000)  # first, for they take long
+    set_tests_properties(${part} PROPERTIES COST 1000)  # run first, because they take long
   endforeach()
   if(ARG_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
   endif()
 endfunction()
 
-# tessera_run_test(<CTest's name> <program> <half cores> <filter>): scripts/test lets CTest fill two
-# halves of each core, and two more with what waits.
+# tessera_run_test(<CTest's name> <program> <half cores> <filter>): scripts/test lets CTest run two
+# half-core jobs on each core, and two more for tests that wait.
 function(tessera_run_test test program half_cores filter)
   add_test(NAME ${test} COMMAND ${program} --gtest_filter=${filter})
   set_tests_properties(${test} PROPERTIES TIMEOUT 900 PROCESSORS ${half_cores}
     ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
-# tessera_use_unity(<target> <files that stay alone> [<sources to a unit, instead of TESSERA_UNITY>])
+# tessera_use_unity(<target> <files not to be joined> [<number of sources to join, instead of
+# TESSERA_UNITY>])
 function(tessera_use_unity target alone)
   list(APPEND ARGN ${TESSERA_UNITY})
   list(GET ARGN 0 sources)
@@ -206,8 +214,9 @@ function(tessera_use_unity target alone)
   endif()
 endfunction()
 
-# tessera_use_libtorch_pch(<target> [-O0]): one precompiled header, made once and reused by every
-# target that includes libtorch. Compilers refuse one that was optimised where the target is not.
+# tessera_use_libtorch_pch(<target> [-O0]): one precompiled header, made once and used by every
+# target that includes libtorch. Compilers reject a precompiled header with another optimisation
+# level than the target's.
 function(tessera_use_libtorch_pch target)
   if(NOT TESSERA_PCH)
     return()
@@ -216,7 +225,7 @@ function(tessera_use_libtorch_pch target)
   if("-O0" IN_LIST ARGN)
     set(owner tessera_pch_unoptimised)
   endif()
-  # CPU-seconds with g++ 12: ATen/ATen.h 6, torch/nn/module.h 10, custom_function.h 8.
+  # CPU-seconds to compile with g++ 12: ATen/ATen.h 6, torch/nn/module.h 10, custom_function.h 8.
   tessera_make_pch(${owner} USES tessera::libtorch tessera_options HEADERS
     <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <torch/nn/module.h>
     <torch/library.h> <algorithm> <memory> <string> <vector>)

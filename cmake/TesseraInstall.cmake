@@ -1,5 +1,5 @@
-# The install tree: headers, libraries, programs and the package that find_package(tessera) reads; and
-# that tree as a tarball (cpack, docs/install.md).
+# Installs headers, libraries, programs and the package that find_package(tessera) reads; also packs
+# the install tree as a tarball (cpack, docs/install.md).
 include(CMakePackageConfigHelpers)
 
 set(TESSERA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
@@ -7,7 +7,7 @@ set(TESSERA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
 configure_package_config_file(cmake/tesseraConfig.cmake.in
   ${PROJECT_BINARY_DIR}/package/tesseraConfig.cmake
   INSTALL_DESTINATION ${TESSERA_PACKAGE_DIR})
-# Until 1.0 a minor version may change the interface.
+# Until version 1.0 a minor version may change the interface.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/tesseraConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
 

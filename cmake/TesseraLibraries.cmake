@@ -1,5 +1,6 @@
-# tessera_distribution_libraries(RESULT FILE...): paths of the libraries that these programs and libraries load
-# and that a machine with torch may lack: all but glibc, libstdc++, our own and what comes with torch.
+# tessera_distribution_libraries(RESULT FILE...): paths of the libraries that the given programs and
+# libraries load and that a machine with torch may lack: all except glibc, libstdc++, Tessera's own
+# and those shipped with torch.
 function(tessera_distribution_libraries result)
   file(GET_RUNTIME_DEPENDENCIES LIBRARIES ${ARGN}
     RESOLVED_DEPENDENCIES_VAR others UNRESOLVED_DEPENDENCIES_VAR missing

@@ -1,10 +1,10 @@
-# Run by CPack before it packs: turns the install tree into one that stands beside the torch of any Python.
+# Run by CPack before it packs: makes the install tree work next to the torch of any Python.
 
 set(tree ${CPACK_TEMPORARY_DIRECTORY})
 set(libraries ${tree}/${CPACK_TESSERA_LIBDIR})
 file(GLOB ours ${tree}/bin/* ${libraries}/libtessera_*.so.*.*.*)
 
-# The distribution's libraries come along.
+# The package includes the distribution's libraries that are used.
 include(${CMAKE_CURRENT_LIST_DIR}/TesseraLibraries.cmake)
 tessera_distribution_libraries(others ${ours})
 file(INSTALL ${others} DESTINATION ${libraries} TYPE SHARED_LIBRARY FOLLOW_SYMLINK_CHAIN)
@@ -17,7 +17,7 @@ foreach(library IN LISTS others)
   endif()
 endforeach()
 
-# The search paths of the install tree that are within it, ./torch among them.
+# Keeps only the search paths that are within the install tree, including ./torch.
 foreach(file IN LISTS ours)
   file(READ_ELF ${file} RUNPATH searched)
   string(REPLACE ":" ";" searched "${searched}")

@@ -1,8 +1,8 @@
-# Precompiled headers that several targets share. Used by our own build, by projects that add it, and,
-# installed, by tesseraConfig.cmake.
+# Precompiled headers that several targets share. Used by this build, by projects that add this one,
+# and, once installed, by tesseraConfig.cmake.
 
 # tessera_make_pch(<owner> HEADERS <header>... USES <target>...)
-# A target that owns the precompiled headers; does nothing the second time.
+# Makes a target that owns the precompiled headers; does nothing if the target exists.
 function(tessera_make_pch owner)
   if(TARGET ${owner})
     return()
@@ -22,13 +22,15 @@ endfunction()
 
 function(tessera_reuse_pch target owner)
   target_precompile_headers(${target} REUSE_FROM ${owner})
-  # CMake compiles programs with -fPIE, for which a precompiled header made with -fPIC is refused.
+  # CMake compiles programs with -fPIE, and such a compilation rejects a precompiled header made
+  # with -fPIC.
   target_compile_options(${target} PRIVATE -fPIC)
 endfunction()
 
 # tessera_use_pch(<target>...): for programs that use Tessera.
-# Gives the targets tessera.hpp as a precompiled header, compiled once for all of them: so they must
-# have the same compile options and definitions. The header is then included without being asked for.
+# Gives the targets tessera.hpp as a precompiled header, which is compiled once for all of them, so
+# they must have the same compile options and definitions. The header is then included
+# automatically.
 function(tessera_use_pch)
   tessera_make_pch(tessera_program_pch HEADERS <tessera/tessera.hpp> USES tessera::tessera)
   foreach(target IN LISTS ARGN)

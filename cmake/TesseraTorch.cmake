@@ -1,17 +1,18 @@
 # Finds libtorch and defines
 #   tessera::libtorch       headers, torch_cpu and c10: what every layer needs
 #   tessera::libtorch_cuda  torch_cuda and c10_cuda; only where a CUDA toolkit is found
-# Used by our own build and, installed, by tesseraConfig.cmake.
+# Used by this build and, once installed, by tesseraConfig.cmake.
 #
-# CPU programs link torch_cpu alone: they start faster and take less memory than with the CUDA
-# libraries loaded, and what needs CUDA is in libtessera_cuda.so, loaded on demand.
+# CPU programs link only torch_cpu: they start faster and use less memory without the CUDA
+# libraries. Code that needs CUDA is in libtessera_cuda.so, which is loaded on demand.
 
-# One release of each minor version, the oldest first: scripts/setup reads this line.
+# One release of each minor version, the oldest first. scripts/setup reads this line.
 set(TESSERA_TESTED_TORCH 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0)
 option(TESSERA_ANY_TORCH "Try a version of libtorch that Tessera is not tested with" OFF)
 
-# The wheel in the virtual environment of scripts/setup or, in an installed Tessera, what it was built
-# with (TESSERA_BUILT_WITH_TORCH); the caller's Torch_DIR, Torch_ROOT and CMAKE_PREFIX_PATH come first.
+# The default libtorch is the wheel in the virtual environment of scripts/setup or, in an installed
+# Tessera, the one that it was built with (TESSERA_BUILT_WITH_TORCH). The caller's Torch_DIR,
+# Torch_ROOT and CMAKE_PREFIX_PATH take precedence.
 file(GLOB _tessera_wheel "${TESSERA_VENV}/lib/python3*/site-packages/torch")
 if(TESSERA_TORCH_ROOT AND _tessera_wheel AND TESSERA_TORCH_ROOT MATCHES "/site-packages/torch$" AND
    NOT TESSERA_TORCH_ROOT STREQUAL _tessera_wheel)
@@ -44,9 +45,9 @@ if(EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so AND CUDAToolkit_FOUND AND C
   set(TESSERA_TORCH_HAS_CUDA ON)
 endif()
 
-# What libtessera_cuda.so has kernels for, in libtorch's words: A100 and others of 8.x, H100 and H200,
-# B200, and as PTX what comes later. A toolkit before 12.8 does not know the last. libtorch adds the
-# compiler's flags, and without a list asks for a GPU.
+# The GPU architectures for which libtessera_cuda.so has kernels, in libtorch's notation: A100 and
+# other 8.x, H100 and H200, B200, and PTX for later ones. A toolkit before 12.8 does not support the
+# last. libtorch adds the compiler's flags; without a list it would query a GPU.
 set(_architectures "8.0;9.0a;10.0+PTX")
 if(CUDAToolkit_VERSION VERSION_LESS 12.8)
   set(_architectures "8.0;9.0+PTX")
@@ -56,8 +57,8 @@ if(DEFINED ENV{TORCH_CUDA_ARCH_LIST})
 endif()
 set(TORCH_CUDA_ARCH_LIST "${_architectures}" CACHE STRING "GPUs to compile kernels for, as in PyTorch")
 
-# find_package(Torch) of a CUDA build is fatal without a CUDA toolkit: then the CPU half is
-# described here.
+# find_package(Torch) fails for a CUDA build of libtorch without a CUDA toolkit, so in this case its
+# CPU part is defined here.
 if(TESSERA_TORCH_HAS_CUDA OR NOT EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so)
   set(ENV{TORCH_CUDA_ARCH_LIST} "${TORCH_CUDA_ARCH_LIST}")
   find_package(Torch REQUIRED PATHS ${TESSERA_TORCH_ROOT}/share/cmake/Torch NO_DEFAULT_PATH)
@@ -74,13 +75,13 @@ if(NOT TARGET tessera::libtorch)
   add_library(tessera::libtorch INTERFACE IMPORTED GLOBAL)
   target_include_directories(tessera::libtorch SYSTEM INTERFACE
     ${TESSERA_TORCH_ROOT}/include ${TESSERA_TORCH_ROOT}/include/torch/csrc/api/include)
-  # By file: the imported target torch_cpu would bring CUDA's libraries along.
+  # Linked by file, because the imported target torch_cpu would also link CUDA's libraries.
   target_link_libraries(tessera::libtorch INTERFACE
     ${TESSERA_TORCH_ROOT}/lib/libtorch_cpu.so ${TESSERA_TORCH_ROOT}/lib/libc10.so)
   target_link_options(tessera::libtorch INTERFACE
     "-Wl,-rpath,${TESSERA_TORCH_ROOT}/lib" "-Wl,--allow-shlib-undefined")
-  # g++ looks for garbage whenever its memory has doubled; libtorch's headers leave none. Once the
-  # first GB is full is early enough, and takes a tenth of the time off.
+  # g++ by default collects garbage whenever its memory has doubled, but libtorch's headers leave no
+  # garbage. Starting at 1 GB saves a tenth of the compile time.
   target_compile_options(tessera::libtorch INTERFACE
     $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=1048576>)
 endif()

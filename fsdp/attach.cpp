@@ -1,5 +1,5 @@
-// Attaches units to modules by type (ModuleBase::attach): the module owns its unit, and there is no
-// table of units. Units are made, attached, and found again here.
+// Makes units, attaches them to modules by type (ModuleBase::attach) and finds them again. Each
+// module owns its unit; there is no global table of units.
 
 #include "unit.h"
 
@@ -20,8 +20,9 @@ namespace tessera::fsdp {
 namespace {
 
 // autograd::grad(loss, parameters) under FSDP. The graph of a loss ends in the unsharded tensors,
-// while the program has the shards. So a backward for some shards is one for what stands in for
-// them in the graph; the units reduce of it what was asked for and leave out the rest.
+// but the program passes the shards. So a backward that requests gradients of shards is run for the
+// unsharded tensors that stand in for the shards in the graph. The units reduce only the requested
+// gradients and leave out the rest.
 
 using nn::BackwardCall;
 using tessera::detail::as_leaf;
@@ -37,9 +38,10 @@ class ShardGradient final : public nn::StandInGradient {
 
   variable_list execute(const BackwardCall& call, const nn::RunBackward& run) override;
 
-  /// nullptr: it is gone.
+  /// The unit; nullptr if it has been destroyed.
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// nullptr: it has another shard by now.
+  /// The parameter of `unit` whose shard is `sharded`; nullptr if the parameter has another shard
+  /// by now.
   static ShardedParameter* parameter(Unit& unit, const at::Tensor& sharded) {
     for (ParameterGroup& group : unit.groups()) {
       for (ShardedParameter& each : group.parameters()) {
@@ -60,29 +62,29 @@ struct RequestedParameter {
   ShardedParameter* parameter;
 };
 
-/// The parameters of units among the outputs, that have been unsharded.
+/// The parameters of units among the call's outputs that have been unsharded.
 std::vector<RequestedParameter> requested_by(const BackwardCall& call) {
-  std::vector<RequestedParameter> asked;
+  std::vector<RequestedParameter> requested;
   for (const Edge& output : call.outputs) {
     const auto* node = dynamic_cast<const ShardGradient*>(output.function.get());
     const std::shared_ptr<Unit> unit = node != nullptr ? node->unit() : nullptr;
     auto* parameter = unit != nullptr ? ShardGradient::parameter(*unit, node->variable) : nullptr;
     if (parameter != nullptr && parameter->unsharded().defined()) {
-      asked.push_back({unit, parameter});
+      requested.push_back({unit, parameter});
     }
   }
-  return asked;
+  return requested;
 }
 
 Edge leaf_edge(const ShardedParameter& parameter) {
   return {tessera::detail::leaf_node(parameter.unsharded()), 0};
 }
 
-/// Whether the graph of `call` leads to what stands in for one of them, and not only, as that of a
-/// penalty on shards, to the shards.
-bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& asked) {
+/// Whether the graph of `call` leads to the unsharded tensor of one of the `requested` parameters.
+/// False if it leads only to shards, as the graph of a penalty computed on shards does.
+bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   std::unordered_set<const Node*> leaves;
-  for (const RequestedParameter& each : asked) {
+  for (const RequestedParameter& each : requested) {
     if (each.parameter->unsharded().requires_grad()) {
       leaves.insert(leaf_edge(*each.parameter).function.get());
     }
@@ -106,10 +108,10 @@ bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& as
   return false;
 }
 
-/// Each once, of all models that the parameters belong to.
-std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParameter>& asked) {
+/// All units of all models that the requested parameters belong to, each unit once.
+std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParameter>& requested) {
   std::vector<std::shared_ptr<Unit>> units;
-  for (const RequestedParameter& each : asked) {
+  for (const RequestedParameter& each : requested) {
     if (std::ranges::find(units, each.unit) == units.end()) {
       std::ranges::copy(each.unit->units_of_iteration(), std::back_inserter(units));
     }
@@ -117,14 +119,14 @@ std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParam
   return units;
 }
 
-/// While it exists, these units reduce what was asked for alone.
+/// While a RequestScope exists, its units reduce only the gradients that were requested.
 class RequestScope {
  public:
   RequestScope(std::vector<std::shared_ptr<Unit>> units,
-               const std::vector<RequestedParameter>& asked, Request request)
+               const std::vector<RequestedParameter>& requested, Request request)
       : units_(std::move(units)) {
     set_all(Request::kLeaveOut);
-    for (const RequestedParameter& each : asked) {
+    for (const RequestedParameter& each : requested) {
       each.parameter->set_request(request);
     }
   }
@@ -146,7 +148,8 @@ class RequestScope {
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
-/// While it exists, `.grad` of leaves holds what a backward gives them alone.
+/// While an EmptyGradients exists, `.grad` of the given leaves contains only what a backward in
+/// this scope has added; the earlier gradients are put back afterwards.
 class EmptyGradients {
  public:
   explicit EmptyGradients(const tessera::detail::edge_list& outputs) {
@@ -171,10 +174,10 @@ class EmptyGradients {
   std::map<tessera::detail::LeafNode*, at::Tensor> before_;
 };
 
-void check_returnable(const BackwardCall& call, const std::vector<RequestedParameter>& asked,
+void check_returnable(const BackwardCall& call, const std::vector<RequestedParameter>& requested,
                       const std::vector<std::shared_ptr<Unit>>& units) {
   const std::string first =
-      "autograd::grad of " + describe(*asked.front().parameter->slot()) + " of an FSDP unit";
+      "autograd::grad of " + describe(*requested.front().parameter->slot()) + " of an FSDP unit";
   TESSERA_CHECK(!call.create_graph, first,
                 " was asked for with create_graph, but its gradient is a sum over ranks, which has "
                 "no graph; leave create_graph out, or differentiate twice on one rank");
@@ -190,12 +193,14 @@ void check_returnable(const BackwardCall& call, const std::vector<RequestedParam
   }
 }
 
-/// A backward that adds to `.grad`, for the leaves of `call` and what stands in for them.
-BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& asked) {
+/// Returns `call` changed to accumulate into `.grad`, for its own leaves and for the unsharded
+/// tensors that stand in for requested shards.
+BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   BackwardCall adding = call;
   adding.accumulate = true;
-  for (const RequestedParameter& each : asked) {
-    // One that was gathered and has not run yet is in no graph, and is no leaf.
+  for (const RequestedParameter& each : requested) {
+    // An unsharded tensor that was gathered but not used in a forward yet is in no graph and is no
+    // leaf.
     if (each.parameter->unsharded().requires_grad()) {
       adding.outputs.push_back(leaf_edge(*each.parameter));
     }
@@ -204,23 +209,24 @@ BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParamet
 }
 
 variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBackward& run) {
-  const std::vector<RequestedParameter> asked = requested_by(call);
-  if (asked.empty() || !reaches(call, asked)) {
+  const std::vector<RequestedParameter> requested = requested_by(call);
+  if (requested.empty() || !reaches(call, requested)) {
     return run(call);
   }
-  const std::vector<std::shared_ptr<Unit>> units = units_around(asked);
+  const std::vector<std::shared_ptr<Unit>> units = units_around(requested);
   if (call.accumulate) {
-    const RequestScope scope(units, asked, Request::kAdd);
-    return run(adding(call, asked));
+    const RequestScope scope(units, requested, Request::kAdd);
+    return run(adding(call, requested));
   }
-  check_returnable(call, asked, units);
-  // What an earlier backward has left under way is for `.grad` as it is now.
+  check_returnable(call, requested, units);
+  // Reductions that an earlier backward left in progress add to the current `.grad`, so they finish
+  // first.
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->comm_context().settle();
   }
-  const RequestScope scope(units, asked, Request::kReturn);
+  const RequestScope scope(units, requested, Request::kReturn);
   const EmptyGradients empty(call.outputs);
-  run(adding(call, asked));
+  run(adding(call, requested));
   variable_list gradients;
   for (const Edge& output : call.outputs) {
     const auto* leaf = as_leaf(output);
@@ -229,8 +235,8 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
   return gradients;
 }
 
-/// Lets autograd::grad and a backward with inputs find the parameters of `unit`, though forward
-/// computes with others: they get the gradients of the shards.
+/// Lets autograd::grad, and backward with `inputs`, compute gradients of the shards of `unit`,
+/// although forward computes with the unsharded tensors.
 void offer_gradients(const std::shared_ptr<Unit>& unit) {
   nn::ask_stand_ins();
   for (ParameterGroup& group : unit->groups()) {
@@ -242,7 +248,7 @@ void offer_gradients(const std::shared_ptr<Unit>& unit) {
   }
 }
 
-/// Identifies a parameter by its unsharded tensor, for other code.
+/// Tells other code which parameter of a unit an unsharded tensor belongs to.
 class UnitSlotKeeper final : public nn::SlotKeeper {
  public:
   explicit UnitSlotKeeper(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
@@ -260,7 +266,7 @@ class UnitSlotKeeper final : public nn::SlotKeeper {
   }
 
  private:
-  // Weak: a module below the unit's may outlive it.
+  // Weak, because a submodule may outlive the module that owns the unit.
   std::weak_ptr<Unit> unit_;
 };
 
@@ -270,7 +276,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
   std::vector<std::shared_ptr<Unit>> units;
   const auto add = [&units](const std::string&, const nn::ModuleBase& each) {
     auto unit = each.attached<Unit>();
-    // A unit of several modules is met several times.
+    // A unit of several modules is found once for each of its modules.
     if (unit != nullptr && std::ranges::find(units, unit) == units.end()) {
       units.push_back(std::move(unit));
     }
@@ -286,23 +292,23 @@ nn::ModuleWalk outside_of_units() {
   }};
 }
 
-std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* asked) {
+std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller) {
   std::shared_ptr<Unit> unit = module.attached<Unit>();
-  TESSERA_CHECK(unit != nullptr, asked, ": this ", module.name(),
+  TESSERA_CHECK(unit != nullptr, caller, ": this ", module.name(),
                 " is not a unit; apply fully_shard to it first");
   return unit;
 }
 
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
-                                            const char* asked) {
+                                            const char* caller) {
   std::vector<std::shared_ptr<Unit>> units = units_of(module, recurse);
-  TESSERA_CHECK(!units.empty(), asked, ": this ", module.name(), recurse ? " holds" : " is",
+  TESSERA_CHECK(!units.empty(), caller, ": this ", module.name(), recurse ? " holds" : " is",
                 " no unit; apply fully_shard first");
   return units;
 }
 
 void make_unit(const UnitSpec& spec) {
-  // First: after an error here nothing has been sharded.
+  // Moves the buffers first, so that an error here leaves all parameters unsharded.
   move_buffers(spec.modules, spec.mesh.device(), spec.options.ignored);
   const auto unit = std::make_shared<Unit>(spec);
   unit->install();
@@ -315,7 +321,8 @@ void make_unit(const UnitSpec& spec) {
   }
   const std::shared_ptr<nn::SlotKeeper> kept = std::make_shared<UnitSlotKeeper>(unit);
   for (const ParameterSpec& parameter : spec.parameters) {
-    // Attached to the owners, because callers know slots and not units.
+    // The keeper of a slot is attached to the modules that own the slot, because callers know slots
+    // and not units.
     for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
       owner.module->attach(kept);
     }

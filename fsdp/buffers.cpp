@@ -14,8 +14,8 @@
 
 namespace tessera::fsdp {
 
-// Decides which dimension of the caller's mesh shards, which replicates, and over which ranks
-// gathered pieces are kept. All other code reads this struct instead of dimensions by position.
+// Decides which dimension of the caller's mesh shards, which one replicates, and over which ranks
+// gathered pieces are cached. Other code reads DataMesh instead of mesh dimensions by position.
 
 DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
   TESSERA_CHECK(mesh && (mesh.ndim() == 1 || mesh.ndim() == 2), "fully_shard: the mesh is ",
@@ -27,8 +27,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // mesh[name] is the way to a dimension's slice, which keeps the root that tensor parallelism
-  // shares.
+  // mesh[name] returns the slice of a dimension that shares its root mesh with tensor parallelism.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];
@@ -44,7 +43,7 @@ DataMesh DataMesh::replicating(const DeviceMesh& mesh) {
   DataMesh result;
   result.all = result.replicate = mesh;
   const auto rank = static_cast<std::size_t>(mesh.local_rank());
-  // This rank alone: nothing is gathered, nothing scattered.
+  // A mesh of this rank alone: it neither gathers nor scatters.
   result.shard = DeviceMesh(mesh.world(), {mesh.ranks()[rank]}, MeshShape({1}));
   return result;
 }
@@ -64,23 +63,24 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole) {
          });
 }
 
-// Where each shard is in a flat buffer, and the copies between such buffers and unsharded tensors.
-// A flat buffer of one rank has the padded shards one after another, aligned; a gathered one has a
-// row of that form for each rank. Nothing here communicates.
+// Where each shard is in a flat buffer, and the copies between flat buffers and unsharded tensors.
+// The flat buffer of one rank contains its padded shards one after another, each aligned. A
+// gathered buffer has one such row for each rank. This code does not communicate.
 
 namespace {
 
-/// A piece of an unsharded tensor and its place in the buffer, of equal sizes.
+/// A piece of an unsharded tensor and its place in the packed buffer; both have the same sizes.
 struct Piece {
   at::Tensor unsharded;
   at::Tensor packed;
 };
 
-/// The rows of ranks [first, last), which are all full, split on dimension 0: one piece.
+/// One piece for the rows of the first `ranks` ranks, which all have full shards split on dimension
+/// 0.
 Piece full_rows(const at::Tensor& unsharded, const at::Tensor& buffer, const Segment& segment,
                 std::int64_t ranks) {
-  // As (ranks, rows, ...): on both sides a strided view of the same shape, and no copy is needed to
-  // build it.
+  // Viewed as (ranks, rows, ...), both sides are strided views of the same shape, so building them
+  // copies nothing.
   std::vector<std::int64_t> sizes = segment.shape.sizes;
   sizes[0] = segment.shape.chunk();
   sizes.insert(sizes.begin(), ranks);
@@ -97,18 +97,20 @@ Piece rows_of(const at::Tensor& unsharded, const at::Tensor& buffer, const Segme
           shape.by_parts(shard_of(buffer.select(0, rank), segment, rank))};
 }
 
-/// Ranks whose shards are full, split on dimension 0, are one strided copy; others one each.
+/// All ranks with full shards split on dimension 0 share one strided copy; each other rank needs
+/// its own copy.
 std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buffer,
                              const Segment& segment) {
   const ShardShape& shape = segment.shape;
   std::vector<Piece> pieces;
   std::int64_t rank = 0;
   if (shape.splits_rows() && shape.padded_numel() > 0) {
-    // Ranks with a full chunk; at most one after them has fewer rows, the others none.
+    // The first `rank` ranks have a full chunk. At most one rank after them has fewer rows; the
+    // remaining ranks have none.
     rank = shape.sizes[0] / shape.chunk();
     pieces.push_back(full_rows(unsharded, buffer, segment, rank));
   }
-  // Empty ranks come last, as in torch.chunk, so the loop may end at the first.
+  // Ranks with empty shards come last, as in torch.chunk, so the loop may stop at the first one.
   for (; rank < shape.ranks && shape.numel(rank) > 0; ++rank) {
     pieces.push_back(shape.dim ? rows_of(unsharded, buffer, segment, rank)
                                : Piece{unsharded, shard_of(buffer.select(0, rank), segment, rank)});
@@ -116,8 +118,8 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
   return pieces;
 }
 
-/// Clears the rest of a segment's room: that of the short rank, and of the empty ranks behind it at
-/// once. All before them are full.
+/// Zeroes the padding of a segment: the unused end of the one partly filled rank and all of the
+/// empty ranks after it. The ranks before them are full.
 void clear_padding(const at::Tensor& buffer, const Segment& segment) {
   const ShardShape& shape = segment.shape;
   const std::int64_t room = shape.padded_numel();
@@ -137,7 +139,7 @@ std::int64_t end_of(const Segment& segment) {
   return segment.offset + segment.shape.padded_numel();
 }
 
-/// The wider of two types aligns in fewer elements, so that the narrower one decides.
+/// Of two types, the narrower one: its alignment takes more elements and so satisfies both types.
 c10::ScalarType narrower(c10::ScalarType a, c10::ScalarType b) {
   return c10::elementSize(a) < c10::elementSize(b) ? a : b;
 }
@@ -148,7 +150,8 @@ std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::Sca
   const std::int64_t unit = kTensorAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
   std::vector<Segment> segments;
   for (const ShardShape& shape : shapes) {
-    // Padded, so that the offsets are the same on every rank and one collective fits all.
+    // Padded, so that offsets are the same on every rank and one collective can transfer all
+    // parameters.
     segments.push_back({shape, flat_numel(segments),
                         detail::round_up(shape.padded_numel(), unit) - shape.padded_numel()});
   }
@@ -168,7 +171,7 @@ void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments) 
 }
 
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank) {
-  // A view without the padding.
+  // Returns a view of the shard without its padding.
   return flat.narrow(0, segment.offset, segment.shape.numel(rank))
       .view(segment.shape.shard_sizes(rank));
 }
@@ -177,12 +180,12 @@ FlatBufferLayout::FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::S
                                    const MixedPrecisionPolicy& policy, const ShardHome& home,
                                    c10::Device device)
     : dtype_(dtype),
-      // Integers and booleans are not computed with in a floating-point type.
+      // Integer and boolean parameters are not cast to the floating-point compute type.
       compute_dtype_(c10::isFloatingType(dtype) ? policy.param_dtype.value_or(dtype) : dtype),
-      // As FSDP2: without reduce_dtype a reduction has the computation's type.
+      // As in FSDP2, a reduction uses the compute type if reduce_dtype is not set.
       reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
                                                : compute_dtype_),
-      // One layout for the shards and for what is sent of them.
+      // The shards and the copy of them that is sent have one common layout.
       segments_(segments_of(shapes, narrower(dtype_, compute_dtype_))),
       home_(home),
       device_(device) {}
@@ -192,7 +195,7 @@ bool FlatBufferLayout::splits_rows() const {
                              [](const Segment& segment) { return segment.shape.splits_rows(); });
 }
 
-/// One call for all pieces: on a GPU a kernel, not one for each piece.
+/// Copies all pieces with one foreach call: a single kernel on a GPU instead of one for each piece.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded) {
   std::vector<at::Tensor> to;
@@ -200,7 +203,7 @@ void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
   for (std::size_t i = 0; i < segments.size(); ++i) {
     std::vector<Piece> pieces = pieces_of(unsharded[i], gathered, segments[i]);
     if (!segments[i].shape.dim && !pieces.empty()) {
-      pieces.erase(pieces.begin() + 1, pieces.end());  // every rank sent the same
+      pieces.erase(pieces.begin() + 1, pieces.end());  // replicated: all ranks sent the same values
     }
     for (Piece& piece : pieces) {
       to.push_back(std::move(piece.unsharded));
@@ -216,7 +219,8 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   std::vector<at::Tensor> to;
   std::vector<at::Tensor> from;
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    // A parameter that this rank did not use: zeros, as its peers expect.
+    // This rank did not use the parameter: it sends zeros, because the other ranks expect its
+    // contribution.
     if (!unsharded[i].defined()) {
       buffer.narrow(1, segments[i].offset, segments[i].shape.padded_numel()).zero_();
       continue;
@@ -237,7 +241,8 @@ void ReusableStorage::allocate() {
   set(storage_.allocator()->allocate(static_cast<std::size_t>(bytes_)));
 }
 
-/// The data pointer holds the tensor: views of it may outlive the owner.
+/// The deleter of the data pointer owns the lent tensor, because views of the storage may outlive
+/// the lender.
 void ReusableStorage::lend(at::Tensor memory) {
   void* const data = memory.mutable_data_ptr();
   const c10::Device device = memory.device();
@@ -260,14 +265,15 @@ at::Tensor ReusableStorage::tensor(std::vector<std::int64_t> sizes, c10::ScalarT
   return tessera::detail::tensor_over(storage_, byte_offset / item, sizes, dtype);
 }
 
-// Memory for packed collectives, passed from unit to unit. libtorch's caching allocator would serve
-// the same sizes, but with an unbounded cache for each stream; here memory that does not fit the
-// next request is freed at once. On a CPU events are null, and waiting for one does nothing.
+// Memory for packed collectives, reused from unit to unit. libtorch's caching allocator could serve
+// the same sizes, but its cache for each stream is unbounded. Here, memory that does not fit the
+// next request is freed at once. On a CPU events are null, and waiting for a null event does
+// nothing.
 
 namespace {
 
-/// A buffer may be this much larger than what is asked for.
-// Twice: units of one model differ little, and a much larger buffer is better freed.
+/// A pooled buffer may be at most this many times larger than the request. The units of one model
+/// differ little in size, so a much larger buffer is better freed.
 constexpr std::int64_t kWaste = 2;
 
 }  // namespace
@@ -276,16 +282,17 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
-    // The last user may still be reading, in another lane.
+    // The buffer's last user may still be reading it in another lane.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);
   } else {
-    // Memory that did not fit is freed first: idle and new memory together would add to the peak.
+    // Idle memory that does not fit is freed before the allocation, because both together would
+    // raise the peak.
     drop(lane);
     memory = at::empty({numel}, at::dtype(dtype).device(device_)).view(at::kByte);
   }
-  // As bytes, so that one buffer serves types of any size.
+  // Buffers are stored as bytes, so that one buffer serves all element types.
   at::Tensor tensor = memory.narrow(0, 0, bytes).view(dtype);
   return {std::move(tensor), std::move(memory), lane};
 }
@@ -294,7 +301,7 @@ std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes,
   auto best = idle_.end();
   for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
     const std::int64_t room = idle->bytes.numel();
-    // Memory belongs to the lane that allocated it.
+    // A buffer may only be reused in the lane that allocated it.
     const bool fits = idle->lane == lane && room >= bytes && room <= kWaste * bytes;
     if (fits && (best == idle_.end() || room < best->bytes.numel())) {
       best = idle;
@@ -312,7 +319,8 @@ void BufferPool::drop(comm::Lane lane) {
     if (idle.lane != lane) {
       return false;
     }
-    // The lane may reuse freed memory at once, so it must have waited.
+    // The allocator may reuse freed memory in this lane at once, so the lane waits for the last
+    // user first.
     streams_->wait(lane, idle.event);
     return true;
   });
@@ -331,23 +339,25 @@ std::int64_t BufferPool::idle_bytes() const {
       [](std::int64_t sum, const Idle& idle) { return sum + idle.bytes.numel(); });
 }
 
-// The memory that a group is gathered into. Autograd saves the tensors made here for backward, so
-// they are made once and only their storage is freed and allocated again. Also the piece of that
-// memory which a post-forward mesh keeps in between.
+// The memory that a parameter group is gathered into. Autograd saves the unsharded tensors for
+// backward, so these tensors are made once and only their storage is freed and allocated again. The
+// code also manages the piece of this memory that a post-forward mesh caches between forward and
+// backward.
 
 namespace {
 
 using detail::round_up;
 
-/// The ranks that keep a larger shard after forward. Empty if the feature is off, or covers all
-/// ranks and so duplicates the shards.
+/// The mesh of the ranks that cache a larger shard after forward. Empty if the option is off, or if
+/// it names all ranks, because the cached pieces would then duplicate the shards.
 DeviceMesh post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   const std::int64_t ranks = mesh.shard.size();
-  // Size 1 is the default and means off; all ranks would keep the shard a second time.
+  // Size 1 is the default and means off. With the size of all ranks, each would store its shard
+  // twice.
   if (size == 1 || size == ranks) {
     return {};
   }
-  // Neighbours by rank, since they usually share a host and its fast links.
+  // Groups neighbouring ranks, which usually share a host and its fast links.
   const auto first = mesh.shard.ranks().begin() + mesh.shard.local_rank() / size * size;
   const std::vector<std::string>& names = mesh.shard.shape().names();
   const std::string name = detail::concat(names.empty() ? "dp" : names.front(), "/", size);
@@ -362,15 +372,17 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
   std::vector<std::int64_t> numels;
   std::int64_t bytes = 0;
   for (const Segment& segment : segments) {
-    // With padding an all-gather of rows writes here directly; the tensor proper is the beginning.
+    // With padding, an all-gather of rows writes directly into the tensors; each tensor is the
+    // unpadded beginning of its range.
     numels.push_back(padded ? segment.shape.ranks * segment.shape.padded_numel()
                             : c10::multiply_integers(segment.shape.sizes));
     bytes += round_up(itemsize * numels.back(), kTensorAlignment);
   }
-  // Each rank of a post-forward mesh keeps an equal piece, aligned as tensors are.
+  // Each rank of a post-forward mesh caches a piece of equal size, aligned as tensors are.
   bytes = round_up(bytes, kTensorAlignment * pieces);
   storage_ = ReusableStorage(bytes, device);
-  // All tensors share this one storage, so that a post-forward mesh keeps and gathers one range.
+  // All unsharded tensors share one storage, so that a post-forward mesh caches and gathers one
+  // range.
   flat_ = storage_.tensor({bytes / itemsize}, dtype, 0);
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < segments.size(); ++i) {
@@ -394,7 +406,8 @@ void PostForwardShard::keep(const at::Tensor& memory, comm::Streams& streams) {
 comm::WorkPtr PostForwardShard::start_gather(const at::Tensor& memory, const std::string& label,
                                              comm::Streams& streams, comm::Lane lane) {
   streams.wait(lane, copied_);
-  // Held beside piece_, which drop() may reset while the collective still reads it.
+  // A second reference to the piece, since drop() may reset piece_ while the collective still reads
+  // it.
   sent_ = piece_;
   const comm::PurposeScope purpose(group(), label);
   return group().all_gather(memory, sent_);

@@ -23,64 +23,64 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
-/// The mesh that fully_shard was given: one dimension that shards, and maybe one in front of it
-/// that replicates (HSDP).
+/// The mesh passed to fully_shard: one dimension that shards, optionally preceded by one that
+/// replicates (HSDP).
 struct DataMesh {
-  /// Throws Error for a mesh of other than one or two dimensions.
+  /// Throws Error unless `mesh` has one or two dimensions.
   explicit DataMesh(const DeviceMesh& mesh);
-  /// The one dimension of `mesh` replicates, and each rank alone shards. Throws Error for a mesh of
-  /// other than one dimension.
+  /// Data parallelism without sharding: the one dimension of `mesh` replicates. Throws Error unless
+  /// `mesh` has one dimension.
   static DataMesh replicating(const DeviceMesh& mesh);
 
-  DeviceMesh all;        ///< what was given
-  DeviceMesh shard;      ///< one dimension
-  DeviceMesh replicate;  ///< no mesh without such a dimension
+  DeviceMesh all;        ///< the mesh that the caller passed
+  DeviceMesh shard;      ///< the dimension that shards
+  DeviceMesh replicate;  ///< the dimension that replicates; empty if there is none
 
   std::int64_t replicas() const { return replicate ? replicate.size() : 1; }
-  /// How many ranks compute gradients that are averaged.
+  /// The number of ranks whose gradients are averaged.
   std::int64_t ranks() const { return shard.size() * replicas(); }
-  /// The mesh of the persistent tensors.
+  /// The mesh of the persistent (sharded) tensors.
   const DeviceMesh& persistent() const { return replicate ? all : shard; }
-  /// The dimensions that have different parts of the batch, the outermost first.
+  /// The mesh dimensions along which ranks have different parts of the batch, outermost first.
   std::vector<DeviceMesh> data_dims() const;
-  /// Where this rank computes.
+  /// The device on which this rank computes.
   c10::Device device() const;
 
  private:
   DataMesh() = default;
 };
 
-/// Whether all ranks of `part` are of `whole`.
+/// Whether all ranks of `part` are also ranks of `whole`.
 bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 
-/// How a tensor of `sizes` is split on `dim` over `ranks`: as torch.chunk does, so trailing ranks
-/// may hold less or nothing. Without a dimension each rank has all of it. In flat buffers every
-/// rank's shard takes as much room as rank 0's.
+/// How a tensor of `sizes` is split on `dim` over `ranks`. The split is that of torch.chunk, so
+/// trailing ranks may have fewer rows or none. Without `dim` each rank has the whole tensor. In
+/// flat buffers the shard of every rank takes as much room as rank 0's.
 ///
-/// A fused weight has `parts`, one after another, and each is split so: a rank has its rows of the
-/// first part, then those of the second.
+/// A fused weight consists of `parts` equal blocks along `dim`, and each block is split separately:
+/// a rank has its rows of the first block, then its rows of the second, and so on.
 struct ShardShape {
   std::vector<std::int64_t> sizes;
-  // Where `dim` is empty, rows() is 1 and row_numel() all elements, so that the arithmetic of flat
-  // buffers needs no case for it.
+  // If `dim` is empty, rows() is 1 and row_numel() is the number of all elements, so that
+  // flat-buffer arithmetic needs no special case.
   std::optional<std::int64_t> dim = 0;
   std::int64_t ranks = 1;
-  std::int64_t parts = 1;  ///< equal ones
+  std::int64_t parts = 1;  ///< number of equal blocks along `dim`
 
-  /// Whether the ranks' shards one after another are the tensor.
+  /// Whether concatenating the ranks' shards gives the tensor.
   bool splits_rows() const { return dim == std::int64_t{0} && parts == 1; }
-  /// Rows of a part on rank 0, and on `rank`; 1 without a dimension.
+  /// Rows of one block on rank 0; 1 without `dim`.
   std::int64_t chunk() const { return dim ? detail::ceil_div(extent(), ranks) : 1; }
   std::int64_t rows(std::int64_t rank) const;
-  /// Where the rows of `rank` begin in each part.
+  /// The index of the first row of `rank` in each block.
   std::int64_t first_row(std::int64_t rank) const;
   std::vector<std::int64_t> shard_sizes(std::int64_t rank) const;
-  /// Elements of a shard, and of the room that each rank's shard takes.
+  /// Elements in the shard of `rank`.
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
-  // Views with `dim` as two dimensions, (parts, rows): of the rows that `rank` has in `unsharded`,
-  // and of its `shard`. Equal sizes.
+  // Views with `dim` seen as two dimensions, (parts, rows). rows_of() returns the rows of
+  // `unsharded` that `rank` has; by_parts() of that rank's shard has the same sizes.
   at::Tensor rows_of(const at::Tensor& unsharded, std::int64_t rank) const {
     return by_parts(unsharded).narrow(*dim + 1, first_row(rank), rows(rank));
   }
@@ -109,7 +109,7 @@ inline std::vector<std::int64_t> ShardShape::shard_sizes(std::int64_t rank) cons
   return shard;
 }
 
-/// Elements of one row of every part; all of the tensor's without a dimension.
+/// Elements of one row index over all blocks; the tensor's element count without `dim`.
 inline std::int64_t ShardShape::row_numel() const {
   std::int64_t numel = parts;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -118,68 +118,69 @@ inline std::int64_t ShardShape::row_numel() const {
   return numel;
 }
 
-/// The memory in which shards and their gradients live.
+/// The memory that contains the shards and their gradients.
 struct ShardHome {
   c10::Device device;
-  bool pinned = false;     ///< page-locked
-  bool offloaded = false;  ///< on the host for an offload_policy: the host adds up gradients
+  bool pinned = false;     ///< whether the memory is page-locked
+  bool offloaded = false;  ///< by offload_policy: gradients are added on the host
 };
 
-/// Tensors in one buffer begin at multiples of this many bytes: collectives and kernels move as
-/// many at once, or a part of them.
+/// Tensors in one buffer begin at multiples of this many bytes. It is a multiple of the widest
+/// access that collectives and kernels make.
 inline constexpr std::int64_t kTensorAlignment = 64;
 
-/// The place of a parameter's shard in a flat buffer of shards.
+/// The place of one parameter's shard in a flat buffer of shards.
 struct Segment {
   ShardShape shape;
-  std::int64_t offset = 0;  ///< in elements
-  std::int64_t gap = 0;     ///< elements between its end and the next segment, or the buffer's end
+  std::int64_t offset = 0;  ///< beginning in the flat buffer, in elements
+  std::int64_t gap = 0;     ///< unused elements behind the segment
 };
 
-/// The places of shards of these shapes, one after another. Each begins at a multiple of
-/// kTensorAlignment in a buffer of `dtype`, and so does each rank's part of a gathered buffer.
+/// The segments of shards of the given shapes, one after another. Each segment, and each rank's row
+/// of a gathered buffer, begins at a multiple of kTensorAlignment in a buffer of `dtype`.
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
-/// Elements of a flat buffer that holds these segments one after another.
+/// Elements in a flat buffer that contains `segments`, gaps included.
 std::int64_t flat_numel(const std::vector<Segment>& segments);
 
-/// Clears the gaps of `buffer` (..., flat numel): they are sent with the segments, and must be the
-/// same on every run.
+/// Zeroes the gaps in `buffer` (..., flat numel). Gaps are sent with the segments, so they must be
+/// the same in every run.
 void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments);
 
-/// Rank `rank`'s shard in a flat buffer of its shards.
+/// A view of the shard of `rank` in that rank's flat buffer.
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank);
 
-/// How the shards and the unsharded tensors of a group are laid out: sizes, types and devices. It
-/// holds no tensor and communicates nothing; the same on every rank.
+/// The layout of a parameter group's shards and unsharded tensors: sizes, types and devices. It
+/// contains no tensors, does not communicate, and is the same on every rank.
 ///
-/// The shards are one after another in one flat buffer, each padded to rank 0's size and aligned,
-/// so that with equal types the buffer itself is what an all-gather sends.
+/// The shards are one after another in one flat buffer, each padded to rank 0's size and aligned.
+/// If the shard type equals the compute type, an all-gather sends this buffer without a copy.
 class FlatBufferLayout {
  public:
-  /// `shapes`: of the parameters, at least one, all split over the same ranks; `dtype`: theirs.
-  /// `device`: where this rank computes.
+  /// `shapes`: the shapes of the parameters, at least one, all split over the same ranks. `dtype`:
+  /// the type of the parameters. `device`: the device on which this rank computes.
   FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::ScalarType dtype,
                    const MixedPrecisionPolicy& policy, const ShardHome& home, c10::Device device);
 
   const std::vector<Segment>& segments() const { return segments_; }
-  /// The types of shards, of all-gathers and computation, and of the reduction of gradients.
+  /// The types of the shards, of all-gathers and computation, and of gradient reductions.
   c10::ScalarType dtype() const { return dtype_; }
   c10::ScalarType compute_dtype() const { return compute_dtype_; }
   c10::ScalarType reduce_dtype() const { return reduce_dtype_; }
   const ShardHome& home() const { return home_; }
   c10::Device device() const { return device_; }
-  /// How many ranks hold shards.
+  /// The number of ranks that the parameters are sharded over.
   std::int64_t ranks() const { return segments_.front().shape.ranks; }
 
-  /// Whether the unsharded tensors are the shards: nothing is gathered, cast or moved.
+  /// Whether the unsharded tensors are the shards themselves, so that nothing is gathered, cast or
+  /// moved.
   bool shares_memory() const {
     return ranks() == 1 && compute_dtype_ == dtype_ && home_.device == device_;
   }
-  /// Whether the shards have a flat buffer; without, each stays where it is.
+  /// Whether the shards are in one flat buffer; otherwise each shard stays in its own memory.
   bool has_flat() const { return ranks() > 1 || home_.pinned; }
-  /// Whether every parameter is split by rows, so that its ranks' shards one after another are its
-  /// values, with padding behind them.
+  /// Whether every parameter is split by rows, so that concatenating the ranks' shards gives its
+  /// values followed by padding.
   bool splits_rows() const;
 
  private:
@@ -191,35 +192,36 @@ class FlatBufferLayout {
   c10::Device device_;
 };
 
-/// Puts the shards of all ranks together: `gathered` (ranks, flat numel) -> `unsharded`, a
-/// contiguous tensor of segment.shape.sizes for each segment. Types may differ.
+/// Joins the shards of all ranks: copies `gathered` (ranks, flat numel) into `unsharded`, one
+/// contiguous tensor of segment.shape.sizes for each segment. The types may differ.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded);
 
-/// The inverse, into `buffer` (ranks, flat numel), casting to its type. Padding, gaps, and segments
-/// whose tensor is undefined, become zeros. `unsharded` may have any strides.
+/// The inverse of unpack: copies `unsharded` into `buffer` (ranks, flat numel) and casts to the
+/// buffer's type. Padding, gaps, and segments whose tensor is undefined are set to zero. The
+/// tensors of `unsharded` may have any strides.
 void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
           const at::Tensor& buffer);
 
-/// Memory under tensors that outlive it: it can be freed and allocated again while parameters, and
-/// what autograd saved of them, keep pointing to it. Contents are lost in between; version counters
-/// do not move, so autograd accepts the tensors again once they are refilled. FSDP2's
-/// "storage resize".
+/// A storage that can be freed and allocated again while tensors (parameters, and what autograd
+/// saved of them) keep pointing to it; FSDP2 calls this "storage resize". The contents are lost
+/// when it is freed. Version counters do not change, so autograd accepts the tensors again once
+/// they are refilled.
 class ReusableStorage {
  public:
   ReusableStorage() = default;
-  /// A storage of `bytes`, not allocated yet.
+  /// A storage of `bytes` that is not allocated yet.
   ReusableStorage(std::int64_t bytes, c10::Device device);
 
   std::int64_t bytes() const { return bytes_; }
   bool allocated() const { return storage_ && storage_.nbytes() > 0; }
-  /// From the device's allocator.
+  /// Allocates the memory with the device's allocator.
   void allocate();
-  /// `memory`, at least as many bytes, which this keeps until free().
+  /// Uses `memory`, which has at least as many bytes, until free().
   void lend(at::Tensor memory);
   void free();
 
-  /// A contiguous tensor over this storage from `byte_offset` on.
+  /// A contiguous tensor in this storage that begins at `byte_offset`.
   at::Tensor tensor(std::vector<std::int64_t> sizes, c10::ScalarType dtype,
                     std::int64_t byte_offset) const;
 
@@ -230,27 +232,28 @@ class ReusableStorage {
   std::int64_t bytes_ = 0;
 };
 
-/// Memory for communication: a buffer that one unit releases serves the next. Little memory is
-/// idle: what does not fit the next request is freed before more is allocated.
+/// A pool of communication buffers: a buffer that one unit releases serves the next unit. The pool
+/// caches little idle memory: a buffer that does not fit the next request is freed before a new one
+/// is allocated.
 class BufferPool {
  public:
   struct Buffer {
-    at::Tensor tensor;  ///< of the requested size
-    at::Tensor bytes;   ///< all of it
-    comm::Lane lane;    ///< in which it was allocated
+    at::Tensor tensor;  ///< a view with the requested size
+    at::Tensor bytes;   ///< the whole buffer
+    comm::Lane lane;    ///< the lane in which the buffer was allocated
   };
 
   BufferPool(comm::StreamsPtr streams, c10::Device device)
       : streams_(std::move(streams)), device_(device) {}
 
-  /// `numel` elements, not initialised, for use in `lane`, which waits for
-  /// the buffer's last user. To be called where `lane` is current.
+  /// Returns an uninitialised buffer of `numel` elements for use in `lane`, which waits for the
+  /// buffer's last user. Must be called while `lane` is current.
   Buffer acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane);
-  /// Takes a buffer back that is in use until `event`.
+  /// Returns a buffer to the pool; it is in use until `event`.
   void release(Buffer buffer, comm::StreamEventPtr event);
-  /// Frees a lane's idle memory; the lane waits for its last users.
+  /// Frees the idle memory of `lane`; the lane first waits for the memory's last users.
   void drop(comm::Lane lane);
-  /// Frees all that is idle.
+  /// Frees all idle buffers.
   void clear();
   std::int64_t idle_bytes() const;
 
@@ -268,27 +271,28 @@ class BufferPool {
   std::vector<Idle> idle_;
 };
 
-/// The unsharded tensors of a group, in one storage that is allocated and freed repeatedly.
+/// The unsharded tensors of a parameter group, in one storage that is allocated and freed
+/// repeatedly.
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;
-  /// For the tensors that are sharded as `segments`, not allocated. `padded`: each has room for all
-  /// ranks' padded shards (split on dimension 0), so that an all-gather can write into it. The
-  /// storage can be cut into `pieces` equal ones.
+  /// Makes the tensors that are sharded as `segments`, without allocating memory. `padded`: each
+  /// tensor has room for the padded shards of all ranks (split on dimension 0), so that an
+  /// all-gather can write into it. The storage can be cut into `pieces` equal pieces.
   UnshardedTensors(const std::vector<Segment>& segments, c10::ScalarType dtype, c10::Device device,
                    bool padded, std::int64_t pieces);
 
   bool allocated() const { return storage_.allocated(); }
   std::int64_t bytes() const { return storage_.bytes(); }
   void allocate() { storage_.allocate(); }
-  /// Uses `memory`, at least as many bytes, instead of allocating.
+  /// Uses `memory`, which has at least as many bytes, instead of allocating.
   void lend(at::Tensor memory) { storage_.lend(std::move(memory)); }
   void free() { storage_.free(); }
 
-  /// All of the storage.
+  /// The whole storage as one flat tensor.
   const at::Tensor& flat() const { return flat_; }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  /// If padded: each tensor with the padding behind it, flat.
+  /// Each tensor with the padding behind it, as a flat tensor; only if constructed with `padded`.
   const std::vector<at::Tensor>& padded() const { return padded_; }
 
  private:
@@ -298,35 +302,39 @@ class UnshardedTensors {
   std::vector<at::Tensor> padded_;
 };
 
-/// A second, larger shard of gathered memory that a few ranks side by side keep while the memory is
-/// freed, so that it is gathered again among them alone (ZeRO++'s hpZ). It knows nothing of
-/// parameters: the memory is cut into equal pieces.
+/// A second, larger shard that a few neighbouring ranks cache while the gathered memory is freed.
+/// The memory is then gathered again among these ranks only (hpZ of ZeRO++). The class does not
+/// know parameters: it cuts the memory into equal pieces.
 class PostForwardShard {
  public:
-  /// `size`: Options::post_forward_mesh_size.
+  /// `size`: the value of Options::post_forward_mesh_size.
   PostForwardShard(const DataMesh& mesh, std::int64_t size);
 
   bool enabled() const { return static_cast<bool>(mesh_); }
-  /// The number of pieces in the memory.
+  /// The number of pieces that the gathered memory is cut into.
   std::int64_t count() const { return mesh_ ? mesh_.size() : 1; }
   bool kept() const { return piece_.defined(); }
-  /// Copies this rank's piece of `memory`, whose length count() divides, in the compute lane.
+  /// Copies this rank's piece of `memory` in the compute lane. The length of `memory` must be a
+  /// multiple of count().
   void keep(const at::Tensor& memory, comm::Streams& streams);
-  /// Starts to put the pieces together in `memory`, for the unit that messages call `label`, in
-  /// `lane`, which waits for the copy. Collective over the mesh.
+  /// Starts the all-gather of the pieces into `memory`, in `lane`, which first waits for the copy
+  /// of this rank's piece. `label` is the unit's name in messages. Collective over the post-forward
+  /// mesh.
   comm::WorkPtr start_gather(const at::Tensor& memory, const std::string& label,
                              comm::Streams& streams, comm::Lane lane);
-  /// The gather has ended, and the lane that owns the freed memory has waited for it.
+  /// To be called when the gather has ended and the lane that owns the freed memory has waited for
+  /// it.
   void end_gather() { sent_.reset(); }
   void drop() { piece_.reset(); }
-  /// The mesh's group. Made at the first use: collective over it.
+  /// The post-forward mesh's process group. The first call creates it, which is collective over the
+  /// mesh.
   comm::Communicator& group() { return mesh_.group(); }
 
  private:
-  DeviceMesh mesh_;  ///< one dimension; empty: nothing is kept
+  DeviceMesh mesh_;  ///< one dimension; empty if the option is off
   at::Tensor piece_;
-  comm::StreamEventPtr copied_;  ///< the piece
-  at::Tensor sent_;              ///< while the collective reads it
+  comm::StreamEventPtr copied_;  ///< recorded after the copy into piece_
+  at::Tensor sent_;              ///< a second reference to piece_ while a collective reads it
 };
 
 }  // namespace tessera::fsdp

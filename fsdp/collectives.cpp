@@ -18,27 +18,30 @@
 
 namespace tessera::fsdp {
 
-// The communication that the units of a model have under way together. Two rules bound the memory
-// of a step: at most one unit's gradients are being reduced at a time, and a tensor that another
-// lane reads is kept until compute has waited for that lane.
+// The communication state that the units of a model share. Two rules bound the memory of a step. At
+// most one unit's gradients are being reduced at a time. A tensor that another lane reads is kept
+// alive until the compute lane has waited for that lane.
 
 using comm::Lane;
 
-/// One unit at a time: gradients that wait to be reduced are the largest part of a step's memory.
+/// Finishes the previous unit's reduction first: gradients that wait to be reduced are the largest
+/// part of a step's memory.
 void CommContext::reduce(std::vector<ParameterGroup>& groups) {
   finish_reductions();
   free_retired();
-  // Memory that no gather has taken since would add to the gradients.
+  // Frees idle memory that no all-gather has reused, because the gradients would add to it.
   pool_.drop(Lane::kAllGather);
   for (ParameterGroup& group : groups) {
     group.gradients().start_reduce(*this);
-    // After start_reduce, so that a reduction that could not start is not waited for.
+    // The group is listed only after start_reduce, so that a reduction that failed to start is not
+    // waited for.
     reducing_.push_back(&group.gradients());
   }
 }
 
 void CommContext::finish_reductions() {
-  // Exchanged first: if one throws, the rest is not finished a second time.
+  // The list is emptied first, so that after an exception the remaining reductions are not finished
+  // twice.
   for (GradientState* gradients : std::exchange(reducing_, {})) {
     gradients->finish_reduce(*this);
   }
@@ -48,15 +51,15 @@ void CommContext::settle() {
   finish_reductions();
   // The optimizer runs in the compute lane.
   streams_->order(Lane::kReduceScatter, Lane::kCompute);
-  // In the compute lane, which has just been ordered behind the reductions: the terms are views of
-  // their results.
+  // The pending sums run in the compute lane, which now follows the reductions, because their
+  // inputs are views of the reductions' results.
   sums_.run();
   free_retired();
   pool_.clear();
   const auto on_host = std::exchange(on_host_, {});
   if (!on_host.empty()) {
-    // The host reads offloaded gradients (an optimizer on the CPU): an order of lanes is not
-    // enough.
+    // Offloaded gradients are read by the host (an optimizer on the CPU), so ordering the lanes is
+    // not enough and the host must wait.
     streams_->synchronize(streams_->record(Lane::kCompute));
   }
   for (ShardedParameter* parameter : on_host) {
@@ -66,7 +69,7 @@ void CommContext::settle() {
 
 void CommContext::forget(std::vector<ParameterGroup>& groups) {
   for (ParameterGroup& group : groups) {
-    // Only these groups': other units that share the context continue.
+    // Erases only the state of these groups, because other units that share the context continue.
     std::erase(reducing_, &group.gradients());
     for (const ShardedParameter& parameter : group.parameters()) {
       std::erase(on_host_, &parameter);
@@ -75,7 +78,7 @@ void CommContext::forget(std::vector<ParameterGroup>& groups) {
   }
 }
 
-/// Without an event (on a CPU) no other lane uses them: they are freed at once.
+/// Without an event (on a CPU) no other lane uses the tensors, so they are freed at once.
 void CommContext::retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event) {
   if (event != nullptr && !tensors.empty()) {
     retired_.push_back({std::move(tensors), std::move(event)});
@@ -88,28 +91,30 @@ void CommContext::free_retired() {
   }
 }
 
-// The reduction of a group's gradients: reduce-scatter over the ranks that shard, all-reduce over
-// replicas, division, and the hand-over to the sharded parameters. It starts when backward leaves
-// the unit, and finish() comes one unit later (CommContext::reduce), so that the collective runs
-// beside the next unit's backward.
+// The reduction of a parameter group's gradients: reduce-scatter over the ranks that shard,
+// all-reduce over replicas, division, and the addition to the sharded parameters' gradients. It
+// starts when backward leaves the unit. finish() is called one unit later (CommContext::reduce), so
+// that the collective overlaps the next unit's backward.
 
 namespace {
 
 using comm::Lane;
 
-/// About the square root of the ranks, a power of two: with gradients divided by it before a sum in
-/// fp16 and by the rest after, neither overflows nor underflows much. FSDP2's rule.
+/// A power of two near the square root of the number of ranks. For an fp16 sum, gradients are
+/// divided by it before the sum and by the rest afterwards, which limits both overflow and
+/// underflow. The rule is FSDP2's.
 double half_pre_divisor(std::int64_t ranks) {
   std::int64_t factor = 1;
-  // Only powers of two that divide the number of ranks, so that 12 ranks give 4 (then 3).
+  // Only powers of two that divide the number of ranks are used: 12 ranks are divided by 4 and then
+  // by 3.
   while (ranks % factor == 0 && ranks / factor > factor) {
     factor *= 2;
   }
   return static_cast<double>(factor);
 }
 
-/// Casts those of `gradients` that are of another type than `dtype`, into one buffer. Undefined
-/// ones stay so.
+/// Casts the gradients that do not have type `dtype`, into one common buffer. Undefined gradients
+/// stay undefined.
 void cast_together(const std::vector<at::Tensor*>& gradients, c10::ScalarType dtype) {
   const auto step = kTensorAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
   std::vector<at::Tensor*> others;
@@ -144,13 +149,14 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
       gradients_(std::move(gradients)),
       mesh_(mesh),
       options_(std::move(options)) {
-  // A power of two, so that dividing twice rounds as dividing once. Other types have range enough.
+  // A power of two, so that dividing in two steps rounds as dividing once does. Types other than
+  // fp16 have enough range without it.
   if (options_.dtype == at::kHalf && !options_.force_sum) {
-    // A set divisor may be smaller than the factor, even 1: dividing by more first would mean to
-    // multiply after.
+    // The user's divisor may be smaller than the factor, even 1. Dividing by the larger factor
+    // first would then require a multiplication afterwards.
     pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), options_.divisor);
   }
-  // One rank sends nothing: finish() hands its gradients out.
+  // One rank sends nothing: finish() adds its gradients directly.
   if (mesh_.ranks() > 1) {
     start(context);
   }
@@ -165,14 +171,15 @@ at::Tensor GradientReduction::shard(std::size_t index) const {
                             : shard_of(output_, segments_[index], mesh_.shard.local_rank());
 }
 
-/// With rows that divide evenly, the unsharded gradient is already what a reduce-scatter takes: the
-/// ranks' shards, one after another.
+/// If rows divide evenly over the ranks, the unsharded gradient already is the input of a
+/// reduce-scatter: the ranks' shards one after another.
 bool GradientReduction::in_place() const {
   const bool even = std::ranges::all_of(segments_, [](const Segment& segment) {
     const ShardShape& shape = segment.shape;
     return shape.splits_rows() && shape.rows(shape.ranks - 1) == shape.chunk();
   });
-  // A pre-divisor would have to be applied to autograd's own tensors, which others may hold.
+  // Excludes a pre-divisor, because dividing in place would change autograd's own tensors, to which
+  // others may hold references.
   return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
          mesh_.shard.group().moves_groups_in_place();
 }
@@ -196,11 +203,13 @@ void GradientReduction::reduce_in_place(CommContext& context) {
   cast_together(sent, options_.dtype);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor gradient = std::exchange(gradients_[i].local, {});
-    // Kept until the collective has read them: without packing there is no other owner.
+    // Kept alive until the collective has read them. Without packing nothing else owns these
+    // tensors.
     held_.push_back(gradient.defined() ? gradient.contiguous()
                                        : at::zeros(segments_[i].shape.sizes, tensor_options()));
   }
-  // Gradients are compute's; the result belongs to the lane that reduces, which allocates it.
+  // Gradients are made in the compute lane. The reduce-scatter lane allocates the result, so the
+  // result belongs to that lane.
   context.streams().order(Lane::kCompute, Lane::kReduceScatter);
   const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
   output_ = at::empty({flat_numel(segments_)}, tensor_options());
@@ -214,7 +223,7 @@ void GradientReduction::reduce_in_place(CommContext& context) {
     }
   }
   if (!inputs.empty()) {
-    // Errors about ranks that call different collectives name the unit.
+    // Makes errors about ranks that call different collectives name the unit.
     const comm::PurposeScope purpose(mesh_.shard.group(), label());
     work_ = mesh_.shard.group().reduce_scatter_group(outputs, inputs, ReduceOp::kSum);
   }
@@ -227,7 +236,7 @@ void GradientReduction::reduce_packed(CommContext& context) {
   }
   const std::int64_t ranks = mesh_.shard.size();
   const std::int64_t numel = flat_numel(segments_);
-  // Packed where autograd put them, in the compute lane.
+  // The gradients are packed in the compute lane, where autograd made them.
   buffer_ = context.pool().acquire(ranks * numel, options_.dtype, Lane::kCompute);
   const at::Tensor input = buffer_->tensor.view({ranks, numel});
   pack(unsharded, segments_, input);
@@ -237,8 +246,9 @@ void GradientReduction::reduce_packed(CommContext& context) {
   context.streams().order(Lane::kCompute, Lane::kReduceScatter);
   const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
   output_ = at::empty({numel}, tensor_options());
-  if (ranks == 1) {  // replicate: only an all-reduce
-    // The buffer goes back to the pool; what is handed out are views of the output.
+  if (ranks == 1) {  // replicate(): all-reduce without reduce-scatter
+    // The packed sum is copied to the output, because the buffer returns to the pool and parameters
+    // get views of the output.
     output_.copy_(input.view({numel}));
     work_ = start_all_reduce();
     return;
@@ -252,20 +262,22 @@ void GradientReduction::wait(CommContext& context) {
     std::exchange(work_, nullptr)->wait();
   }
   const comm::StreamEventPtr event = context.streams().record(Lane::kReduceScatter);
-  // With an event the buffer is busy a while longer, so that the pool keeps it for the next unit.
+  // With an event the buffer stays in use until the event, so it returns to the pool for the next
+  // unit.
   if (buffer_ && event != nullptr) {
     context.pool().release(*std::move(buffer_), event);
   }
-  // Without an event to wait for it is freed: an idle buffer would add to the peak while the next
-  // unit computes.
+  // Without an event the buffer is freed, because an idle buffer would add to the peak while the
+  // next unit computes.
   buffer_.reset();
   context.retire(std::exchange(held_, {}), event);
 }
 
-/// Adds the sums that earlier reductions left for the replicas, or leaves this sum with them.
+/// Adds the sums that earlier reductions stored for the all-reduce over replicas. If this reduction
+/// does not all-reduce either, stores its sum with them.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // Micro-batches before the last: sums over the ranks that shard are added up.
+    // A micro-batch before the last: its sum over the ranks that shard is added to the stored sum.
     if (!options_.all_reduce) {
       parameters_[i]->leave_to_replicas(
           {shard(i), gradients_[i].pending, gradients_[i].used, pre_divisor_}, options_.dtype);
@@ -276,10 +288,11 @@ void GradientReduction::join_earlier() {
     if (!earlier.local.defined()) {
       continue;
     }
-    // The division may have been set otherwise meanwhile, or the type converted.
+    // The divisor or the type may have changed between the micro-batches.
     const double factor = earlier.divisor / pre_divisor_;
     if (mesh_.ranks() == 1) {
-      // Not in place: hooks of the user may hold autograd's tensor.
+      // The sum is not computed in place, because the user's hooks may hold a reference to
+      // autograd's tensor.
       gradients_[i].local = gradients_[i].local.add(earlier.local, factor);
     } else {
       shard(i).add_(earlier.local, factor);
@@ -298,14 +311,16 @@ comm::WorkPtr GradientReduction::start_all_reduce() {
 }
 
 bool GradientReduction::reduce_over_replicas() {
-  // Without that dimension the sum over the ranks that shard is the whole sum.
+  // Without a dimension that replicates, the sum over the ranks that shard is complete.
   if (!mesh_.replicate) {
     return true;
   }
   if (mesh_.replicas() == 1) {
-    // Sums of micro-batches are added up in reduce_dtype, as with more replicas.
+    // Micro-batches are summed in reduce_dtype even with one replica, so that the result does not
+    // depend on the number of replicas.
     join_earlier();
-    // Without sharding, reduce_packed() has started the all-reduce, and wait() has waited for it.
+    // Without sharding nothing is left to do: reduce_packed() started the all-reduce, and wait()
+    // has waited for it.
   } else if (mesh_.shard.size() > 1) {
     if (const comm::WorkPtr work = start_all_reduce()) {
       work->wait();
@@ -334,7 +349,7 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   if (hook()) {
     hook()(output_);
   }
-  // After the hook, which sees sums.
+  // Divides after the all-reduce hook, which receives undivided sums.
   if (options_.divisor != pre_divisor_) {
     output_.div_(options_.divisor / pre_divisor_);
   }
@@ -343,8 +358,8 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   }
 }
 
-/// On a CPU each gradient stays in memory of its own, where a launch costs nothing: the norm of
-/// neighbours in memory is summed in another order.
+/// On a CPU each gradient keeps its own memory: separate casts cost nothing there, and a gradient
+/// norm over adjacent memory would be summed in another order.
 void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype) {
   if (!mesh_.device().is_cpu()) {
     cast_together(gradients, dtype);
@@ -355,7 +370,8 @@ void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::Scal
   }
 }
 
-/// One rank: autograd's tensors, in reduce_dtype as with more ranks, are the sums.
+/// On one rank autograd's gradients are the sums. They are cast to reduce_dtype, as with more
+/// ranks.
 void GradientReduction::convert_alone() {
   std::vector<at::Tensor*> defined;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -377,10 +393,12 @@ void GradientReduction::hand_out_alone(CommContext& context) {
       hook()(gradient);
     }
     if (options_.divisor != 1) {
-      // Not in place: hooks of the user may hold autograd's tensor.
+      // The division is not done in place, because the user's hooks may hold a reference to
+      // autograd's tensor.
       gradient = gradient.div(options_.divisor);
     }
-    // Others are added to an earlier gradient, or summed first.
+    // Only gradients that become `.grad` as they are are collected here. The other ones are added
+    // to an earlier gradient, or have a pending sum.
     if (!parameters_[i]->gradient().defined() && !parameters_[i]->home().pinned &&
         gradients_[i].pending == nullptr) {
       complete.push_back(&gradient);
@@ -395,7 +413,8 @@ void GradientReduction::hand_out_alone(CommContext& context) {
 void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
                                  CommContext& context) {
   ShardedParameter& parameter = *parameters_[index];
-  // Peers get zeros for a parameter unused on this rank; UseAgreement asks whether any used it.
+  // For a parameter that this rank did not use, the other ranks receive zeros. UseAgreement finds
+  // out whether any rank used it.
   const bool used = gradients_[index].used;
   if (!used && parameter.holders().size() == 1) {
     parameter.skip_unused();
@@ -404,12 +423,13 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   if (parameter.home().offloaded) {
     context.expect_on_host(parameter);
   }
-  // The sum over tensor parallelism is taken on shards, which are smaller, and in one all-reduce
-  // with those of other parameters, when CommContext::settle runs the sums. The result is written
-  // beside its neighbours' gradients, where a complete gradient is. Before the ranks have agreed
-  // (PartialGradGroup), complete ones take this path too; an optimizer that joins neighbours must
-  // then join the same ones in the first step of a resumed run as in that step of an uninterrupted
-  // one. Not written to autograd's tensor, which hooks of the user may hold.
+  // A pending sum over tensor parallelism is computed on shards, which are smaller, and in one
+  // all-reduce with the sums of other parameters, when CommContext::settle runs the sums. The
+  // result is stored at the place of a complete gradient, next to the gradients of the neighbouring
+  // parameters. Before the ranks have agreed (PartialGradGroup), complete gradients take this path
+  // too. An optimizer that merges neighbouring gradients must merge the same gradients in the first
+  // step of a resumed run as in the same step of an uninterrupted run. The result is not written to
+  // autograd's tensor, to which the user's hooks may hold a reference.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
@@ -423,17 +443,18 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   }
 }
 
-// What ranks exchange when a forward begins and ends and when backward ends: a few bytes a group,
-// between the hosts. Every rank must make these calls in the same order, also after it has found an
-// error: if it left early, its peers would wait for it.
+// What ranks exchange when a forward begins or ends and when backward ends: a few bytes for each
+// process group, between the hosts. Every rank must make these calls in the same order, even after
+// it has found an error. If it returned early, the other ranks would wait for it.
 
 namespace {
 
 using Groups = std::vector<comm::Communicator*>;
 
-/// Each once, after those that are in `order` already.
+/// Appends the groups that are not in `order` yet, smallest first, each once.
 void append_by_size(Groups& order, Groups groups) {
-  // Stable, so that groups of equal size keep the order of the modules, which all ranks share.
+  // A stable sort, so that groups of equal size stay in the order of the modules, which all ranks
+  // share.
   std::ranges::stable_sort(groups, {}, &comm::Communicator::size);
   for (comm::Communicator* group : groups) {
     if (std::ranges::find(order, group) == order.end()) {
@@ -442,7 +463,7 @@ void append_by_size(Groups& order, Groups groups) {
   }
 }
 
-/// Flags become the maximum over the group's ranks.
+/// Sets each flag to its maximum over the group's ranks. Collective.
 void set_where_any_rank_has(std::vector<std::uint8_t>& flags, comm::Communicator& group,
                             const char* what) {
   const comm::PurposeScope purpose(group, what);
@@ -460,7 +481,7 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating, const Set
     try {
       group->agree_on_calls(found);
     } catch (const comm::PeerError&) {
-      // A peer is gone. If a rank has found the cause, that error is thrown instead.
+      // Another rank has stopped. If any rank has found the cause, that error is thrown instead.
       if (found.empty()) {
         throw;
       }
@@ -477,7 +498,8 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating, const Set
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
   while (!groups.empty()) {
     const DeviceMesh mesh = groups.front()->mesh().shard;
-    // Meshes in the order of the modules' groups, the same on all ranks.
+    // Meshes are visited in the order of the modules' parameter groups, which is the same on all
+    // ranks.
     const auto others = std::stable_partition(
         groups.begin(), groups.end(),
         [&](const ParameterGroup* group) { return group->mesh().shard == mesh; });
@@ -487,7 +509,7 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
     for (const ParameterGroup* group : same) {
       outdated.push_back(group->gathered().is_current() ? 0 : 1);
     }
-    // One exchange for all groups of a mesh.
+    // One exchange serves all parameter groups of a mesh.
     if (mesh.size() > 1) {
       set_where_any_rank_has(outdated, mesh.group(), "what is gathered still");
     }
@@ -500,8 +522,8 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
 }
 
 void UseAgreement::add(ParameterGroup& group) {
-  // Every parameter, reduced on this rank or not: ranks that hold another part of a tensor, as of
-  // an expert, may run other units.
+  // Includes parameters that were not reduced on this rank, because ranks that hold another part of
+  // the tensor (for example of an expert) may run other units.
   for (ShardedParameter& parameter : group.parameters()) {
     const DeviceMesh& mesh = parameter.holders();
     auto found = std::ranges::find(peers_, mesh, &Peers::mesh);
@@ -530,7 +552,7 @@ void UseAgreement::settle() {
       PartialGradGroup& sum = parameter->partial_group();
       const std::size_t count = sum.flags().size();
       parameter->settle_use(used);
-      // Without a gradient on any rank the next backwards decide.
+      // Without a gradient on any rank the agreement stays open until a later backward.
       if (used && count > 0) {
         sum.agree(rest.subspan(1, count));
       }

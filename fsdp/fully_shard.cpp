@@ -1,6 +1,6 @@
-// The public functions of fully_shard.h and forward_method.h: they check what a program passes and
-// hand it to units. What a unit then does is in unit.cpp, how it is made in unit_spec.cpp and
-// attached_units.cpp.
+// The public functions of fully_shard.h and forward_method.h. They check their arguments and call
+// units. unit.cpp implements a unit's behaviour, unit_spec.cpp decides its parts, and attach.cpp
+// makes it.
 
 #include <c10/util/Exception.h>
 
@@ -34,14 +34,15 @@ void check_module(const nn::ModuleBase* module) {
                 "apply it to the module that nn::Hooked holds");
 }
 
-/// Everything is checked before anything is changed: after an error the model is as before.
+/// Checks everything before it changes anything, so that an error leaves the model unchanged.
 void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
                        const Options& options) {
   TESSERA_CHECK(!modules.empty(), "fully_shard was given no module");
   for (const nn::ModuleBase* module : modules) {
     check_module(module);
   }
-  // Parameters of units below are taken, which is why fully_shard goes from the leaves to the root.
+  // Excludes parameters of units below, which is why fully_shard is called from the leaves to the
+  // root.
   const nn::NamedSlots parameters = free_parameters(modules, options);
   const UnitSpec spec =
       checked_spec(modules, parameters, choose(parameters, mesh, options), mesh, options);
@@ -51,7 +52,7 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   make_unit(spec);
 }
 
-/// A destructor must not throw, nor may what shows the warning.
+/// noexcept because a destructor calls it; errors of the warning itself are dropped.
 void warn_of_lost_write(const Unit& unit) noexcept {
   try {
     if (const std::string lost = unit.write_by_hand(); !lost.empty()) {
@@ -61,22 +62,23 @@ void warn_of_lost_write(const Unit& unit) noexcept {
   }
 }
 
-/// Sets a field of the module's unit, and with `recurse` of the units below it.
+/// Sets a field in the settings of the module's unit and, with `recurse`, of the units below it.
 template <class T>
-void set_each(nn::ModuleBase& module, bool recurse, const char* asked, T Settings::*field,
+void set_each(nn::ModuleBase& module, bool recurse, const char* caller, T Settings::*field,
               const std::type_identity_t<T>& value) {
-  for (const std::shared_ptr<Unit>& unit : units_of(module, recurse, asked)) {
+  for (const std::shared_ptr<Unit>& unit : units_of(module, recurse, caller)) {
     unit->settings().*field = value;
   }
 }
 
 std::vector<std::weak_ptr<Unit>> each_unit_of(const std::vector<nn::ModuleBase*>& modules,
-                                              const char* asked) {
-  // Weak: units that prefetch each other would keep each other alive.
+                                              const char* caller) {
+  // The units are stored as weak pointers, because units that prefetch each other would form a
+  // reference cycle.
   std::vector<std::weak_ptr<Unit>> units;
   for (const nn::ModuleBase* module : modules) {
-    TESSERA_CHECK(module != nullptr, asked, " was given a null module");
-    units.push_back(unit_of(*module, asked));
+    TESSERA_CHECK(module != nullptr, caller, " was given a null module");
+    units.push_back(unit_of(*module, caller));
   }
   return units;
 }
@@ -98,7 +100,8 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
       "replicate: the options say how to split parameters (shard_placement, parameter_mesh or "
       "post_forward_mesh_size), but each rank keeps them unsharded; leave these out or apply "
       "fully_shard");
-  // The same engine on a mesh where each rank alone shards, with every parameter replicated there.
+  // replicate() uses FSDP on a mesh whose sharding dimension has one rank, with every parameter
+  // replicated.
   Options replicated = options;
   replicated.shard_placement = [](const std::string&, const at::Tensor&) {
     return std::optional<Placement>(Replicate{});
@@ -157,7 +160,7 @@ ActiveUnits::ActiveUnits(const nn::ModuleBase& model) : units_(units_of(model, /
 
 std::string ActiveUnits::text() const {
   const Unit* inner = nullptr;
-  for (const std::shared_ptr<Unit>& unit : units_) {  // innermost last
+  for (const std::shared_ptr<Unit>& unit : units_) {  // from the outermost to the innermost
     const UnitPhase phase = unit->phase();
     if (phase == UnitPhase::kBackward || phase == UnitPhase::kForward ||
         phase == UnitPhase::kForwardRecorded) {
@@ -175,7 +178,8 @@ std::string current_unit(const nn::ModuleBase& module) {
   return ActiveUnits(module).text();
 }
 
-// Called outside of a root's forward: shards may have been written since the last gather.
+// Outside of a root's forward, the shards may have been written since the last gather, so
+// await_compute() is called first.
 void unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "unshard");
   unit->await_compute();
@@ -185,7 +189,7 @@ void unshard(nn::ModuleBase& module) {
 void reshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "reshard");
   const std::string lost = unit->write_by_hand();
-  // Freed first, so that the program can go on after the error.
+  // Reshards before the check throws, so that the program can continue after the error.
   unit->reshard();
   TESSERA_CHECK(lost.empty(), lost);
 }
@@ -194,7 +198,8 @@ UnshardHandle start_unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "start_unshard");
   unit->await_compute();
   unit->start_unshard();
-  // The handle holds the unit weakly: the model may be destroyed before wait() is called.
+  // The handle refers weakly to the unit, because the model may be destroyed before wait() is
+  // called.
   return UnshardHandle(unit);
 }
 
@@ -210,7 +215,7 @@ UnshardScope::UnshardScope(nn::ModuleBase& module)
   unit_->await_compute();
   unit_->unshard();
   if (was_installed) {
-    // An outer scope, or forward, frees them: the destructor has nothing to free.
+    // An outer scope, or forward, frees the parameters, so this scope's destructor must not.
     unit_.reset();
   }
 }
@@ -222,7 +227,7 @@ UnshardScope::~UnshardScope() {
   }
 }
 
-// Settings. Units and their groups read them where they act, so that a setter only stores.
+// Setters only store: units and their parameter groups read the settings when they act.
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse) {
   set_each(module, recurse, "set_reshard_after_forward", &Settings::reshard_after_forward, reshard);
 }

@@ -1,7 +1,7 @@
-// The iteration of a root and the units below it: what happens once a forward or a backward,
-// whichever units it runs. Its phase decides what a call means; the order of the steps in
-// begin_forward() and end_backward() is the contract between the units, the pool of buffers and the
-// ranks' agreements.
+// The iteration of a root and the units below it: what happens once for each forward or backward,
+// whichever units run. The iteration's phase decides what a call means. The order of the steps in
+// begin_forward() and end_backward() is a contract between the units, the buffer pool and the
+// agreements of the ranks.
 
 #include "unit.h"
 
@@ -20,7 +20,7 @@ namespace tessera::fsdp {
 IterationState::IterationState(const std::vector<std::shared_ptr<Unit>>& units)
     : units_(units.begin(), units.end()) {}
 
-/// A part of the model may have been dropped.
+/// The units that still exist; the program may have dropped a part of the model.
 std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   std::vector<std::shared_ptr<Unit>> alive;
   for (const std::weak_ptr<Unit>& unit : units_) {
@@ -31,7 +31,8 @@ std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   return alive;
 }
 
-/// All units of an iteration use the root's (Unit::make_iteration), and the root is first.
+/// All units of an iteration use the root's context (Unit::make_iteration). The root is the first
+/// unit.
 CommContext& IterationState::comm_context() const {
   return units().front()->comm_context();
 }
@@ -40,7 +41,8 @@ bool IterationState::is_open() const {
   return phase() != IterationPhase::kIdle;
 }
 
-/// A single unit set to false leaves the reductions of all units under way.
+/// If set_is_last_backward(false) was called for a single unit, the reductions of all units stay in
+/// progress.
 bool IterationState::is_last_backward() const {
   return std::ranges::all_of(units(),
                              [](const auto& unit) { return unit->settings().last_backward; });
@@ -70,18 +72,19 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
   return groups;
 }
 
-// Forward.
+// The steps of an iteration around forward.
 
-/// Another model's backward may be running on this thread, so this iteration's own token is
-/// checked; autograd may hold that slightly longer than it runs.
+/// Checks this iteration's own token, because another model's backward may be running on this
+/// thread. Autograd may hold the token slightly longer than backward runs, so the id of the running
+/// backward is checked as well.
 bool IterationState::backward_failed() const {
   return phase() == IterationPhase::kBackward &&
          (backward_.expired() || tessera::detail::backward_id() < 0);
 }
 
 bool IterationState::begin_forward() {
-  // Checked before the phase changes. True also after a failed backward, whose gathered memory and
-  // gradients are dropped the same way.
+  // `abandons` is read before the phase changes. It is also true after a failed backward, whose
+  // gathered memory and gradients are dropped in the same way.
   const bool abandons = is_open();
   if (backward_failed()) {
     forget_reductions();
@@ -91,7 +94,8 @@ bool IterationState::begin_forward() {
                 " was called within its own backward, from a hook or an autograd function for "
                 "example; call it before or after backward, or let nn::checkpoint run it again");
   enter(IterationPhase::kForward);
-  // Removes graphs that were dropped. Those of earlier micro-batches may still come (a pipeline).
+  // Removes forwards whose graphs were dropped. Graphs of earlier micro-batches may still get their
+  // backward (in a pipeline).
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
   await_update();
   if (abandons) {
@@ -103,15 +107,16 @@ bool IterationState::begin_forward() {
   return abandons;
 }
 
-/// Shards may have been written since: the optimizer's update comes before what is gathered.
+/// Orders the gathers of this forward after the optimizer's update, which may have written the
+/// shards.
 void IterationState::await_update() {
   comm::Streams& streams = comm_context().streams();
   const std::vector<std::shared_ptr<Unit>> all = units();
   const auto event = std::exchange(all.front()->settings().post_optim_event, std::nullopt);
   const auto in_compute = std::ranges::count_if(
       all, [](const auto& unit) { return unit->settings().unshard_async_op; });
-  // Gathers in the compute lane follow its work anyway; for them only an event from elsewhere
-  // counts.
+  // Gathers in the compute lane follow its work anyway; only units that gather in the all-gather
+  // lane need the wait.
   if (in_compute < std::ssize(all)) {
     streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
   }
@@ -120,12 +125,12 @@ void IterationState::await_update() {
   }
 }
 
-/// Keeps what is still gathered as long as no rank has written to its shards.
+/// Keeps parameter groups gathered if no rank has written to their shards.
 void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // of a unit that the last backward did not come to
+    gathered.drop_piece();  // of a unit that the last backward skipped
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }
@@ -152,14 +157,15 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
   return next;
 }
 
-/// This forward uses other units than the last one.
+/// Frees a prefetched unit that this forward, unlike the last one, does not use.
 void IterationState::free_unused() const {
   if (const std::shared_ptr<Unit> ahead = ahead_.lock()) {
     ahead->parameters().each(&GatheredState::reshard_unused, comm_context());
   }
 }
 
-/// By tokens: a graph that was dropped has no backward, and must not be prefetched for.
+/// The entry refers to the graph by a token. If the graph is dropped, the token expires and the
+/// unit is not prefetched for its backward.
 void IterationState::ran_forward(Unit& unit, const std::shared_ptr<void>& token) {
   forward_order_.push_back({&unit, token});
 }
@@ -169,11 +175,11 @@ void IterationState::end_forward(bool backward_comes) {
     unit->end_partial_forward();
   }
   free_unused();
-  // Before the phase changes: where ranks have gathered different units, all of them throw here,
-  // and none hangs in backward.
+  // The ranks agree before the phase changes. If they have gathered different units, all of them
+  // throw here, and none waits forever in backward.
   agree_on_gathers();
   gather_order_.end();
-  if (phase() == IterationPhase::kBackward) {  // one that the forward ran, and that failed
+  if (phase() == IterationPhase::kBackward) {  // a backward within this forward has failed
     forget_reductions();
   }
   if (backward_comes) {
@@ -183,7 +189,8 @@ void IterationState::end_forward(bool backward_comes) {
   }
 }
 
-/// Not over replicas: nothing has been called there, and their forwards may differ.
+/// Replicas are excluded: forward calls no collectives over them, and they may run different
+/// forwards.
 void IterationState::agree_on_gathers() {
   std::vector<comm::Communicator*> sharding;
   for_each_group([&](ParameterGroup& group) { group.add_sharding_groups(sharding); });
@@ -199,7 +206,7 @@ void IterationState::end_iteration() {
   for (const std::shared_ptr<Unit>& unit : units()) {
     unit->reshard();
   }
-  // No reduction will use the buffers.
+  // No backward follows, so no reduction will use the buffers.
   comm_context().pool().clear();
   close();
 }
@@ -216,19 +223,21 @@ void IterationState::forget_reductions() const {
   }
 }
 
-// Backward.
+// The steps of an iteration around backward.
 
 void IterationState::enter_backward() {
   if (phase() != IterationPhase::kBackward) {
     enter(IterationPhase::kBackward);
-    // Autograd drops its callbacks when a backward throws: an expired token shows the failure.
+    // Autograd drops its callbacks when a backward throws, so an expired token means that backward
+    // has failed.
     const auto token = std::make_shared<char>();
     backward_ = token;
-    // Kept alive: backward may outlive the model.
+    // The callback keeps this iteration alive, because backward may outlive the model.
     tessera::detail::call_at_end_of_backward(
         [self = shared_from_this(), token] { self->end_backward(); });
-    // All ranks come here before they gather anything else; to a unit that may be unused, some come
-    // alone. It was gathered in forward, but another forward or backward may have freed it since.
+    // All ranks enter backward before they gather anything else, but only some ranks may come to a
+    // unit that may be unused. So such units are gathered here. They were gathered in forward, but
+    // another forward or backward may have freed them.
     for (const std::shared_ptr<Unit>& unit : units()) {
       if (unit->settings().unshard_in_backward) {
         unit->gather_on_all_ranks();
@@ -243,25 +252,26 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
   if (ran == forward_order_.rend()) {
     return nullptr;
   }
-  // Backward runs in reverse order of forward: units that ran later are done.
+  // Backward runs in reverse order of forward, so the units that ran later are finished.
   forward_order_.erase(ran.base() - 1, forward_order_.end());
-  // The token's holder also holds the unit.
-  // An expired entry before it: its graph is gone, and it would be gathered for nothing.
+  // An expired token means that the graph before this one was dropped, so gathering its unit would
+  // be useless. A token that has not expired also keeps its unit alive.
   const bool known = !forward_order_.empty() && !forward_order_.back().token.expired();
   return known ? forward_order_.back().unit->shared_from_this() : nullptr;
 }
 
 void IterationState::end_backward() {
   const std::vector<std::shared_ptr<Unit>> all = units();
-  // Last first, as backward itself goes.
+  // Units end their backward in reverse order, as backward itself runs.
   std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
-  // With more backwards to come (set_is_last_backward) nothing is settled yet.
+  // If more backwards follow (set_is_last_backward), nothing is settled yet.
   const bool last = is_last_backward();
   if (last) {
-    comm_context().finish_reductions();  // replicas are reduced over here
+    comm_context().finish_reductions();  // includes the all-reduce over replicas
   }
   agree_on_gradients();
-  // Otherwise the last unit's reduction stays under way, beside the next micro-batch.
+  // If more backwards follow, the last unit's reduction stays in progress and overlaps the next
+  // micro-batch.
   if (last) {
     comm_context().settle();
     agree_on_use();
@@ -277,7 +287,7 @@ void IterationState::end_backward() {
   }
 }
 
-/// After a failure the gradients are dropped: wrong sums have been added to right ones.
+/// After a failure the gradients are dropped, because wrong sums may have been added to right ones.
 void IterationState::agree_on_gradients() {
   std::vector<comm::Communicator*> sharding;
   std::vector<comm::Communicator*> replicating;
@@ -299,7 +309,7 @@ void IterationState::agree_on_gradients() {
   }
 }
 
-/// A parameter that no rank used has no gradient, as on one rank.
+/// A parameter that no rank used gets no gradient, as in training on one rank.
 void IterationState::agree_on_use() {
   UseAgreement agreement;
   for_each_group([&](ParameterGroup& group) { agreement.add(group); });

@@ -21,9 +21,10 @@
 
 namespace tessera::fsdp {
 
-// The spec of a parameter's shard, found before anything is changed: for a plain tensor on FSDP's
-// mesh, for one that tensor parallelism has distributed on the mesh that joins both. fully_shard
-// checks all parameters of a unit this way and only then acts (see unit/unit_spec.cpp).
+// Finds the sharding spec of a parameter's shard before anything is changed. A plain tensor is
+// sharded on FSDP's mesh; a tensor that tensor parallelism has distributed is sharded on the mesh
+// that joins both meshes. fully_shard checks all parameters of a unit this way before it changes
+// the first (see unit_spec.cpp).
 
 namespace {
 
@@ -31,16 +32,18 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-/// Whether two slices of one mesh extend along one dimension of it, as flattened ones may that have
-/// no name in common. Slices of different dimensions cross in this rank alone.
+/// Whether two slices of one mesh extend along a common dimension of it. Flattened slices may do so
+/// without a common dimension name. Slices along different dimensions have only this rank in
+/// common.
 bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
   return std::ranges::count_if(a.ranks(), [&](int rank) {
            return std::ranges::find(b.ranks(), rank) != b.ranks().end();
          }) > 1;
 }
 
-/// The submesh of the common root that has the dimensions of both meshes: first those that the root
-/// lacks, which flatten() or unflatten() has made, then the root's in its order.
+/// The submesh of the common root mesh that has the dimensions of both meshes: first the dimensions
+/// that flatten() or unflatten() created and the root lacks, then the root's dimensions in its
+/// order.
 DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
                        const std::string& name) {
   const DeviceMesh& mesh = data_mesh.all;
@@ -66,7 +69,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   std::ranges::copy_if(known, std::back_inserter(names), [&](const std::string& dim) {
     return contains(persistent, dim) || contains(others, dim);
   });
-  // Not by the root: it does not know the names that unflatten() gave.
+  // The dimensions are looked up in their own meshes, because the root does not know names that
+  // unflatten() gave.
   std::vector<DeviceMesh> parts;
   for (const std::string& dim : names) {
     parts.push_back((contains(persistent, dim) ? data_mesh.persistent() : outer)[dim]);
@@ -74,9 +78,9 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   return DeviceMesh::concatenate(parts);
 }
 
-/// A layout counts mesh dimensions by position, and the joined mesh has others in between: names
-/// are what stays the same.
-/// `layout`, of a tensor on `from`, with the mesh dimensions renumbered for `to`.
+/// Returns `layout`, of a tensor on mesh `from`, with its mesh dimensions renumbered for `to`. A
+/// layout refers to mesh dimensions by position, and the joined mesh has additional dimensions, so
+/// dimensions are matched by name.
 Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const DeviceMesh& to) {
   Layout::Dims dims = layout.dims();
   for (std::vector<Digit>& digits : dims) {
@@ -89,8 +93,9 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// The digit that a further split divides: the only one, or one behind local digits, which count
-/// equal parts. nullptr where tensor parallelism cuts in front of the last digit, too.
+/// The digit that a further split divides: the only digit, or the last one if all digits before it
+/// are local (equal parts of a fused weight). nullptr if tensor parallelism also splits a digit
+/// before the last one.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -125,8 +130,8 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
     dims = renumbered(*spec.layout, spec.mesh, joined);
   }
   if (dim) {
-    // The innermost split: each rank of tensor parallelism shards its local part; of a fused weight
-    // (q, k and v in one matrix) it shards each part separately.
+    // The innermost split: each tensor-parallel rank shards its local part. Of a fused weight (q, k
+    // and v in one matrix), each part is sharded separately.
     Digit* digit = digit_to_split(dims[static_cast<std::size_t>(*dim)]);
     TESSERA_CHECK(digit != nullptr, "fully_shard: dimension ", *dim, " of ", name, " of sizes ",
                   tensor.sizes(), " is split as ", to_string(*sharding_spec(tensor).layout),
@@ -139,9 +144,9 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 }
 
 // Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
-// tensor-parallel ranks, taken after the reduction, on shards. But a rank without tokens gets zeros
-// in any layout, and one that skipped the module gets nothing: without an agreement it would not
-// sum its shard, which holds the other ranks' terms.
+// tensor-parallel ranks. This sum is computed after the reduction, on shards. But a rank without
+// tokens gets a zero gradient in any layout, and a rank that skipped the module gets none. Without
+// an agreement such a rank would not sum its shard, which contains the other ranks' terms.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype) {
@@ -149,12 +154,12 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
     return gradient;
   }
   if (gradient.pending != nullptr) {
-    // A copy: hooks of the user may hold autograd's tensor.
+    // A copy, because the user's hooks may hold a reference to autograd's tensor.
     gradient.local = gradient.local.to(dtype, /*non_blocking=*/false, /*copy=*/true,
                                        at::MemoryFormat::Contiguous);
     gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
   }
-  // Every rank of the group has all of it: only rank 0 adds it to the sum.
+  // Every rank of the group has the complete gradient, so only rank 0 adds it to the pending sum.
   if (pending != nullptr && pending->rank() != 0) {
     gradient.local.reset();
   }
@@ -169,7 +174,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
     return;
   }
   if (!sum.local.defined()) {
-    // No copy if the type agrees: it was taken off its parameter.
+    // No copy if the types agree, because the gradient was already taken off its parameter.
     sum = {gradient.local.to(dtype), gradient.pending, sum.used, gradient.divisor};
     return;
   }
@@ -177,7 +182,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
   sum = converted(std::move(sum), pending, dtype);
   const at::Tensor term = converted(gradient, pending, dtype).local;
   if (!sum.local.defined()) {
-    sum.local = term.to(dtype);  // the sum was complete and another rank has it
+    sum.local = term.to(dtype);  // the sum was complete and is stored on rank 0 of the group
     sum.divisor = gradient.divisor;
   } else if (term.defined()) {
     sum.local.add_(term, gradient.divisor / sum.divisor);
@@ -213,15 +218,16 @@ std::vector<std::uint8_t> PartialGradGroup::flags() const {
 }
 
 void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
-  // What comes otherwise is converted.
+  // Gradients that arrive in another form are converted to this group.
   const auto found = std::ranges::find(flags, 1);
   group_ =
       found == flags.end() ? nullptr : candidates_[static_cast<std::size_t>(found - flags.begin())];
   candidates_.clear();
 }
 
-// Waiting gradients are kept in the tensor that the program holds as the gradient, and dropped with
-// it. libtorch does not notify about dropped gradients; a separate list would outlive them.
+// Unreduced gradients are stored in the tensor that the program sees as `.grad`, so they are
+// dropped with it. libtorch does not notify about dropped gradients, so a separate list would
+// outlive them.
 
 UnreducedGradient::UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier,
                                      std::string name)
@@ -269,18 +275,19 @@ UnreducedGradient* unreduced(const at::Tensor& gradient) {
   return tessera::detail::impl_cast<UnreducedGradient>(gradient);
 }
 
-// The tensors of one parameter: how its shard is cut and replaces the original in the slot, and how
-// forward and backward see the unsharded tensor. Nothing here is collective.
+// The tensors of one parameter: how its shard is cut and replaces the original tensor in the slot,
+// and how forward and backward see the unsharded tensor. Nothing here is collective.
 
 namespace {
 
-/// This rank's rows on `device`, in separate memory, so that the unsharded tensor can be freed.
+/// This rank's rows on `device`, in their own memory, so that the unsharded tensor can be freed.
 at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
                c10::Device device) {
   if (shape.ranks == 1 || !shape.dim) {
     return local.contiguous().to(local.is_meta() ? local.device() : device);
   }
-  // A clone even where the slice is contiguous: a view would keep the whole parameter alive.
+  // Clones even a contiguous slice, because a view would keep the memory of the whole parameter
+  // alive.
   const at::Tensor rows = shape.rows_of(local, rank);
   const at::Tensor own = local.is_meta() || local.device() == device
                              ? rows.clone(at::MemoryFormat::Contiguous)
@@ -288,13 +295,13 @@ at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t ra
   return own.view(shape.shard_sizes(rank));
 }
 
-/// nullopt: of a plain tensor.
+/// The sharding spec of a distributed tensor; nullopt for a plain tensor.
 std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
 }
 
-/// The origin of a slot's values before the tensor is cut. A tensor that is a part already has the
-/// origin of the whole. 0: unknown.
+/// The origin (see ShardedParameter::origin) of a slot's values before the tensor is cut. A tensor
+/// that is already a part has the origin of the whole tensor. 0: unknown.
 std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
   const at::Tensor& tensor = slot.get();
   if (!slot.initialized() || tensor.is_meta()) {
@@ -324,13 +331,14 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
   sharded_ = make_distributed(shard, spec.sharding, original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
   const std::int64_t origin = shape_.dim && shape_.ranks > 1 ? origin_before_cut(*slot_) : 0;
-  // Any other holder of the original would train values that are no longer used.
+  // Code that still holds the original tensor would train values that are no longer used, so using
+  // it is made an error.
   nn::retire_parameter(original, sharded_, "fully_shard");
   slot_->set_persistent(sharded_);
   if (origin != 0) {
     nn::detail::note_origin(*slot_, origin);
   }
-  // The slot's current tensor follows its persistent one: until the first forward both are the
+  // Until the first forward, the slot's current tensor and its persistent tensor are both the
   // shard.
   install_sharded();
 }
@@ -369,8 +377,8 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
   make_stand_in_ = std::move(make);
 }
 
-/// libtorch holds its node of a leaf weakly, and makes one where there is none. A conversion drops
-/// the node, since it knows the leaf's type.
+/// libtorch holds the gradient accumulator of a leaf weakly and creates one if there is none. A
+/// type conversion drops the accumulator, since it stores the leaf's type.
 void ShardedParameter::install_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);
@@ -380,12 +388,14 @@ void ShardedParameter::install_stand_in() {
 
 void ShardedParameter::set_unsharded(const at::Tensor& local) {
   const c10::AutoGradMode no_grad(false);
-  // Plain before fully_shard, plain in forward: users' operators see no distributed tensor.
+  // A parameter that was plain before fully_shard is plain in forward, so that users' operators see
+  // no distributed tensor.
   if (!unsharded_spec_) {
     unsharded_ = local;
   } else {
     unsharded_ = make_distributed(local, *unsharded_spec_, sharded_.sizes().vec());
-    // Pending sums of tensor parallelism are taken for all parameters together (DeferredSums).
+    // The pending sums of tensor parallelism are computed for all parameters together
+    // (DeferredSums).
     leave_gradient_pending(unsharded_);
   }
   counted_version_ = version();
@@ -394,7 +404,7 @@ void ShardedParameter::set_unsharded(const at::Tensor& local) {
 
 void ShardedParameter::count_writes() {
   const std::uint64_t now = version();
-  // On one rank the unsharded tensor may be a view of the shard, and share its version counter.
+  // On one rank the unsharded tensor may be a view of the shard and share its version counter.
   if (std::exchange(counted_version_, now) != now &&
       !local_tensor(unsharded_).is_alias_of(shard())) {
     const std::uint64_t before = nn::detail::written_version(unsharded_);
@@ -412,7 +422,7 @@ bool ShardedParameter::written_in_use() const {
 }
 
 void ShardedParameter::install_unsharded() {
-  // It may have been frozen since.
+  // The program may have frozen the parameter since the last use.
   unsharded_.requires_grad_(trainable());
   slot_->swap(unsharded_);
 }
@@ -425,7 +435,7 @@ UnreducedGradient& ShardedParameter::unreduced_gradient() {
   return *unreduced(gradient);
 }
 
-/// When no gradient waits, `.grad` is the reduced one again.
+/// When no unreduced gradient is left, puts the reduced gradient back into `.grad`.
 void ShardedParameter::settle_unreduced() {
   at::Tensor& gradient = sharded_.mutable_grad();
   const UnreducedGradient* waiting = unreduced(gradient);
@@ -447,7 +457,8 @@ void ShardedParameter::mark_expected() {
   }
 }
 
-/// libtorch does not notify about a dropped gradient: it is noticed when the next one comes.
+/// libtorch does not notify about a dropped gradient, so a drop is detected when the next gradient
+/// arrives.
 void ShardedParameter::notice_drop() {
   const UnreducedGradient* waiting = unreduced(sharded_.grad());
   const bool expects = waiting != nullptr && waiting->expects;
@@ -461,7 +472,7 @@ void ShardedParameter::notice_drop() {
                 "ended since; take it away after a backward with set_is_last_backward(true)");
 }
 
-/// Whether the result of a reduction is still wanted.
+/// Whether the result of the oldest reduction in progress is still wanted.
 bool ShardedParameter::arrives() {
   notice_drop();
   --expected_;
@@ -480,24 +491,25 @@ void ShardedParameter::settle_expected() {
   }
 }
 
-// How a reduced gradient reaches the shard of a parameter. Nothing here is collective except
+// How a reduced gradient is added to the shard of a parameter. Nothing here is collective except
 // take_unsharded().
 
 namespace {
 
-/// A plain gradient of a distributed tensor is whole: every rank of the mesh computed the same
-/// values, for example after a distributed result was copied into a plain tensor.
+/// Makes a distributed tensor of a plain gradient of a distributed parameter. Such a gradient is
+/// complete: every rank of the mesh computed the same values, for example after a distributed
+/// result was copied into a plain tensor.
 at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
   return make_distributed(
       whole, {of.mesh, Layout::replicated(of.layout->mesh_sizes(), static_cast<int>(whole.dim()))},
       whole.sizes().vec());
 }
 
-/// Takes the gradient off `unsharded`: in the parameter's layout, or as a partial sum over one
-/// group. Any other sum is taken here, in `dtype`.
+/// Takes the gradient off `unsharded` and returns it in the parameter's layout, or as a partial sum
+/// over one group. Any other pending sum is computed here, in `dtype`.
 UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dtype) {
-  // Removed at once: the next backward would add to it, and the gradient reduced now would count
-  // twice.
+  // The gradient is removed from `.grad` at once. Otherwise the next backward would add to it, and
+  // the gradient that is reduced now would count twice.
   at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());
   if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
     return {gradient, nullptr, gradient.defined()};
@@ -509,7 +521,8 @@ UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dty
   if (sharding_spec(gradient).layout == to.layout) {
     return {local_tensor(gradient), nullptr, true};
   }
-  // Summed after the reduction, a shard instead of all, and with those of other parameters.
+  // The pending sum is computed after the reduction: on a shard instead of the whole gradient, and
+  // together with those of other parameters.
   if (comm::Communicator* group = detail::pending_sum_group(gradient, unsharded)) {
     return {local_tensor(gradient), group, true};
   }
@@ -553,8 +566,9 @@ UnshardedGradient ShardedParameter::take_unreduced() {
   return sum;
 }
 
-/// Not where a pending sum might come: autograd would take the sum at once, maybe on this rank
-/// alone. It may be of another type than the tensor: what is added to it is then converted.
+/// Does nothing if the new gradient may be a pending sum: autograd would compute the sum at once,
+/// maybe on this rank alone. The accumulated gradient may have another type than the tensor; new
+/// gradients are converted when they are added.
 void ShardedParameter::restore_accumulated_grads() {
   if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
       unsharded_.grad().defined()) {
@@ -569,7 +583,7 @@ void ShardedParameter::restore_accumulated_grads() {
 }
 
 UnshardedGradient ShardedParameter::take_unsharded(c10::ScalarType dtype) {
-  // Autograd cannot add a plain gradient to a distributed one that was restored.
+  // Autograd cannot add a plain gradient to a distributed gradient that was restored.
   comes_complete_ = comes_complete_ && !is_plain_gradient(unsharded_);
   UnshardedGradient gradient = take_gradient(unsharded_, dtype);
   if (const at::Tensor restored_from = std::exchange(restored_from_, {}); restored_from.defined()) {
@@ -618,21 +632,21 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   const c10::AutoGradMode no_grad(false);
   settle_unreduced();
   at::Tensor& sum = gradient_place();
-  // A new gradient begins, also where the program has dropped an earlier one.
+  // Starts a new gradient, also if the program has dropped an earlier one.
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
-    // Only the first addition since the last agreement tells whether the gradient existed before:
-    // an existing one stays, whichever rank used the parameter since.
+    // Only the first addition since the last agreement tells whether a gradient existed before. An
+    // existing gradient stays defined whichever ranks used the parameter since.
   } else if (accumulation_ == Accumulation::kSettled) {
     accumulation_ = Accumulation::kAdded;
   }
   used_ |= used;
   const at::Tensor term = detail::has_hooks(sharded_) ? call_hooks(gradient) : gradient;
   if (!sum.defined()) {
-    // Additions that are still pending were for a gradient that the program has dropped.
+    // Additions that are still pending belong to a gradient that the program has dropped.
     arriving_.clear();
-    // A view of the reduction's result where type and place agree: no copy.
+    // If type and device agree, this is a view of the reduction's result and no copy.
     sum = distributed(at_home(term));
   } else if (home_.offloaded) {
     arriving_.push_back(at_home(term));
@@ -654,7 +668,7 @@ void ShardedParameter::arrive() {
   notice_drop();
   settle_expected();
   const auto arrived = std::exchange(arriving_, {});
-  // The program may have dropped the gradient meanwhile.
+  // The program may have dropped the gradient while the copy was in progress.
   if (!gradient().defined()) {
     return;
   }
@@ -680,12 +694,12 @@ at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
   return make_distributed(shard, sharding_, sharded_.sizes().vec());
 }
 
-/// Autograd knows only the unsharded tensor, so it does not call the shard's hooks. The gradient
-/// that the hooks return replaces this one.
+/// Calls the shard's hooks, which autograd does not call because it knows only the unsharded
+/// tensor. The gradient that the hooks return replaces `gradient`.
 at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   at::Tensor shard = at_home(gradient);
   if (home_.pinned) {
-    shard = shard.copy_(gradient);  // the host waits: hooks compute where the shard lives
+    shard = shard.copy_(gradient);  // blocking copy: hooks run on the host and read the result
   }
   const at::Tensor given = detail::call_hooks(sharded_, distributed(shard));
   check_layout("what a hook made of the gradient", given);
@@ -704,18 +718,18 @@ void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) 
       to_string(sharding_.mesh), "; redistribute it to that, or copy values into the gradient");
 }
 
-/// For an optimizer that steps within backward.
+/// Calls the post-accumulate-grad hook, by which an optimizer can step within backward.
 void ShardedParameter::call_hook() {
   if (unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
     detail::call_hook_after_grad(sharded_);
   }
 }
 
-/// In the memory and of the type of the shard.
+/// Returns `gradient` on the shard's device and in the shard's type.
 at::Tensor ShardedParameter::at_home(const at::Tensor& gradient) const {
   at::Tensor own = gradient;
   if (home_.pinned) {
-    // Into pinned memory the copy runs beside the host; CommContext::settle waits for it.
+    // The copy into pinned memory is asynchronous; CommContext::settle waits for it.
     own = at::empty(gradient.sizes(), shard().options().pinned_memory(true));
     own.copy_(gradient, /*non_blocking=*/true);
   }
@@ -733,8 +747,8 @@ void ShardedParameter::settle_use(bool by_any_rank) {
   if (accumulation_ == Accumulation::kStarted && !by_any_rank) {
     gradient_place().reset();
   } else if (accumulation_ == Accumulation::kSettled && by_any_rank) {
-    // Only other ranks reduced it, a rank of another expert for example: its part here is zero, and
-    // an optimizer must not skip it.
+    // Only other ranks reduced this parameter (for example a rank of another expert). This rank's
+    // part is zero, and must be defined so that the optimizer does not skip it.
     expect();
     accumulate(at::zeros(shard().sizes(), shard().options()), /*used=*/false);
     arrive();

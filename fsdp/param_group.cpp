@@ -17,9 +17,9 @@
 
 namespace tessera::fsdp {
 
-// The shards of a group in memory. Before the first forward, and after a conversion or a load, they
-// are moved into one flat buffer, which the all-gather sends without a copy. The tensors that
-// optimizers hold stay the same objects: only the memory under them changes.
+// The memory of a group's shards. Before the first forward, and after a conversion or a load, the
+// shards are moved into one flat buffer, which the all-gather sends without a copy. The tensors
+// that optimizers reference stay the same objects; only their memory changes.
 
 namespace {
 
@@ -29,7 +29,7 @@ FlatBufferLayout layout_of(const std::vector<ShardedParameter>& parameters, cons
   for (const ShardedParameter& parameter : parameters) {
     shapes.push_back(parameter.shape());
   }
-  // One type and one home for all: unit_spec.cpp groups parameters so.
+  // All parameters of a group have the same type and home: unit_spec.cpp groups them by these.
   const ShardedParameter& first = parameters.front();
   return {shapes, first.dtype(), policy, first.home(), mesh.device()};
 }
@@ -51,11 +51,12 @@ bool ParameterGroupShards::adopt() {
   return changed;
 }
 
-/// By addresses: model.to(dtype), a load or an optimizer may have replaced memory under a tensor.
+/// Compares addresses, because model.to(dtype), a load or an optimizer may have replaced the memory
+/// of a tensor.
 bool ParameterGroupShards::laid_out() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& unsharded = parameters_[i].unsharded();
-    // Never laid out.
+    // The group has never been laid out.
     if (!unsharded.defined()) {
       return false;
     }
@@ -80,13 +81,13 @@ void ParameterGroupShards::lay_out() {
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  // Zeros: padding is sent, and must be the same on every run.
+  // Zero-initialised, because the padding is sent and must be the same in every run.
   flat_ = at::zeros({flat_numel(layout_.segments())},
                     parameters_.front().shard().options().pinned_memory(layout_.home().pinned));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor place = shard_of(flat_, layout_.segments()[i], mesh_.shard.local_rank());
-    // The old memory is freed with its last user: the model needs one group's shards twice, for a
-    // moment.
+    // Each old memory block is freed with its last reference, so for a moment one group's shards
+    // exist twice.
     place.copy_(parameters_[i].shard());
     tessera::detail::move_onto(parameters_[i].shard(), place.storage(), place.storage_offset());
   }
@@ -95,7 +96,7 @@ void ParameterGroupShards::lay_out() {
 std::uint64_t ParameterGroupShards::versions() const {
   std::uint64_t sum = 0;
   for (const ShardedParameter& parameter : parameters_) {
-    // Counters only grow, so that equal sums mean that none has moved.
+    // Version counters only grow, so an equal sum means that no counter has changed.
     sum += parameter.version();
   }
   return sum;
@@ -106,7 +107,7 @@ void ParameterGroupShards::begin_use() {
 }
 
 std::string ParameterGroupShards::lost_write() const {
-  // There the unsharded tensors are the shards themselves.
+  // If the layout shares memory, the unsharded tensors are the shards, and no write is lost.
   if (layout_.shares_memory()) {
     return "";
   }
@@ -119,10 +120,10 @@ bool ParameterGroupShards::any_replaced() const {
 }
 
 void ParameterGroupShards::check_devices() const {
-  // Lists all of them: usually more than one is not filled.
+  // Lists all such parameters, because usually more than one is not filled.
   std::string meta;
   for (const ShardedParameter& parameter : parameters_) {
-    // On a mesh of shapes alone (comm::meta_world) nothing needs values.
+    // On a mesh without processes (comm::meta_world) parameters may stay on the meta device.
     if (parameter.device().is_meta() && !layout_.home().device.is_meta()) {
       meta += (meta.empty() ? "'" : ", '") + parameter.name() + "'";
     }
@@ -149,22 +150,24 @@ void ParameterGroupShards::check_types() const {
   }
 }
 
-// The all-gather of a group, from the first request to the unsharded parameters in the slots and
-// back. start_unshard() and unshard() are separate, so that a gather runs beside another unit's
+// The all-gather of a group, from the first request to the unsharded parameters in the slots, and
+// back. start_unshard() and unshard() are separate, so that a gather overlaps another unit's
 // computation. Memory rule: memory that a lane has allocated is reused once that lane has waited
-// for its last user, and for nothing else; every wait() and record() below serves this rule.
+// for the memory's last user, and needs no other wait. Every wait() and record() below serves this
+// rule.
 
 namespace {
 
 using comm::Lane;
 using comm::LaneScope;
 
-/// Calls or waits for a gather; where ranks disagree, says what that means here.
+/// Runs `act`, which calls or waits for a gather. If ranks called different collectives, adds to
+/// the error what that means for FSDP.
 template <class Act>
 void gathering(const Settings& settings, Act&& act) {
   try {
     act();
-    // A peer's failure has its own message; the hint would mislead.
+    // The failure of another rank has its own message, so no hint is added.
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
@@ -174,8 +177,8 @@ void gathering(const Settings& settings, Act&& act) {
 
 }  // namespace
 
-// The phases: kGathering, an all-gather is under way or its results are not unpacked; kUnsharded,
-// the filled tensors are in the slots. What else is stored follows from how it was gathered.
+// kGathering: an all-gather is in progress, or its results are not unpacked yet. kUnsharded: the
+// filled tensors are in the slots. Which buffers exist depends on how the group was gathered.
 GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_forward_mesh_size,
                              std::shared_ptr<const Settings> settings)
     : shards_(&shards),
@@ -184,7 +187,7 @@ GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_for
 
 void GatheredState::lay_out(CommContext& context) {
   const c10::AutoGradMode no_grad(false);
-  // The layout is new: types or devices may have changed with a conversion.
+  // The layout is read again, because a conversion may have changed types or devices.
   const FlatBufferLayout& lay = layout();
   if (!lay.shares_memory()) {
     unsharded_ = UnshardedTensors(lay.segments(), lay.compute_dtype(), lay.device(),
@@ -192,22 +195,23 @@ void GatheredState::lay_out(CommContext& context) {
   }
   std::vector<ShardedParameter>& parameters = shards_->parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    // Detached, so that the leaf that forward sees has a separate gradient.
+    // Detached, so that the leaf that forward sees has its own gradient.
     parameters[i].set_unsharded(lay.shares_memory() ? parameters[i].shard().detach()
                                                     : unsharded_.tensors()[i]);
   }
-  // The copies above come before the gather that sends them.
+  // Orders the gather lane after the copies above, which fill the buffer that is sent.
   choose_lane(context);
   follow_compute(context);
 }
 
-/// An all-gather of rows writes them to their final places: no buffer, and no copy out of it.
+/// Whether an all-gather of rows can write them to their final places, without a buffer and a copy
+/// out of it.
 bool GatheredState::gathers_in_place() const {
   return layout().splits_rows() && layout().ranks() > 1 && group().moves_groups_in_place();
 }
 
 bool GatheredState::start_unshard(CommContext& context) {
-  // Prefetched, or unsharded still. One rank has nothing to gather.
+  // Nothing to do if the group was prefetched, is still unsharded, or has only one rank.
   if (phase_.now() != GatherPhase::kSharded || layout().ranks() == 1) {
     return false;
   }
@@ -215,7 +219,8 @@ bool GatheredState::start_unshard(CommContext& context) {
   context.streams().begin_unit(Lane::kAllGather, settings_->label);
   choose_lane(context);
   const LaneScope lane(context.streams(), lane_);
-  // Before the call, so that discard_gather() finds a gather to end if it throws.
+  // The phase changes before the call, so that discard_gather() finds a gather to end if the call
+  // throws.
   phase_.enter(GatherPhase::kGathering, settings_->label);
   try {
     start_gather(context);
@@ -228,7 +233,8 @@ bool GatheredState::start_unshard(CommContext& context) {
 
 void GatheredState::start_gather(CommContext& context) {
   if (post_forward_.kept()) {
-    // The pieces were cut from this memory as a whole, so they are gathered into it.
+    // The cached pieces were cut from this memory as a whole, so they are gathered into the whole
+    // memory.
     allocate_in_lane(context);
     gathering(*settings_, [&] {
       gather_ =
@@ -236,10 +242,11 @@ void GatheredState::start_gather(CommContext& context) {
     });
     return;
   }
-  // What this gather, and pieces cut from it, are compared with (is_current).
+  // is_current compares the shards' versions with these, for this gather and for the pieces cut
+  // from it.
   gathered_versions_ = shards_->versions();
   const comm::PurposeScope purpose(group(), settings_->label);
-  // With equal types and devices this is the flat buffer itself: no copy.
+  // If types and devices agree, the flat buffer itself is sent, without a copy.
   send_ = shards_->flat().to(layout().device(), layout().compute_dtype(), /*non_blocking=*/true);
   const bool in_place = !unsharded_.padded().empty();
   if (in_place) {
@@ -248,10 +255,12 @@ void GatheredState::start_gather(CommContext& context) {
   gathering(*settings_, [&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
 }
 
-/// Between gathers: the next lane waits for what the compute lane has done.
+/// Sets the lane of the next gather. If the lane changes, the all-gather lane waits for what the
+/// compute lane has issued.
 void GatheredState::choose_lane(CommContext& context) {
   const Lane next = settings_->unshard_async_op ? Lane::kCompute : Lane::kAllGather;
-  // The lane may change between gathers only: the buffers of one belong to where it began.
+  // The lane may change only between gathers, because the buffers of a gather belong to the lane in
+  // which it began.
   if (std::exchange(lane_, next) == Lane::kCompute) {
     follow_compute(context);
   }
@@ -263,7 +272,8 @@ void GatheredState::follow_compute(CommContext& context) const {
   }
 }
 
-/// The lane waits for the last use of the memory that an earlier unit has released.
+/// Allocates the unsharded memory in the gather's lane, which waits for the last use of memory that
+/// an earlier unit has released.
 void GatheredState::allocate_in_lane(CommContext& context) {
   memory_ = context.pool().acquire(unsharded_.bytes(), at::kByte, lane_);
   unsharded_.lend(memory_->tensor);
@@ -275,7 +285,7 @@ void GatheredState::start_gather_in_place() {
   const std::vector<Segment>& segments = layout().segments();
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const std::int64_t numel = segments[i].shape.padded_numel();
-    // Communicators take no empty tensors.
+    // Communicators accept no empty tensors.
     if (numel > 0) {
       inputs.push_back(send_.narrow(0, segments[i].offset, numel));
       outputs.push_back(unsharded_.padded()[i]);
@@ -292,14 +302,15 @@ void GatheredState::start_gather_packed(CommContext& context) {
 }
 
 void GatheredState::unshard(CommContext& context) {
-  // Also if it is still unsharded: the program must not see whether it was gathered again.
+  // Writes are counted even if the group is still unsharded, because it must make no difference to
+  // the program whether the group was gathered again.
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.count_writes();
   }
   if (unsharded()) {
     return;
   }
-  // A no-op if the unit or a prefetch has started it.
+  // Does nothing if the unit or a prefetch has already started the gather.
   start_unshard(context);
   context.streams().note("unshard " + settings_->label);
   try {
@@ -318,7 +329,7 @@ void GatheredState::install_unsharded() {
   if (installed_ || !unsharded()) {
     return;
   }
-  // Optimizers and checkpoints still see the shards: slots hold a persistent tensor as well.
+  // Optimizers and checkpoints still see the shards, because a slot also has a persistent tensor.
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.install_unsharded();
   }
@@ -335,7 +346,8 @@ void GatheredState::install_sharded() {
   }
 }
 
-/// The all-gather lane waits as well as the compute lane: it owns the memory that was read.
+/// The all-gather lane waits as well as the compute lane, because it owns the memory that the
+/// gather reads.
 void GatheredState::wait_for_gather(CommContext& context) {
   if (layout().ranks() == 1) {
     return;
@@ -356,10 +368,10 @@ void GatheredState::wait_for_gather(CommContext& context) {
     context.streams().order(lane_, Lane::kCompute);
   }
   post_forward_.end_gather();
-  post_forward_.drop();  // a piece serves one backward
+  post_forward_.drop();  // a cached piece serves one backward
 }
 
-/// For a gather that failed: its buffers hold no values.
+/// Ends a gather that failed, whose buffers have no valid values.
 void GatheredState::discard_gather() {
   gather_ = nullptr;
   send_.reset();
@@ -378,12 +390,13 @@ void GatheredState::fill(CommContext& context) {
     return;
   }
   wait_for_gather(context);
-  // The lane's own memory: a gather wrote into it. Empty shards have it, too.
+  // With memory_ set, the gather wrote into the unsharded tensors directly, so nothing is copied.
+  // Groups with empty shards have memory_, too.
   if (memory_) {
     return;
   }
   unsharded_.allocate();
-  // The same values in new memory: autograd must not count this as a write.
+  // Writes the same values into new memory; autograd must not count this as a write.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::vector<at::Tensor>& tensors = unsharded_.tensors();
   if (gathered_) {
@@ -394,7 +407,8 @@ void GatheredState::fill(CommContext& context) {
                            context.streams().record(Lane::kCompute));
     return;
   }
-  // One rank, whose shards differ from the unsharded tensors in type or device.
+  // On one rank whose shards differ from the unsharded tensors in type or device, the values are
+  // copied here.
   gathered_versions_ = shards_->versions();
   std::vector<at::Tensor> shards;
   for (const ShardedParameter& parameter : shards_->parameters()) {
@@ -403,8 +417,9 @@ void GatheredState::fill(CommContext& context) {
   kernels::copy_all(tensors, shards, /*non_blocking=*/true);
 }
 
-/// Unpacked tensors are in compute's memory. Memory that a gather wrote to is reused by its lane,
-/// after compute; on a CPU, or in one lane, it is free at once.
+/// Frees the unsharded memory. If the tensors were unpacked, their memory belongs to the compute
+/// lane. If a gather wrote into the memory, it belongs to the gather's lane, which reuses it after
+/// the compute lane; on a CPU, or if both lanes are the same, at once.
 void GatheredState::free_unsharded(CommContext& context) {
   if (!unsharded_.allocated() && !memory_) {
     return;
@@ -415,7 +430,7 @@ void GatheredState::free_unsharded(CommContext& context) {
   }
   const bool used = unsharded() && lane_ != Lane::kCompute;
   if (auto event = used ? context.streams().record(Lane::kCompute) : nullptr) {
-    // One unit's memory is idle at a time: the next gather takes it.
+    // At most one unit's memory is idle at a time, for the next gather to reuse.
     context.pool().drop(lane_);
     context.pool().release(*std::move(memory_), std::move(event));
   }
@@ -433,7 +448,7 @@ void GatheredState::free_gathered(CommContext& context) {
       parameter.set_gathered(false);
     }
   }
-  if (gather_ != nullptr) {  // prefetched, but not used
+  if (gather_ != nullptr) {  // prefetched but not used
     wait_for_gather(context);
   }
   if (gathered_) {
@@ -449,7 +464,7 @@ void GatheredState::reshard(CommContext& context) {
 }
 
 void GatheredState::reshard_for_now(CommContext& context) {
-  // A second forward before backward finds the piece of the first.
+  // A second forward before backward finds the piece that the first forward cached.
   if (unsharded() && post_forward_.enabled() && !post_forward_.kept()) {
     const c10::AutoGradMode no_grad(false);
     post_forward_.keep(unsharded_.flat(), context.streams());
@@ -465,15 +480,15 @@ void GatheredState::reshard_unused(CommContext& context) {
 
 void GatheredState::discard(CommContext& context) {
   try {
-    // The slots get their shards back before the wait that may throw.
+    // The shards are put into the slots before the wait, which may throw.
     reshard(context);
   } catch (const Error&) {
-    // A gather under way has failed, and has been discarded.
+    // A gather in progress has failed and has been discarded.
   }
 }
 
 bool GatheredState::is_current() const {
-  // Written, replaced or moved shards all mean that the copies have old values.
+  // If shards were written, replaced or moved, the gathered copies have old values.
   return holds_copies() && gathered_versions_ == shards_->versions() && !shards_->any_replaced() &&
          shards_->laid_out();
 }
@@ -482,26 +497,26 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
   if (layout().ranks() > 1) {
     groups.push_back(&group());
   }
-  // The first call of group() makes the communicator, which is collective: so this depends only on
-  // the options, never on what was gathered.
+  // The first call of group() creates the communicator, which is collective. So this condition
+  // depends only on the options, never on what was gathered.
   if (post_forward_.enabled()) {
     groups.push_back(&post_forward_.group());
   }
 }
 
-// Gradients between backward and the optimizer. With gradient sync a unit's are reduced at once;
-// without, they are set aside unsharded and go into the next reduction, which costs the memory of
-// unsharded gradients and saves a collective a micro-batch.
+// Gradients between backward and the optimizer. With gradient sync, a unit's gradients are reduced
+// at once. Without it, they are set aside unsharded and added to the next reduction. This costs the
+// memory of unsharded gradients and saves one collective for each micro-batch.
 
 namespace {
 
-/// A unit keeps its smallest gradient if it has no more elements: a norm's weight or a bias has
-/// fewer.
+/// A unit saves a copy of its smallest gradient if it has at most this many elements. The weight of
+/// a norm, or a bias, usually has fewer.
 constexpr std::int64_t kSampleNumel = 8192;
 
 }  // namespace
 
-/// Until the first forward there are no unsharded tensors.
+/// Before the first forward the unsharded tensors are undefined.
 bool GradientState::any_unsharded() const {
   return std::ranges::any_of(shards_->parameters(), [](const ShardedParameter& parameter) {
     return parameter.unsharded().defined() && parameter.unsharded().grad().defined();
@@ -521,11 +536,13 @@ void GradientState::drop_all() {
   }
 }
 
-/// In reduce_dtype, in which they will be summed: a narrower type would lose bits.
+/// Sets gradients aside in reduce_dtype, in which they will be summed; a narrower type would lose
+/// bits.
 void GradientState::set_aside() {
   const c10::AutoGradMode no_grad(false);
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // Whether a gradient came differs between ranks; whether one might have come does not.
+    // Whether a gradient was computed differs between ranks. Whether one may be computed is the
+    // same on all ranks, so the condition uses only that.
     if (!parameter.left_out() && (parameter.trainable() || parameter.has_unreduced())) {
       const c10::ScalarType dtype = shards_->layout().reduce_dtype();
       parameter.add_unreduced(parameter.take_unsharded(dtype), dtype);
@@ -541,7 +558,8 @@ void GradientState::restore_accumulated_grads() {
 }
 
 bool GradientState::awaits_reduction() const {
-  // Never from whether a gradient came: a rank that used no parameter must still take part.
+  // Must not depend on whether this rank has a gradient, because a rank that used no parameter must
+  // still take part.
   return std::ranges::any_of(shards_->parameters(), [this](const ShardedParameter& parameter) {
     return !parameter.left_out() && (parameter.has_unreduced() ||
                                      (settings_->all_reduce && parameter.has_left_to_replicas()));
@@ -554,7 +572,8 @@ void GradientState::mark_expected() {
   }
 }
 
-/// The current settings: a later change applies to the next reduction.
+/// The options of a reduction that starts now; a later change of the settings applies to the next
+/// reduction.
 ReductionOptions GradientState::reduction_options() const {
   const auto ranks = static_cast<double>(batch_ranks_.value_or(shards_->mesh().ranks()));
   return {.dtype = shards_->layout().reduce_dtype(),
@@ -564,7 +583,8 @@ ReductionOptions GradientState::reduction_options() const {
           .settings = settings_};
 }
 
-/// Once reduced, a NaN of one rank is on all of them. The host waits for the device: for debugging.
+/// Warns about NaN and Inf before the reduction, which spreads them to all ranks. The host waits
+/// for the device, so it is done only with debug checks.
 void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
                                       const at::Tensor& gradient) const {
   if (tessera::detail::debug_checks() && gradient.defined() &&
@@ -575,7 +595,8 @@ void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
   }
 }
 
-/// Adds this backward's gradient to those of earlier ones; the sum is reduced.
+/// Takes this backward's gradient, adds the gradients of earlier backwards that were set aside, and
+/// returns the sum.
 UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter) const {
   const c10::ScalarType dtype = shards_->layout().reduce_dtype();
   UnshardedGradient gradient = parameter.take_unsharded(dtype);
@@ -589,8 +610,10 @@ UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter)
   return converted(std::move(gradient), sum.group(), dtype);
 }
 
-/// After the reduction a NaN of one rank is on all ranks. It is in all gradients that its rows have
-/// reached, so the smallest gradient tells whose it was; checking all would slow down every step.
+/// Saves the group's smallest unreduced gradient, which later tells whether this rank produced a
+/// NaN. After the reduction a NaN is on all ranks. Before it, a NaN is in all gradients that the
+/// NaN's rows reached, so checking the smallest gradient is enough; checking all would slow down
+/// every step.
 void GradientState::keep_sample(const std::vector<ShardedParameter*>& parameters,
                                 const std::vector<UnshardedGradient>& gradients) {
   sampled_.reset();
@@ -613,8 +636,9 @@ void GradientState::start_reduce(CommContext& context) {
   std::vector<ShardedParameter*> trainable;
   std::vector<UnshardedGradient> gradients;
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // All parameters that may have a gradient on any rank: what is sent never depends on the rank.
-    // A parameter that was frozen since still has gradients of earlier micro-batches.
+    // Includes every parameter that may have a gradient on any rank, because what is sent must not
+    // depend on the rank. A parameter that was frozen in the meantime still has the gradients of
+    // earlier micro-batches.
     if (parameter.left_out()) {
       continue;
     }
@@ -641,21 +665,21 @@ void GradientState::finish_reduce(CommContext& context) {
 void GradientState::forget_reduction(CommContext& context) {
   reduction_.reset();
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // The sums hold pointers to these parameters.
+    // The pending sums contain pointers to these parameters.
     context.sums().forget(&parameter);
     parameter.forget_arrivals();
   }
 }
 
-// A group as the rest of FSDP sees it: shards, gathered state and gradient state, and the one
-// moment at which all three are laid out anew.
+// A parameter group as the rest of FSDP sees it: its shards, its gathered state and its gradient
+// state. prepare() is the only function that lays all three out again.
 
 namespace {
 
 std::unique_ptr<ParameterGroupShards> shard_all(const std::vector<ParameterSpec>& specs,
                                                 const MixedPrecisionPolicy& policy) {
-  // ShardedParameter's constructor puts each shard into its slot: from here on the model is
-  // sharded. checked_spec has refused before what would fail halfway.
+  // ShardedParameter's constructor puts each shard into its slot, so from here on the model is
+  // sharded. checked_spec has already rejected everything that would fail halfway.
   std::vector<ShardedParameter> parameters;
   for (const ParameterSpec& spec : specs) {
     parameters.emplace_back(spec);
@@ -674,12 +698,12 @@ ParameterGroup::ParameterGroup(const std::vector<ParameterSpec>& specs,
       gradients_(*shards_, settings) {}
 
 void ParameterGroup::prepare(CommContext& context) {
-  // Cheap where nothing has changed, since every iteration begins with it: pointers are compared.
+  // Cheap if nothing has changed, since every iteration begins with it: only pointers are compared.
   const bool replaced = shards_->adopt();
   if (!replaced && shards_->laid_out()) {
     return;
   }
-  // What is gathered has the old memory or type.
+  // The gathered tensors have the old memory or type.
   gathered_.reshard(context);
   shards_->lay_out();
   gathered_.lay_out(context);

@@ -23,8 +23,8 @@ class GradientState;
 class ParameterGroup;
 class ShardedParameter;
 
-/// What units use to communicate: the streams, the buffers, and the reductions under way. All units
-/// of a model share one.
+/// The communication state that all units of a model share: streams, buffers, and the reductions in
+/// progress.
 class CommContext {
  public:
   CommContext(comm::StreamsPtr streams, c10::Device device)
@@ -34,21 +34,22 @@ class CommContext {
   BufferPool& pool() { return pool_; }
   tessera::detail::DeferredSums& sums() { return sums_; }
 
-  /// Starts the reduction of these groups. Finishes those started before first, so that at most one
-  /// unit's gradients are being reduced.
+  /// Starts the reduction of these groups. First finishes the reductions that were started before,
+  /// so that at most one unit's gradients are being reduced.
   void reduce(std::vector<ParameterGroup>& groups);
-  /// Hands out the gradients whose reduction is under way.
+  /// Finishes the reductions in progress and adds their results to the parameters' gradients.
   void finish_reductions();
-  /// Finishes everything: gradients may be used on the compute lane and, if they are copied to the
-  /// host, by the host. Keeps no buffer.
+  /// Finishes all communication: afterwards gradients may be used on the compute lane and, if they
+  /// are copied to the host, by the host. Frees all buffers.
   void settle();
-  /// Forgets what these groups have under way: their backward failed, or they are about to go.
+  /// Drops the reductions of these groups that are in progress, because their backward failed or
+  /// the groups are about to be destroyed.
   void forget(std::vector<ParameterGroup>& groups);
 
-  /// The reduced gradient of this parameter is copied to the host: settle() waits for the copy, and
-  /// notifies the parameter.
+  /// The reduced gradient of `parameter` is being copied to the host: settle() waits for the copy
+  /// and calls the parameter's arrive().
   void expect_on_host(ShardedParameter& parameter) { on_host_.push_back(&parameter); }
-  /// Keeps tensors of the compute lane, which another lane uses until `event`, for as long.
+  /// Keeps tensors of the compute lane alive until `event`, because another lane uses them.
   void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
 
  private:
@@ -67,31 +68,33 @@ class CommContext {
 };
 using CommContextPtr = std::shared_ptr<CommContext>;
 
-/// How a group's gradients are reduced, by the settings when the reduction started.
+/// How a group's gradients are reduced, by the settings at the start of the reduction.
 struct ReductionOptions {
   c10::ScalarType dtype;
   double divisor = 1;  ///< the sum over all ranks is divided by it
-  bool all_reduce =
-      true;  ///< false: over replicas in a later reduction, with what comes until then
-  bool force_sum = false;                    ///< no part of the division comes before the sum
-  std::shared_ptr<const Settings> settings;  ///< for the label and the hook
+  /// false: the sum over replicas is left to a later reduction, with the gradients until then
+  bool all_reduce = true;
+  bool force_sum = false;                    ///< divide only after the sum
+  std::shared_ptr<const Settings> settings;  ///< provides the label and the hook
 };
 
-/// The reduction of a group's gradients under way: one reduce-scatter over the dimension that
-/// shards, one all-reduce of the shards over the one that replicates, divided. Gradients are sent
-/// from autograd's memory if the communicator can and the rows divide evenly, else packed. On a
-/// mesh of one rank nothing is packed or sent.
+/// One reduction of a group's gradients in progress: a reduce-scatter over the dimension that
+/// shards, an all-reduce of the shards over the dimension that replicates, and a division.
+/// Gradients are sent directly from autograd's memory if the communicator supports it and the rows
+/// divide evenly, else packed. On a mesh of one rank nothing is packed or sent.
 class GradientReduction {
  public:
-  /// Starts. `gradients`: of the unsharded `parameters`, zeros for one that has none, so that what
-  /// is sent never depends on the rank. Collective over `mesh`. The parameters must outlive this.
+  /// Starts the reduction. `gradients`: the gradients of the unsharded `parameters`; an undefined
+  /// gradient is sent as zeros, so that what is sent does not depend on the rank. Collective over
+  /// `mesh`. The parameters must outlive this object.
   GradientReduction(std::vector<ShardedParameter*> parameters,
                     std::vector<UnshardedGradient> gradients, const DataMesh& mesh,
                     ReductionOptions options, CommContext& context);
 
-  /// Waits, and adds the result to the sharded parameters' gradients in their type; what another
-  /// group still has to sum goes through context.sums() first. Works in the reduce-scatter lane; on
-  /// one rank, whose gradients are still compute's, in the compute lane.
+  /// Waits, and adds the result to the sharded parameters' gradients in their type. A gradient with
+  /// a pending sum over another group goes through context.sums() first. Works in the
+  /// reduce-scatter lane; on one rank, whose gradients are in the compute lane, in the compute
+  /// lane.
   void finish(CommContext& context);
 
  private:
@@ -105,9 +108,9 @@ class GradientReduction {
   at::Tensor shard(std::size_t index) const;
   void wait(CommContext& context);
   void join_earlier();
-  /// nullptr if that is left to a later reduction.
+  /// Starts the all-reduce over replicas; nullptr if it is left to a later reduction.
   comm::WorkPtr start_all_reduce();
-  /// False if that is left to a later reduction.
+  /// Sums over replicas; false if this is left to a later reduction.
   bool reduce_over_replicas();
   void hand_out_reduced(CommContext& context);
   void cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype);
@@ -120,14 +123,14 @@ class GradientReduction {
   DataMesh mesh_;
   ReductionOptions options_;
   std::vector<Segment> segments_;
-  double pre_divisor_ = 1;                    ///< divided by before the sum
+  double pre_divisor_ = 1;                    ///< gradients are divided by it before the sum
   std::vector<at::Tensor> held_;              ///< gradients that the collective reads
   std::optional<BufferPool::Buffer> buffer_;  ///< or their packed copy, (ranks, flat numel)
-  at::Tensor output_;                         ///< (flat numel)
+  at::Tensor output_;                         ///< the reduced shards, (flat numel)
   comm::WorkPtr work_;
 };
 
-/// The permanent state of a group: its parameters' shards, laid out in memory.
+/// The permanent state of a parameter group: its parameters' shards and their memory layout.
 class ParameterGroupShards {
  public:
   /// Parameters of one type on one mesh, at least one.
@@ -138,25 +141,25 @@ class ParameterGroupShards {
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
   const DataMesh& mesh() const { return mesh_; }
   const FlatBufferLayout& layout() const { return layout_; }
-  /// This rank's shards, one after another; undefined unless layout().has_flat() and laid out.
+  /// This rank's shards, one after another; undefined unless layout().has_flat() and lay_out() was
+  /// called.
   const at::Tensor& flat() const { return flat_; }
 
-  /// Takes over tensors that were put into the slots since; true if there were any. Throws Error
-  /// for one whose layout differs from its shard's.
+  /// Takes over tensors that were put into the slots since the last call; returns whether there
+  /// were any. Throws Error for a tensor whose layout differs from its shard's.
   bool adopt();
-  /// Whether the shards are still where lay_out() put them: one that was converted or replaced does
-  /// not.
+  /// Whether all shards are still where lay_out() put them. A converted or replaced shard is not.
   bool laid_out() const;
-  /// Takes the types anew, since a model may be converted after it was sharded, and puts the shards
-  /// into a flat buffer. Throws Error, naming them, for parameters that are still on the meta
-  /// device or on another one than they should be, and if only a part of the group was converted.
+  /// Puts the shards into a flat buffer. Reads their types again, since a model may be converted
+  /// after it was sharded. Throws Error with the parameters' names if some are still on the meta
+  /// device or on a wrong device, or if only a part of the group was converted.
   void lay_out();
-  /// Grows with each write to a shard that autograd sees.
+  /// A number that grows with each write to a shard that autograd sees.
   std::uint64_t versions() const;
-  /// See ParameterGroup.
+  /// See ParameterGroup::begin_use and ParameterGroup::lost_write.
   void begin_use();
   std::string lost_write() const;
-  /// Whether a slot holds neither its shard nor the unsharded tensor.
+  /// Whether a slot contains neither its shard nor the unsharded tensor.
   bool any_replaced() const;
 
  private:
@@ -170,52 +173,53 @@ class ParameterGroupShards {
   at::Tensor flat_;
 };
 
-/// The state of a gathered group: the all-gather under way, and the unsharded tensors.
+/// The gathered state of a parameter group: the all-gather in progress, and the unsharded tensors.
 ///
-/// The unsharded tensors share one storage, which is freed when the group is resharded. Where the
-/// communicator moves groups in place and all shards are rows, it gathers straight into them. On a
-/// mesh of one rank nothing is communicated, and without a change of type or device nothing copied:
-/// the unsharded tensor is the shard.
+/// The unsharded tensors share one storage, which is freed when the group is resharded. If the
+/// communicator can gather several tensors in place and all shards are rows, the all-gather writes
+/// straight into them. On a mesh of one rank nothing is communicated. If in addition the type and
+/// the device are the same, nothing is copied: the unsharded tensor is the shard.
 class GatheredState {
  public:
-  /// `shards` must outlive this. `post_forward_mesh_size`: as the option.
+  /// `shards` must outlive this object. `post_forward_mesh_size`: the option's value.
   GatheredState(ParameterGroupShards& shards, std::int64_t post_forward_mesh_size,
                 std::shared_ptr<const Settings> settings);
 
-  /// Makes the unsharded tensors, for shards that were laid out.
+  /// Makes the unsharded tensors. The shards must be laid out.
   void lay_out(CommContext& context);
 
   bool unsharded() const { return phase_ == GatherPhase::kUnsharded; }
   bool is_gathering() const { return phase_ == GatherPhase::kGathering; }
-  /// Whether copies of the shards' values are gathered, under way, or kept as a piece.
+  /// Whether copies of the shards' values are gathered, are being gathered, or are cached as a
+  /// piece.
   bool holds_copies() const {
     return !layout().shares_memory() && (phase_ != GatherPhase::kSharded || post_forward_.kept());
   }
-  /// Whether these are the shards' current values.
+  /// Whether the gathered copies equal the shards' current values.
   bool is_current() const;
   /// Starts the all-gather; false if there is nothing to gather. Collective.
   bool start_unshard(CommContext& context);
-  /// Fills the unsharded tensors. Collective unless started before.
+  /// Fills the unsharded tensors. Collective unless start_unshard() was called before.
   void unshard(CommContext& context);
-  /// Puts the unsharded tensors into the slots, for as long as the unit computes.
+  /// Puts the unsharded tensors into the slots while the unit computes.
   void install_unsharded();
-  /// Puts the shards into the slots; the group stays gathered. A forward that runs without the
-  /// hooks would otherwise find unsharded tensors, whose gradients are never reduced.
+  /// Puts the shards into the slots; the group stays gathered. Otherwise a forward that bypasses
+  /// the hooks would use unsharded tensors, whose gradients are never reduced.
   void install_sharded();
   bool installed() const { return installed_; }
-  /// install_sharded(), and frees what is gathered.
+  /// Calls install_sharded() and frees the gathered memory.
   void reshard(CommContext& context);
-  /// As reshard(), where the same shards will be gathered again: keeps this rank's piece of the
-  /// memory for the ranks of the post-forward mesh, if there is one.
+  /// Like reshard(), for shards that will be gathered again unchanged: caches this rank's piece of
+  /// the memory for the ranks of the post-forward mesh, if there is one.
   void reshard_for_now(CommContext& context);
-  /// Frees what was gathered ahead, if nothing has used it.
+  /// Frees memory that was gathered ahead and not used.
   void reshard_unused(CommContext& context);
-  /// Frees what is gathered, whether that has succeeded or not.
+  /// Frees the gathered memory, whether the gather has succeeded or not.
   void discard(CommContext& context);
 
   void drop_piece() { post_forward_.drop(); }
 
-  /// Adds the groups over which it gathers.
+  /// Appends the process groups over which this state gathers.
   void add_groups(std::vector<comm::Communicator*>& groups);
 
  private:
@@ -238,59 +242,60 @@ class GatheredState {
   ParameterGroupShards* shards_;
   std::shared_ptr<const Settings> settings_;
   Phase<GatherPhase> phase_{GatherPhase::kSharded};
-  bool installed_ = false;  ///< only while unsharded
+  bool installed_ = false;  ///< true only while unsharded
 
   UnshardedTensors unsharded_;
-  /// The unsharded tensors' memory, where a gather wrote into it: it belongs to the gather's lane.
+  /// The unsharded tensors' memory, if a gather wrote into it; it belongs to the gather's lane.
   std::optional<BufferPool::Buffer> memory_;
   PostForwardShard post_forward_;
-  std::uint64_t gathered_versions_ = 0;  ///< versions of the shards at the last gather
+  std::uint64_t gathered_versions_ = 0;  ///< the shards' versions at the last gather
 
   comm::Lane lane_ = comm::Lane::kAllGather;    ///< the lane of the last gather
-  at::Tensor send_;                             ///< the input of the all-gather under way
-  std::optional<BufferPool::Buffer> gathered_;  ///< (ranks, flat numel), unless in place
+  at::Tensor send_;                             ///< the input of the all-gather in progress
+  std::optional<BufferPool::Buffer> gathered_;  ///< (ranks, flat numel); empty if gathered in place
   comm::WorkPtr gather_;
 };
 
-/// A group's gradients between backward and the optimizer: those set aside, and the reduction under
-/// way. Reduced gradients belong to the sharded parameters.
+/// A group's gradients between backward and the optimizer: those set aside, and the reduction in
+/// progress. Reduced gradients belong to the sharded parameters.
 class GradientState {
  public:
-  /// `shards` must outlive this.
+  /// `shards` must outlive this object.
   GradientState(ParameterGroupShards& shards, std::shared_ptr<const Settings> settings)
       : shards_(&shards), settings_(std::move(settings)) {}
 
   /// Whether an unsharded parameter has a gradient.
   bool any_unsharded() const;
-  /// Forgets what a failed backward left in the unsharded parameters.
+  /// Drops the gradients that a failed backward left in the unsharded parameters.
   void drop_unsharded();
-  /// Also forgets the results of earlier backwards, reduced or not.
+  /// Like drop_unsharded(), and also drops the results of earlier backwards, reduced or not.
   void drop_all();
-  /// Sets the unsharded gradients aside, to be added to those of later backwards
+  /// Sets the unsharded gradients aside, to be added to the gradients of later backwards
   /// (UnreducedGradient).
   void set_aside();
-  /// Before backward comes to the unsharded parameters: what was set aside is added to by backward
-  /// itself where it can be.
+  /// To be called before backward reaches the unsharded parameters. Where possible, backward then
+  /// adds directly to the gradients that were set aside.
   void restore_accumulated_grads();
-  /// Whether gradients were set aside, or wait for the replicas, and a reduction now would complete
-  /// them. The same on all ranks, whichever parameters they used.
+  /// Whether gradients that were set aside, or that wait for the replicas, would be completed by a
+  /// reduction now. The same on all ranks, whichever parameters they used.
   bool awaits_reduction() const;
-  /// A backward has ended and may have left reductions under way (ShardedParameter).
+  /// A backward has ended and may have left reductions in progress
+  /// (ShardedParameter::mark_expected).
   void mark_expected();
 
-  /// The number of ranks that each compute a loss; the model's loss is their mean. Default: the
-  /// ranks of the group's mesh.
+  /// Sets the number of ranks that each compute a loss; the model's loss is the mean of these.
+  /// Default: the number of ranks of the group's mesh.
   void set_batch_ranks(std::int64_t ranks) { batch_ranks_ = ranks; }
 
-  /// Starts the reduction of the trainable parameters' gradients, and of what was set aside.
+  /// Starts the reduction of the trainable parameters' gradients, including those set aside.
   /// Collective.
   void start_reduce(CommContext& context);
-  /// Waits for it and hands out what came (see GradientReduction).
+  /// Waits for the reduction and adds its results (see GradientReduction).
   void finish_reduce(CommContext& context);
-  /// Forgets it.
+  /// Drops the reduction in progress.
   void forget_reduction(CommContext& context);
-  /// Whether this rank's own gradient of the parameter in `slot` is kept from the last reduction,
-  /// as the smallest one of a group is, and is not finite. Waits for the device.
+  /// Whether this rank's own gradient of the parameter in `slot` was saved from the last reduction
+  /// (a group saves its smallest gradient) and is not finite. Waits for the device.
   bool brought_nonfinite(const nn::ParameterSlot& slot) const;
 
  private:
@@ -304,15 +309,16 @@ class GradientState {
   std::shared_ptr<const Settings> settings_;
   std::optional<std::int64_t> batch_ranks_;
   std::optional<GradientReduction> reduction_;
-  nn::SlotPtr sampled_;  ///< the parameter of sample_
-  at::Tensor sample_;    ///< its unreduced gradient; undefined: none was small enough
+  nn::SlotPtr sampled_;  ///< the parameter that sample_ belongs to
+  at::Tensor sample_;    ///< an unreduced gradient; undefined if none was small enough
 };
 
-/// Parameters of one type, on one mesh, that are gathered in one all-gather and reduced in one
-/// reduce-scatter: their shards, what is gathered of them, and their gradients.
+/// Parameters of one type, on one mesh, that one all-gather gathers and one reduce-scatter reduces:
+/// their shards, their gathered state, and their gradients.
 class ParameterGroup {
  public:
-  /// Shards the parameters, at least one. Not collective. `post_forward_mesh_size`: as the option.
+  /// Shards the parameters, at least one. Not collective. `post_forward_mesh_size`: the option's
+  /// value.
   ParameterGroup(const std::vector<ParameterSpec>& specs, const MixedPrecisionPolicy& policy,
                  std::int64_t post_forward_mesh_size,
                  const std::shared_ptr<const Settings>& settings);
@@ -325,54 +331,58 @@ class ParameterGroup {
   GradientState& gradients() { return gradients_; }
   const GradientState& gradients() const { return gradients_; }
 
-  /// Lays the shards out, and the unsharded tensors, where something was put into the slots or
-  /// converted since. To be called before the first unshard of an iteration. Throws as
-  /// ParameterGroupShards::adopt and lay_out. Otherwise collective.
+  /// Lays out the shards and the unsharded tensors again if a tensor was put into a slot or
+  /// converted since the last call. To be called before the first unshard of an iteration. Throws
+  /// what ParameterGroupShards::adopt and lay_out throw. Collective unless it throws.
   void prepare(CommContext& context);
 
-  /// Forward begins to use the unsharded parameters.
+  /// Marks the beginning of a forward that uses the unsharded parameters.
   void begin_use() { shards_->begin_use(); }
-  /// The name of an unsharded parameter that was written since, where the write would be lost; "":
-  /// none.
+  /// The name of an unsharded parameter that was written since begin_use(), if the write would be
+  /// lost; "" if there is none.
   std::string lost_write() const { return shards_->lost_write(); }
 
-  /// Adds the groups over which it gathers and reduce-scatters.
+  /// Appends the process groups over which this group gathers and reduce-scatters.
   void add_sharding_groups(std::vector<comm::Communicator*>& groups) {
     gathered_.add_groups(groups);
   }
-  /// Adds the one, if any, over which it all-reduces.
+  /// Appends the process group, if any, over which this group all-reduces.
   void add_replica_groups(std::vector<comm::Communicator*>& groups);
 
  private:
-  std::unique_ptr<ParameterGroupShards> shards_;  ///< which stays where it is when this is moved
+  /// on the heap, so that its address survives a move
+  std::unique_ptr<ParameterGroupShards> shards_;
   GatheredState gathered_;
   GradientState gradients_;
 };
 
 // What ranks exchange in a step: which collectives they called, whose gathered values are current,
-// and which parameters they used. All between the hosts: no tensor is sent and no GPU waited for.
+// and which parameters they used. All exchanges are between the hosts: they send no tensor and wait
+// for no GPU.
 
-/// Lets the ranks of each group agree on their calls: each group once, those that shard before
-/// those that replicate, small before large, so that later groups learn what earlier ones found.
-/// Then throws the first Error; PeerError at once. Collective over all of the groups, which must be
-/// listed in the same order on all ranks. `settings`: of the root, for its hint.
+/// Lets the ranks of each process group agree on their calls. Visits each group once: groups that
+/// shard before groups that replicate, small before large, so that later groups learn what earlier
+/// ones found. Then throws the first Error; throws PeerError at once. Collective over all of the
+/// groups, which must be listed in the same order on all ranks. `settings`: the root's, for the
+/// hint in the message.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating, const Settings& settings);
 
-/// Frees what a group has gathered on all ranks where one of them has written to its shards since:
-/// all gather from the same ranks.
-/// `groups` are the same on all ranks. Collective over their meshes. Throws PeerError.
+/// Frees, on all ranks, the gathered memory of each group whose shards were written on any rank.
+/// All ranks must free it, because the next gather is collective. `groups` must be the same on all
+/// ranks. Collective over their meshes. Throws PeerError.
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context);
 
-/// The ranks that hold a part of a parameter, tensor parallelism's too, agree on whether it was
-/// used: one that no rank used gets no gradient, although zeros were reduced for it; one that any
-/// rank used gets a gradient on all of them. Also, once a parameter, on how gradients came under
-/// tensor parallelism (PartialGradGroup). One exchange a group, whatever the number of parameters.
+/// The agreement on which parameters were used, among the ranks that have a part of a parameter
+/// (including tensor parallelism's ranks). A parameter that no rank used gets no gradient, although
+/// zeros were reduced for it; a parameter that any rank used gets a gradient on all of them. In its
+/// first exchange for a parameter, it also agrees on how gradients arrive under tensor parallelism
+/// (PartialGradGroup). One exchange for each process group, whatever the number of parameters.
 class UseAgreement {
  public:
-  /// The parameters of `group`, which must outlive this.
+  /// Adds the parameters of `group`, which must outlive this object.
   void add(ParameterGroup& group);
-  /// Collective over the meshes. Throws PeerError.
+  /// Exchanges the uses. Collective over the parameters' meshes. Throws PeerError.
   void settle();
 
  private:
@@ -382,7 +392,7 @@ class UseAgreement {
     std::vector<ShardedParameter*> parameters;
   };
 
-  std::vector<Peers> peers_;  ///< in the order in which they came, which is that of the modules
+  std::vector<Peers> peers_;  ///< in the order of the modules
 };
 
 }  // namespace tessera::fsdp

@@ -15,8 +15,8 @@
 
 namespace tessera::fsdp {
 
-// The tables of legal transitions and the one function that changes a phase. All of FSDP's control
-// flow goes through Phase::enter, so an unexpected order of calls is an error that names both
+// The tables of legal transitions, and Phase::enter, the only function that changes a phase. All of
+// FSDP's control flow goes through it, so an unexpected order of calls is an error that names both
 // phases, and not a wrong gradient.
 
 namespace {
@@ -34,7 +34,7 @@ std::string successors_of(P phase) {
 
 }  // namespace
 
-// The causes are those of docs/fsdp.md; fsdp_test compares them.
+// The causes equal those in docs/fsdp.md; fsdp_test compares them.
 
 template <>
 const std::vector<Transition<IterationPhase>>& legal_transitions() {
@@ -124,7 +124,7 @@ const char* to_string(GatherPhase phase) {
 
 template <class P>
 void Phase<P>::enter(P next, const std::string& whose) {
-  // Tables of at most 14 rows: a search costs nothing beside the collective that a change leads to.
+  // The tables have at most 14 rows, so a linear search costs nothing next to a collective.
   const bool legal =
       std::ranges::any_of(legal_transitions<P>(), [&](const Transition<P>& transition) {
         return transition.from == now_ && transition.to == next;
@@ -138,12 +138,14 @@ void Phase<P>::enter(P next, const std::string& whose) {
   now_ = next;
 }
 
-// The template is defined here, beside the tables, for the only three types that have one.
+// The template is defined here, next to the tables, and instantiated for the only three phase
+// types.
 template class Phase<IterationPhase>;
 template class Phase<UnitPhase>;
 template class Phase<GatherPhase>;
 
-// Positions, not successors: a unit may run more than once in a forward.
+// The order stores positions and not a successor for each unit, because a unit may run more than
+// once in a forward.
 
 void GatherOrder::begin() {
   running_.clear();
@@ -169,7 +171,8 @@ std::shared_ptr<Unit> GatherOrder::next() const {
   return known ? last_[running_.size()].lock() : nullptr;
 }
 
-/// Units that stay unsharded between micro-batches are gathered in the first of them.
+/// Keeps the previous order if this forward gathered nothing: units that stay unsharded between
+/// micro-batches are gathered only in the first micro-batch.
 void GatherOrder::end() {
   if (!running_.empty()) {
     last_ = std::exchange(running_, {});
@@ -177,7 +180,7 @@ void GatherOrder::end() {
   follows_ = false;
 }
 
-// Options as text, in the order of their fields.
+// The options as text, in the order of their fields.
 
 namespace {
 
@@ -196,7 +199,7 @@ class FieldTexts {
       add(name, value ? "true" : "false");
     }
   }
-  /// Says only whether the function is set.
+  /// Prints only whether the function is set.
   void add_function(const char* name, bool is_given) {
     if (is_given) {
       add(name, "a function");

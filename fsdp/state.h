@@ -16,33 +16,32 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
-// The phases of an iteration, a unit and the gather of a group. Which phase may follow which, and
-// why, is in the tables of state.cpp, drawn in docs/fsdp.md. Recoveries (a forward or
-// backward that failed, an iteration that never came to its backward) are transitions like any
-// other.
+// The phases of an iteration, of a unit, and of the gather of a parameter group. The tables in
+// state.cpp say which phase may follow which, and why; docs/fsdp.md draws them. Recoveries (after a
+// failed forward or backward, or an iteration without its backward) are transitions like any other.
 
 /// Phases of a root and all units below it.
 enum class IterationPhase : std::uint8_t {
-  kIdle,              ///< neither forward nor backward runs or is awaited
+  kIdle,              ///< neither forward nor backward runs or is expected
   kForward,           ///< the root's forward runs
   kAwaitingBackward,  ///< the root's forward has ended, and a result of it needs a gradient
-  kBackward,          ///< backward has come to a unit and has not ended
+  kBackward,          ///< backward has reached a unit and has not ended
 };
 
 /// Phases of one unit.
 enum class UnitPhase : std::uint8_t {
   kNew,               ///< its shards are not laid out yet
-  kIdle,              ///< neither forward nor backward is in it
+  kIdle,              ///< neither forward nor backward is in the unit
   kForward,           ///< its modules run; no result so far needs a gradient
   kForwardRecorded,   ///< its modules run; a result needs a gradient, so backward will come
   kAwaitingBackward,  ///< its modules have run, and backward will come
-  kBackward,          ///< backward has come to it and has not passed it
+  kBackward,          ///< backward has reached the unit and has not passed it
 };
 
 /// Phases of the parameters of one group.
 enum class GatherPhase : std::uint8_t {
-  kSharded,    ///< the slots hold the shards, and nothing else takes memory
-  kGathering,  ///< an all-gather is under way, or done and not waited for
+  kSharded,    ///< the slots contain the shards, and nothing else uses memory
+  kGathering,  ///< an all-gather is in progress, or done and not waited for
   kUnsharded,  ///< the unsharded tensors are filled, and in the slots while the unit computes
 };
 
@@ -51,7 +50,7 @@ const char* to_string(IterationPhase phase);
 const char* to_string(UnitPhase phase);
 const char* to_string(GatherPhase phase);
 
-/// A phase, one that may follow it, and what leads from the one to the other.
+/// A legal transition from one phase to another, with its cause.
 template <class P>
 struct Transition {
   P from;
@@ -59,7 +58,7 @@ struct Transition {
   const char* cause;
 };
 
-/// All of them.
+/// The table of all legal transitions of the phase type P.
 template <class P>
 const std::vector<Transition<P>>& legal_transitions();
 template <>
@@ -69,7 +68,7 @@ const std::vector<Transition<UnitPhase>>& legal_transitions();
 template <>
 const std::vector<Transition<GatherPhase>>& legal_transitions();
 
-/// The phase that something is in. It changes by enter() alone. For one thread at a time.
+/// A phase that changes only by enter(). Not thread-safe.
 template <class P>
 class Phase {
  public:
@@ -77,15 +76,15 @@ class Phase {
 
   P now() const { return now_; }
   friend bool operator==(const Phase& phase, P value) { return phase.now_ == value; }
-  /// Throws Error, naming both phases and `whose` they are ("unit 'a'"), and changes nothing,
-  /// unless the table has the transition.
+  /// Enters `next`. If the table lacks the transition, throws Error with both phases and `whose`
+  /// phase it is ("unit 'a'"), and changes nothing.
   void enter(P next, const std::string& whose);
 
  private:
   P now_;
 };
 
-/// Collects what this thread's phases, and those of its backwards, do for as long as this lives.
+/// Records the phase changes on this thread, including those in backward, while this object exists.
 /// For tests and debugging.
 class PhaseRecorder {
  public:
@@ -97,7 +96,7 @@ class PhaseRecorder {
 
   using Scope = detail::CarriedScope<detail::Carried::kPhaseRecorder, PhaseRecorder*>;
 
-  /// What phases of the type P did.
+  /// The recorded changes of phases of type P.
   template <class P>
   std::vector<Change>& changes() {
     return std::get<Changes<P>>(changes_).list;
@@ -115,29 +114,31 @@ class PhaseRecorder {
 
 class TESSERA_API Unit;
 
-/// A unit's settings that may change between iterations. There is one object for a unit, which its
-/// groups read as well; the setters in fully_shard.h say what each does.
+/// A unit's settings that may change between iterations. The unit and its parameter groups share
+/// one object. The setters in fully_shard.h document the fields.
 struct Settings {
-  std::string label;                          ///< what messages call the unit: "unit 'layers.3'"
-  std::optional<bool> reshard_after_forward;  ///< default: not for the root
+  std::string label;                          ///< the unit's name in messages: "unit 'layers.3'"
+  std::optional<bool> reshard_after_forward;  ///< default: true except for the root
   bool reshard_after_backward = true;
   bool gradient_sync = true;
-  bool all_reduce = true;  ///< false: reductions leave out the replicas until one does not
+  bool all_reduce = true;  ///< false: reductions skip the replicas until it is true again
   bool last_backward = true;
   bool unshard_in_backward = true;
-  bool unshard_async_op = false;           ///< gathers go to the compute lane
-  bool force_sum = false;                  ///< no part of the division comes before the sum
+  bool unshard_async_op = false;           ///< true: gathers run in the compute lane
+  bool force_sum = false;                  ///< divide only after the sum
   std::optional<double> gradient_divisor;  ///< default: the number of ranks of each group's mesh
-  /// What the next forward's gathers wait for; default: all that was issued.
+  /// The event that the next forward's gathers wait for; default: all work issued so far.
   std::optional<comm::StreamEventPtr> post_optim_event;
-  std::vector<std::weak_ptr<Unit>> forward_prefetch;   ///< empty: what ran after, last time
-  std::vector<std::weak_ptr<Unit>> backward_prefetch;  ///< empty: what ran before
+  /// empty: the unit that ran next in the last forward
+  std::vector<std::weak_ptr<Unit>> forward_prefetch;
+  /// empty: the unit that ran before this one in forward
+  std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
-  /// What messages call the units of the model that have Options::may_be_unused; one list for all.
+  /// The names of the model's units that have Options::may_be_unused; all units share the list.
   std::shared_ptr<const std::vector<std::string>> may_be_unused;
 
-  /// The end of `error`, about ranks that call different collectives. None where that names a unit
-  /// which has the option.
+  /// A hint to append to `error`, an error about ranks that call different collectives. Empty if
+  /// `error` names a unit that has the option may_be_unused.
   std::string hint_of_unused_units(const std::string& error) const {
     const auto names = [&](const std::string& unit) {
       return error.find(unit) != std::string::npos;
@@ -146,33 +147,36 @@ struct Settings {
                ? ""
                : "; a unit that only some ranks run needs Options::may_be_unused";
   }
-  /// Whether more micro-batches of the step will come.
+  /// Whether more micro-batches of the step follow.
   bool step_goes_on() const { return !last_backward || !gradient_sync || !all_reduce; }
 };
 
 class TESSERA_API Unit;
 
-/// The order in which the last forward of a root used the units that it gathered. The forward under
-/// way prefetches by it. Units that were unsharded before do not count: they may run on some ranks
-/// alone, while what is gathered must be the same on all.
+/// The order in which a root's last forward used the units that it gathered. The current forward
+/// prefetches in this order. Units that were already unsharded are not recorded: they may run on
+/// only some ranks, but all ranks must gather the same units.
 class GatherOrder {
  public:
-  /// A forward begins.
+  /// To be called when a forward begins.
   void begin();
-  /// An all-gather of `unit` has begun.
+  /// To be called when an all-gather of `unit` has begun.
   void gathered(const std::shared_ptr<Unit>& unit);
-  /// `unit` is used. False if this forward has not gathered it.
+  /// To be called when `unit` is used. Returns false if this forward has not gathered it.
   bool used(const std::shared_ptr<Unit>& unit);
-  /// The unit that the last forward used next. nullptr: none, or this forward has left that order.
+  /// The unit that the last forward used next; nullptr if there is none, or if this forward has
+  /// left the order of the last one.
   std::shared_ptr<Unit> next() const;
-  /// The forward has succeeded: the next one is compared with it, unless it gathered nothing.
+  /// To be called when the forward has succeeded. The next forward is compared with this one,
+  /// unless this one gathered nothing.
   void end();
 
  private:
   std::vector<std::weak_ptr<Unit>> last_;
   std::vector<std::weak_ptr<Unit>> running_;
   std::vector<std::weak_ptr<Unit>> gathered_;
-  bool follows_ = false;  ///< this forward has used the first units of `last_`, in order
+  /// whether this forward has so far used the units in the order of `last_`
+  bool follows_ = false;
 };
 
 }  // namespace tessera::fsdp

@@ -24,13 +24,13 @@
 
 namespace tessera::fsdp {
 
-// Moves the tensors that enter a unit's forward to the unit's device, and casts those that enter
-// and leave it by its mixed-precision policy. unit.cpp says when; buffers are moved once, when the
-// unit is made.
+// Moves the tensors that enter a unit's forward to the unit's device, and casts the tensors that
+// enter and leave it by the mixed-precision policy. Buffers are moved once, when the unit is made.
 
 namespace {
 
-/// Distributed tensors are on their mesh's device, and meta tensors have no data to move.
+/// Whether `tensor` must be moved to `device`. Distributed tensors are on their mesh's device, and
+/// meta tensors have no data to move.
 bool is_elsewhere(const at::Tensor& tensor, c10::Device device) {
   return tensor.defined() && tensor.device() != device && !tensor.is_meta() &&
          !tessera::is_distributed(tensor);
@@ -45,14 +45,16 @@ void move_buffers_of(torch::nn::Module& module, c10::Device device,
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
     for (const auto& [name, slot] : ours->buffer_slots()) {
       if (!ignored.contains(slot) && is_elsewhere(slot->get(), device)) {
-        // Through the slot, so that nn::Parameter members see it.
+        // The parameter is replaced through its slot, so that nn::Parameter members see the moved
+        // tensor.
         slot->swap(slot->get().to(device));
       }
     }
   }
   for (const at::Tensor& buffer : module.buffers(/*recurse=*/false)) {
     if (is_elsewhere(buffer, device)) {
-      // In place: libtorch's register_buffer handed out the tensor itself.
+      // The buffer is moved in place, because libtorch's register_buffer returned the tensor object
+      // itself to the program.
       buffer.set_data(buffer.to(device));
     }
   }
@@ -70,7 +72,8 @@ void move_inputs(nn::TensorList inputs, c10::Device device) {
 
 void move_buffers(const std::vector<nn::ModuleBase*>& modules, c10::Device device,
                   const std::unordered_set<nn::SlotPtr>& ignored) {
-  // A buffer that is moved must not become a result of autograd.
+  // Without gradient recording, so that a moved buffer does not become the result of an autograd
+  // operator.
   const c10::AutoGradMode no_grad(false);
   const auto move = [&](const std::string&, torch::nn::Module& module) {
     move_buffers_of(module, device, ignored);
@@ -100,18 +103,18 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
 }
 
 // How a unit learns where backward is. libtorch's C++ modules have no backward hooks, so the unit's
-// arguments pass through an autograd node of FSDP's, and its results get tensor hooks. The other
-// files of this folder see callbacks only.
+// arguments pass through an autograd node of FSDP, and its results get tensor hooks. The other
+// files of this folder see only the callbacks.
 
 namespace {
 
 using tessera::detail::variable_list;
 
-/// Called with gradients; some may be undefined.
+/// A callback that receives gradients, some of which may be undefined.
 using GradientHook = std::function<void(nn::TensorList gradients)>;
 
-/// The identity, with a callback in its backward. Its sequence number is lower than that of every
-/// node made after it, so the engine runs it after all of those that are ready.
+/// An identity node that calls a callback in backward. Its sequence number is lower than that of
+/// every node made after it, so the engine runs it after all of those nodes that are ready.
 struct CallAfter final : tessera::detail::Node {
   explicit CallAfter(GradientHook then) : callback(std::move(then)) {}
 
@@ -124,7 +127,7 @@ struct CallAfter final : tessera::detail::Node {
     return std::move(gradients);
   }
 
-  /// The name that libtorch's error shows if the output is changed in place.
+  /// The node's name, which libtorch's error shows if the output is changed in place.
   std::string name() const override {
     return "fully_shard (forward of a unit must not change its arguments in place: clone them "
            "first)";
@@ -137,13 +140,13 @@ bool needs_gradient(const at::Tensor* tensor) {
   return tensor->defined() && tensor->requires_grad();
 }
 
-/// Calls `callback` with the gradients of `tensors` once all have been computed, which is when
-/// backward has passed through everything that was computed from them. Replaces the tensors by
-/// views behind a new autograd node, which autograd refuses to change in place. Does nothing if
-/// none requires a gradient.
+/// Calls `callback` with the gradients of `tensors` once all have been computed, which means that
+/// backward has passed through everything that was computed from the tensors. Replaces the tensors
+/// by views behind a new autograd node, which autograd refuses to change in place. Does nothing if
+/// no tensor requires a gradient.
 void call_after_backward(nn::TensorList tensors, GradientHook callback) {
-  // Only tensors that need a gradient become inputs of the node: the others' order does not matter,
-  // since the callback looks at none of them by position.
+  // Only tensors that need a gradient become inputs of the node. The positions of the gradients do
+  // not matter, because no callback uses them.
   variable_list inputs;
   for (const at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
@@ -163,14 +166,14 @@ void call_after_backward(nn::TensorList tensors, GradientHook callback) {
   }
 }
 
-/// Calls `callback` when backward reaches any of `tensors` (once for each). Returns false if none
-/// requires a gradient.
+/// Calls `callback` when backward reaches any of `tensors`, once for each tensor reached. Returns
+/// false if no tensor requires a gradient.
 bool call_before_backward(nn::TensorList tensors, const std::function<void()>& callback) {
   bool any = false;
   for (const at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
-      // A hook on each result: which of them backward reaches first is not known, and some it may
-      // never reach. pre_backward() ignores all but the first.
+      // Adds a hook to each result, because it is unknown which result backward reaches first, and
+      // it may never reach some. pre_backward() ignores all calls after the first.
       tessera::detail::add_own_hook(*tensor, tessera::detail::OwnHook::kNotice,
                                     [callback](const at::Tensor& gradient) {
                                       callback();
@@ -184,13 +187,14 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
 
 }  // namespace
 
-// What a unit does around the forward and the backward of its modules: gather, prefetch, free,
-// reduce. UnitPhase says where it stands, and each hook begins by asking it, because the same hook
-// is called in forward, in a recomputation and in a backward of a backward.
+// What a unit does before and after the forward and the backward of its modules: gather, prefetch,
+// free, reduce. Each hook first checks UnitPhase, because the same hook is called in forward, in a
+// recomputation and in a backward of a backward.
 
 namespace {
 
-/// A prefetch: starts all-gathers and waits for none. Units that are gone are left out.
+/// A prefetch: starts the units' all-gathers and waits for none. Skips units that have been
+/// destroyed.
 void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   for (const std::weak_ptr<Unit>& unit : units) {
     if (const std::shared_ptr<Unit> alive = unit.lock()) {
@@ -199,7 +203,8 @@ void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   }
 }
 
-/// Adds what was done, and for which unit, to what libtorch throws: out of memory, for example.
+/// Adds the operation `what` and the unit's name `label` to a libtorch exception (out of memory,
+/// for example).
 template <class Act>
 auto naming(const char* what, const std::string& label, Act&& act) {
   try {
@@ -212,10 +217,11 @@ auto naming(const char* what, const std::string& label, Act&& act) {
 
 std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
   auto settings = std::make_shared<Settings>();
-  // Until a root is known there is no FQN: the class has to do.
+  // The unit's FQN is unknown until a root is known, so the label names the module's class.
   settings->label = detail::concat("a unit of ", spec.modules.front()->name());
   settings->reshard_after_forward = spec.options.reshard_after_forward;
-  // Pieces are kept where parameters are freed, so that asking for them is asking for that.
+  // Pieces are cached when parameters are freed after forward, so setting post_forward_mesh_size
+  // implies reshard_after_forward.
   if (spec.options.post_forward_mesh_size > 1 && !spec.options.reshard_after_forward) {
     settings->reshard_after_forward = true;
   }
@@ -233,7 +239,7 @@ Unit::Unit(const UnitSpec& spec)
       groups_(spec, settings_) {}
 
 void Unit::install() {
-  // The modules own this, and the hooks are the modules'.
+  // The hooks capture a raw pointer: the modules own both this unit and the hooks.
   for (nn::ModuleBase* module : modules_) {
     constexpr auto kCalls = nn::HookedCalls::kEveryMethod;
     module->add_forward_pre_hook([this](auto&, nn::TensorList inputs) { pre_forward(inputs); },
@@ -252,7 +258,7 @@ bool Unit::runs_forward() const {
   return phase_ == UnitPhase::kForward || phase_ == UnitPhase::kForwardRecorded;
 }
 
-/// enter() refuses kIdle from kIdle.
+/// The check is needed because the transition from kIdle to kIdle is not legal.
 void Unit::reset_to_idle() {
   if (phase() != UnitPhase::kIdle) {
     enter(UnitPhase::kIdle);
@@ -260,13 +266,13 @@ void Unit::reset_to_idle() {
 }
 
 void Unit::prepare() {
-  // Ranks compare parameters only once, since the exchange has a cost.
+  // Ranks compare their parameters only in the first call, because the exchange has a cost.
   groups_.prepare(phase_ == UnitPhase::kNew);
   reset_to_idle();
 }
 
 void Unit::start_unshard() {
-  // By hand before the root's first forward, which prepares all units.
+  // The program may unshard by hand before the root's first forward, which prepares all units.
   if (phase_ == UnitPhase::kNew) {
     prepare();
   }
@@ -287,17 +293,19 @@ void Unit::reshard() {
   free_idle_buffers();
 }
 
-/// An iteration frees them at its end.
+/// Frees the pool's idle buffers outside of an iteration; an iteration frees them at its end.
 void Unit::free_idle_buffers() {
   if (iteration_ == nullptr || !iteration_->is_under_way()) {
     comm_context().pool().clear();
   }
 }
 
-// Forward.
+// The hooks around forward.
 
-/// The rows are those of the previous training forward: by now the program has computed its loss,
-/// and may have weighed it. Warns once, since the program may mean it so.
+/// Warns once if the ranks had different numbers of rows in the previous training forward and
+/// nothing weighs the ranks' losses. The warning comes one forward late, because by then the
+/// program has computed its loss and may have weighed it. It comes once, because the program may
+/// intend the difference.
 void Unit::warn_of_uneven_rows() {
   const auto [least, most] = random_agreement_.rows();
   const bool said = settings_->gradient_divisor || nn::weighs_ranks();
@@ -310,8 +318,9 @@ void Unit::warn_of_uneven_rows() {
              "CrossEntropyOptions::over (of a loss that is a sum, set_gradient_divide_factor)");
 }
 
-/// The root's input has the rows of the batch, also where it is called in the forward of another
-/// model; so has that of a unit which is called by itself.
+/// Begins the scope in which random operators draw by rows of the batch. The batch's rows are those
+/// of the root's input, even if the root is called within the forward of another model, or those of
+/// the input of a unit that is called directly.
 void Unit::begin_random_region(nn::TensorList inputs) {
   const detail::RandomRegionPtr& outer = detail::random_region();
   const std::shared_ptr<detail::BatchRows> known = outer != nullptr ? outer->rows() : nullptr;
@@ -325,8 +334,9 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   const auto rows = std::make_shared<detail::BatchRows>(dims, sizes);
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
-  // Replicas may evaluate by themselves. A recomputation has the places of its forward. After an
-  // error of this rank alone the others are in other exchanges.
+  // The ranks exchange their rows only in a root's training forward. Replicas may evaluate
+  // independently. A recomputation uses the random positions of its forward. After an error of this
+  // rank alone, the other ranks are in other exchanges.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -340,7 +350,7 @@ void Unit::begin_random_region(nn::TensorList inputs) {
 }
 
 void Unit::end_call() {
-  // Another hook may have thrown before ours ran.
+  // May be empty, because another hook may have thrown before FSDP's hook ran.
   if (!random_regions_.empty()) {
     random_regions_.pop_back();
   }
@@ -349,7 +359,7 @@ void Unit::end_call() {
 void Unit::pre_forward(nn::TensorList inputs) {
   random_regions_.emplace_back();
   // Activation checkpointing runs a part of the forward again, maybe before the gradient of this
-  // unit's results has come.
+  // unit's results has been computed.
   if (nn::is_recomputing()) {
     pre_backward(nullptr);
   } else if (phase() != UnitPhase::kBackward || iteration_->backward_failed()) {
@@ -357,7 +367,7 @@ void Unit::pre_forward(nn::TensorList inputs) {
   }
   begin_random_region(inputs);
   if (is_root()) {
-    // Only the root's: a unit below gets what the model has computed.
+    // Only the root moves its inputs: units below receive what the model has computed.
     move_inputs(inputs, groups_.mesh().device());
   }
   if (mp_policy_.restore_input_dtype) {
@@ -366,11 +376,11 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (mp_policy_.cast_forward_inputs) {
     cast_floating(inputs, mp_policy_.param_dtype);
   }
-  const OperatorModePause pause;  // a policy is asked of the model's own operators
+  const OperatorModePause pause;  // the operator mode applies only to the model's own operators
   if (phase_ == UnitPhase::kBackward) {
     unshard();
     if (nn::is_recomputing()) {
-      // As in forward: a tensor-parallel product asks which node has made its input.
+      // As in forward, because a tensor-parallel product looks up the node that made its input.
       call_after_backward(inputs, [](nn::TensorList) {});
     }
   } else if (!runs_forward()) {
@@ -381,14 +391,15 @@ void Unit::pre_forward(nn::TensorList inputs) {
 void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
   std::ranges::for_each(groups(), &ParameterGroup::begin_use);
-  // After this unit's own all-gathers, which are needed first and go in the same lane.
+  // The prefetch starts after this unit's own all-gathers, which are needed first and use the same
+  // lane.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // or a backward ran between two of the modules
+  if (to_run_.empty()) {  // or if a backward ran between two of the modules
     to_run_.insert(modules_.begin(), modules_.end());
   }
-  // Without gradients no backward comes. Where no input needs a gradient no hook is set either:
-  // end_backward() then settles the unit.
+  // Without gradients no backward follows. If no input needs a gradient, no hook is set either, and
+  // end_backward() settles the unit.
   if (c10::GradMode::is_enabled()) {
     call_after_backward(inputs, [unit = shared_from_this()](nn::TensorList gradients) {
       unit->post_backward(gradients);
@@ -396,8 +407,8 @@ void Unit::begin_forward(nn::TensorList inputs) {
   }
 }
 
-/// The next unit's all-gather runs beside this one's computation. In the first forward no order is
-/// known.
+/// Prefetches the next unit, so that its all-gather overlaps this unit's computation. The first
+/// forward prefetches nothing, because the order of the units is unknown.
 void Unit::prefetch_for_forward() {
   const std::shared_ptr<Unit> next = iteration_->gather_ahead(*this);
   if (!settings_->forward_prefetch.empty()) {
@@ -412,7 +423,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A method that called forward ends after it (register_forward_method).
+  // A method that has called forward ends after it (register_forward_method).
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);
@@ -428,7 +439,7 @@ void Unit::await_backward(nn::TensorList outputs) {
   if (!c10::GradMode::is_enabled()) {
     return;
   }
-  // Lives as long as the graph does.
+  // The token is owned by the graph of the results and expires with it.
   const auto token = std::make_shared<RecordedCall>();
   for (const at::Tensor* output : outputs) {
     if (output->defined() && output->grad_fn() != nullptr) {
@@ -439,11 +450,12 @@ void Unit::await_backward(nn::TensorList outputs) {
       outputs, [unit = shared_from_this(), token] { unit->pre_backward(token.get()); });
   std::erase_if(recorded_calls_, [](const auto& call) { return call.expired(); });
   recorded_calls_.push_back(token);
-  // In a unit of several modules the first result records it in the order; one entry is enough.
+  // In a unit of several modules the first result records the unit in the forward order; one entry
+  // is enough.
   if (!hooked || phase_ == UnitPhase::kForwardRecorded) {
     return;
   }
-  // A unit that only some ranks ran must not change what they prefetch.
+  // A unit that only some ranks ran must not change what these ranks prefetch.
   if (!may_be_unused_) {
     iteration_->ran_forward(*this, token);
   }
@@ -454,7 +466,7 @@ void Unit::end_partial_forward() {
   if (to_run_.empty()) {
     return;
   }
-  // Once: it is no error, and may be meant.
+  // The warning is shown once, because skipping a module is no error and may be intended.
   if (!std::exchange(warned_, true)) {
     TORCH_WARN(label(), ": ", to_run_.size(), " of its ", modules_.size(), " modules, one a ",
                (*to_run_.begin())->name(), ", did not run in a forward of the root; modules that ",
@@ -463,7 +475,9 @@ void Unit::end_partial_forward() {
   to_run_.clear();
   if (runs_forward()) {
     end_forward();
-  } else if (phase_ != UnitPhase::kBackward) {  // a backward ran between two of the modules
+  } else if (phase_ != UnitPhase::kBackward) {
+    // In kBackward the memory is not freed here, because a backward runs between two of the unit's
+    // modules.
     free_after_forward();
   }
 }
@@ -471,7 +485,7 @@ void Unit::end_partial_forward() {
 void Unit::end_forward() {
   const std::string lost = lost_write("forward of " + label());
   TESSERA_CHECK(lost.empty(), lost, " (stock Embedding: leave out max_norm)");
-  // Before the iteration's end, which depends on it.
+  // The unit's phase changes first, because the end of the iteration depends on it.
   enter(phase_ == UnitPhase::kForwardRecorded ? UnitPhase::kAwaitingBackward : UnitPhase::kIdle);
   if (is_root()) {
     iteration_->end_forward(/*backward_comes=*/phase_ == UnitPhase::kAwaitingBackward);
@@ -480,10 +494,11 @@ void Unit::end_forward() {
   free_idle_buffers();
 }
 
-/// What is freed here and gathered again in backward is what ZeRO-3 saves.
+/// Frees the unsharded parameters after forward, to gather them again in backward; this is the
+/// memory that ZeRO-3 saves.
 void Unit::free_after_forward() {
   if (may_be_unused_) {
-    install_sharded();  // and free when backward ends, or the iteration, which frees all
+    install_sharded();  // the memory is freed when backward or the iteration ends
   } else if (phase() != UnitPhase::kAwaitingBackward) {
     groups_.each(&GatheredState::reshard, comm_context());
   } else if (settings_->reshard_after_forward.value_or(!is_root())) {
@@ -493,10 +508,10 @@ void Unit::free_after_forward() {
   }
 }
 
-// Backward.
+// The hooks around backward.
 
-/// Whether the backward that runs will come to another call of this unit: autograd then hands out
-/// the parameters' gradients after that one, as a sum over all calls.
+/// Whether the running backward will also reach another call of this unit. Autograd then
+/// accumulates the parameters' gradients of all calls and makes them available after the last one.
 bool Unit::is_called_again() const {
   const int backward = tessera::detail::backward_id();
   return std::ranges::any_of(recorded_calls_, [&](const std::weak_ptr<RecordedCall>& recorded) {
@@ -518,39 +533,43 @@ void Unit::pre_backward(RecordedCall* call) {
   if (settings_->unshard_in_backward || unsharded()) {
     unshard();
   }
-  // Before more is gathered: what is left of the reduction is packed gradients.
+  // Reductions finish before more is gathered, because the packed gradients of the previous
+  // reduction still use memory.
   comm_context().finish_reductions();
-  // After that, which calls hooks of the program on other units' gradients.
+  // Accumulated gradients are restored after finish_reductions(), which calls the program's hooks
+  // on other units' gradients.
   groups_.each(&GradientState::restore_accumulated_grads);
-  // Last: this unit's own gather is needed first.
+  // The prefetch is last, because this unit's own gather is needed first.
   prefetch_for_backward();
 }
 
-/// The all-gather of the unit that backward comes to next runs beside this one's computation.
+/// Prefetches the unit that backward reaches next, so that its all-gather overlaps this unit's
+/// computation.
 void Unit::prefetch_for_backward() {
   const std::shared_ptr<Unit> before = iteration_->ran_before(*this);
   if (!settings_->backward_prefetch.empty()) {
     start_unshard_all(settings_->backward_prefetch);
-    // A unit that must not gather in backward is not gathered ahead either.
+    // A unit that must not gather in backward is not prefetched in backward either.
   } else if (before != nullptr && before->settings_->unshard_in_backward) {
     before->start_unshard();
   }
 }
 
 void Unit::post_backward(nn::TensorList gradients) {
-  // Ranks that did not run a unit have no hook here. So one that may be unused waits for the end of
-  // backward, where all ranks come.
+  // Ranks that did not run this unit have no hook here. So a unit that may be unused is reduced at
+  // the end of backward, which all ranks reach.
   if (phase_ == UnitPhase::kBackward && !may_be_unused_) {
     enter(UnitPhase::kIdle);
     awaits_call_ = is_called_again();
     awaits_call_ ? free_after_backward() : settle_gradients();
   }
-  // Where backward made a graph (create_graph), that of the gradients reads the parameters again.
+  // With create_graph, the graph of the gradients reads the parameters again, so the unit is
+  // gathered for it.
   call_before_backward(gradients, [unit = shared_from_this()] { unit->pre_backward(nullptr); });
 }
 
 void Unit::settle_gradients() {
-  // First, so that the reduction's buffers find memory that is free.
+  // Frees the unsharded parameters first, so that the reduction's buffers can use their memory.
   free_after_backward();
   // Collective, in the order in which backward passes the units, which is the same on all ranks.
   naming("reduction", label(), [this] {
@@ -565,9 +584,10 @@ void Unit::end_backward() {
     enter(UnitPhase::kIdle);
   }
   const bool awaited_call = std::exchange(awaits_call_, false);
-  // A unit whose inputs need no gradient, or whose parameters got theirs after the inputs did.
+  // True for a unit whose inputs need no gradient, or whose parameters got their gradients after
+  // its inputs did.
   const bool late = groups_.any(&GradientState::any_unsharded);
-  // Or one that only an earlier micro-batch used.
+  // True also for a unit that only an earlier micro-batch used.
   const bool awaits = settings_->gradient_sync && groups_.any(&GradientState::awaits_reduction);
   if (was_in_backward || late || awaits || may_be_unused_ || awaited_call) {
     settle_gradients();
@@ -581,15 +601,15 @@ void Unit::free_after_backward() {
                                     : install_sharded();
 }
 
-// A unit in the iteration of its root: how the first call of a root finds its units, what begins
-// and abandons one, and what is refused before.
+// A unit in the iteration of its root: how the first call of a root finds its units, how an
+// iteration begins and is abandoned, and which calls are rejected before it begins.
 
 namespace {
 
-// If only parts of a model were made units, each rank trains the rest separately, without an error.
-// Only the module whose forward was called can see the rest.
+// If only parts of a model were made units, each rank would train the other parts separately,
+// without an error. Only the module whose forward was called can see those parts.
 
-/// "'a', 'b', 'c', ...": three show which part of the model it is.
+/// At most three names, "'a', 'b', 'c', ...", which is enough to identify the part of the model.
 std::string first_of(const std::vector<std::string>& names) {
   std::string text;
   for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
@@ -598,10 +618,10 @@ std::string first_of(const std::vector<std::string>& names) {
   return names.size() > 3 ? text + ", ..." : text;
 }
 
-/// Throws Error, naming them, for parameters below `module` that are trained and in no unit, while
-/// a unit on `mesh` runs in its forward: their gradients would not be reduced over the ranks. Not
-/// for those that Options::ignored names. `again`: earlier all were. Not collective, and the same
-/// on all ranks.
+/// Throws Error with the names of trainable parameters below `module` that are in no unit and not
+/// in Options::ignored, if a unit on `mesh` runs in its forward: their gradients would not be
+/// reduced over the ranks. `again`: an earlier check found all parameters in units. Not collective;
+/// the result is the same on all ranks.
 void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh, bool again) {
   std::unordered_set<nn::SlotPtr> meant;
   for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
@@ -610,7 +630,7 @@ void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& m
   std::vector<std::string> forgotten;
   nn::visit_modules(module, [&](const std::string& fqn, const nn::ModuleBase& below) {
     for (const auto& [name, slot] : below.slots()) {
-      // A unit has given its parameters a persistent tensor.
+      // A slot with a persistent tensor belongs to a unit.
       if (slot->get().requires_grad() && !slot->has_persistent() && !meant.contains(slot)) {
         forgotten.push_back(nn::join_fqn(fqn, name));
       }
@@ -632,8 +652,8 @@ void mix(std::uint64_t& hash, std::uint64_t value) {
   hash ^= hash >> 32U;
 }
 
-/// A number that changes with the set of slots below `module`, their units and whether they are
-/// trained. Cheap, since each forward asks.
+/// Mixes into `hash` the slots below `module`, their units and whether they are trainable. Cheap,
+/// because every forward calls it.
 void mix_slots(std::uint64_t& hash, const torch::nn::Module& module) {
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
     for (const auto& [name, slot] : ours->slots()) {
@@ -652,8 +672,8 @@ void Unit::make_iteration() {
   TESSERA_CHECK(modules_.size() == 1,
                 "forward of a module that is a unit together with others was called before that "
                 "of the root; apply fully_shard to the module that holds them and call that");
-  // A unit that is called before it knows a root is the root. If it is not the model's root, that
-  // one assigns it to another iteration at its own first call.
+  // A unit that is called before it knows a root takes itself as the root. If it is not the model's
+  // root, the model's root assigns it to another iteration at its own first call.
   const nn::ModuleBase& root = *modules_.front();
   const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
   iteration_ = std::make_shared<IterationState>(units);
@@ -663,7 +683,8 @@ void Unit::make_iteration() {
     unit->iteration_ = iteration_;
     unit->groups_.set_comm_context(groups_.shared_comm_context());
     unit->groups_.set_batch_mesh(groups_.mesh());
-    // Named by the first of its modules below the root: others may be elsewhere.
+    // A unit is labelled by the first of its modules that is below the root, because its other
+    // modules may be in another tree.
     const auto below = std::ranges::find_if(
         unit->modules_, [&](const nn::ModuleBase* module) { return tree.find(module); });
     unit->settings_->label =
@@ -677,7 +698,8 @@ void Unit::make_iteration() {
   }
 }
 
-/// `writer`: of the message.
+/// The message about a write to an unsharded parameter that would be lost; "" if there was none.
+/// `writer`: the subject of the message.
 std::string Unit::lost_write(const std::string& writer) const {
   for (const ParameterGroup& group : groups_.groups()) {
     if (const std::string name = group.lost_write(); !name.empty()) {
@@ -690,14 +712,15 @@ std::string Unit::lost_write(const std::string& writer) const {
   return "";
 }
 
-/// In forward and backward the unit itself has shown them.
+/// Only outside of forward and backward, where the unit itself has put the unsharded parameters
+/// into the slots.
 std::string Unit::write_by_hand() const {
   const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
   return computes || !installed() ? ""
                                   : lost_write("the program, after unshard of " + label() + ",");
 }
 
-/// Before anything is gathered: the next gather may free what was written.
+/// Checked before anything is gathered, because the next gather may free the written memory.
 void Unit::refuse_write_by_hand() const {
   const std::string lost = write_by_hand();
   TESSERA_CHECK(lost.empty(), lost);
@@ -712,7 +735,7 @@ void Unit::enter_as_root() {
     for (const std::shared_ptr<Unit>& unit : iteration_->units()) {
       unit->refuse_write_by_hand();
     }
-    // Prepares every unit, this one too; throws within its own backward.
+    // Prepares every unit, including this one. Throws if called within this root's own backward.
     follows_abandoned_ = iteration_->begin_forward();
     return;
   }
@@ -726,8 +749,8 @@ void Unit::enter_as_root() {
 
 void Unit::await_compute() {
   const bool between = iteration_ == nullptr || !iteration_->is_under_way();
-  // Outside of an iteration the shards may have been written since the pieces were kept. Within one
-  // they may not, and backward needs the pieces.
+  // Outside of an iteration the shards may have been written since the pieces were cached. Within
+  // an iteration they must not be written, and backward needs the pieces.
   if (between) {
     groups_.each(&GatheredState::drop_piece);
   }
@@ -743,7 +766,8 @@ void Unit::await_compute() {
   groups_.follow_compute();
 }
 
-/// No exchange of the ranks, as in await_compute(): a loss may call the unit many times.
+/// Throws Error if this rank has written to shards whose old values are still gathered. Unlike
+/// await_compute(), the ranks exchange nothing, because a loss may call the unit many times.
 void Unit::refuse_outdated() {
   for (const ParameterGroup& group : groups()) {
     TESSERA_CHECK(!group.gathered().holds_copies() || group.gathered().is_current(), "forward of ",
@@ -753,8 +777,9 @@ void Unit::refuse_outdated() {
   }
 }
 
-/// In training, and again whenever a slot or a requires_grad has changed. Only the module whose
-/// forward was called can see parameters around the units.
+/// In training, checks that all trainable parameters of the called module are in units, and checks
+/// again whenever a slot or a requires_grad has changed. Only the module whose forward was called
+/// can see parameters outside the units.
 void Unit::check_all_in_units() {
   if (!c10::GradMode::is_enabled() || groups_.mesh().ranks() == 1) {
     return;
@@ -775,7 +800,7 @@ void Unit::abandon_iteration() {
 }
 
 void Unit::begin_iteration() {
-  // A forward or backward that failed may have left it anywhere.
+  // A forward or backward that failed may have left this state anywhere.
   to_run_.clear();
   awaits_call_ = false;
   if (phase_ != UnitPhase::kNew) {
@@ -785,7 +810,8 @@ void Unit::begin_iteration() {
   gather_on_all_ranks();
 }
 
-/// Past the order of gathers, which is of units that all ranks run.
+/// Gathers a unit that may be unused. The gather is not recorded in the gather order, which has
+/// only units that all ranks run.
 void Unit::gather_on_all_ranks() {
   if (may_be_unused_) {
     groups_.start_unshard();

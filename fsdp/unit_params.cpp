@@ -29,11 +29,11 @@ namespace tessera::fsdp {
 
 namespace {
 
-// Compares the copies of parameters that FSDP's ranks hold, by a hash. A copy that differs would
-// train on without an error: gradients are averaged over copies, values are not.
+// Compares the copies of parameters on FSDP's ranks by a hash. Training would continue without an
+// error with a copy that differs, because gradients are averaged over copies but values are not.
 
-// Ranks hold copies of parameters: of all of them with replicas (HSDP, replicate()), and of the
-// parameters that are not split among the ranks that shard.
+// With replicas (HSDP, replicate()) ranks have copies of all parameters. Without, the ranks that
+// shard have copies of the parameters that are not split.
 
 using tessera::detail::Equality;
 using tessera::detail::Replica;
@@ -49,7 +49,8 @@ Replica copy_of(const ShardedParameter& parameter, Of of) {
   return {"the gradient of " + name, gradient.defined() ? local_tensor(gradient) : at::Tensor()};
 }
 
-/// `all`: of every parameter, else of those that are not split.
+/// The copies of parameters to compare. `all`: of every parameter; otherwise only of parameters
+/// that are not split.
 std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   std::vector<Replica> replicas;
   for (const ShardedParameter& parameter : group.parameters()) {
@@ -60,9 +61,9 @@ std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   return replicas;
 }
 
-/// Throws Error, on all ranks that hold copies of it, for a parameter of the unit that messages
-/// call `label` whose copies, or those of its gradient, differ. Collective over the groups' meshes;
-/// no traffic.
+/// Compares the copies of each parameter, or of its gradient, of the unit named `label`. If they
+/// differ, throws Error on all ranks that have the copies. Collective over the groups' meshes. Does
+/// nothing where there are no copies.
 void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, Of of,
                   const std::string& label) {
   const c10::AutoGradMode no_grad(false);
@@ -83,18 +84,19 @@ void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, 
   }
 }
 
-// A debug check, at a unit's first gather, that all ranks have built the same model. Shards are
-// padded to one size, so that collectives of different parameters may succeed and give each rank
-// the values of another parameter; nothing else would notice.
+// A debug check at a unit's first gather that all ranks have built the same model. Shards are
+// padded to one size, so collectives of different parameters may succeed and give each rank the
+// values of another parameter, and nothing else would detect it.
 
 using Numbers = std::vector<std::int64_t>;
 
-/// Sent instead of the text, whose length differs; the ranks print only their own.
+/// The hash of a parameter's description. Ranks exchange hashes and not texts, whose lengths
+/// differ, and print only their own text.
 std::int64_t hash_of_line(const std::string& text) {
   return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
 }
 
-/// The parameters of some groups, one line each.
+/// The parameters of `groups` as text, one line for each parameter.
 std::vector<std::string> lines_of(const std::vector<const ParameterGroup*>& groups) {
   std::vector<std::string> lines;
   for (const ParameterGroup* group : groups) {
@@ -107,8 +109,9 @@ std::vector<std::string> lines_of(const std::vector<const ParameterGroup*>& grou
   return lines;
 }
 
-/// What is wrong on `mesh`, empty if nothing; the same on all ranks but for what they have
-/// themselves. `earlier`: what was found on the meshes before. Collective.
+/// Returns the difference that the ranks of `mesh` found, or an empty string. The text is the same
+/// on all ranks except for each rank's own parameters. `earlier`: the result for smaller meshes.
+/// Collective.
 std::string compare(const DeviceMesh& mesh, c10::Device device,
                     const std::vector<std::string>& lines, const std::string& earlier) {
   Numbers hashes;
@@ -120,7 +123,8 @@ std::string compare(const DeviceMesh& mesh, c10::Device device,
   };
   const auto name = [&](std::size_t rank) { return mesh.ranks()[rank]; };
 
-  // Counts first: gather_values needs as many numbers from every rank.
+  // Exchanges the counts first, because gather_values needs the same number of values from every
+  // rank.
   comm::Communicator& group = flush_pending_transfers(mesh.group_of_all_ranks());
   const std::vector<Numbers> counts = comm::gather_values(
       group, device, {static_cast<std::int64_t>(lines.size()), earlier.empty() ? 0 : 1});
@@ -130,8 +134,8 @@ std::string compare(const DeviceMesh& mesh, c10::Device device,
   }
   const auto mismatched =
       std::ranges::find_if(counts, [](const Numbers& own) { return own[1] != 0; });
-  // Goes around with the counts, so that ranks of a larger mesh learn what a smaller one found and
-  // all of them throw.
+  // The earlier result is exchanged with the counts, so that ranks of a larger mesh learn what a
+  // smaller one found and all of them throw.
   if (!earlier.empty()) {
     return earlier;
   }
@@ -152,17 +156,18 @@ std::string compare(const DeviceMesh& mesh, c10::Device device,
   return "";
 }
 
-/// With TESSERA_DEBUG=1, throws Error unless all ranks of `mesh`, and of the groups' own meshes,
-/// have parameters of the same names, sizes and types in the unit that messages call `label`: then
-/// on all of them. Padded shards may be equal where the parameters are not. Collective then; else
-/// it does nothing.
+/// With TESSERA_DEBUG=1, checks that in the unit named `label` all ranks of `mesh`, and of the
+/// groups' own meshes, have parameters of the same names, sizes and types; otherwise throws Error
+/// on all of these ranks. The check is needed because different parameters may have padded shards
+/// of equal size. Collective with TESSERA_DEBUG=1; else does nothing.
 void check_same_parameters(std::vector<ParameterGroup>& groups, const DataMesh& mesh,
                            const std::string& label) {
   if (!tessera::detail::debug_checks()) {
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  // Small meshes first, the unit's last: it stops ranks that would continue with the next unit.
+  // Visits small meshes first and the unit's mesh last, so that the error also stops ranks that
+  // would continue with the next unit.
   std::vector<std::pair<DeviceMesh, std::vector<const ParameterGroup*>>> meshes;
   for (const ParameterGroup& group : groups) {
     const DeviceMesh& own = group.mesh().all;
@@ -187,8 +192,8 @@ void check_same_parameters(std::vector<ParameterGroup>& groups, const DataMesh& 
                 "; make the same model on every rank");
 }
 
-/// Ends inference mode, if it is on, for as long as this lives: what is made then outlives the
-/// call, and training needs it, too.
+/// Disables inference mode while this object exists. Tensors made in this scope outlive the call,
+/// and training uses them too.
 class OutsideInferenceMode {
  public:
   OutsideInferenceMode() {
@@ -206,13 +211,14 @@ class OutsideInferenceMode {
 UnitParameterGroups::UnitParameterGroups(const UnitSpec& spec,
                                          std::shared_ptr<const Settings> settings)
     : mesh_(spec.mesh), settings_(std::move(settings)) {
-  // Groups are made once: a conversion later changes their layout, never their members.
+  // Groups are made once: a later conversion changes their layout but never their members.
   const Options& options = spec.options;
   for (const std::vector<ParameterSpec>& parameters : grouped(spec)) {
     groups_.emplace_back(parameters, options.mp_policy, options.post_forward_mesh_size, settings_);
   }
-  // Experts: other slices of the unit's mesh hold other parameters, which norms must count. Of one
-  // tensor that is split over these slices as well, its own mesh says it.
+  // Expert parameters: other slices of the unit's mesh have other parameters, so norms must count
+  // all of them. If one tensor is split over these slices as well, its own mesh contains this
+  // information.
   for (const ParameterSpec& parameter : spec.parameters) {
     if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
       parameter.slot->set_distinct_along(mesh_.all);
@@ -221,11 +227,12 @@ UnitParameterGroups::UnitParameterGroups(const UnitSpec& spec,
 }
 
 UnitParameterGroups::~UnitParameterGroups() {
-  // The context holds pointers to the groups' gradient states.
+  // The context contains pointers to the gradient states of these groups.
   forget_reductions();
 }
 
-/// Not in the constructor: units below a root use the root's.
+/// Creates the context lazily, and not in the constructor, because units below a root use the
+/// root's context.
 const CommContextPtr& UnitParameterGroups::shared_comm_context() {
   if (comm_context_ == nullptr) {
     comm_context_ =
@@ -236,7 +243,8 @@ const CommContextPtr& UnitParameterGroups::shared_comm_context() {
 
 void UnitParameterGroups::set_comm_context(CommContextPtr context) {
   if (comm_context_ != nullptr && comm_context_ != context) {
-    // Otherwise nobody would finish the reductions that are under way there.
+    // Finishes the old context's reductions, because nothing else would finish them after the
+    // change.
     comm_context_->settle();
   }
   comm_context_ = std::move(context);
@@ -250,7 +258,8 @@ void UnitParameterGroups::prepare(bool is_first) {
   for (ParameterGroup& group : groups_) {
     group.prepare(comm_context());
   }
-  // Only now: shards may have been put into the slots since they were made.
+  // Copies are compared at the first prepare() and not earlier, because shards may have been put
+  // into the slots since the unit was made.
   if (is_first) {
     check_copies(groups_, Equality::kBitwise, Of::kValues, settings_->label);
   }
@@ -261,7 +270,7 @@ void UnitParameterGroups::compare_copies() const {
   check_copies(groups_, Equality::kRounded, Of::kGradients, settings_->label);
 }
 
-/// In the compute lane they do so anyway.
+/// Orders the all-gather lane after the compute lane. Gathers in the compute lane need no order.
 void UnitParameterGroups::follow_compute() {
   if (!settings_->unshard_async_op) {
     comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
@@ -269,7 +278,7 @@ void UnitParameterGroups::follow_compute() {
 }
 
 bool UnitParameterGroups::start_unshard() {
-  const OutsideInferenceMode ordinary;  // buffers go to the pool
+  const OutsideInferenceMode ordinary;  // the pool reuses these buffers in training
   bool began = false;
   for (ParameterGroup& group : groups_) {
     began |= group.gathered().start_unshard(comm_context());
@@ -277,8 +286,8 @@ bool UnitParameterGroups::start_unshard() {
   return began;
 }
 
-/// Experts are reduced over the ranks that hold the same ones. The loss is the mean over all ranks
-/// with rows of their own, and so is divided by these.
+/// Expert parameters are reduced over the ranks that have the same experts. The loss is the mean
+/// over all ranks with different data, so the gradient is divided by their number.
 void UnitParameterGroups::set_batch_mesh(const DataMesh& batch) {
   for (ParameterGroup& group : groups_) {
     if (is_slice(group.mesh().all, batch.all)) {
@@ -303,8 +312,9 @@ void UnitParameterGroups::forget_reductions() {
 }
 
 // Whether a model draws random numbers is unknown before its forward. A rank may skip all random
-// operators: a comparison of rows that the first of them started would wait for that rank. So the
-// ranks compare when the forward begins, until it is known that nothing is drawn.
+// operators, so a comparison that starts at the first random operator could wait for that rank
+// forever. So the ranks compare when the forward begins, until it is known that the model draws
+// nothing.
 
 namespace {
 
@@ -322,7 +332,7 @@ std::vector<nn::Dropout*> dropouts_of(const std::vector<nn::ModuleBase*>& module
   return found;
 }
 
-/// Those of at:: first.
+/// The number of random calls, then the counter of each Dropout module.
 Counts counts_of(const std::vector<nn::Dropout*>& dropouts) {
   Counts counts{static_cast<std::int64_t>(random_state().calls)};
   for (const nn::Dropout* dropout : dropouts) {
@@ -346,7 +356,7 @@ std::int64_t hash_of(const Counts& counts) {
   return static_cast<std::int64_t>(hash);
 }
 
-/// `counts` become the largest of all ranks'.
+/// Sets each of `counts` to its maximum over all ranks of `dims`. Collective.
 void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
   for (const DeviceMesh& dim : dims) {
     if (dim.size() == 1) {
@@ -358,11 +368,12 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
   }
 }
 
-// Shards of one parameter must be parts of one tensor: of one that all ranks had, or of one seed.
-// Parts of different tensors fit together as well, and train without an error. The values do not
-// show that, so the ranks compare what they were cut from, or filled by.
+// The shards of one parameter must be parts of one tensor: of a tensor that all ranks had, or of
+// values from one seed. Parts of different tensors also fit together, and training would continue
+// without an error. The shards' values do not show the mistake, so the ranks compare the origins of
+// the values.
 
-/// The hash of all origins (ShardedParameter::origin) on this rank.
+/// The hash of the origins (ShardedParameter::origin) of all parameters of `groups` on this rank.
 std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
   Counts origins;
   for (const ParameterGroup* group : groups) {
@@ -372,8 +383,8 @@ std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
   return hash_of(origins);
 }
 
-/// What differs in `group`; empty: nothing. A rank without a part, or that loaded its part, has no
-/// origin to compare.
+/// Describes the parameters of `group` whose origins differ between ranks; empty if there are none.
+/// A rank without a part, or that loaded its part, has no origin to compare.
 std::string different_origins(const ParameterGroup& group) {
   const DeviceMesh& mesh = group.mesh().shard;
   if (mesh.size() == 1) {
@@ -386,9 +397,9 @@ std::string different_origins(const ParameterGroup& group) {
   return nn::detail::different_origins(mesh, origins);
 }
 
-/// For ranks whose hashes differ: they compare parameter by parameter. Collective over the groups'
-/// meshes, between the hosts. Throws Error, on all ranks that share it, for a parameter whose
-/// shards come from other tensors.
+/// Compares origins parameter by parameter, for ranks whose hashes differ. Throws Error, on all
+/// ranks that share the parameter, for a parameter whose shards come from different tensors.
+/// Collective over the groups' meshes, between the hosts.
 void check_origins(const std::vector<const ParameterGroup*>& groups) {
   std::string difference;
   for (const ParameterGroup* group : groups) {
@@ -406,7 +417,8 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
                                     const std::vector<DeviceMesh>& dims,
                                     const std::shared_ptr<tessera::detail::BatchRows>& rows,
                                     std::int64_t count, const ParameterGroupsToCompare& groups) {
-  // All ranks have taken part in the comparison of an unexpected random operator.
+  // A comparison of rows that a random operator started is settled only if all ranks took part, so
+  // the model draws on all ranks.
   draws_ = draws_ || (unasked_ != nullptr && unasked_->is_settled());
   if (quiet_ && !draws_) {
     unasked_ = rows;
@@ -414,8 +426,9 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   }
   const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
   Counts counts = counts_of(dropouts);
-  // Usually all ranks have the same numbers. The exchange of the rows carries the largest of each
-  // number and, as complement, the least; the counts follow only if their hashes differ.
+  // Usually all ranks have the same counts. The exchange of the rows also carries the counts' hash
+  // and its complement, which gives the hash's maximum and minimum. The counts themselves are
+  // exchanged only if the hashes differ.
   const std::int64_t hash = hash_of(counts);
   const bool first = !compared_origins_;
   const auto compared = first ? groups() : std::vector<const ParameterGroup*>();
@@ -423,7 +436,7 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   const auto largest = rows->settle({hash, ~hash, origin, ~origin, count, ~count});
   rows_ = {~largest[5], largest[4]};
   if (largest[0] != ~largest[1]) {
-    // A rank that skipped an operator has counted less than the others.
+    // A rank that skipped a random operator has a lower count than the others.
     raise_to_largest(counts, dims);
     set_counts(dropouts, counts);
   }

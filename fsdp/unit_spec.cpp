@@ -16,19 +16,19 @@
 
 namespace tessera::fsdp {
 
-// From options to the decisions of a unit: which parameters it has, and for each its placement,
-// mesh and device. All functions of the caller are called and all results checked here,
-// before a parameter is changed; a plan uses the same functions.
+// Turns options into the decisions for a unit: its parameters, and for each parameter its
+// placement, mesh and device. All functions of the caller are called, and all results checked,
+// before a parameter is changed. A wrap plan uses the same functions.
 
 namespace {
 
-/// The slots of a module and of those below it that are in no unit.
+/// The parameter slots of a module and of its submodules, except those in units.
 struct Territory {
   nn::NamedSlots slots;
   std::unordered_set<const nn::ModuleBase*> modules;
   std::unordered_set<const nn::ParameterSlot*> seen;
 
-  /// `prefix`: of the names.
+  /// `prefix`: prepended to the parameter names.
   void add(const nn::ModuleBase& root, const std::string& prefix) {
     const auto add_module = [&](const std::string& fqn, const nn::ModuleBase& module) {
       modules.insert(&module);
@@ -44,7 +44,8 @@ struct Territory {
 
 void check_owned(const Territory& territory, const std::string& name,
                  const nn::ParameterSlot& slot) {
-  // Modules outside that share it would run with the shard instead of the parameter.
+  // A module outside of the unit that shares the parameter would run with the shard instead of the
+  // parameter.
   for (const nn::ParameterSlot::Owner& owner : slot.owners()) {
     TESSERA_CHECK(territory.modules.contains(owner.module), "fully_shard: parameter '", name,
                   "' is shared with a ", owner.module->name(),
@@ -52,16 +53,17 @@ void check_owned(const Territory& territory, const std::string& name,
   }
 }
 
-/// The placement of `tensor` on the dimension that shards, from the option's function.
+/// The placement of `tensor` on the dimension that shards, by the option's function.
 Placement placement_of(const std::string& name, const at::Tensor& tensor,
                        const PlacementFunction& function) {
-  // A scalar has no dimension to split, and the option's function is not called.
+  // A scalar has no dimension to split, so the option's function is not called.
   if (tensor.dim() == 0) {
     return Replicate{};
   }
   Placement placement = (function ? function(name, tensor) : std::nullopt).value_or(Shard{0});
   if (auto* shard = std::get_if<Shard>(&placement)) {
-    // Negative ones count from the end; those out of range stay so, for shard_dim() to refuse.
+    // Negative dimensions count from the end. Dimensions out of range stay unchanged, and
+    // shard_dim() rejects them.
     shard->dim += shard->dim < 0 && shard->dim >= -tensor.dim() ? tensor.dim() : 0;
   }
   return placement;
@@ -77,7 +79,7 @@ DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMe
   return DataMesh(*own);
 }
 
-/// The dimension to shard, or nullopt to replicate.
+/// The dimension to shard; nullopt to replicate.
 std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor& tensor,
                                       const Placement& placement) {
   if (is_replicate(placement)) {
@@ -91,14 +93,16 @@ std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor&
   return shard->dim;
 }
 
-/// Every post-forward mesh must be whole: ranks side by side, as many as the option says.
+/// Throws Error unless `size` divides the number of ranks, so that the post-forward meshes of
+/// neighbouring ranks all have the same size.
 void check_post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   TESSERA_CHECK(size >= 1 && mesh.shard.size() % size == 0,
                 "fully_shard: post_forward_mesh_size = ", size, " does not divide the ",
                 mesh.shard.size(), " ranks that shard; pass a divisor");
 }
 
-/// An integer type would make the parameters, their gradients or the results integers.
+/// Throws Error for a policy with an integer type, which would make parameters, gradients or
+/// results integers.
 void check_computes_in_floats(const MixedPrecisionPolicy& policy) {
   for (const auto& dtype : {policy.param_dtype, policy.reduce_dtype, policy.output_dtype}) {
     TESSERA_CHECK(!dtype || c10::isFloatingType(*dtype), "fully_shard: mp_policy names ", *dtype,
@@ -111,13 +115,14 @@ ShardHome home_of(const DataMesh& mesh, const Options& options) {
   if (!options.offload_policy) {
     return {.device = device};
   }
-  // Page-locked memory speeds up copies to a GPU; on a CPU there are no such copies.
+  // Page-locked memory speeds up copies to a GPU, so it is not used if the unit computes on a CPU.
   return {.device = c10::kCPU,
           .pinned = options.offload_policy->pin_memory && !device.is_cpu(),
           .offloaded = true};
 }
 
-/// A joined mesh would name a dimension twice.
+/// Throws Error if the tensor is already split on a dimension of the mesh, because a joined mesh
+/// would name that dimension twice.
 void check_not_split(const std::string& name, const nn::ParameterSlot& slot, const DataMesh& mesh) {
   const at::Tensor& tensor = slot.persistent();
   if (!tessera::is_distributed(tensor)) {
@@ -139,8 +144,9 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
                                const Options& options) {
   Territory territory;
   for (std::size_t i = 0; i < modules.size(); ++i) {
-    modules[i]->named_slots();  // refuses modules whose parameters have no slots
-    // Modules of one unit may have parameters of one name, which messages tell apart.
+    modules[i]->named_slots();  // throws for modules whose parameters have no slots
+    // The modules of one unit may have parameters of the same name, so the prefix distinguishes
+    // them in messages.
     territory.add(*modules[i], modules.size() == 1 ? "" : std::to_string(i) + ".");
   }
   nn::NamedSlots parameters;
@@ -174,7 +180,8 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, slot] = parameters[i];
     const ParameterChoice& choice = choices[i];
-    // A parameter of another mesh keeps pieces on that mesh, of other ranks.
+    // A parameter on its own mesh caches its post-forward pieces on that mesh, which has other
+    // ranks.
     check_post_forward_mesh(choice.mesh, options.post_forward_mesh_size);
     check_not_split(name, *slot, choice.mesh);
     const std::optional<std::int64_t> dim = shard_dim(name, slot->get(), choice.placement);
@@ -191,7 +198,7 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
   return spec;
 }
 
-/// In the order of the first parameter of each: the same on every rank.
+/// Groups in the order of the first parameter of each, which is the same on every rank.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec) {
   std::vector<std::vector<ParameterSpec>> groups;
   for (const ParameterSpec& parameter : spec.parameters) {
@@ -209,12 +216,14 @@ std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec) {
   return groups;
 }
 
-// The module tree as plans and labels need it: every module with all of its FQNs and its nearest
-// children, read in one walk. A module may be registered at several places; the first FQN names it.
+// The module tree for wrap plans and labels: every module with all of its FQNs and its nearest
+// children, read in one walk. A module may be registered in several places; its first FQN is its
+// name.
 
 namespace {
 
-/// Whether the module of FQN `outer` is on the way to that of `inner`, or is it. "" is the root.
+/// Whether the module with FQN `outer` is, or contains, the module with FQN `inner`. "" is the
+/// root.
 bool leads_through(const std::string& outer, const std::string& inner) {
   return outer.empty() || inner == outer || inner.starts_with(outer + ".");
 }
@@ -233,7 +242,8 @@ ModuleTree::ModuleTree(const nn::ModuleBase& root, bool skip_units) {
     const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module);
     return skip_units && ours != nullptr && ours->attached<Unit>() != nullptr;
   };
-  // Units are made of the modules found here; reading the tree changes none.
+  // const_cast because units are made of the modules found here; building the tree changes no
+  // module.
   nn::visit_modules(const_cast<nn::ModuleBase&>(root),
                     [this](const std::string& fqn, nn::ModuleBase& module) { add(fqn, module); },
                     {.every_place = true, .children_first = true, .skip = skip});
@@ -241,8 +251,8 @@ ModuleTree::ModuleTree(const nn::ModuleBase& root, bool skip_units) {
 }
 
 void ModuleTree::add(const std::string& fqn, nn::ModuleBase& module) {
-  // The nearest below, whatever stock modules are between: they are the last that came.
-  // Children come first in the walk, so that all nodes below this one stand at the end.
+  // The nearest ModuleBases below, even with stock libtorch modules in between. The walk visits
+  // children first, so the nodes below this one are the last that were added.
   const auto first = std::ranges::find_if(
       parentless_, [&](std::size_t node) { return leads_through(fqn, nodes_[node].fqn); });
   std::vector<std::size_t> children(first, parentless_.end());
@@ -269,8 +279,8 @@ const ModuleTree::Node* ModuleTree::find(const nn::ModuleBase* module) const {
 
 namespace {
 
-/// What nn::Hooked holds; any other module itself.
-const torch::nn::Module& held_or_own(const torch::nn::Module& module) {
+/// The module that an nn::Hooked adopts; any other module itself.
+const torch::nn::Module& adopted_or_own(const torch::nn::Module& module) {
   const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
   return holder == nullptr ? module : holder->adopted_module();
 }
@@ -282,7 +292,8 @@ bool makes_sparse_gradients(const torch::nn::Module& module) {
          (bag != nullptr && bag->options.sparse());
 }
 
-/// In eval mode it takes the running ones, if it has them.
+/// Whether `module` is a batch norm that takes statistics of the batch. In eval mode a batch norm
+/// takes the running statistics, if it has them.
 template <class Norm>
 bool is_batch_norm(const torch::nn::Module& module) {
   const auto* norm = module.as<Norm>();
@@ -290,7 +301,7 @@ bool is_batch_norm(const torch::nn::Module& module) {
 }
 
 bool takes_batch_statistics(const torch::nn::Module& module) {
-  const torch::nn::Module& own = held_or_own(module);
+  const torch::nn::Module& own = adopted_or_own(module);
   return is_batch_norm<torch::nn::BatchNorm1d>(own) || is_batch_norm<torch::nn::BatchNorm2d>(own) ||
          is_batch_norm<torch::nn::BatchNorm3d>(own);
 }
@@ -300,8 +311,8 @@ bool takes_batch_statistics(const torch::nn::Module& module) {
 void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
   for (const auto& [name, slot] : parameters) {
     for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
-      TESSERA_CHECK(!makes_sparse_gradients(held_or_own(*owner.module)), "fully_shard: parameter '",
-                    name, "' of a ", owner.module->name(),
+      TESSERA_CHECK(!makes_sparse_gradients(adopted_or_own(*owner.module)),
+                    "fully_shard: parameter '", name, "' of a ", owner.module->name(),
                     " gets sparse gradients, which cannot be reduced over ranks; make the module "
                     "without sparse(true), or name the parameter in Options::ignored");
     }

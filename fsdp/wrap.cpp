@@ -1,6 +1,6 @@
-// Wrap plans: which modules of a tree become units. plan_units asks a policy for each module and
-// puts every parameter into the lowest unit that holds it; apply_plan checks a plan, which its
-// caller may have changed or made of another tree, and makes the units. Only the last step changes
+// Wrap plans: which modules of a tree become units. plan_units queries a policy for each module and
+// puts every parameter into the lowest unit that contains it. apply_plan checks a plan, which the
+// caller may have changed or made for another tree, and makes the units. Only apply_plan changes
 // the model.
 
 #include <algorithm>
@@ -19,13 +19,13 @@
 namespace tessera::fsdp {
 namespace {
 
-/// "the root", or the FQN in quotes.
+/// A module's name in messages: "the root", or the FQN in quotes.
 std::string name_of(const std::string& fqn) {
   return fqn.empty() ? "the root" : "'" + fqn + "'";
 }
 
-// Policies. Those with a pattern are types that for_each_pattern finds inside of std::function, so
-// that a pattern that matches no module is an error.
+// Policies. Policies with a pattern have named types, which for_each_pattern finds inside of
+// std::function, so that a pattern that matches no module is an error.
 
 std::optional<Options> own_or_root(const std::optional<Options>& own, const Candidate& candidate) {
   return own ? own : candidate.root_options;
@@ -60,7 +60,7 @@ Policy policy_of(std::function<bool(const Candidate&)> predicate, std::optional<
       };
 }
 
-/// Calls `act` with each pattern that `policy` contains.
+/// Calls `act` for each pattern that `policy` contains.
 void for_each_pattern(const Policy& policy, const std::function<void(const std::string&)>& act) {
   if (const auto* named = policy.target<NamedPolicy>()) {
     act(named->pattern);
@@ -71,7 +71,8 @@ void for_each_pattern(const Policy& policy, const std::function<void(const std::
   }
 }
 
-/// Modules that are units already count as well.
+/// Throws Error for a pattern that matches no module. Modules that are units already count as
+/// matches.
 void check_patterns(const nn::ModuleBase& root, const Policy& policy) {
   const ModuleTree all(root, /*skip_units=*/false);
   for_each_pattern(policy, [&](const std::string& pattern) {
@@ -84,10 +85,10 @@ void check_patterns(const nn::ModuleBase& root, const Policy& policy) {
   });
 }
 
-// The tree.
+// Reading the module tree.
 
-/// The modules of `root` that are in no unit. Throws Error if `root` is a unit. `call`: for
-/// messages.
+/// The modules of `root` that are in no unit. Throws Error if `root` is a unit. `call`: the
+/// caller's name in messages.
 ModuleTree plannable_tree(const nn::ModuleBase& root, const char* call) {
   ModuleTree tree(root, /*skip_units=*/true);
   TESSERA_CHECK(!tree.nodes().empty(), call, ": this ", root.name(),
@@ -116,10 +117,10 @@ std::vector<std::string> owners_of(const nn::ParameterSlot& slot, const std::str
   return owners;
 }
 
-/// Every parameter once, in the order of the tree's modules, by its first FQN. Throws Error for a
-/// parameter that a module outside shares, and for one without a slot.
+/// Every parameter once, in the order of the tree's modules, under its first FQN. Throws Error for
+/// a parameter that a module outside of the tree shares, and for a parameter without a slot.
 std::vector<TreeParameter> parameters_of(const ModuleTree& tree) {
-  tree.nodes().back().module->named_slots();  // refuses modules whose parameters have no slots
+  tree.nodes().back().module->named_slots();  // throws for modules whose parameters have no slots
   std::vector<TreeParameter> parameters;
   std::unordered_set<const nn::ParameterSlot*> seen;
   for (const ModuleTree::Node& node : tree.nodes()) {
@@ -134,13 +135,13 @@ std::vector<TreeParameter> parameters_of(const ModuleTree& tree) {
   return parameters;
 }
 
-// plan_units.
+// The steps of plan_units.
 
-/// Asks the policy for each module, children first, so that a policy by size sees what the units
-/// below have left over.
+/// The units that `policy` chooses. Visits children first, so that a policy by size sees only the
+/// parameters that the units below have not taken.
 WrapPlan chosen_units(const ModuleTree& tree, const Policy& policy, const Options& root_options) {
   WrapPlan plan;
-  std::vector<std::int64_t> left(tree.nodes().size());  // elements that no unit has, by node
+  std::vector<std::int64_t> left(tree.nodes().size());  // elements in no unit yet, by node
   std::set<const nn::ParameterSlot*> counted;
   for (std::size_t i = 0; i + 1 < tree.nodes().size(); ++i) {  // the last is the root
     const ModuleTree::Node& node = tree.nodes()[i];
@@ -162,8 +163,8 @@ WrapPlan chosen_units(const ModuleTree& tree, const Policy& policy, const Option
   return plan;
 }
 
-/// Puts each parameter into the lowest unit that holds its owners. Units come children first, so it
-/// is the first that does.
+/// Puts each parameter into the lowest unit that contains all modules that own it. The plan lists
+/// children first, so the first such unit is the lowest.
 std::map<std::string, nn::SlotPtr> distribute(const ModuleTree& tree, WrapPlan& plan) {
   std::vector<const ModuleTree::Node*> nodes;
   for (const PlannedUnit& unit : plan) {
@@ -174,7 +175,7 @@ std::map<std::string, nn::SlotPtr> distribute(const ModuleTree& tree, WrapPlan& 
     if (plan.back().options.ignored.contains(parameter.slot)) {
       continue;
     }
-    // Always found: the root is the last unit and holds every module of the tree.
+    // Always found, because the root is the last unit and contains every module of the tree.
     const auto lowest = std::ranges::find_if(
         nodes, [&](const ModuleTree::Node* node) { return node->holds(parameter.owners); });
     PlannedUnit& unit = plan[static_cast<std::size_t>(lowest - nodes.begin())];
@@ -187,8 +188,9 @@ std::map<std::string, nn::SlotPtr> distribute(const ModuleTree& tree, WrapPlan& 
   return slots;
 }
 
-/// A unit with one trainable parameter is gathered in every backward, and its frozen parameters
-/// with it. In a unit of their own they would be gathered only where a gradient passes through.
+/// Throws Error for a unit with both frozen and trainable parameters. Such a unit is gathered in
+/// every backward, with its frozen parameters. In a unit of their own, frozen parameters would be
+/// gathered only if a gradient passes through the unit.
 void check_frozen(const PlannedUnit& unit, const std::map<std::string, nn::SlotPtr>& slots) {
   if (unit.options.allow_mixed_frozen || unit.frozen_numel == 0 ||
       unit.frozen_numel == unit.numel) {
@@ -209,16 +211,16 @@ void check_frozen(const PlannedUnit& unit, const std::map<std::string, nn::SlotP
        "set Options::allow_mixed_frozen");
 }
 
-// apply_plan.
+// The steps of apply_plan.
 
 /// A unit of a plan, found in the module tree.
 struct Target {
   const PlannedUnit* unit;
   nn::ModuleBase* module;
-  nn::NamedSlots parameters;  ///< by their names within the unit
+  nn::NamedSlots parameters;  ///< with their names within the unit
 };
 
-/// Finds the modules and parameters of a plan, each once.
+/// Finds the modules and parameters of a wrap plan, each once.
 class TargetFinder {
  public:
   explicit TargetFinder(const ModuleTree& tree) : tree_(tree) {
@@ -246,7 +248,7 @@ class TargetFinder {
     TESSERA_CHECK(units_.insert(unit.fqn).second, "apply_plan: the plan has a unit ",
                   name_of(unit.fqn), " twice; remove one");
     Target target{&unit, node->module, {}};
-    // Names in a unit are relative to its module; the plan has them from the root.
+    // Names within a unit are relative to its module; the plan has names relative to the root.
     const std::size_t prefix = unit.fqn.empty() ? 0 : unit.fqn.size() + 1;
     for (const std::string& fqn : unit.parameters) {
       target.parameters.emplace_back(fqn.substr(prefix), take(fqn, *node));
@@ -267,7 +269,8 @@ class TargetFinder {
     return found->second.slot;
   }
 
-  /// A parameter in no unit would stay whole on each rank, and its gradient would not be reduced.
+  /// Throws Error for a parameter in no unit: each rank would have the whole parameter, and its
+  /// gradient would not be reduced.
   void check_covered(const WrapPlan& plan) const {
     for (const auto& [fqn, parameter] : parameters_) {
       const bool ignored = std::ranges::any_of(plan, [&slot = parameter.slot](auto& unit) {
@@ -280,8 +283,8 @@ class TargetFinder {
   }
 
   const ModuleTree& tree_;
-  std::map<std::string, TreeParameter> parameters_;  ///< by FQN
-  std::map<std::string, std::string> taken_;         ///< the unit of each, by FQN
+  std::map<std::string, TreeParameter> parameters_;  ///< all parameters of the tree, by FQN
+  std::map<std::string, std::string> taken_;         ///< FQN of a parameter to its unit
   std::set<std::string> units_;
 };
 
@@ -335,7 +338,7 @@ void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& pl
                                  choose(target.parameters, data_mesh, options), data_mesh,
                                  options));
   }
-  // Once for the whole plan, by the name from its root.
+  // The batch-norm warning is shown once for the whole plan, with the name relative to its root.
   warn_of_batch_norm(root, mesh.size());
   std::ranges::for_each(specs, make_unit);
 }

@@ -1,5 +1,5 @@
-// A mesh as programs hold it: a handle to an interned description (mesh_family.h), its queries, and
-// the groups of its dimensions. Meshes from meshes are in submesh.cpp.
+// The mesh class for programs: a handle to an interned description (mesh_family.h), its queries,
+// and the process groups of its dimensions. submesh.cpp makes meshes from meshes.
 #include "tessera/mesh/device_mesh.h"
 
 #include <fmt/format.h>
@@ -17,14 +17,14 @@
 namespace tessera {
 namespace {
 
-/// For messages and the names of groups; those of meshes without names count: "dim0".
+/// The name of a dimension, for messages and group names. Meshes without names use numbers: "dim0".
 std::string dim_name(const MeshShape& shape, int dim) {
   return shape.names().empty() ? "dim" + std::to_string(dim)
                                : shape.names()[static_cast<std::size_t>(dim)];
 }
 
-/// All of this is checked locally. If only some ranks found a mesh invalid, the others would hang
-/// later, in its first group.
+/// Checks everything locally, so that all ranks find the same errors. If only some ranks rejected a
+/// mesh, the others would wait forever in its first group.
 void check_ranks(const comm::WorldPtr& world, const std::vector<int>& ranks,
                  const MeshShape& shape) {
   TESSERA_CHECK(world != nullptr, "DeviceMesh: no world; pass world_from_environment()");
@@ -47,8 +47,8 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
   impl_ = family->handle(family->member(nullptr, std::move(ranks), std::move(shape)));
 }
 
-/// All groups are checked before the first is taken, so that an error leaves the mesh as it was.
-/// The lock is held throughout: another thread may be asking for a group.
+/// Checks all groups before it takes the first, so that an error leaves the mesh unchanged. Holds
+/// the lock throughout, because another thread may be using a group.
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
   DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));
@@ -59,14 +59,15 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
   auto& known = mesh.impl().groups;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
     const auto& group = groups[static_cast<std::size_t>(dim)];
-    // The order of ranks in a group decides which shard is whose: rank and coordinate must agree.
+    // The order of ranks in a group decides which rank has which shard, so the rank in the group
+    // must equal the coordinate.
     const bool fits = group != nullptr && group->size() == mesh.size(dim) &&
                       group->rank() == mesh.local_rank(dim);
     TESSERA_CHECK(fits, to_string(mesh), ": the group given for ", dim_name(mesh.shape(), dim),
                   " must have ", mesh.size(dim), " ranks and this one as number ",
                   mesh.local_rank(dim));
     const auto other = known.find({dim});
-    // Equal meshes are one object, whose group may have pending collectives.
+    // Equal meshes are one object, and its existing group may have pending collectives.
     TESSERA_CHECK(other == known.end() || other->second == group, to_string(mesh), ": ",
                   dim_name(mesh.shape(), dim),
                   " has a group already; make the mesh from groups before it is used, or give it "
@@ -78,7 +79,7 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
   return mesh;
 }
 
-/// All queries call this: the use of an unassigned mesh is an error and no crash.
+/// All queries call this, so that the use of an unassigned mesh is an Error and not a crash.
 const DeviceMesh::Impl& DeviceMesh::impl() const {
   TESSERA_CHECK(impl_ != nullptr,
                 "DeviceMesh: used before a mesh was assigned to it; "
@@ -86,8 +87,8 @@ const DeviceMesh::Impl& DeviceMesh::impl() const {
   return *impl_;
 }
 
-/// Ranks outside of a mesh may hold and compare it (pipeline stages do), but have no coordinate in
-/// it.
+/// Throws Error if this rank is not a member. Other ranks may store and compare a mesh (pipeline
+/// stages do), but have no coordinate in it.
 void DeviceMesh::check_member(const char* wish) const {
   TESSERA_CHECK(contains_this_rank(), to_string(*this), ": rank ", world()->rank(),
                 " is not a member and has no ", wish, "; ask contains_this_rank() first");
@@ -105,7 +106,7 @@ std::int64_t DeviceMesh::size() const {
 std::int64_t DeviceMesh::size(int dim) const {
   return shape().size(dim);
 }
-/// A name may stand for several dimensions (flatten()); their sizes multiply.
+/// A name may stand for several dimensions (flatten()), whose sizes are multiplied.
 std::int64_t DeviceMesh::size(std::string_view name) const {
   const auto dims = dims_called(name);
   return std::accumulate(dims.begin(), dims.end(), std::int64_t{1},
@@ -139,7 +140,7 @@ std::int64_t DeviceMesh::local_rank(int dim) const {
   return coordinate()[static_cast<std::size_t>(shape().dim(dim))];
 }
 
-/// A flattened name is an index in the flattened submesh.
+/// For a flattened name, the index in the flattened submesh.
 std::int64_t DeviceMesh::local_rank(std::string_view name) const {
   const auto dims = dims_called(name);
   return dims.size() == 1 ? local_rank(dims.front()) : (*this)[name].local_rank();
@@ -150,8 +151,9 @@ std::int64_t DeviceMesh::local_rank() const {
   return local_rank(0);
 }
 
-/// Found without a lock once it is known: each collective of every operator asks here. Release and
-/// acquire order the pointer after the group that it points to; groups live as long as the family.
+/// Found without a lock once the group exists, because each collective of every operator calls
+/// this. Release and acquire order the pointer after the group's construction; groups live as long
+/// as the family.
 comm::Communicator& DeviceMesh::group(int dim) const {
   dim = shape().dim(dim);
   auto& known = impl().dim_groups[static_cast<std::size_t>(dim)];
@@ -174,13 +176,13 @@ comm::Communicator& DeviceMesh::group() const {
 }
 
 comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
-  // Dimensions from 0, so that -1 and ndim - 1 find one entry.
+  // Dimensions are counted from 0, so that -1 and ndim - 1 find the same entry.
   std::vector<int> wrapped;
   for (const int dim : dims) {
     wrapped.push_back(shape().dim(dim));
   }
-  // Held while the group is made, which is collective: a second thread waits, and does not make
-  // another one, which its peers would not know of.
+  // The lock is held while the group is made, which is collective. Otherwise a second thread could
+  // make another group, which the other ranks would not know of.
   const std::lock_guard lock(impl().mutex);
   comm::CommunicatorPtr& known = impl().groups[wrapped];
   if (known == nullptr) {
@@ -189,14 +191,15 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
     for (const int dim : wrapped) {
       names.push_back(dim_name(shape(), dim));
     }
-    // A group that could not be made leaves a null entry: the next call tries again.
+    // If the group cannot be made, the entry stays null and the next call tries again.
     known = world()->group(ranks_through(ranks(), shape(), coordinate(), wrapped),
                            fmt::format("{}", fmt::join(names, "_")));
   }
   return *known;
 }
 
-/// As any other list of dimensions: a 1-D mesh shares the group of its dimension.
+/// Uses the same cache as any list of dimensions, so that a 1-D mesh shares the group of its
+/// dimension.
 comm::Communicator& DeviceMesh::group_of_all_ranks() const {
   std::vector<int> dims(static_cast<std::size_t>(ndim()));
   std::iota(dims.begin(), dims.end(), 0);

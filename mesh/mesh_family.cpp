@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// The coordinate is taken by value: along `dims` it is overwritten, along all others it stays this
+/// The coordinate is passed by value: its entries for `dims` are overwritten, all others stay this
 /// rank's.
 std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& shape,
                                std::vector<std::int64_t> coordinate, const std::vector<int>& dims) {
@@ -28,12 +28,12 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
   return result;
 }
 
-/// By positions in the root instead of coordinates, as the parts need not be dimensions of it
-/// (flattened ones, slices of slices).
+/// Uses positions in the root instead of coordinates, because the parts need not be dimensions of
+/// the root (flattened ones, slices of slices).
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
   const auto position = [&](int rank) { return std::ranges::find(root, rank) - root.begin(); };
-  // A position in the root is a sum over its dimensions (coordinate times stride), so the offsets
+  // A position in the root is a sum over its dimensions of coordinate times stride, so the offsets
   // of steps along different dimensions add up.
   std::vector<std::ptrdiff_t> positions = {position(own)};
   for (const std::vector<int>& part : parts) {
@@ -46,8 +46,8 @@ std::vector<int> product_through(const std::vector<int>& root,
     positions = std::move(longer);
   }
   const auto size = static_cast<std::ptrdiff_t>(root.size());
-  // Parts that share a dimension step along it twice: out of the root, or onto one rank by two
-  // ways.
+  // Parts that share a dimension would step along it twice, and so leave the root or reach one rank
+  // twice.
   const bool inside = std::ranges::all_of(positions, [&](auto p) { return p >= 0 && p < size; });
   const bool unique =
       std::set<std::ptrdiff_t>(positions.begin(), positions.end()).size() == positions.size();
@@ -62,21 +62,23 @@ std::vector<int> product_through(const std::vector<int>& root,
 
 namespace {
 
-/// By where the rank is in the list; empty if it is not.
+/// The coordinate that follows from the rank's position in the list; empty if the rank is not in
+/// it.
 std::vector<std::int64_t> coordinate_of(int rank, const std::vector<int>& ranks,
                                         const MeshShape& shape) {
   const auto self = std::ranges::find(ranks, rank);
   return self == ranks.end() ? std::vector<std::int64_t>{} : shape.coordinate(self - ranks.begin());
 }
 
-/// A template because DeviceMesh::Family is private: members name it, this file-local code cannot.
+/// A template because DeviceMesh::Family is private: members can name it, but this file-local code
+/// cannot.
 template <class T>
 struct Registry {
   std::mutex mutex;
   std::map<const comm::World*, std::weak_ptr<T>> families;
 };
 
-/// Never destroyed: a mesh may outlive main().
+/// Never destroyed, because a mesh may outlive main().
 template <class T>
 Registry<T>& registry() {
   static auto* const families = new Registry<T>();
@@ -94,8 +96,8 @@ DeviceMesh::Impl::Impl(Family* family, const Impl* root, std::vector<int> ranks,
       coordinate(coordinate_of(own_rank, this->ranks, this->shape)),
       dim_groups(static_cast<std::size_t>(this->shape.ndim())) {}
 
-/// By the world's address. A family owns its world, so an address is not reused before its entry
-/// has expired.
+/// Families are found by the world's address. A family owns its world, so the address is not reused
+/// before its entry has expired.
 std::shared_ptr<DeviceMesh::Family> DeviceMesh::Family::of(const comm::WorldPtr& world) {
   auto& [mutex, families] = registry<Family>();
   const std::lock_guard lock(mutex);
@@ -108,18 +110,18 @@ std::shared_ptr<DeviceMesh::Family> DeviceMesh::Family::of(const comm::WorldPtr&
   return family;
 }
 
-/// Runs when the last handle goes, on whichever thread that is.
+/// Runs when the last handle is destroyed, on any thread.
 DeviceMesh::Family::~Family() {
   auto& [mutex, families] = registry<Family>();
   const std::lock_guard lock(mutex);
-  // Another family of the same world may have taken the place already.
+  // Another family of the same world may already have replaced this entry.
   if (const auto entry = families.find(world_.get());
       entry != families.end() && entry->second.expired()) {
     families.erase(entry);
   }
 }
 
-/// Not collective: nothing is made but a description. Groups are made later, at their first use.
+/// Makes only a description and is not collective. Groups are made later, at their first use.
 const DeviceMesh::Impl* DeviceMesh::Family::member(const Impl* root, std::vector<int> ranks,
                                                    MeshShape shape) {
   const std::lock_guard lock(mutex_);
@@ -159,8 +161,8 @@ std::vector<std::string> DeviceMesh::Family::dims_of_root(const Impl& mesh) {
   return ranks_through(mesh.root->ranks, all, first, dims) == mesh.ranks ? names : own;
 }
 
-/// One name means one list of dimensions for all slices of a root. Dimensions that were flattened
-/// before count as those that they consist of.
+/// A name means the same list of dimensions for all slices of a root. Dimensions that were
+/// flattened before are replaced by the dimensions that they consist of.
 std::vector<std::string> DeviceMesh::Family::remember_flattened(
     const Impl* root, const std::string& name, const std::vector<std::string>& dims) {
   const std::lock_guard lock(mutex_);

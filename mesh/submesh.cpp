@@ -1,4 +1,4 @@
-// Meshes from meshes: slices, flattenings, unflattenings, concatenations.
+// Makes meshes from meshes: slices, flattenings, unflattenings, concatenations.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// For messages.
+/// The names as text for messages.
 std::string listed(const std::vector<std::string>& names) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
@@ -24,8 +24,8 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
-/// All meshes that are made from one root are its members, also slices of slices: whichever way
-/// leads to a submesh, it is one object.
+/// All meshes made from one root, including slices of slices, are registered under the root, so a
+/// submesh is one object in whatever way it was made.
 DeviceMesh DeviceMesh::relative(std::vector<int> ranks, MeshShape shape) const {
   const Impl& own = impl();
   if (ranks == own.root->ranks && shape == own.root->shape) {
@@ -43,8 +43,8 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string_view> names)
   return slice({names.begin(), names.end()});
 }
 
-/// Names of dimensions are the common case. Flattened names are looked up in the root's family; a
-/// mixture of both is put together from its parts.
+/// Names of dimensions are the common case. Flattened names are looked up in the root's family. For
+/// a mixture of both, the slice is concatenated from its parts.
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), to_string(*this), ": a slice needs at least one dimension name");
   if (names == shape().names()) {
@@ -68,7 +68,7 @@ DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   return concatenate(parts);
 }
 
-/// In the mesh's order only, as in PyTorch: otherwise one submesh would have several forms.
+/// Accepts the mesh's order only, as PyTorch does; otherwise one submesh would have several forms.
 DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   if (names == shape().names()) {
     return *this;
@@ -86,7 +86,7 @@ DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   return relative(ranks_through(ranks(), shape(), coordinate(), dims), MeshShape(sizes, names));
 }
 
-/// The dimension with this name, or those that flatten() gave the name to.
+/// The dimension with this name, or the dimensions that flatten() gave the name to.
 std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   const std::string text(name);
   std::vector<int> dims;
@@ -101,9 +101,9 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   return dims;
 }
 
-/// The name is remembered for the root, so that every slice of it finds the flattening. A mesh
-/// without names has nothing that could be remembered. Other dimensions are fine if they have the
-/// same ranks in the same order, as those of an unflattened mesh.
+/// The name is recorded for the root, so that every slice of the root finds the flattening. For a
+/// mesh without names nothing is recorded. If the name is already recorded for other dimensions,
+/// these must have the same ranks in the same order, as the dimensions of an unflattened mesh do.
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
                 ": flattening an unnamed mesh needs a name");
@@ -122,7 +122,7 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   return relative(ranks(), MeshShape({size()}, {flat}));
 }
 
-/// The ranks do not change: row-major order is the same before and after.
+/// The ranks do not change, because row-major order is the same before and after.
 DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                                  const std::vector<std::string>& names) const {
   const int dim = shape().dim(name);
@@ -139,7 +139,7 @@ DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::i
   return relative(ranks(), MeshShape(all_sizes, all_names));
 }
 
-/// From one root only: ranks of unrelated meshes have no product.
+/// All meshes must have one root, because ranks of unrelated meshes have no product.
 DeviceMesh DeviceMesh::concatenate(const std::vector<DeviceMesh>& meshes) {
   TESSERA_CHECK(!meshes.empty(), "concatenate: no meshes were given; give at least one");
   const DeviceMesh root = meshes.front().root();

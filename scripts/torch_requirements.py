@@ -1,10 +1,10 @@
-"""What the installed wheel of torch wants of packages, from its own metadata.
+"""Prints the versions of packages that the installed wheel of torch requires, from its metadata.
 
     python scripts/torch_requirements.py PACKAGE...
 
-Prints a requirement for each, in the form that pip takes: "nvidia-nccl-cu13==2.30.7". Libraries of
-the CUDA toolkit are extras of the package cuda-toolkit, which must be installed if one of them is
-asked for: without it, the requirement for cuda-toolkit itself is printed in their place.
+Prints a requirement for each package in pip's form: "nvidia-nccl-cu13==2.30.7". Libraries of the
+CUDA toolkit are extras of the package cuda-toolkit, which must be installed if one of them is
+requested: without it, the requirement for cuda-toolkit itself is printed in their place.
 """
 import importlib.metadata
 import sys
@@ -13,7 +13,7 @@ from pip._vendor.packaging.requirements import Requirement
 
 
 def requirements_of(package, extras=()):
-    """Those that hold on this machine, by name; of the given extras as well."""
+    """The requirements that apply to this machine, by name, including those of the given extras."""
     found = {}
     for text in importlib.metadata.requires(package) or []:
         requirement = Requirement(text)

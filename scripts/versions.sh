@@ -1,14 +1,13 @@
-# Every version that Tessera pins; read by scripts/setup and scripts/test.
-# shellcheck shell=bash disable=SC2034
+# All versions that Tessera pins; read by scripts/setup and scripts/test.
 
 supported_distributions="Debian 12, Debian 13, Ubuntu 24.04"
 minimum_python=3.10
 
-# libtorch is torch's wheel, installed without what it depends on: one of the versions that CMake takes,
-# the oldest first.
+# libtorch is torch's wheel, installed without its dependencies, in one of the versions that CMake
+# accepts, the oldest first.
 read -ra tested_torch < <(sed -n 's/^set(TESSERA_TESTED_TORCH \(.*\))$/\1/p' cmake/TesseraTorch.cmake)
 
-# The one of them that is meant by "2.13" or "2.13.0"; fails if none is.
+# The tested version that "2.13" or "2.13.0" stands for; fails if there is none.
 tested_version() {
   local tested
   for tested in "${tested_torch[@]}"; do
@@ -17,13 +16,13 @@ tested_version() {
   return 1
 }
 
-# Where the wheel of one of them lies: that of the newest, which is the default, in .deps/venv.
+# The folder of a tested version's wheel: .deps/venv for the newest version, which is the default.
 venv_of() {
   if [[ $1 == "${tested_torch[-1]}" ]]; then echo .deps/venv; else echo ".deps/venv-$1"; fi
 }
 
-# The package for each shared library that libtorch loads and the machine may lack. The wheel of
-# torch says which version (torch_requirements.py).
+# The package for each shared library that libtorch loads and the machine may lack. The metadata of
+# torch's wheel determines its version (torch_requirements.py).
 declare -A library_wheels=(
   [libcudart.so.13]=nvidia-cuda-runtime
   [libcupti.so.13]=nvidia-cuda-cupti
@@ -42,29 +41,31 @@ declare -A library_wheels=(
   [libnvshmem_host.so.3]=nvidia-nvshmem-cu13
 )
 
-# Distribution packages: the tools of a build, the libraries, the demo's text (Perl's manual).
+# Distribution packages: build tools, libraries, and the demo's text (Perl's manual).
 tool_packages=(g++ cmake ninja-build ccache python3 python3-venv)
 library_packages=(
   libgloo-dev librange-v3-dev libgtest-dev libgmock-dev libbenchmark-dev libfmt-dev nlohmann-json3-dev
   libtomlplusplus-dev libcli11-dev libspdlog-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev
   zlib1g-dev libzstd-dev)
 text_packages=(perl-doc)
-# What scripts/test, scripts/docs and the clang presets add.
+# Additional packages for scripts/test, scripts/docs and the clang presets.
 test_packages=(clang libclang-rt-dev lld doxygen)
 
-# What torchrun imports beside torch's own wheel. On a machine without a CUDA toolkit torchrun also
-# needs the CUDA wheels, which only scripts/setup --tests installs there.
+# Packages that torchrun imports in addition to torch's own wheel. On a machine without a CUDA
+# toolkit torchrun also needs the CUDA wheels, which only scripts/setup --tests installs there.
 torchrun_wheels=(typing-extensions==4.15.0)
 
-# Python packages of tools/tessera_plot.py, which draws the pages: matplotlib and what it imports.
+# Python packages of tools/tessera_plot.py, which draws the plots in the documentation: matplotlib
+# and its imports.
 plot_wheels=(
   contourpy==1.3.2 cycler==0.12.1 fonttools==4.61.1 kiwisolver==1.4.9 matplotlib==3.10.8 numpy==2.2.6 packaging==25.0
   pillow==12.0.0 pyparsing==3.3.1 python-dateutil==2.9.0.post0 six==1.17.0)
 
-# Python packages of the tests: torch's own and transformers' needs in full, so installed without
-# looking at dependencies; clang-format and clang-tidy are the versions that decide. llama-models
-# and mistral-common are there for the tokenizers' files in them, tiktoken and sentencepiece to read
-# those; newer ones of mistral-common add 35 MB of files in a different format.
+# Python packages of the tests, including all that torch and transformers need, so that they are
+# installed without resolving dependencies. The versions of clang-format and clang-tidy decide the
+# results. llama-models and mistral-common are included for their tokenizer files, tiktoken and
+# sentencepiece to read these. Newer versions of mistral-common add 35 MB of files in another
+# format.
 test_wheels=(
   absl-py==2.5.1 accelerate==1.15.0 certifi==2026.10.18 charset-normalizer==3.5.2 clang-format==18.1.8 clang-tidy==23.1.4
   execnet==2.1.1 expecttest==0.3.0 filelock==3.20.4 fsspec==2025.12.0 huggingface-hub==0.36.2 idna==3.20 iniconfig==2.3.1

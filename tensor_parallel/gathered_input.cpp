@@ -1,19 +1,21 @@
-// The gathered input of column-wise products. Backward gathers it again. The graph of autograd for
-// one input x and a product y_i of each weight:
+// The gathered input of column-wise products. Forward does not save the gathered tensor; backward
+// gathers it again. Autograd's graph for one input x and one product y_i per weight:
 //
 //   x shard <- GatherBackward <- x whole <- LinearInputBackward <- ProductBackward_i <- y_i
 //                                            weight_i <- WeightBackward_i <-|
 //                                            bias_i <-----------------------'
 //
-// Products of one linear_products() share one LinearInputBackward. Other products have one each.
+// The products of one linear_products() call share one LinearInputBackward; every other product has
+// its own.
 //
 // WeightBackward is a separate node, so that it can run late: its sequence number is lower than
-// that of GatherBackward, and autograd runs the ready node with the highest number. So backward
+// that of GatherBackward, and autograd runs the ready node with the highest number. As a result,
+// backward
 //   1. starts the gather of x in the first ProductBackward,
 //   2. computes the gradients of x during the gather,
 //   3. starts the reduce-scatter of their sum,
 //   4. computes the gradients of the weights during the reduce-scatter.
-// Another order would cost overlap or a second gather, but would be right as well.
+// Any other order is correct too, but loses the overlap or needs a second gather.
 
 #include "gathered_input.h"
 
@@ -47,18 +49,18 @@ void check_first_order() {
                 "without create_graph, or set .regather = false in the styles");
 }
 
-/// `gradient` may be plain: it is then the same on all ranks.
+/// `gradient` as a distributed tensor. A plain gradient is the same on all ranks.
 DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient) {
   return tessera::is_distributed(gradient)
              ? DistributedTensor(gradient)
              : DistributedTensor::from_local(gradient, mesh, {Replicate{}});
 }
 
-/// The products of a Linear; `bias` may be undefined.
+/// The product functions of a Linear, for one type of product; `bias` may be undefined.
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   nn::detail::SharedInputNode::AddTerm add_of_input;
-  /// For a node whose first input is the weight.
+  /// Computes the weight's gradient, for a node whose first input is the weight.
   at::Tensor (*of_weight)(Node& node, const at::Tensor& gradient, const at::Tensor& x);
 };
 
@@ -77,13 +79,13 @@ constexpr Products kFp8Products{
       return tessera::detail::fp8_linear_weight_grad(gradient, x);
     }};
 
-/// The input of one gather. It has the shard between forward and backward, and the gathered tensor
-/// while backward computes the gradients of the weights.
+/// The input of one gather. It stores the shard between forward and backward, and the gathered
+/// tensor while backward computes the gradients of the weights.
 class GatheredInput {
  public:
   explicit GatheredInput(const DistributedTensor& shard) : shard_(shard.tensor()) {}
 
-  /// Starts the gather for the first use. Each use calls end_use().
+  /// Starts the gather at the first use. Each use ends with end_use().
   void expect_use() {
     if (waiting_++ == 0) {
       const c10::NoGradGuard no_grad;
@@ -100,7 +102,7 @@ class GatheredInput {
     }
   }
 
-  /// The graph is freed: no further backward comes.
+  /// The graph is freed, so no further backward will run.
   void release() {
     released_ = true;
     release_if_unused();
@@ -140,7 +142,7 @@ struct GatherBackward final : Node {
   std::uint64_t late_number;  ///< the sequence number of the WeightBackward nodes
 };
 
-/// The gradient of the weight: (gradient of y)^T x.
+/// Computes the weight's gradient: (gradient of y)^T x.
 struct WeightBackward final : Node {
   WeightBackward(std::uint64_t number, std::shared_ptr<GatheredInput> i, const Products& p)
       : Node(number), products(p), input(std::move(i)) {}
@@ -157,7 +159,7 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// Passes the gradient of y to the nodes of x and the weight, and sums its rows for the bias.
+/// Passes the gradient of y on to the nodes of x and of the weight, and sums its rows for the bias.
 struct ProductBackward final : Node {
   ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
       : input(std::move(i)), output(std::move(o)) {}
@@ -188,8 +190,7 @@ struct ProductBackward final : Node {
   ShardingSpec output;
 };
 
-/// Whether each rank has the elements of `bias` that belong to its rows of the weight, and no
-/// others.
+/// Whether each rank's elements of `bias` are exactly those of its rows of the weight.
 bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
   if (!tessera::is_distributed(bias)) {
     return false;
@@ -200,7 +201,7 @@ bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
          of_bias.layout->digits(0) == of_weight.layout->digits(0);
 }
 
-/// The node of the gather that made x. nullptr if the product must keep x for backward.
+/// The node of the gather that made x; nullptr if x must be saved for backward.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight,
                                                    const at::Tensor& bias) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
@@ -212,7 +213,8 @@ tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at
   return columns ? tessera::detail::node_cast<GatherBackward>(x.grad_fn()) : nullptr;
 }
 
-/// Below autograd. The last dimension of the result is distributed as the first of the weight.
+/// The product of the local tensors, below autograd. The result's last dimension is distributed
+/// like the weight's first.
 at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const Products& products) {
   const c10::NoGradGuard no_grad;
@@ -221,7 +223,8 @@ at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at
   dims.back() = spec.layout->digits(0);
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
-  // As aten::linear: a bias that is added after the product would be rounded twice.
+  // Includes the bias, as aten::linear does: a bias that is added after the product would be
+  // rounded twice.
   const at::Tensor local = products.of_output(local_tensor(x), local_tensor(weight),
                                               bias.defined() ? local_tensor(bias) : at::Tensor());
   return make_distributed(local,
@@ -249,7 +252,8 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
   return product;
 }
 
-/// An x that no gather made goes to `others`, or without them to a product of its own.
+/// Products that share a gather. If x does not come from a gather, the product goes to `others`, or
+/// is computed separately if `others` is nullptr.
 class RegatheredProducts final : public nn::detail::LinearProducts {
  public:
   explicit RegatheredProducts(const Products& products,
@@ -271,7 +275,8 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;  ///< of the last product
+  tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;  ///< the gradient node of the
+                                                                    ///< last product's input
 };
 
 std::unique_ptr<nn::detail::LinearProducts> make_regathered_products() {

@@ -1,10 +1,10 @@
-// The losses of a language model: cross_entropy from the losses of the operator
-// (src/dtensor/fused/cross_entropy.cpp), and linear_cross_entropy, the head and the loss in chunks
-// of the tokens.
+// The losses of a language model. cross_entropy reduces the losses per row of the operator in
+// src/dtensor/fused/losses.cpp. linear_cross_entropy computes the output head and the loss
+// in chunks of tokens.
 //
-// linear_cross_entropy computes the gradients in forward, as if the loss of each row were
-// multiplied by 1. Backward multiplies them by the actual factor, which is one number. So nothing
-// is computed twice, and values that are rounded to a half type are probabilities in size.
+// linear_cross_entropy computes the gradients in forward, as if the loss of each row had the factor
+// 1. Backward multiplies them by the actual factor, which is one number. So nothing is computed
+// twice, and values that are rounded to a half type have the magnitude of probabilities.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_assert_async.h>
@@ -38,13 +38,13 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-// Options, targets and reductions, which both losses share.
+// Options, targets and reductions that both losses share.
 
-/// The sharding of the rows on their mesh; nullopt: they are plain.
+/// The sharding of the rows over their mesh; nullopt: the rows are plain.
 using TokenSharding = std::optional<ShardingSpec>;
 
-/// FSDP averages the gradients of the ranks' means with equal weights, which is wrong where the
-/// ranks ignore different numbers of targets.
+/// Throws Error if the ranks ignore different numbers of targets. FSDP averages the gradients of
+/// the ranks' means with equal weights, which would then be wrong.
 void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   const std::int64_t ranks = nn::batch_ranks();
   if (ranks == 1 || count.is_meta()) {
@@ -68,12 +68,12 @@ at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
-/// The number of targets of all rows that are not ignored: plain.
+/// The number of targets in all rows that are not ignored, as a plain tensor.
 at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index) {
   return whole(targets.ne(ignore_index).sum());
 }
 
-/// The mean of the ranks' counts over `mesh`: fp64, above 0. Collective over it.
+/// The mean over `mesh` of the ranks' counts: fp64, above 0. Collective over `mesh`.
 at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   nn::note_weighing();
   const at::Tensor sum = count.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
@@ -81,7 +81,7 @@ at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   if (flat.size() > 1) {
     flat.group().all_reduce(sum, ReduceOp::kSum)->wait();
   }
-  // At least 1: without any token the sum of the losses is 0.
+  // At least 1: if no token counts, the sum of the losses is 0.
   return sum.clamp_min(1).div_(flat.size());
 }
 
@@ -113,14 +113,14 @@ TokenSharding token_sharding(const at::Tensor& tensor) {
                       Layout::intern(spec.layout->mesh_sizes(), {spec.layout->digits(0)})};
 }
 
-/// Whether each rank has only some of the rows.
+/// Whether each rank has only a part of the rows.
 bool are_split(const TokenSharding& rows) {
   return rows && !rows->layout->is_replicated();
 }
 
-/// The targets of the rows: distributed as the rows are, or plain. Throws Error for targets on
-/// another mesh, and on every rank for plain targets outside of the vocabulary if the rows are
-/// split. Collective if the targets have another layout than the rows.
+/// The targets of this rank's rows: distributed like the rows, or plain. Throws Error for targets
+/// on another mesh. If the rows are split, throws on every rank for plain targets outside of the
+/// vocabulary. Collective if the layout of the targets differs from that of the rows.
 at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
                        const TokenSharding& rows, std::int64_t ignore_index) {
   const bool distributed = tessera::is_distributed(targets);
@@ -133,8 +133,9 @@ at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
   return rows ? tessera::detail::targets_of_rows(targets, *rows) : targets;
 }
 
-/// With TESSERA_DEBUG=1: throws Error, on all ranks, if the ranks that shard the vocabulary,
-/// dimension `dim` of `sharded`, have different targets for the same rows. Then collective.
+/// With TESSERA_DEBUG=1: throws Error, on all ranks, if the ranks that shard the vocabulary
+/// (dimension `dim` of `sharded`) have different targets for the same rows. In this mode
+/// collective.
 void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, int dim) {
   if (!tessera::detail::debug_checks() || !tessera::is_distributed(sharded)) {
     return;
@@ -154,8 +155,8 @@ at::Tensor losses_of_rows(const at::Tensor& losses) {
   return are_split(token_sharding(losses)) ? losses : whole(losses);
 }
 
-/// The result for kSum or kMean from `sum`, the sum of the losses, plain or Partial: one plain
-/// number. Differentiable.
+/// The result for kSum or kMean, one plain number. `sum`: the sum of the losses, plain or Partial.
+/// Differentiable.
 at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
                         const CrossEntropyOptions& options) {
   at::Tensor all = whole(sum);
@@ -176,8 +177,8 @@ at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
   return all.div(count.clamp_min(1));
 }
 
-/// Throws Error for layouts that the operator would reduce or gather. Logits are the largest
-/// tensors of a model.
+/// Throws Error for layouts that the operator would have to reduce or gather, because logits are
+/// the largest tensors of a model.
 void check_layout(const at::Tensor& logits) {
   if (!tessera::is_distributed(logits)) {
     return;
@@ -188,14 +189,14 @@ void check_layout(const at::Tensor& logits) {
   tessera::detail::check_consecutive_columns(spec, 1);
 }
 
-// Head and loss.
+// linear_cross_entropy: the output head and the loss.
 
 using tessera::detail::RowLosses;
 using tessera::detail::VocabularyShard;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The rows and columns of one rank, as plain tensors.
+/// One rank's rows and columns, as plain tensors.
 struct HeadProblem {
   at::Tensor hidden, weight, targets;
   VocabularyShard shard;
@@ -204,14 +205,14 @@ struct HeadProblem {
 };
 
 struct HeadResults {
-  at::Tensor losses;           ///< (tokens)
-  at::Tensor hidden_gradient;  ///< of the sum of the losses; undefined if not needed
-  at::Tensor weight_gradient;  ///< likewise, in sum_type()
+  at::Tensor losses;           ///< the loss of each row: (tokens)
+  at::Tensor hidden_gradient;  ///< gradient of the sum of the losses; undefined if not needed
+  at::Tensor weight_gradient;  ///< like hidden_gradient, but in sum_type()
 };
 
-/// The type in which the gradient of the weight is summed over the chunks. bf16 rounds once for
-/// each chunk. With many chunks the term of one would be less than half of the last bit of the sum.
-/// fp16 has too small a range for a sum over tokens.
+/// The type in which the weight's gradient is summed over the chunks. bf16 rounds once per chunk;
+/// with many chunks the term of one chunk would be less than half of the sum's last bit. fp16 has
+/// too small a range for a sum over tokens.
 at::ScalarType sum_type(const HeadProblem& problem) {
   constexpr std::int64_t kFewChunks = 16;
   const std::int64_t chunks =
@@ -221,8 +222,8 @@ at::ScalarType sum_type(const HeadProblem& problem) {
              : kernels::loss_type(problem.weight);
 }
 
-/// sum = left^T right, or with `adds` sum += left^T right. A sum in fp32 of products in a half type
-/// is computed for some rows at a time, so that the product needs no more memory than `left`.
+/// sum = left^T right, or with `adds` sum += left^T right. An fp32 sum of half-type products is
+/// computed for some rows at a time, so that the product needs no more memory than `left`.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right,
                  bool adds) {
   at::Tensor into = sum;
@@ -256,7 +257,8 @@ HeadResults allocate_results(const HeadProblem& problem, bool of_hidden, bool of
   return results;
 }
 
-/// Below autograd. The gradient of the logits overwrites the logits.
+/// Computes losses and gradients chunk by chunk, below autograd. The logits' gradient overwrites
+/// the logits.
 HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weight) {
   const auto& [hidden, weight, targets, shard, options, step] = problem;
   HeadResults results = allocate_results(problem, of_hidden, of_weight);
@@ -287,12 +289,12 @@ HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weigh
   return results;
 }
 
-/// `factor`: one number.
+/// `tensor` times `factor`, which is one number.
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type) {
   return tensor.defined() ? kernels::scaled(tensor, factor, type) : at::Tensor();
 }
 
-/// The sum of the losses of this rank's rows.
+/// The autograd function: the sum of the losses of this rank's rows.
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
@@ -314,13 +316,14 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-/// The placements of hidden states and weight on a mesh; of plain ones, none.
+/// The placements of the hidden states and the weight on their mesh; empty for plain tensors.
 struct HeadPlacements {
   Placements hidden, hidden_gradient, weight_gradient;
 };
 
-/// On each mesh dimension at most one of the two is split. If the weight is split, the gradient of
-/// the hidden states is Partial. If the tokens are split, the gradient of the weight is Partial.
+/// On each mesh dimension at most one of the two tensors is split. If the weight is split, the
+/// gradient of the hidden states is Partial. If the tokens are split, the gradient of the weight is
+/// Partial.
 HeadPlacements head_placements(const DistributedTensor& hidden, const DistributedTensor& weight) {
   HeadPlacements result{hidden.placements(), hidden.placements(), weight.placements()};
   const Placements of_weight = weight.placements();
@@ -363,7 +366,7 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
                 "; pass both plain, or both on one mesh");
 }
 
-/// The losses as a shard of those of all rows; plain if this rank has all rows.
+/// This rank's losses as a shard of the losses of all rows; plain if this rank has all rows.
 at::Tensor distributed_losses(const at::Tensor& losses, const TokenSharding& rows,
                               std::int64_t tokens) {
   return are_split(rows) ? DistributedTensor::from_local(losses, *rows, {tokens}).tensor() : losses;
@@ -381,8 +384,8 @@ at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   return DistributedTensor::from_local(sum, rows->mesh, terms).tensor();
 }
 
-/// Depends on sizes only, so that it is the same on every rank that has the tokens, with uneven
-/// columns too.
+/// The number of rows in a chunk. Depends on sizes only, so that it is the same on every rank that
+/// has the tokens, even with uneven columns.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {
   const std::int64_t tokens = hidden.size(0);
@@ -393,7 +396,7 @@ std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shar
   const std::int64_t columns = std::max<std::int64_t>(1, detail::ceil_div(shard.vocabulary, ranks));
   const auto bytes = columns * static_cast<std::int64_t>(hidden.element_size());
   const std::int64_t most = std::max<std::int64_t>(1, options.chunk_bytes / bytes);
-  // Whole tiles of a GPU's products.
+  // A multiple of the tile size of GPU matrix products.
   for (const std::int64_t tiles : {1024, 128}) {
     if (most >= tiles) {
       return most / tiles * tiles;

@@ -1,6 +1,6 @@
-// Plans and their application: those that modules declare, those of the blocks of nn, and
-// parallelize_module. It checks the plan, then distributes all parameters, then adds hooks, so that
-// a plan with an error changes nothing.
+// Tensor-parallel plans and parallelize_module: plans that modules declare, and plans of the blocks
+// of nn. parallelize_module checks the plan, then distributes all parameters, then adds hooks, so
+// that a plan with an error changes nothing.
 
 #include "tessera/tensor_parallel/parallelize.h"
 
@@ -31,7 +31,7 @@ namespace {
 using tessera::detail::RandomRegion;
 using tessera::detail::RandomRegionScope;
 
-/// Undoes the replication by an earlier plan that did not name the parameter.
+/// Makes a parameter plain again that an earlier plan replicated because it did not name it.
 void make_plain(nn::ParameterSlot& slot) {
   const at::Tensor before = slot.get();
   slot.swap(local_tensor(before).detach().requires_grad_(before.requires_grad()));
@@ -46,7 +46,7 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
     if (slot->replicated_by_default()) {
       make_plain(*slot);
     }
-    // An earlier call may have distributed a tied parameter.
+    // An earlier call may already have distributed a tied parameter.
     if (!tessera::is_distributed(slot->get())) {
       nn::distribute_parameter(*slot, mesh, {placement}, "parallelize_module");
     }
@@ -57,10 +57,11 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   }
 }
 
-/// In the forward of `module`, and in its other methods that run hooks, plain tensors are the same
-/// on every rank of `mesh`.
+/// Declares that, in the forward of `module` and in its other hooked methods, plain tensors are the
+/// same on every rank of `mesh`.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // Several if the module calls itself; nullptr within the forward of another module.
+  // A stack of scopes, since the module may call itself; nullptr for a call within the forward of
+  // another parallel module.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
       [scopes, mesh](auto&, nn::TensorList) {
@@ -74,7 +75,7 @@ void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
       nn::HookedCalls::kEveryMethod);
   module.add_always_hook(
       [scopes] {
-        // Empty if another hook threw before the one above ran.
+        // The stack is empty if another hook threw before the pre-hook ran.
         if (!scopes->empty()) {
           scopes->pop_back();
         }
@@ -88,16 +89,16 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
                         const ParallelizePlan& plan) {
   const CheckedPlan checked = check_plan(module, mesh, plan);
   distribute_parameters(checked, mesh);
-  // First, so that the hooks of the styles run inside.
+  // Added first, so that the hooks of the styles run inside this scope.
   add_parallel_forward(module, mesh);
   const auto replicas = std::make_shared<ReplicaCheck>(module, mesh);
   for (const Application& application : checked.applications) {
     nn::ModuleBase& target = *application.target.module;
-    // A module with a style may be called directly, not through the root.
+    // A module with a style may be called directly instead of through the root.
     if (replicas->add(target, application.target.fqn) && &target != &module) {
       add_parallel_forward(target, mesh);
     }
-    // A module inside of an nn::Hooked runs no hooks.
+    // A module inside an nn::Hooked runs no hooks.
     if (dynamic_cast<const nn::AdoptedModule*>(&target) == nullptr) {
       application.style->apply(target, mesh);
     }
@@ -134,7 +135,7 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// Makes the block's input distributed, for all projections at once. With sequence parallelism they
+/// Makes the block's input distributed, once for all projections. With sequence parallelism they
 /// share one gather. Without it they share the all-reduce of the input's gradient.
 std::pair<std::string, StylePtr> shared_input(const std::string& fqn,
                                               const BlockPlanOptions& options) {
@@ -175,7 +176,7 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
     plan.emplace_back(below(names.value), kv_heads);
   }
   if (o.qk_norm) {
-    // (batch, tokens, heads, head_dim)
+    // activations are (batch, tokens, heads, head_dim)
     const StylePtr norm = sequence_parallel({.sequence_dim = 2});
     plan.emplace_back(below("q_norm"), norm);
     plan.emplace_back(below("k_norm"), norm);

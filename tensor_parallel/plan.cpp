@@ -1,5 +1,5 @@
-// Checks a plan before anything is changed: which modules its patterns match, whether the styles
-// fit them, and which placement each parameter gets.
+// Checks a tensor-parallel plan before anything is changed: which modules its patterns match,
+// whether the styles are applicable to them, and which placement each parameter gets.
 
 #include "plan.h"
 
@@ -27,14 +27,14 @@ std::string quoted(const std::string& fqn) {
 
 namespace {
 
-// Patterns. Stock modules of libtorch are matched too, so that the error can name them.
+// Pattern matching. Stock modules of libtorch are matched too, so that the error can name them.
 
 struct Match {
   std::string fqn;
   torch::nn::Module* module = nullptr;
 };
 
-/// A shared module is found at each of its FQNs.
+/// All matches of a pattern. A shared module is found at each of its FQNs.
 std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern) {
   std::vector<Match> places;
   nn::visit_modules(root,
@@ -47,7 +47,7 @@ std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern)
   return places;
 }
 
-/// Each module once, at its first FQN.
+/// Keeps each module once, at its first FQN.
 std::vector<Match> first_places(std::vector<Match> places) {
   std::unordered_set<const torch::nn::Module*> found;
   std::erase_if(places,
@@ -55,19 +55,19 @@ std::vector<Match> first_places(std::vector<Match> places) {
   return places;
 }
 
-/// "layers.*.up" -> "layers.*", "layers" -> "".
+/// Removes the last segment: "layers.*.up" -> "layers.*", "layers" -> "".
 std::string without_last_segment(const std::string& pattern) {
   const std::size_t dot = pattern.rfind('.');
   return dot == std::string::npos ? "" : pattern.substr(0, dot);
 }
 
-/// Shortens the pattern from its end until it matches a module. The message lists the children of
-/// that module.
+/// Throws the error for a pattern without a match. Shortens the pattern from its end until it
+/// matches a module; the message lists this module's children.
 [[noreturn]] void fail_unmatched(nn::ModuleBase& root, const std::string& pattern) {
   std::string reached = pattern;
   std::vector<Match> parents;
   std::string segment;
-  while (parents.empty()) {  // ends at the root, since "" matches it
+  while (parents.empty()) {  // ends at the root at the latest, since "" matches it
     const std::string shorter = without_last_segment(reached);
     segment = reached.substr(shorter.empty() ? 0 : shorter.size() + 1);
     reached = shorter;
@@ -89,9 +89,9 @@ std::type_index class_of(const Match& place) {
   return typeid(module);
 }
 
-/// `places`: the matches of `prefix`, the beginning of `pattern`. `matches`: those of the whole
-/// pattern. Throws Error if some of the places have no match below them, but others of the same
-/// class have one.
+/// Throws Error if some of the modules that `prefix` matches have no match below them, while others
+/// of the same class have one. `places`: the matches of `prefix`, the beginning of `pattern`;
+/// `matches`: those of the whole pattern.
 void check_all_match(const std::string& pattern, const std::string& prefix,
                      const std::vector<Match>& places, const std::vector<Match>& matches) {
   const auto has_match = [&matches](const Match& place) {
@@ -122,12 +122,13 @@ void check_all_match(const std::string& pattern, const std::string& prefix,
        below, "' for every match");
 }
 
-/// "**" is no such segment: it may match nothing.
+/// Whether the segment has wildcards. "**" does not count, because it may match nothing.
 bool is_wildcard(std::string_view segment) {
   return segment != "**" && segment.find_first_of("*?[") != std::string_view::npos;
 }
 
-/// A pattern that matches in some layers only would leave the others out without an error.
+/// Throws Error for a pattern that matches only in some layers and would silently skip the other
+/// layers.
 void check_wildcards(nn::ModuleBase& root, const std::string& pattern,
                      const std::vector<Match>& matches) {
   std::size_t begin = 0;
@@ -149,8 +150,8 @@ NamedModule with_hooks(const Match& match) {
   return {match.fqn, module};
 }
 
-/// The modules with an FQN that matches `pattern` (nn::matches_fqn), each once, in order of
-/// registration. "" is `root`.
+/// The modules whose FQN matches `pattern` (nn::matches_fqn), each once, in order of registration.
+/// "" matches `root`.
 std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& pattern) {
   const std::vector<Match> matches = find_places(root, pattern);
   if (matches.empty()) {
@@ -164,9 +165,9 @@ std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& 
   return modules;
 }
 
-// Placements.
+// Placements of parameters.
 
-/// The modules inside of an nn::Hooked run no hooks.
+/// Throws Error for a style with hooks on a module inside an nn::Hooked, whose hooks never run.
 void check_is_called(const NamedModule& target, const ParallelStyle& style) {
   TESSERA_CHECK(
       !style.adds_hooks() || dynamic_cast<const nn::AdoptedModule*>(target.module) == nullptr,
@@ -184,7 +185,7 @@ void check_gradients_are_dense(const nn::ModuleBase& module) {
                 "module with sparse(false)");
 }
 
-/// Adds the FQN to the errors of a style.
+/// Applies a style to get its placements, and adds the FQN to its errors.
 Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
   try {
     check_is_called(target, *style);
@@ -213,7 +214,7 @@ bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
                              [&](const auto& owner) { return owner.module == &module; });
 }
 
-/// Where the entries of a container and of a module below it place a parameter, the inner entry
+/// If the entries of a container and of a module below it place the same parameter, the inner entry
 /// wins.
 void leave_to_inner(std::vector<Application>& applications) {
   for (Application& outer : applications) {
@@ -234,7 +235,7 @@ class PlacementTable {
 
   void add(const Application& application) {
     const auto& placements = application.parameters;
-    // A module may have several styles if one of them places parameters.
+    // A module may have several styles, but at most one that places parameters.
     if (placements.empty()) {
       return;
     }
@@ -247,7 +248,7 @@ class PlacementTable {
     }
   }
 
-  /// In the order of the plan, so that it is the same on every rank.
+  /// Placements in the order of the plan, which is the same on every rank.
   std::vector<std::pair<nn::SlotPtr, Placement>> take() { return std::move(placed_); }
 
  private:
@@ -270,7 +271,7 @@ class PlacementTable {
                   quoted(application.target.fqn),
                   " belong to an FSDP unit; call parallelize_module before fully_shard");
     const at::Tensor& tensor = slot.get();
-    // Throws for a placement that the tensor's sizes do not allow.
+    // Throws for a placement that the tensor's sizes do not permit.
     const LayoutPtr layout = to_layout({mesh_.size()}, {placement}, tensor.sizes());
     if (!tessera::is_distributed(tensor)) {
       return;
@@ -279,7 +280,8 @@ class PlacementTable {
     if (slot.replicated_by_default() && spec.mesh == mesh_) {
       return;
     }
-    // A parameter that is not tied was distributed by an earlier plan of the same module.
+    // A tied parameter may already be distributed. A parameter that is not tied can only have been
+    // distributed by an earlier plan of the same module, which is an error.
     const bool tied = slot.owners().size() > 1;
     TESSERA_CHECK(tied && spec.mesh == mesh_ && spec.layout == layout,
                   "parallelize_module: a parameter of ", quoted(application.target.fqn),
@@ -321,7 +323,7 @@ CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
   TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
                 mesh ? to_string(mesh) : "undefined",
                 "; pass one dimension of it, for example mesh[\"tp\"]");
-  module.named_slots();  // throws for parameters without slots
+  module.named_slots();  // called because it throws for parameters without slots
   CheckedPlan checked;
   PlacementTable placements(mesh);
   for (const auto& [pattern, style] : plan) {

@@ -1,5 +1,5 @@
-// Conversions at the boundary of a module: what the hooks of all styles share (style_helpers.h),
-// and the styles that only convert.
+// Conversions of tensors at a module's boundary: the functions that the hooks of all styles share
+// (style_helpers.h), and the styles that only convert.
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -29,7 +29,7 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                            bool regather = false) {
   const ShardingSpec& spec = tensor.spec();
   const LayoutPtr layout = to_layout(spec.layout->mesh_sizes(), {desired}, tensor.tensor().sizes());
-  // Saves a node of autograd that does nothing.
+  // Returns early, which saves an autograd node that does nothing.
   if (spec.layout == layout) {
     return tensor.tensor();
   }
@@ -38,7 +38,7 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                              : tensor.redistribute(layout).tensor();
 }
 
-/// Makes a plain tensor distributed.
+/// Makes a plain tensor distributed, with the placement `layout`.
 DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& tensor,
                              const DeviceMesh& mesh, const Placement& layout,
                              std::optional<std::vector<std::int64_t>> sizes) {
@@ -56,7 +56,7 @@ DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& ten
   return DistributedTensor::from_local(tensor, mesh, {layout}, std::move(sizes));
 }
 
-/// Whether `module` is an nn::Hooked with an M, or stands for an M inside of one.
+/// Whether `module` is an nn::Hooked that wraps an M, or represents an M inside one.
 template <class M>
 bool wraps(const nn::ModuleBase& module) {
   const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
@@ -78,7 +78,7 @@ void check_lists(const std::string& style, const OptionalPlacements& layouts,
 
 enum class Side { kInputs, kOutputs };
 
-/// Redistributes the tensors among a module's arguments, or among its results.
+/// The style that redistributes tensors among a module's arguments or results.
 class Prepare final : public ParallelStyle {
  public:
   Prepare(Side side, OptionalPlacements layouts, OptionalPlacements desired, bool use_local,
@@ -100,7 +100,7 @@ class Prepare final : public ParallelStyle {
   }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    // A copy of the style: the module may outlive the plan.
+    // The hook has a copy of the style, because the module may outlive the plan.
     const auto hook = [mesh, style = *this](auto& self, nn::TensorList tensors) {
       style.convert(self, tensors, mesh);
     };
@@ -112,7 +112,7 @@ class Prepare final : public ParallelStyle {
   }
 
  private:
-  /// Tensors beyond the last placement stay unchanged.
+  /// Converts one tensor per placement. Tensors beyond the last placement stay unchanged.
   void convert(const nn::ModuleBase& module, nn::TensorList tensors, const DeviceMesh& mesh) const {
     TESSERA_CHECK(tensors.size() >= layouts_.size(), name(), " has placements for ",
                   layouts_.size(), " tensors, but the call has ", tensors.size(),

@@ -1,5 +1,5 @@
-// What ranks must have alike under tensor parallelism. One rank alone cannot see a difference, and
-// the loss of such a run may look right.
+// Checks that ranks have equal data where tensor parallelism requires it. One rank alone cannot see
+// a difference, and the loss of such a run may look right.
 
 #include "replica_check.h"
 
@@ -42,7 +42,8 @@ constexpr const char* kSameInput =
     "pass "
     "the part of each rank by DistributedTensor::from_local or prepare_module_input";
 
-/// Parameters below `root` that have slots, each once. named_slots() would throw for the others.
+/// The parameters below `root` that have slots, each once. named_slots() would throw for parameters
+/// without slots.
 nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   nn::NamedSlots found;
   nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
@@ -55,8 +56,8 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   return found;
 }
 
-/// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh has the
-/// place of this rank in another slice of the same mesh.
+/// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is assumed
+/// to have this rank's position in another slice of the same mesh.
 bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
@@ -74,7 +75,8 @@ bool has_same_shard(const ShardingSpec& spec, int rank) {
   return true;
 }
 
-/// FSDP may have sharded the tensor over further mesh dimensions.
+/// Whether the tensor is replicated over `mesh`; FSDP may have sharded it over further mesh
+/// dimensions.
 bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return true;
@@ -83,7 +85,7 @@ bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   return std::ranges::all_of(mesh.ranks(), [&](int rank) { return has_same_shard(spec, rank); });
 }
 
-/// Undefined also while FSDP has not reduced the gradient.
+/// The parameter's gradient. Undefined also while FSDP has not reduced it.
 at::Tensor gradient_of(const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   return gradient.defined() && nn::placeholder(gradient) == nullptr ? gradient : at::Tensor();
@@ -103,9 +105,9 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
   return replicas;
 }
 
-/// For messages of operators in the forward of `module`.
+/// Registers the module's name for error messages of operators in its forward.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // 0 where an earlier hook has thrown.
+  // The number of running calls of the module; 0 if an earlier hook threw.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;
@@ -199,7 +201,7 @@ void ReplicaCheck::compare_before_forward(nn::TensorList inputs) {
   }
 }
 
-/// Whether the shards of a parameter are those of one tensor.
+/// Throws Error unless the shards of each parameter are parts of the same tensor.
 void ReplicaCheck::compare_origins() const {
   if (mesh_.size() == 1) {
     return;
@@ -225,8 +227,8 @@ void ReplicaCheck::compare(const std::vector<Replica>& replicas, Equality equali
 }
 
 void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
-  // The ids of backwards that will compare. One backward may reach several outputs, and backwards
-  // may be nested.
+  // The ids of the backwards that will compare. One backward may reach several outputs, and
+  // backwards may be nested.
   const auto queued = std::make_shared<std::unordered_set<int>>();
   for (const at::Tensor* output : outputs) {
     if (!output->defined() || !output->requires_grad()) {
@@ -236,7 +238,7 @@ void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
         *output, tessera::detail::OwnHook::kNotice,
         [self = shared_from_this(), queued](const at::Tensor& gradient) {
           if (queued->insert(tessera::detail::backward_id()).second) {
-            // Twice, so that the comparison runs after FSDP's callback.
+            // Two nested callbacks, so that the comparison runs after FSDP's callback.
             call_at_end_of_backward([self] {
               call_at_end_of_backward([self] {
                 self->compare(

@@ -13,34 +13,34 @@
 
 namespace tessera::tensor_parallel {
 
-/// Compares what must be equal on the ranks of a plan's mesh. Before the first forward: the
-/// parameters that the plan replicates, the origins of those that it splits, and in the first
-/// forward with gradients the plain inputs of the root. With TESSERA_DEBUG=1 also the replicated
-/// parameters before each forward, their gradients after each backward, and every plain tensor that
-/// an operator combines with a distributed one.
+/// Compares data that must be equal on the ranks of a tensor-parallel plan's mesh. Before the first
+/// forward: the parameters that the plan replicates, and the origins of the parameters that it
+/// splits. In the first forward with gradients: the plain inputs of the root. With TESSERA_DEBUG=1
+/// also: the replicated parameters before each forward, their gradients after each backward, and
+/// every plain tensor that an operator combines with a distributed one.
 ///
 /// Attached to the modules that have a style.
 class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
  public:
   ReplicaCheck(nn::ModuleBase& root, DeviceMesh mesh);
 
-  /// The first call of `module` starts the comparison, since it need not come through the root.
-  /// Returns false if the module was added before.
+  /// Adds a module with a style. Its first call starts the comparison, since a call need not go
+  /// through the root. Returns false if the module was already added.
   bool add(nn::ModuleBase& module, const std::string& fqn);
-  /// Adds the hooks of the root. They run after the hooks of its styles: an input that a style
-  /// takes for a shard may differ.
+  /// Adds the hooks of the root. They run after the hooks of the root's styles: an input that a
+  /// style interprets as a shard may differ between ranks.
   void watch_root(nn::ModuleBase& root);
 
   /// With TESSERA_DEBUG=1: compares `tensor`, a plain input of `module`. Throws Error, on all
-  /// ranks, if its values differ. Collective then.
+  /// ranks, if its values differ. In this mode collective.
   void check_input(const nn::ModuleBase& module, const at::Tensor& tensor) const;
-  /// For messages: "'layers.0.o_proj'".
+  /// The module's name for messages: "'layers.0.o_proj'".
   std::string name_of(const nn::ModuleBase& module) const;
 
  private:
   bool is_replicated(const nn::ParameterSlot& slot) const;
   std::vector<tessera::detail::Replica> replicas(bool gradients) const;
-  /// `inputs`: of the root; empty before the call of another module.
+  /// `inputs`: the arguments of the root; empty before the call of another module.
   void compare_before_forward(nn::TensorList inputs);
   void compare_origins() const;
   void compare(const std::vector<tessera::detail::Replica>& replicas,
@@ -49,10 +49,10 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
 
   DeviceMesh mesh_;
   bool debug_;
-  nn::NamedSlots parameters_;  ///< all below the root
+  nn::NamedSlots parameters_;  ///< all parameters below the root
   std::unordered_map<const nn::ModuleBase*, std::string> names_;
-  bool compared_ = false;         ///< the parameters
-  bool compared_inputs_ = false;  ///< those of the root
+  bool compared_ = false;         ///< whether the parameters have been compared
+  bool compared_inputs_ = false;  ///< whether the root's inputs have been compared
 };
 
 }  // namespace tessera::tensor_parallel

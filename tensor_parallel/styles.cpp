@@ -1,4 +1,4 @@
-// The styles that place parameters: column-wise, row-wise, and replicated.
+// The parallel styles that place parameters: column-wise, row-wise, and replicated.
 
 #include "tessera/tensor_parallel/styles.h"
 
@@ -29,16 +29,17 @@ void require_tensor(const nn::ModuleBase& module, nn::TensorList tensors, const 
                 ", but its style converts the first one; remove the module from the plan");
 }
 
-// Column-wise: each rank computes a part of the output features from the whole input. The gradient
-// of the input is a sum over the ranks.
+// Column-wise: each rank computes a part of the output features from the whole input. The input's
+// gradient is a sum over the ranks.
 
-/// Shards the columns of W in Megatron-LM's x W.
+/// The column-wise style. In the notation x W of Megatron-LM it shards the columns of W.
 class Colwise final : public ParallelStyle {
  public:
   explicit Colwise(ColwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "colwise_parallel"; }
-  /// With the default options the operator redistributes as the hooks would.
+  /// Whether hooks are needed. With the default options the operator itself redistributes as the
+  /// hooks would.
   bool adds_hooks() const override {
     return !is_replicate(options_.input_layouts) || !is_shard(options_.output_layouts, -1) ||
            options_.use_local_output;
@@ -46,7 +47,7 @@ class Colwise final : public ParallelStyle {
 
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     if (is_embedding(module)) {
-      // (vocabulary, features)
+      // weight is (vocabulary, features)
       return {{module.slot("weight"), Shard{1}}};
     }
     if (!is_linear(module)) {
@@ -56,7 +57,7 @@ class Colwise final : public ParallelStyle {
                   " of an nn::FusedLinear would cut its parts; use fused_colwise_parallel()");
     SlotPlacements placements;
     for (const auto& [name, slot] : module.slots()) {
-      // weight (out, in) and bias (out)
+      // weight is (out, in), bias is (out)
       placements.emplace_back(slot, Shard{0});
     }
     place_adapter(module, Replicate{}, Shard{0}, placements);
@@ -72,7 +73,7 @@ class Colwise final : public ParallelStyle {
     set_regathered_product(module, options_.regather);
     add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      // A plain output is a value that the module computed from its features, such as a loss.
+      // A plain output is left unchanged: the module computed it from its features, such as a loss.
       if (tessera::is_distributed(*outputs[0])) {
         *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
       }
@@ -83,8 +84,8 @@ class Colwise final : public ParallelStyle {
   ColwiseOptions options_;
 };
 
-/// Shards the output features of each part of a fused weight. A contiguous shard of the rows would
-/// be a piece of one or two parts.
+/// Shards the output features of each part of a fused weight. A contiguous shard of the weight's
+/// rows would contain pieces of only one or two parts.
 class FusedColwise final : public ParallelStyle {
  public:
   explicit FusedColwise(FusedColwiseOptions options) : options_(options) {}
@@ -118,7 +119,8 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// `dim`: the dimension of the output features. Groups are split contiguously.
+  /// The placement along `dim`, the dimension of the output features. A weight in groups is split
+  /// contiguously.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
     return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};
@@ -159,7 +161,7 @@ class FusedColwise final : public ParallelStyle {
   FusedColwiseOptions options_;
 };
 
-/// Makes a (ranks * rows of a head, ...) tensor with Shard(0) from the replicated `parameter`,
+/// Makes a tensor (ranks * rows of a head, ...) with Shard(0) from the replicated `parameter`,
 /// which has the rows of `heads` heads. The gradient of `parameter` is Partial.
 at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mesh,
                               std::int64_t heads) {
@@ -172,7 +174,8 @@ at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mes
   return DistributedTensor::from_local(own, mesh, {Shard{0}}, std::move(sizes)).tensor();
 }
 
-/// Each rank computes one head of a Linear. Several ranks compute the same head.
+/// Each rank computes one head of a Linear. Several ranks compute the same head, because there are
+/// fewer heads than ranks.
 class ReplicatedHeads final : public ParallelStyle {
  public:
   explicit ReplicatedHeads(ReplicatedHeadsOptions options) : options_(options) {}
@@ -226,18 +229,17 @@ class ReplicatedHeads final : public ParallelStyle {
   ReplicatedHeadsOptions options_;
 };
 
-// Row-wise: each rank computes a term of the whole output from its part of the input features, or
+// Row-wise: each rank computes one term of the whole output from its part of the input features or
 // of the vocabulary. The redistribution to output_layouts sums the terms: an all-reduce, or with
 // sequence parallelism a reduce-scatter.
 
-/// The placement that a plain input is taken to have.
+/// The placement that a plain input is assumed to have.
 Placement placement_of_plain(const RowwiseOptions& options) {
   return options.input_layouts.value_or(Replicate{});
 }
 
-/// The global sizes of a Linear's plain input that is sharded in its last dimension. The module
-/// knows them. The local tensor does not, since shards may be uneven. nullopt: the last dimension
-/// is not sharded.
+/// The global sizes of a Linear's plain input that is sharded in its last dimension. They come from
+/// the module, because local shards may be uneven. nullopt: the last dimension is not sharded.
 std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linear,
                                                      const at::Tensor& input,
                                                      const Placement& placement) {
@@ -260,13 +262,13 @@ void check_features(const nn::ModuleBase& linear, const at::Tensor& input,
                 "style before, or input_layouts = Shard{-1} here if it is this rank's part");
 }
 
-/// Shards the rows of W in Megatron-LM's x W, or of a vocabulary.
+/// The row-wise style. It shards the rows of W in Megatron-LM's x W, or the rows of a vocabulary.
 class Rowwise final : public ParallelStyle {
  public:
   explicit Rowwise(RowwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "rowwise_parallel"; }
-  /// With the default options the next operator sums the terms.
+  /// Whether hooks are needed. With the default options the next operator sums the terms.
   bool adds_hooks() const override {
     return options_.input_layouts || !is_replicate(options_.output_layouts) ||
            options_.use_local_output;
@@ -309,7 +311,7 @@ class Rowwise final : public ParallelStyle {
 
  private:
   void apply_to_linear(nn::ModuleBase& linear, const DeviceMesh& mesh) const {
-    // at::linear would add the bias to the term of each rank.
+    // Defers the bias, because at::linear would add it to the term of each rank.
     dynamic_cast<nn::detail::DeferredBias&>(linear).set_defer_bias(true);
     linear.add_forward_pre_hook([mesh, options = options_](auto& module, nn::TensorList inputs) {
       check_features(module, *inputs[0], options);
@@ -327,7 +329,7 @@ class Rowwise final : public ParallelStyle {
     });
   }
 
-  /// Each rank looks up the indices of its rows, and has zeros for all others.
+  /// Each rank looks up its own rows of the table; the result has zeros for all other indices.
   void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
     add_gathering_hook(embedding, mesh, placement_of_plain(options_), /*regather=*/false);
     embedding.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
@@ -338,11 +340,11 @@ class Rowwise final : public ParallelStyle {
   RowwiseOptions options_;
 };
 
-// Replicated parameters.
+// Styles with replicated parameters.
 
-/// For modules that process each token by itself. The activations are replicated, or sharded along
-/// the sequence (Korthikanti et al. 2022). With a sharded sequence the gradients of the parameters
-/// are Partial.
+/// The style for modules that process each token independently. The activations are replicated, or
+/// sharded along the sequence (Korthikanti et al. 2022). With a sharded sequence the gradients of
+/// the parameters are Partial.
 class ReplicatedParameters final : public ParallelStyle {
  public:
   ReplicatedParameters(std::string name, Placement activations, bool use_local_output)
@@ -352,7 +354,7 @@ class ReplicatedParameters final : public ParallelStyle {
 
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     SlotPlacements placements;
-    // With the modules below, so that one entry of the plan may name a container of norms.
+    // Includes the modules below, so that one plan entry may name a container of norms.
     for (const auto& [name, slot] : module.named_slots()) {
       placements.emplace_back(slot, Replicate{});
     }
@@ -377,7 +379,8 @@ class ReplicatedParameters final : public ParallelStyle {
   bool use_local_output_;
 };
 
-/// Adds no hooks, so that it also fits modules that are never called.
+/// Places parameters without adding hooks, so that it is also applicable to modules that are never
+/// called.
 class PlaceParameters final : public ParallelStyle {
  public:
   explicit PlaceParameters(PlaceOptions options) : options_(std::move(options)) {}
@@ -389,7 +392,7 @@ class PlaceParameters final : public ParallelStyle {
     TESSERA_CHECK(!module.slots().empty(), name(), ": a ", module.name(),
                   " has no parameters of its own; name the modules below it that have some");
     for (const auto& [parameter, placement] : options_.placements) {
-      module.slot(parameter);  // throws for an unknown name
+      module.slot(parameter);  // called because it throws for an unknown name
     }
     SlotPlacements placements;
     for (const auto& [parameter, slot] : module.slots()) {

@@ -4,13 +4,13 @@
     from_torch_checkpoint.py CHECKPOINT OUT [--prefix FROM=TO ...] [--step]
 
 Needs PyTorch, and memory for the largest tensor. Writes OUT/model.safetensors, which
-checkpoint::load_hugging_face reads; with --step, shards that checkpoint::load reads, an optimizer's
-state included. --prefix: only the tensors whose names begin with FROM, with TO in its place. Names
-are those of the state dict that was saved, joined by dots: of {"model": ..., "optim": ...} take
---prefix model.= for the weights, and --prefix optim.=optimizer. too for a step. Values that are no
+checkpoint::load_hugging_face reads. With --step, writes shards that checkpoint::load reads, including
+the optimizer's state. --prefix selects the tensors whose names begin with FROM, and replaces FROM by
+TO. Names are the keys of the saved state dict joined by dots. For {"model": ..., "optim": ...}, use
+--prefix model.= for the weights, and for a step also --prefix optim.=optimizer. Values that are not
 tensors are left out and listed.
 
-CHECKPOINT's .metadata is a pickle, which runs what it says: convert your own checkpoints only.
+CHECKPOINT's .metadata is a pickle, which can run any code: convert only your own checkpoints.
 """
 import argparse
 import json
@@ -31,7 +31,7 @@ DTYPES |= {getattr(torch, name): text for name, text in
 
 
 def renamed(name, prefixes):
-    """None for a name that is to be left out."""
+    """The new name, or None if the tensor is left out."""
     for old, new in prefixes:
         if name.startswith(old):
             return new + name[len(old):]
@@ -39,7 +39,7 @@ def renamed(name, prefixes):
 
 
 def chosen(described, prefixes):
-    """{name in the file: name in the checkpoint}, sorted, and the names of what is left out."""
+    """{name in the file: name in the checkpoint}, sorted, and the names that are left out."""
     names, left_out = {}, []
     for name, each in sorted(described.items()):
         new = renamed(name, prefixes)

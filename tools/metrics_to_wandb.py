@@ -3,11 +3,11 @@
 
     metrics_to_wandb.py METRICS [--project NAME] [--name NAME] [--id ID] [--dir DIR]
 
-METRICS: a file of --metrics, or the folder of --output-dir; then the flags in its config.toml become the run's
-configuration. Needs the package wandb. Without WANDB_MODE the run is an offline one in DIR/wandb (./wandb), which
-`wandb sync` uploads; WANDB_MODE=online uploads it at once. Each step is one entry: numbers under their names, traffic
-as comm/GROUP/COLLECTIVE/bytes; values that a step does not know are left out. A run that has not ended can be sent as far as
-it is.
+METRICS is a file of --metrics, or the folder of --output-dir; for a folder, the flags in its config.toml become the
+run's configuration. Needs the package wandb. Without WANDB_MODE, the run is offline in DIR/wandb (./wandb), and `wandb sync`
+uploads it; with WANDB_MODE=online it is uploaded immediately. Each step is one entry: numbers under their names, and
+traffic as comm/GROUP/COLLECTIVE/bytes. Values that are unknown in a step are left out. The steps so far of an unfinished
+run can be sent too.
 """
 import argparse
 import json
@@ -18,7 +18,7 @@ import sys
 
 try:
     import tomllib
-except ImportError:  # Python 3.10
+except ImportError:  # Python 3.10 has no tomllib
     tomllib = None
 
 
@@ -30,7 +30,7 @@ def metrics_file(path):
 
 
 def flat(record, prefix=""):
-    """Names and numbers. null is a number that is not finite or not known."""
+    """Names and numbers of a record. null stands for a number that is unknown or not finite."""
     for name, value in record.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{name}/")
@@ -39,7 +39,7 @@ def flat(record, prefix=""):
 
 
 def read_steps(file):
-    """(step, numbers) of each line. A line without an end is still being written."""
+    """(step, numbers) of each line. A line without a line end is still being written."""
     last = -1
     for number, line in enumerate(file.read_text(errors="replace").splitlines(keepends=True), 1):
         if not line.endswith("\n"):
@@ -56,7 +56,7 @@ def read_steps(file):
 
 
 def flags_of(path):
-    """What the folder of a run says of its flags."""
+    """The flags of a run, from config.toml in its folder."""
     file = path / "config.toml"
     if not path.is_dir() or not file.is_file():
         return {}
@@ -68,7 +68,7 @@ def flags_of(path):
         sys.exit(f"error: '{file}' is no file of flags ({error}); name '{path / 'metrics.jsonl'}' instead")
     flags = {}
     for name, value in sections.items():
-        flags |= value if isinstance(value, dict) else {name: value}  # in a section, or in none
+        flags |= value if isinstance(value, dict) else {name: value}  # in a section, or at the top level
     return flags
 
 

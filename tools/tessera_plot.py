@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Draws what Tessera's programs write as JSON. Each picture is one HTML file that needs no other.
+"""Plots the JSON files of Tessera's programs. Each page is one self-contained HTML file.
 
-    tessera_plot.py run METRICS.jsonl        a run of llama_train --metrics, with run.json beside the metrics
+    tessera_plot.py run METRICS.jsonl        a run of llama_train --metrics, with run.json in the same folder
     tessera_plot.py plan PLAN.json           of llama_plan --json, with its search, or of vit_train --plan --json
     tessera_plot.py experiment REPORT.json   of examples/experiments/run
     tessera_plot.py mfu RESULTS.json         of bench_mfu
 
-    --out FILE.html     the page (beside the input: report.html, or the input's name with .html)
+    --out FILE.html     the page (default: report.html next to the input, or the input's name with .html)
     --sample FILE       run: a text that the model wrote
 
 Needs matplotlib, which scripts/setup installs: .deps/venv/bin/python tools/tessera_plot.py ...
@@ -27,7 +27,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.patches import Rectangle  # noqa: E402
 from matplotlib.ticker import FuncFormatter, MaxNLocator  # noqa: E402
 
-# Colours of the page, light and dark. Pictures are drawn in placeholders, which the page's CSS variables replace.
+# Colours of the page, light and dark. Pictures contain placeholders, which the page's CSS variables replace.
 PALETTE = {name: colours.split("/") for name, colours in (pair.split("=") for pair in """
 page=#f6f7f9/#11151b card=#fff/#191f27 ink=#1a1f27/#e4e8ee muted=#647084/#97a3b4 rule=#e3e7ed/#2b333e grid=#edf0f4/#252c36 accent=#2f6fed/#6ea2ff
 bad=#d1453b/#ff7a70 good=#14603f/#7fdcb0 p0=#2f6fed/#6ea2ff p1=#8a63d2/#b094f0 p2=#d9822b/#eba15a p3=#1d9a8a/#45c2b1 p4=#e0b13c/#e8c765
@@ -112,7 +112,7 @@ def table(head, rows, kind=""):
     return f'<div class="card scroll"{kind}><table><thead><tr>{cells}</tr></thead><tbody>\n{rows}</tbody></table></div>\n'
 
 def row(cells, kind=""):
-    """A cell is text, or (text, tip) for a number."""
+    """A table row. A cell is a text, or (text, tooltip) for a number."""
     made = "".join(f'<td class="n" title="{esc(cell[1])}">{esc(cell[0])}</td>' if isinstance(cell, tuple) else f"<td>{esc(cell)}</td>" for cell in cells)
     return f'<tr class="{kind}">{made}</tr>\n'
 
@@ -145,7 +145,7 @@ def traffic_table(comm):
 
 # ---- Pictures.
 class Picture:
-    """A figure of matplotlib with one pair of axes, and texts that show where it is pointed at."""
+    """A matplotlib figure with one pair of axes and tooltips."""
     def __init__(self, name, width=7.8, height=3.28, left=0.62):
         self.name, self.tips = name, []
         self.figure = plt.figure(figsize=(width, height))
@@ -158,7 +158,7 @@ class Picture:
         patch = Rectangle((x, y), width, height, facecolor=COLOUR[colour], linewidth=0, alpha=alpha)
         self.axes.add_patch(self.tip(patch, text, kind))
     def stripes(self, places, texts):
-        """Invisible columns, each with a text."""
+        """Adds invisible columns, each with a tooltip."""
         low, high = self.axes.get_ylim()
         most, count = 120, len(places)
         chosen = range(count) if count <= most else [(count - 1) * i // (most - 1) for i in range(most)]
@@ -181,7 +181,7 @@ class Picture:
         return re.sub(r"\n\s*", "\n", text)
 
 def thinned(points, most=600):
-    """The least and the greatest point of each group: a peak stays visible."""
+    """Reduces points to the minimum and maximum of each group, so that peaks stay visible."""
     if len(points) <= most:
         return points
     groups = most // 2
@@ -192,7 +192,7 @@ def running_mean(points, reach):
     return [(step, statistics.fmean(value for _, value in points[max(0, i - reach):i + reach + 1])) for i, (step, _) in enumerate(points)]
 
 def upright(axes, names, low, high):
-    """A row for each name, the first on top."""
+    """Labels a row for each name, the first on top."""
     axes.set(xlim=(low, high), ylim=(len(names) - 0.5, -0.5))
     axes.set_yticks(range(len(names)), names)
     axes.grid(axis="x")
@@ -207,7 +207,7 @@ def steps_axis(axes, first, last):
     under_left(axes, "step")
 
 def curve(title, unit, points, smooth=True, from_zero=False, may_be_logarithmic=False):
-    """A card with one curve over the steps. Values that are not finite are left out."""
+    """A card with one curve over the steps. Values that are not finite are omitted."""
     points = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
     if not points:
         return card(title, unit, '<p class="empty">no finite values</p>')
@@ -272,11 +272,11 @@ def run_page(path, sample):
 
 # ---- A plan, and a search.
 KINDS = ["parameters", "optimizer", "gradients", "gathered parameters", "gradients on the way", "activations", "temporary"]
-ON_HOST = KINDS[:3]  # with offloading
+ON_HOST = KINDS[:3]  # memory kinds that are on the host with FSDP offloading
 PHASES = {"forward": "p0", "backward": "p1", "update": "p5", "all_gather": "p3", "reduce_scatter": "p2", "all_reduce": "p4", "waiting": "bad"}
 
 def memory_picture(plan, kind):
-    """A bar for each moment of the step, of what is live then; the highest is named."""
+    """A bar for each moment of the step with the live memory; the highest bar is labelled."""
     moments = kind["moments"]
     picture = Picture("memory over the step", 15.5, 4.05)
     axes, peak = picture.axes, max(moments, key=lambda moment: moment["bytes"])
@@ -308,7 +308,7 @@ def memory_picture(plan, kind):
     return picture.svg()
 
 def drawn_spans(spans, near):
-    """Spans that are nearer than can be seen are drawn as one: [what, begin, end, count]."""
+    """Merges spans that are too close to be distinguished: [what, begin, end, count]."""
     drawn = []
     for what, begin, end in spans:
         if drawn and drawn[-1][0] == what and begin - drawn[-1][2] < near:
@@ -318,7 +318,7 @@ def drawn_spans(spans, near):
     return drawn
 
 def timeline_picture(kind, begin, end):
-    """Operators, what they wait for, and the collectives of each mesh dimension, between two moments in seconds."""
+    """Operators, waiting, and the collectives of each mesh dimension, between two times in seconds."""
     rows = ["operators", "waiting", *kind["communication_s"]]
     picture = Picture("time line", 15.5, 0.62 + 0.36 * len(rows), left=1.2)
     unit, scale = ("ms", 1e-3) if end - begin < 1 else ("s", 1)
@@ -423,7 +423,8 @@ def share_text(share):
     return "∞ times" if share is None else f"{100 * share:.2g} %" if share <= 1 else f"{share:.3g} times"
 
 def run_style(number):
-    """The first curve is broad and pale, so that those on top of it are seen; hues come again dashed."""
+    """The first curve is broad and pale, so that curves on top of it are visible; when the hues repeat, curves are
+    dashed."""
     if number < 0:
         return {"color": COLOUR["muted"], "linewidth": 1.1, "linestyle": (0, (2, 3))}
     return {"color": COLOUR[f"h{number % HUES}"], "linewidth": 5 if number == 0 else 1.6, "alpha": 0.34 if number == 0 else 1,

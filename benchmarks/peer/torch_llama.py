@@ -1,11 +1,9 @@
 #!/usr/bin/env python3
-"""A Llama training run on PyTorch itself, to hold llama_train against.
-
-One process is plain PyTorch; under torchrun the same model is split with DTensor (tensor and
-sequence parallelism, loss parallelism) and FSDP2. It reads what llama_train reads (a Hugging Face
-folder, an llm.c token shard), takes the same samples, and writes one JSON object a step.
-
-  torch_llama.py make  --config config.json --seed 0 --out DIR
+"""A Llama training run in PyTorch, for comparison with llama_train.
+Run by itself, it is plain PyTorch on one process. Under torchrun, the same model is split with DTensor
+(tensor, sequence and loss parallelism) and FSDP2. It reads llama_train's inputs (a Hugging Face
+folder, an llm.c token shard), takes the same samples, and writes one JSON object per step.
+  torch_llama.py make --config config.json --seed 0 --out DIR
   torch_llama.py train --model DIR --tokens T.bin --steps 20 --metrics out.jsonl
   torchrun --nproc-per-node 4 torch_llama.py train ... --dp 2 --tp 2
 """
@@ -26,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 
 def read_config(path):
-    """The configuration in a Hugging Face folder, or in a config.json under another name."""
+    """Reads the configuration from a Hugging Face folder, or from a config.json with any name."""
     path = pathlib.Path(path)
     config = json.loads((path / "config.json" if path.is_dir() else path).read_text())
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
@@ -45,7 +43,7 @@ class RMSNorm(nn.Module):
 
 
 def apply_rope(x, cos, sin):
-    """x: (batch, sequence, heads, head_dim); the halves of a head are rotated against each other."""
+    """Applies rotary embedding to x, (batch, sequence, heads, head_dim), pairing the two halves of each head."""
     first, second = x.chunk(2, dim=-1)
     return x * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
 
@@ -95,7 +93,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Hugging Face's parameter names."""
+    """A Llama with Hugging Face's parameter names."""
 
     def __init__(self, c):
         super().__init__()
@@ -115,7 +113,7 @@ class Llama(nn.Module):
 
 
 def rope_tables(c, sequence):
-    """(sequence, head_dim) each, in fp32 throughout, as Hugging Face computes them."""
+    """cos and sin, (sequence, head_dim) each, computed in fp32 as Hugging Face does."""
     exponent = torch.arange(0, c["head_dim"], 2, dtype=torch.float32) / c["head_dim"]
     frequency = 1.0 / (c.get("rope_theta", 10000.0) ** exponent)
     angle = torch.outer(torch.arange(sequence, dtype=torch.float32), frequency).repeat(1, 2)
@@ -164,7 +162,7 @@ def whole(tensor):
 
 
 def make(args):
-    """Weights of a shape that training reaches: norms off 1, projections truncated normal."""
+    """Writes random weights that resemble trained ones: norms differ from 1, projections are truncated normal."""
     config = json.loads(pathlib.Path(args.config).read_text())
     pathlib.Path(args.out).mkdir(parents=True, exist_ok=True)
     pathlib.Path(args.out, "config.json").write_text(json.dumps(config, indent=1))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A training step of llama_train on PyTorch itself: the same model, FSDP2 with fp32 shards that computes in bf16
-(on a CPU in fp32), fused AdamW, clipping. One JSON object a step."""
+"""A training step like llama_train's in PyTorch: the same model, FSDP2 with fp32 shards and bf16 computation (fp32
+on a CPU), fused AdamW, gradient clipping. Writes one JSON object per step."""
 import argparse
 import json
 import os
@@ -31,7 +31,7 @@ def parse():
 
 
 def sharded_model(config, device, dtype, compiles, recomputes):
-    """As llama_train on one rank makes it: a unit a layer, freed after forward."""
+    """Creates the model as llama_train on one rank does: one FSDP unit per layer, resharded after forward."""
     mesh = init_device_mesh(device, (1,), mesh_dim_names=("dp",))
     with torch.device(device):
         model = torch_llama.Llama(config)
@@ -76,8 +76,8 @@ def main():
             print(json.dumps({"step_time_s": seconds, "tokens_per_s": tokens[:, 1:].numel() / seconds,
                               "peak_memory_bytes": torch.cuda.max_memory_reserved() if on_gpu else None}), flush=True)
     dist.destroy_process_group()
-    # Autograd's thread may still drop FSDP's callback of the last step, for which it takes the interpreter's lock. It
-    # aborts the process if the interpreter is ending (PyTorch 2.11), so that must not begin.
+    # Exits without interpreter shutdown: autograd's thread may still release FSDP's callback of the last step, for
+    # which it takes the GIL. If the interpreter is shutting down, that aborts the process (PyTorch 2.11).
     sys.stdout.flush()
     os._exit(0)
 

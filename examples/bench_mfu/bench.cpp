@@ -1,4 +1,4 @@
-// Shapes of models, measurements and results.
+// bench_mfu: model shapes, measurements and results.
 
 #include "examples/bench_mfu/bench.h"
 
@@ -79,8 +79,8 @@ std::string program(const char* name) {
   return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / name).string();
 }
 
-/// Runs a program to its end, with what it prints in `log`. Its exit code; 128 if a signal ended
-/// it.
+/// Runs a program to completion with its output in `log`. Returns its exit code, or 128 if a signal
+/// ended it.
 int run(std::vector<std::string> command, const std::filesystem::path& log) {
   std::vector<char*> arguments;
   for (std::string& argument : command) {
@@ -104,7 +104,8 @@ int run(std::vector<std::string> command, const std::filesystem::path& log) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
-/// The first line that looks like a message: later ones are those of ranks that waited.
+/// The first line that looks like an error message. Later messages come from ranks that waited for
+/// the failed one.
 std::string error_in(const std::filesystem::path& log) {
   std::ifstream in(log);
   std::string last;
@@ -136,8 +137,8 @@ std::vector<std::string> run_flags(const Trial& trial, const BenchOptions& o) {
   return flags;
 }
 
-/// FLOPs of a step on all ranks, as llama_plan counts them in the operators of that step. It prints
-/// them with a machine only, and they are the same for any.
+/// FLOPs of a step over all ranks, as llama_plan counts them in the step's operators. llama_plan
+/// prints FLOPs only for a machine, and they are equal for every machine.
 double flops_of_step(std::vector<std::string> flags, const std::filesystem::path& folder) {
   const std::filesystem::path plan = folder / "plan.json";
   flags.insert(flags.begin(), program("llama_plan"));
@@ -166,7 +167,8 @@ std::vector<json> counted_steps(const std::filesystem::path& metrics, std::int64
   return steps;
 }
 
-/// The step whose time is the median: all figures are of this one, so that they fit together.
+/// The step with the median time. All figures are taken from this step, so that they are
+/// consistent.
 json middle_step(std::vector<json> steps) {
   const auto middle = steps.begin() + std::ssize(steps) / 2;
   std::ranges::nth_element(steps, middle, {},
@@ -200,7 +202,7 @@ Figures figures_of(const std::vector<json>& steps, double flops, std::int64_t ra
   return figures;
 }
 
-/// The step of a trial on PyTorch, as options.peer runs it.
+/// Measures the step of a trial on PyTorch, with the script options.peer.
 PeerFigures measure_peer(const Trial& trial, const BenchOptions& o, bool compiled,
                          const std::filesystem::path& folder) {
   PeerFigures figures{.name = compiled ? "compiled" : "eager"};
@@ -254,7 +256,7 @@ Result measure(const Trial& trial, const BenchOptions& options, const std::files
                                  "--metrics", (folder / "metrics.jsonl").string()});
   Result result{.trial = trial};
   try {
-    // Has llama_train report peak_active_bytes on a CPU, too.
+    // Makes llama_train report peak_active_bytes on a CPU too.
     setenv("TESSERA_COUNT_MEMORY", "1", 1);
     const double flops = flops_of_step(flags, folder);
     const int code = run(command, folder / "run.log");
@@ -390,7 +392,7 @@ std::string to_json(const std::vector<Result>& results) {
                     {"peer", json_of(result.peers)},
                     {"error", ran ? ordered_json() : ordered_json(result.error)}});
   }
-  // A message may hold any bytes.
+  // A message may contain invalid UTF-8.
   return ordered_json{{"runs", runs}}.dump(2, ' ', false, ordered_json::error_handler_t::replace) +
          "\n";
 }

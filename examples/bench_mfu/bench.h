@@ -1,4 +1,4 @@
-// bench_mfu: shapes of models, options, measurements and results.
+// bench_mfu: model shapes, options, measurements and results.
 
 #pragma once
 
@@ -11,34 +11,35 @@
 
 namespace bench {
 
-/// What others have published for a model.
+/// A model configuration with published results.
 struct Shape {
-  std::string_view name;       ///< the value of --shape
-  std::string_view config;     ///< config.json
-  std::int64_t seq = 0;        ///< tokens a sequence
-  std::int64_t batch = 0;      ///< sequences a step and GPU
-  std::string_view published;  ///< by whom, on what, and how fast
+  std::string_view name;       ///< the shape's name, the value of --shape
+  std::string_view config;     ///< the contents of the shape's config.json
+  std::int64_t seq = 0;        ///< length of a sequence in tokens
+  std::int64_t batch = 0;      ///< sequences per step and GPU
+  std::string_view published;  ///< the published result: by whom, on which hardware, how fast
 };
 
 const std::vector<Shape>& shapes();
 std::vector<std::string> shape_names();
 
-/// The shape of that name, which must be one.
+/// The shape with this name, which must exist.
 const Shape& shape_of(std::string_view name);
 
-/// The flags of bench_mfu; see its --help.
+/// The flags of bench_mfu; see bench_mfu --help.
 struct BenchOptions {
   std::vector<std::string> configs, shapes, ac{"none"}, meshes{"1x1"};
-  std::vector<std::int64_t> batches;  ///< empty: those of the shapes, 4 of a config
-  std::int64_t seq = 0;               ///< 0: those of the shapes, 128 of a config
+  std::vector<std::int64_t> batches;  ///< batches to run; empty: the shapes' batches, 4 for a
+                                      ///< config
+  std::int64_t seq = 0;               ///< sequence length; 0: the shapes' lengths, 128 for a config
   std::int64_t steps = 6, warmup = 2;
   std::string device = "cpu", peak_flops = "measure";
-  std::vector<std::string> flags;  ///< passed to llama_train unchanged
+  std::vector<std::string> flags;  ///< flags passed to llama_train unchanged
   std::string peer;                ///< the script that runs PyTorch's steps; "": none
   std::string out = "bench_mfu";
 };
 
-/// Throws tessera::Error.
+/// Throws tessera::Error for wrong flags.
 BenchOptions parse_bench_options(std::vector<std::string> arguments);
 
 /// The degrees of FSDP, context and tensor parallelism.
@@ -48,66 +49,68 @@ struct Degrees {
   std::int64_t ranks() const { return dp * cp * tp; }
 };
 
-/// One run.
+/// One run of llama_train.
 struct Trial {
   std::filesystem::path config;
   std::string ac;
-  std::int64_t batch = 0;  ///< over all ranks
+  std::int64_t batch = 0;  ///< batch size over all ranks
   std::int64_t seq = 0;
   Degrees mesh{};
 
-  /// The model's name: that of the file, or of the folder of a config.json.
+  /// The model's name: the name of its file, or of the folder for a file named config.json.
   std::string shape() const;
 };
-/// Where the config.json of a shape of --shape is written.
+/// The path at which the config.json of a --shape is written.
 std::filesystem::path config_of_shape(const BenchOptions& options, const std::string& name);
 
-/// All combinations: configs and shapes, then meshes, activation checkpointing, batches.
+/// All combinations of configs and shapes, meshes, activation checkpointing, and batches, in this
+/// order of nesting.
 std::vector<Trial> trials_of(const BenchOptions& options);
 
-/// The figures of the step with the median time, among those that count; memory: their maximum.
-/// Shares of the peak are in per cent; nullopt where it is not known.
+/// The figures of the step with the median time, excluding warm-up; memory is the maximum over
+/// these steps. Fractions of the peak are in per cent; nullopt if unknown.
 struct Figures {
   double step_time_s = 0;
-  double tokens_per_s = 0;             ///< of the whole job
-  std::optional<double> peak_flops{};  ///< FLOP/s of a rank
-  std::optional<double> mfu{};         ///< torchtitan: 6 (N - N_embedding) + 12 L H Q T a token
-  std::optional<double> mfu_causal{};  ///< the same with half of the attention
-  std::optional<double> hfu{};         ///< all products that are made, those made again too
-  std::optional<std::int64_t> active_bytes{};  ///< the most that rank 0 has in a step
+  double tokens_per_s = 0;             ///< tokens per second over all ranks
+  std::optional<double> peak_flops{};  ///< FLOP/s of one rank
+  std::optional<double> mfu{};         ///< torchtitan: 6 (N - N_embedding) + 12 L H Q T per token
+  std::optional<double> mfu_causal{};  ///< mfu with causal attention counted half
+  std::optional<double> hfu{};         ///< FLOPs of all computed products, including recomputation
+  std::optional<std::int64_t> active_bytes{};  ///< rank 0's peak memory in a step
   std::int64_t reserved_bytes = 0;
 };
 
-/// The same step on PyTorch.
+/// The figures of a trial's step on PyTorch.
 struct PeerFigures {
-  std::string name;  ///< "eager" or "compiled"
+  std::string name;  ///< how PyTorch ran: "eager" or "compiled"
   double step_time_s = 0, tokens_per_s = 0;
   std::string error{};  ///< why there are no figures; "" if there are
 };
 
-/// What came of a trial.
+/// The result of a trial.
 struct Result {
   Trial trial;
   Figures figures{};
-  std::vector<PeerFigures> peers{};  ///< with --peer
+  std::vector<PeerFigures> peers{};  ///< PyTorch's figures; only with --peer
   std::string error{};               ///< why there are no figures; "" if there are
 };
 
-/// Runs the programs that are beside this one; their files go to `folder`. `tokens`: token shard
-/// that the runs read.
+/// Runs a trial with the programs in this program's folder; their files go to `folder`. `tokens` is
+/// the token shard that the runs read.
 Result measure(const Trial& trial, const BenchOptions& options, const std::filesystem::path& folder,
                const std::filesystem::path& tokens);
 
-/// A shard of enough tokens for a step of each trial: small numbers, which all models know.
+/// Writes a token shard with enough tokens for a step of each trial. Token ids are small, so that
+/// every model has them.
 void write_tokens(const std::filesystem::path& path, std::int64_t count);
 
-/// A line of each run, in columns.
+/// A table with one line per run.
 std::string to_table(const std::vector<Result>& results);
-/// With --peer a line for each of PyTorch's runs.
+/// With --peer, one line per PyTorch run.
 std::string peers_text(const std::vector<Result>& results);
 /// {"runs": [{model, ac, batch, seq, dp, cp, tp, step_time_s, tokens_per_s, peak_flops, mfu,
-/// mfu_causal, hfu, active_bytes, reserved_bytes, peer, error}]}; null is what is not known. peer:
-/// {eager, compiled}, with step_time_s and tokens_per_s, or error. tools/tessera_plot.py mfu draws
-/// it.
+/// mfu_causal, hfu, active_bytes, reserved_bytes, peer, error}]}; unknown values are null. peer is
+/// {eager, compiled}, each with step_time_s and tokens_per_s, or error. tools/tessera_plot.py mfu
+/// plots this file.
 std::string to_json(const std::vector<Result>& results);
 }  // namespace bench

@@ -1,6 +1,6 @@
-// Measures how much of a device's arithmetic training uses, over shapes, meshes, activation
-// checkpointing and batches. Each run is a separate process: one that runs out of memory does not
-// end the others.
+// Measures the model FLOPs utilization of training over shapes, meshes, activation checkpointing
+// and batches. Each run is a separate process, so that a run that is out of memory does not end the
+// others.
 
 #include <algorithm>
 #include <filesystem>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace bench;
 
-/// Those of a file of this program, which a run reads whole.
+/// Limits the size of the token file, which every run reads completely.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 28;
 
 std::int64_t tokens_needed(const std::vector<Trial>& trials) {
@@ -48,8 +48,8 @@ std::string published(const BenchOptions& options) {
   return text;
 }
 
-/// With --peak-flops measure the first run of each number of ranks measures the peak, and later
-/// ones use it: measured anew it would vary with the machine's load.
+/// With --peak-flops measure, the first run for each number of ranks measures the peak FLOP/s, and
+/// later runs reuse the result: a new measurement would vary with the machine's load.
 class Peaks {
  public:
   BenchOptions options_of(const Trial& trial, BenchOptions options) const {
@@ -84,7 +84,7 @@ int measure_all(std::vector<std::string> arguments) {
     std::cerr << folder.string() << " of " << trials.size() << std::endl;
     results.push_back(measure(trial, peaks.options_of(trial, options), folder, tokens));
     peaks.add(results.back());
-    // After each: what was measured outlives an interruption.
+    // Results are written after each trial, so that they survive an interruption.
     tessera::files::write_file(out / "results.json", to_json(results));
   }
   std::cout << to_table(results) << peers_text(results) << published(options)

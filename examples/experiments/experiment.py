@@ -1,4 +1,4 @@
-"""The file of an experiment: what it asks for, and what is wrong with it."""
+"""Reads the TOML file of an experiment and checks it."""
 import dataclasses
 import difflib
 import itertools
@@ -7,22 +7,23 @@ import math
 import pathlib
 import tomllib
 
-# What every run has of its own, or what would make it depend on others.
+# Flags that an experiment must not set: each run has its own value, or the flag would make the run depend on other
+# runs.
 OWN = ("metrics", "config-file", "checkpoint", "checkpoint-every", "resume", "resume-step",
        "initial-load", "save-hf", "save-lora", "seed", "profile", "profile-steps", "tensorboard", "output-dir")
 DEGREES = ("dp-replicate", "dp", "cp", "tp")
 WHOLE = (*DEGREES, "batch", "seq")
 TEXTS = ("model", "config", "text", "tokenizer", "param-dtype", "reduce-dtype", "device")
-MOST_SEED = 2 ** 63 - 1  # of TOML's integers
+MOST_SEED = 2 ** 63 - 1  # TOML's largest integer
 BYTES = 256  # the vocabulary of a text without a tokenizer
 NAMES = {"title": str, "program": str, "seeds": list, "perturbed": int, "separate": list, "flags": dict,
          "run": list, "axis": list}
 SAME, DIFFERENT = "same", "different"
-TYPES = ("fp32", "fp16", "bf16")  # by the bits of their mantissas
+TYPES = ("fp32", "fp16", "bf16")  # types in decreasing order of mantissa bits
 
 
 class BadFile(Exception):
-    """One line: what was asked, what was found, how to correct it."""
+    """A one-line message: what was requested, what was found, and how to correct it."""
 
 
 def coarsest(*types):
@@ -35,8 +36,8 @@ class Run:
     flags: dict
     seed: int
     expect: str = SAME
-    labels: dict = dataclasses.field(default_factory=dict)  # of its values on the axes
-    part: tuple = ()  # runs of other parts compute something else
+    labels: dict = dataclasses.field(default_factory=dict)  # the run's value on each axis
+    part: tuple = ()  # runs of different parts are not comparable
 
     @property
     def ranks(self):
@@ -44,7 +45,7 @@ class Run:
 
     @property
     def precision(self):
-        """The coarsest type that it computes in, of TYPES."""
+        """The least precise type in which the run computes, out of TYPES."""
         by_default = "bf16" if self.flags.get("device") == "cuda" else "fp32"
         return coarsest(self.flags.get("param-dtype", by_default), self.flags.get("reduce-dtype", "fp32"))
 
@@ -55,13 +56,13 @@ class Experiment:
     path: pathlib.Path
     program: str
     seeds: list
-    perturbed: int  # runs with flipped last bits, of each part
-    separate: list  # flags whose values part the runs
-    flags: dict  # of all runs
+    perturbed: int  # number of runs with flipped last bits, for each part
+    separate: list  # flags that divide the runs into parts
+    flags: dict  # flags of all runs
     runs: list
 
     def reference(self, run):
-        """What a run is compared with: the first one of its part and seed."""
+        """The run with which a run is compared: the first run of its part and seed."""
         return next(other for other in self.runs if (other.part, other.seed) == (run.part, run.seed))
 
 
@@ -93,7 +94,8 @@ def check_flags(flags, where):
 
 
 def check_vocabulary(run, home):
-    """Runs with flipped bits begin from a folder of weights, for which bytes are tokens only of a vocabulary of 256."""
+    """Checks runs with flipped bits. They start from a folder of weights, with which byte tokens need a vocabulary
+    of 256."""
     by_bytes = [name for name in ("text", "jsonl", "eval-text") if name in run.flags]
     if not by_bytes or "config" not in run.flags or "model" in run.flags or "tokenizer" in run.flags:
         return
@@ -103,7 +105,7 @@ def check_vocabulary(run, home):
 
 
 def config_of(home, flags):
-    """A run's config.json; nothing where it can't be read, which the program then says."""
+    """A run's config.json; empty if it can't be read, which the program will report."""
     name = pathlib.Path(flags["model"], "config.json") if "model" in flags else pathlib.Path(flags.get("config", ""))
     try:
         config = json.loads((home / name).read_text(encoding="utf-8"))
@@ -119,7 +121,7 @@ def label_of(name, value):
 
 
 def points_of(axis):
-    """An axis' values: (its name, the value's label, flags)."""
+    """The values of an axis, each as (axis name, value's label, flags)."""
     check(isinstance(axis, dict) and isinstance(axis.get("name"), str) and axis["name"]
           and axis.get("values"),
           "an [[axis]] needs a name, and values: an array of the flag's values, or a table of labels with flags")
@@ -134,7 +136,7 @@ def points_of(axis):
 
 
 def listed_runs(table):
-    """(name, flags, expected verdict, labels), as the file lists them."""
+    """The runs of the file's [[run]] tables: (name, flags, expected verdict, labels)."""
     for entry in table.get("run", []):
         check(isinstance(entry, dict) and isinstance(entry.get("name"), str) and entry["name"],
               "a [[run]] needs a name, and has the flags by which it differs from the others")
@@ -146,7 +148,7 @@ def listed_runs(table):
 
 
 def grid_runs(table):
-    """The same of every combination of values of the axes, the last axis first."""
+    """The runs of every combination of the axes' values, as in listed_runs(); the last axis varies fastest."""
     if "axis" not in table:
         return
     for points in itertools.product(*map(points_of, table["axis"])):
@@ -186,7 +188,7 @@ def made_runs(table, seeds):
 
 
 def read(path):
-    """The experiment that a TOML file asks for. Raises BadFile."""
+    """Reads an experiment from a TOML file. Raises BadFile."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Runs of the program: each has a folder, and one that is finished is not run again."""
+"""Runs of the program. Each run has a folder, and a finished run is not repeated."""
 import contextlib
 import dataclasses
 import fcntl
@@ -16,23 +16,23 @@ import last_bits
 from experiment import BadFile, check
 
 
-MOST_LETTERS = 60  # of a name, in its folder's
-END_S = 60  # for the launcher to end its ranks, seconds
-MADE_HERE = ".experiments-run"  # a file in each run's folder
+MOST_LETTERS = 60  # maximum letters of a run's name in its folder's name
+END_S = 60  # seconds that the launcher has to end its ranks
+MADE_HERE = ".experiments-run"  # marks a run's folder as created by this script
 
 
 @dataclasses.dataclass
 class Job:
     name: str
-    flags: dict  # with the seed
+    flags: dict  # the program's flags, including the seed
     ranks: int
-    flipped: int = 0  # above 0: begins with flipped bits, drawn from this
-    bit: int = 0  # the one of the mantissa that is flipped, 0 the last
+    flipped: int = 0  # if > 0: the seed of the bit flips with which the run starts
+    bit: int = 0  # index of the flipped mantissa bit; 0 is the last
 
 
 @dataclasses.dataclass
 class Outcome:
-    steps: list = dataclasses.field(default_factory=list)  # the metrics' records
+    steps: list = dataclasses.field(default_factory=list)  # the metrics records of the run's steps
     error: str = ""
     kept: bool = False
     seconds: float = 0
@@ -44,25 +44,26 @@ class Outcome:
 
 
 def toml(flags):
-    """JSON's strings, numbers and arrays are TOML's too, but for its pairs of escapes."""
+    """Flags as TOML. JSON's strings, numbers and arrays are valid TOML, except surrogate escapes, which
+    ensure_ascii=False avoids."""
     return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in flags.items())
 
 
 def stamp(path):
-    """Changes whenever a file does."""
+    """A value that changes whenever the file changes."""
     status = path.stat()
     return [str(path), status.st_size, status.st_mtime_ns]
 
 
 def write_whole(path, text):
-    """A killed process leaves the old file or the new one."""
+    """Writes a file atomically: a killed process leaves either the old or the new file."""
     new = path.with_name(path.name + ".new")
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)
 
 
 class Launcher:
-    """Starts the program of an experiment, in the folder of its file: paths there are relative to it."""
+    """Starts the program of an experiment in the folder of the experiment's file, to which paths are relative."""
 
     def __init__(self, folder, asked):
         self.launcher, self.home = pathlib.Path(folder, "tessera-run").resolve(), asked.path.parent
@@ -75,14 +76,14 @@ class Launcher:
         return [self.launcher, "--nproc", str(ranks), "--", self.program, "--config-file", flags_file]
 
     def inputs(self, flags):
-        """What a run reads: if it changes, a finished run says nothing."""
+        """Stamps of all files that a run reads. If one changes, the run must be repeated."""
         values = [part for value in flags.values() for part in (value if isinstance(value, list) else [value])]
         return [stamp(path) for path in [self.program, *(path for value in values if isinstance(value, str)
                                                          for path in files_of(self.home, value))]]
 
 
 def stop(process):
-    """Ends the launcher, which ends its ranks, and waits no longer than END_S."""
+    """Ends the launcher, which ends its ranks; kills it after END_S."""
     process.terminate()
     try:
         process.wait(END_S)
@@ -92,7 +93,7 @@ def stop(process):
 
 
 def files_of(home, value):
-    """The files that a flag names: one, those of a folder, or those that a pattern fits."""
+    """The files that a flag's value names: a file, the files of a folder, or the matches of a pattern."""
     path = home / value
     if os.path.isdir(path) and value:
         return sorted(file for file in path.iterdir() if file.is_file())
@@ -100,14 +101,14 @@ def files_of(home, value):
 
 
 def why_failed(log, program):
-    """The line of a failed run's output that says why: the program's own, or the last one."""
+    """The line of a failed run's output with the reason: an error message of the program, or else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     own = [line for line in lines if f"{program}: " in line or "error: " in line]
     return own[0] if own else (lines or ["it wrote nothing"])[-1]
 
 
 def read_metrics(path):
-    """The records, without a last line that a killed run has not finished."""
+    """The metrics records, without an incomplete last line of a killed run."""
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
     except OSError:
@@ -115,13 +116,13 @@ def read_metrics(path):
 
 
 def folder_name(name):
-    """The name of a run's folder: no two names have the same one, and none leads elsewhere."""
+    """The folder name of a run: unique for each name, and without path separators."""
     readable = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:MOST_LETTERS].strip("-")
     return "-".join(filter(None, [readable, hashlib.sha256(name.encode()).hexdigest()[:8]]))
 
 
 class Folder:
-    """Where the runs and the report of an experiment are. One process at a time works in it."""
+    """The folder with the runs and the report of an experiment. Only one process at a time may use it."""
 
     def __init__(self, path, asked):
         self.path, self.file = path, asked.path
@@ -130,7 +131,7 @@ class Folder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = open(self.path / "lock", "a")
-            # Passed on to the launcher: its ranks may outlive a killed process of ours.
+            # The lock is inherited by the launcher, because its ranks may outlive a killed process of this script.
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadFile(f"another process works in {self.path}; wait for it, or give --out another folder") from None
@@ -140,7 +141,7 @@ class Folder:
         return self
 
     def claim(self):
-        """Keeps the file that the folder belongs to: another file that is there stays."""
+        """Claims the folder for this experiment's file; raises BadFile if it belongs to another file."""
         owner = self.path / "experiment.json"
         if owner.exists():
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -158,7 +159,7 @@ class Folder:
         return self.path / "runs" / folder_name(job.name)
 
     def renew(self, folder):
-        """Makes a run's folder empty. Only what was made here is deleted."""
+        """Empties a run's folder. Deletes only folders that this script created."""
         made = folder / MADE_HERE
         if os.path.lexists(folder) and not made.is_file():
             check(folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()),
@@ -172,7 +173,7 @@ class Folder:
                 entry.unlink()
 
     def train(self, job, launcher):
-        """Runs a job, unless it is finished."""
+        """Runs a job unless it is finished."""
         folder, record = self.of(job), {"job": dataclasses.asdict(job), "inputs": launcher.inputs(job.flags)}
         done = folder / "done.json"
         with contextlib.suppress(OSError, ValueError):
@@ -192,7 +193,7 @@ class Folder:
     def run(self, job, launcher, folder):
         flags = dict(job.flags)
         if job.flipped:
-            # The same weights as the run has that is perturbed, written by it.
+            # The weights with which the unperturbed run starts, written by this run's own program.
             weights = folder / "weights"
             error = self.start(launcher, job.ranks, flags | {"steps": 0, "save-hf": str(weights)}, folder / "weights.log")
             if error:
@@ -207,14 +208,14 @@ class Folder:
         return error
 
     def start(self, launcher, ranks, flags, log):
-        """Runs the program to its end. Returns why it failed, or nothing."""
+        """Runs the program to completion. Returns the reason of a failure, or nothing."""
         flags_file = log.with_suffix(".toml")
         flags_file.write_text(toml(flags), encoding="utf-8")
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 launcher.command(ranks, flags_file), cwd=launcher.home, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, pass_fds=[self.lock.fileno()],
-                # The memory of tensors. On a CPU the process itself has more.
+                # Makes metrics count tensors' memory. On a CPU the process itself has more memory.
                 env=dict(os.environ, TESSERA_COUNT_MEMORY="1"))
             try:
                 status = process.wait()

@@ -1,15 +1,16 @@
-"""Weights that differ from others by rounding alone."""
+"""Makes weights that differ from others only by rounding."""
 import json
 import random
 
-# Large enough to be quick, small enough for any machine.
+# Large enough for speed, small enough for any machine's memory.
 CHUNK = 1 << 24
 
 
 def flip(path, seed, bit=0):
-    """Flips a bit of the mantissa, 0 the last, of every second fp32 value of the matrices in a safetensors file.
-
-    Which values is drawn from `seed`. Not of norms' weights: these are often 1, whose last bit changes all one way.
+    """Flips one bit of the mantissa (0: the last) of every second fp32 value of the matrices in a safetensors
+    file.
+    `seed` determines which values are flipped. Norm weights are not changed: they are often 1, whose last bit
+    would change all of them in the same direction.
     """
     draw = random.Random(f"{seed} {path.name}")
     with open(path, "r+b") as file:

@@ -1,4 +1,4 @@
-"""What the runs of an experiment took, and the verdict on each, as report.json has it."""
+"""The figures of an experiment's runs and the verdict on each run, as in report.json."""
 import json
 import math
 import statistics
@@ -7,12 +7,12 @@ import verdict
 from experiment import DIFFERENT, SAME
 from jobs import write_whole
 
-# Steps whose time says something of the others: the first one allocates, and compiles kernels.
+# The first step is not timed, because it allocates memory and compiles kernels.
 FIRST_TIMED = 1
 
 
 def spread(numbers):
-    """Median, and the quartiles around it."""
+    """The median and quartiles."""
     low, middle, high = (statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else numbers * 3)
     return {"median": middle, "low": low, "high": high}
 
@@ -23,7 +23,7 @@ def bytes_by_dimension(record):
 
 
 def figures(steps):
-    """Time, memory and traffic of a run's rank 0, by the program's metrics."""
+    """Time, memory and traffic of rank 0 of a run, from the program's metrics."""
     timed = steps[FIRST_TIMED:] or steps
     memory = "peak_active_bytes" if "peak_active_bytes" in steps[0] else "peak_memory_bytes"
     made = {"step_time_s": spread([step["step_time_s"] for step in timed]),
@@ -38,7 +38,7 @@ def figures(steps):
 
 
 def why_none(asked, run, outcomes):
-    """Why there is no verdict on a run, or nothing."""
+    """The reason why a run has no verdict, or nothing."""
     reference = asked.reference(run)
     if outcomes[run.name].error:
         return f"failed: {outcomes[run.name].error}"
@@ -53,7 +53,7 @@ def why_none(asked, run, outcomes):
 
 
 def judged(asked, run, outcomes):
-    """The verdict on a run: by figure, and in all."""
+    """The verdict on a run: for each figure, and overall."""
     reference = asked.reference(run)
     steps, base = outcomes[run.name].steps, outcomes[reference.name].steps
     allowed = verdict.allowed_of(asked, run, outcomes)
@@ -84,7 +84,7 @@ def row_of(asked, run, outcomes):
 
 
 def report(asked, outcomes):
-    """All that is known of the experiment, in numbers, texts and lists."""
+    """The whole report as numbers, texts and lists."""
     rows = [row_of(asked, run, outcomes) for run in asked.runs]
     by_name = {row["name"]: row for row in rows}
     for row in rows:
@@ -98,14 +98,14 @@ def report(asked, outcomes):
 
 
 def share_text(share):
-    """How much of what is allowed is used up."""
+    """The fraction of the allowed difference that is used."""
     if share == float("inf"):
         return "∞ times"
     return f"{100 * share:.2g} %" if share <= 1 else f"{share:.3g} times"
 
 
 def limits_text(row):
-    """Which faults the verdict can't see."""
+    """The smallest fault that the verdict can detect, in words."""
     return (f"{'weak: ' if row['weak'] else ''}finds faults from {100 * row['loss']['found_from']:.2g} % of the loss, "
             f"{100 * row['grad_norm']['found_from']:.2g} % of the gradient norm"
             + ("; compare in fp32 to find smaller ones" if row["weak"] and row["rule"] != "fp32" else ""))
@@ -129,7 +129,7 @@ def sentence(row):
 
 
 def method(rows, perturbed):
-    """What is allowed, in words, and what the verdict of the first run of each rule can find."""
+    """Explains the allowed differences in words, and what the verdict on the first run of each rule can detect."""
     rules = sorted({row["rule"] for row in rows if row["verdict"]})
     lines = []
     for rule in rules:
@@ -149,7 +149,7 @@ def method(rows, perturbed):
 
 
 def plain(value):
-    """JSON has no numbers that are not finite."""
+    """Replaces numbers that are not finite by None, because JSON has none."""
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -158,5 +158,5 @@ def plain(value):
 
 
 def write(report, folder):
-    """Replaces an older report at the end."""
+    """Writes report.json atomically."""
     write_whole(folder.path / "report.json", json.dumps(plain(report), indent=1) + "\n")

@@ -1,18 +1,19 @@
-"""Whether two runs have trained the same: what may differ, and by how much.
+"""Decides whether two runs have trained the same: which differences between their figures are allowed.
 
-In fp32 runs differ by rounding. A sum of n terms that is computed in another order is the exact sum of terms that are
-changed by at most sqrt(n) u each, u = 2^-24, with high probability (Higham and Mary, A new approach to probabilistic
-rounding error analysis, 2019). So a matrix product of another mesh is that of weights whose last bits differ, a change
-of u, times at most sqrt(n). What a change of u does to a training is observed: the reference is run again from weights
-whose last bits are flipped. Each step has three kinds of products (forward, gradients of inputs and of weights), two
-runs are compared, and each step adds errors of its own to those before it: after t steps, as errors of random signs
-add up, sqrt(2 * 3 * t) times as much. A figure itself is a sum, too, and is off by sqrt(n t) u of its size in each run.
+fp32: the runs differ by rounding. A sum of n terms in another order equals the exact sum of terms that are each changed
+by at most sqrt(n) u, u = 2^-24, with high probability (Higham and Mary, A new approach to probabilistic rounding error
+analysis, 2019). So a matrix product on another mesh equals the product with weights whose last bits differ (a change of
+u), times at most sqrt(n). The effect of a change of u on a training is measured: the reference is run again from weights
+with flipped last bits. Each step has three kinds of products (forward, gradients of inputs, gradients of weights), two
+runs are compared, and each step adds its own errors to the earlier ones. Errors have random signs, so after t steps they
+are sqrt(2 * 3 * t) times as large. A figure itself is a sum too, and differs by sqrt(n t) u of its size in each run.
 
-Metrics have fp32's digits. So one unit in a figure's last place, of the change that they show, is not multiplied by n.
+Metrics have the digits of fp32. So the part of the measured change that is at most one unit in a figure's last place is
+multiplied by sqrt(2 * 3 * t), but not by sqrt(n).
 
-In bf16 and fp16 a product adds in fp32 and rounds its result, and the ranks' parts of it. So n is twice the number of ranks,
-as the function behind each product rounds, too, and the flipped bit is the last of the type. The spread of the reference over
-seeds is the most that is allowed, where there is one.
+bf16 and fp16: a product accumulates in fp32 and rounds its result and the ranks' partial results. So n is twice the number
+of ranks, because the function after each product also rounds, and the flipped bit is the last bit of the type. If there
+are runs with several seeds, the allowed difference is at most the reference's spread over the seeds.
 """
 import dataclasses
 import math
@@ -23,8 +24,8 @@ from jobs import Job
 FIGURES = ("loss", "grad_norm")
 ROUNDING = 2.0 ** -24
 FEWEST_SEEDS = 3
-LAST_BIT = {"fp32": 0, "fp16": 13, "bf16": 16}  # of a type, in an fp32 number
-WEAK = 2e-4  # of a figure: a fault below it may be hidden
+LAST_BIT = {"fp32": 0, "fp16": 13, "bf16": 16}  # index of a type's last mantissa bit in an fp32 number
+WEAK = 2e-4  # as a fraction of the figure: the verdict is weak if a larger fault could go unnoticed
 
 
 def job_of(run, seed=None, name=None, flipped=0):
@@ -32,17 +33,17 @@ def job_of(run, seed=None, name=None, flipped=0):
 
 
 def references(asked):
-    """The first run of each part, of the first seed."""
+    """The first run of each part, with the first seed."""
     return [run for run in asked.runs if asked.reference(run) is run and run.seed == asked.seeds[0]]
 
 
 def rule_of(asked, run):
-    """The type by whose rounding a run is compared with its reference."""
+    """The type whose rounding determines the allowed difference between a run and its reference."""
     return coarsest(run.precision, asked.reference(run).precision)
 
 
 def perturbed_jobs(asked, reference, rule):
-    """The reference with other last bits: of fp32, or of a shorter type, then as many as of seeds."""
+    """The reference with other last bits: of fp32, or of a less precise type, then at least as many runs as seeds."""
     name, count = (("last bits", asked.perturbed) if rule == "fp32" else
                    (f"{rule}'s last bits", max(asked.perturbed, FEWEST_SEEDS)))
     return [dataclasses.replace(job_of(reference, name=f"{reference.name}, {name} {i}", flipped=i), bit=LAST_BIT[rule])
@@ -50,7 +51,7 @@ def perturbed_jobs(asked, reference, rule):
 
 
 def seed_jobs(asked, reference):
-    """The reference with the experiment's seeds, and with further ones if these are too few."""
+    """The reference with the experiment's seeds, and with further seeds if these are too few."""
     own = [run for run in asked.runs if run.part == reference.part and asked.reference(run) is run]
     new = [seed for seed in range(len(asked.seeds) + FEWEST_SEEDS) if seed not in asked.seeds]
     return [job_of(run) for run in own] + [job_of(reference, seed, f"{reference.name}, of seed {seed}")
@@ -58,7 +59,7 @@ def seed_jobs(asked, reference):
 
 
 def jobs_of(asked):
-    """All that is to be run: the experiment's runs, and what is needed to judge them."""
+    """All jobs: the experiment's runs, and the runs that are needed to judge them."""
     jobs = {run.name: job_of(run) for run in asked.runs}
     for reference in references(asked):
         others = [run for run in asked.runs if run.part == reference.part and asked.reference(run) is not run]
@@ -72,19 +73,19 @@ def jobs_of(asked):
 
 
 def longest_sum(asked, flags):
-    """Terms of the longest sum of a step: over features, the vocabulary or the tokens of a batch."""
+    """The number of terms in the longest sum of a step: over features, the vocabulary or the tokens of a batch."""
     config = config_of(asked.path.parent, flags)
     sizes = [config.get(name) or 0 for name in ("hidden_size", "intermediate_size", "vocab_size")]
     return max(flags.get("batch", 4) * flags.get("seq", 128), *sizes)
 
 
 def values(steps, figure):
-    """NaN for what was not finite: it is equal to nothing."""
+    """A figure at each step. Values that are not finite become NaN, which is equal to nothing."""
     return [math.nan if step[figure] is None else step[figure] for step in steps]
 
 
 def largest_so_far(numbers):
-    """Not the number itself: where two curves cross they do not agree."""
+    """The running maximum. A single difference would be too small where two curves cross by chance."""
     result, largest = [], 0.0
     for number in numbers:
         largest = max(largest, number)
@@ -93,7 +94,7 @@ def largest_so_far(numbers):
 
 
 def last_place(value):
-    """What the last digit of an fp32 figure is worth."""
+    """The value of the last digit of an fp32 figure."""
     return 2 * ROUNDING * 2.0 ** math.floor(math.log2(abs(value))) if value and math.isfinite(value) else 0.0
 
 
@@ -113,14 +114,15 @@ def rounding_allowed(asked, run, outcomes, figure):
 
 
 def spread_of_seeds(asked, run, outcomes, figure):
-    """Infinite where seeds change nothing: weights of a file, and no dropout."""
+    """The reference's spread over seeds at each step; infinite if seeds change nothing (weights from a file, and
+    no dropout)."""
     reference = next(first for first in references(asked) if first.part == run.part)
     of_seeds = [values(outcomes[job.name].steps, figure) for job in seed_jobs(asked, reference)]
     return [spread or math.inf for spread in largest_so_far([max(at_step) - min(at_step) for at_step in zip(*of_seeds)])]
 
 
 def allowed_of(asked, run, outcomes):
-    """What may differ at each step from the run's reference, by figure."""
+    """The allowed difference from the run's reference at each step, by figure."""
     allowed = {figure: rounding_allowed(asked, run, outcomes, figure) for figure in FIGURES}
     if rule_of(asked, run) != "fp32":
         for figure in FIGURES:
@@ -129,13 +131,14 @@ def allowed_of(asked, run, outcomes):
 
 
 def found_from(base, allowed):
-    """The smallest fault that is found, as a part of the figure, at the step where it is smallest."""
+    """The smallest detectable fault, as a fraction of the figure, at the step where it is smallest."""
     return min((limit / abs(value) for value, limit in zip(base, allowed) if value and math.isfinite(value)),
                default=math.inf)
 
 
 def compare(steps, base, allowed):
-    """The largest difference of two curves, the step that uses up most of what is allowed, and the first beyond it."""
+    """The largest difference of two curves, the step that uses the largest fraction of the allowed difference, and
+    the first step beyond it."""
     rows = []
     for step, (a, b, limit) in enumerate(zip(steps, base, allowed), 1):
         difference = 0.0 if math.isnan(a) and math.isnan(b) else abs(a - b)

@@ -31,7 +31,7 @@
 namespace llama {
 namespace {
 
-/// `range` ends "a number ...".
+/// Accepts numbers for which `holds` returns true. `range` completes the message "a number ...".
 CLI::Validator number_check(const std::string& range, const std::function<bool(double)>& holds) {
   const auto check = [range, holds](const std::string& text) {
     double value = 0;
@@ -49,7 +49,8 @@ bool overflows(std::string_view text) {
          std::errc::result_out_of_range;
 }
 
-/// CLI11 accepts all of C's forms, and for a whole number beyond 64 bits takes the nearest.
+/// Accepts only decimal numbers that fit the type: CLI11 accepts all number formats of C, and
+/// clamps integers beyond 64 bits.
 void check_form_of_numbers(CLI::Option& option) {
   const std::string type = option.get_type_name();
   const std::string name = type.substr(0, type.find(':'));
@@ -69,7 +70,8 @@ void check_form_of_numbers(CLI::Option& option) {
       "");
 }
 
-/// CLI11 would use one of two values silently.
+/// Throws Error if a flag with one value is given twice, because CLI11 would silently use one of
+/// the values.
 void refuse_two_values(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     const std::vector<std::string>& values = option->results();
@@ -81,7 +83,7 @@ void refuse_two_values(const CLI::App& app) {
   }
 }
 
-/// The preparation of every program's flags.
+/// Common settings of every program's flags.
 void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.option_defaults()->group(app.get_help_ptr()->get_group());
   app.set_help_all_flag("--help-all", "Print all flags, by the sections of --config-file");
@@ -90,11 +92,11 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     check_form_of_numbers(*option);
   }
-  // CLI11's own error for an unknown name suggests none.
+  // Unknown names are handled later: CLI11's own error suggests no similar name.
   app.allow_extras();
 }
 
-/// CLI11 shows no flags without a group.
+/// Hides all flags but `first` from --help: CLI11 does not print flags without a group.
 void leave_out_of_help(CLI::App& app, const FlagNames& first) {
   for (CLI::Option* option : app.get_options()) {
     const bool is_first = std::ranges::find(first, option->get_single_name()) != first.end();
@@ -112,7 +114,7 @@ bool is_decimal(std::string_view text) {
 
 std::string number_text(double value) {
   std::string text;
-  // 17 give every double back.
+  // 17 digits represent every double exactly.
   for (int digits = 15; digits <= 17 && (text.empty() || std::stod(text) != value); ++digits) {
     std::ostringstream out;
     out.precision(digits);
@@ -128,7 +130,8 @@ CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on,
 }
 
 CLI::Validator hub_name(tessera::HubItem item) {
-  // Throws an Error, which CLI11 does not catch: its message ends with a command.
+  // Throws tessera::Error, which CLI11 does not catch, because the message ends with a command for
+  // the user.
   return {[item](std::string& name) {
             name = tessera::hub_path(name, item);
             return std::string();
@@ -145,7 +148,7 @@ CLI::Validator number_of_at_least_0() {
   return number_check("of at least 0", [](double value) { return value >= 0; });
 }
 
-/// A number below the normal ones counts as 0.
+/// Subnormal numbers count as 0.
 CLI::Validator number_above_0() {
   return number_check("above 0",
                       [](double value) { return value >= std::numeric_limits<double>::min(); });
@@ -157,7 +160,7 @@ CLI::Validator number_above_0_to(double most) {
   });
 }
 
-// Of several equally near names the first declared is proposed.
+// If several names are equally similar, the one declared first is suggested.
 void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app) {
   FlagNames names;
   for (const CLI::Option* option : app.get_options()) {
@@ -170,7 +173,7 @@ void fail_unknown(const std::string& what, std::string_view name, const CLI::App
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives, const FlagNames& first) {
   prepare(app, alternatives);
-  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants a vector
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 expects a vector in reverse order
   try {
     app.parse(arguments);
   } catch (const CLI::Success& asked) {
@@ -194,30 +197,32 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of the write, with its line
+  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit then is a write error with a message, not a
+                                  // signal
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
     TESSERA_CHECK(std::cout.flush(),
                   "standard output can't be written: is the disk full, or its reader gone?");
     return status;
   } catch (const CLI::Success&) {
-    return 0;  // --help
+    return 0;  // CLI11 throws Success after it has printed --help
   } catch (const std::exception& error) {
     tessera::end_program(name, error.what());
   }
 }
 
-// CLI11's own reader of files takes sections as subcommands, and knows a part of TOML.
+// Replaces CLI11's reader of configuration files, which reads sections as subcommands and supports
+// only a part of TOML.
 
 namespace {
 
-/// The entries of one file in CLI11's form.
+/// The entries of one configuration file in CLI11's form.
 class Entries {
  public:
   Entries(const CLI::App& app, const std::vector<FlagNames>& alternatives, std::string file)
       : app_(app), alternatives_(alternatives), file_(std::move(file)) {}
 
-  /// Adds the entries of the file, or of a `section` in it.
+  /// Adds the entries of the file, or of a `section` of the file.
   void add(const toml::table& table, const std::string& section = "") {
     for (const auto& [key, node] : table) {
       const std::string name(key.str());
@@ -274,13 +279,14 @@ void Entries::add_flag(const std::string& key, const toml::node& node, const std
   }
 }
 
-/// Empty for a flag that is not given: a switch without a --no- form that is false.
+/// The inputs of a flag for CLI11. Empty if the flag counts as not given: false for a switch
+/// without a --no- form.
 std::vector<std::string> Entries::inputs(const std::string& key, const toml::node& node,
                                          const CLI::Option& option) const {
   if (const auto* flag = node.as_boolean()) {
     TESSERA_CHECK(option.get_expected_min() == 0, file_, ": \"", key, "\" takes a value");
     if (flag->get()) {
-      return {"{}"};  // CLI11's sign for a flag without a value
+      return {"{}"};  // CLI11's notation for a flag without a value
     }
     return option.check_lname("no-" + key) ? FlagNames{"false"} : FlagNames{};
   }
@@ -301,7 +307,7 @@ std::vector<std::string> Entries::inputs(const std::string& key, const toml::nod
   return values;
 }
 
-/// The text of the command line, so that a file's values pass the same checks.
+/// The value as command-line text, so that values of a file pass the same checks.
 std::string Entries::text(const std::string& key, const toml::node& node) const {
   if (const auto* text = node.as_string()) {
     return text->get();
@@ -316,7 +322,7 @@ std::string Entries::text(const std::string& key, const toml::node& node) const 
                 "\" must be a string, a number, true or false, or an array of strings or numbers");
 }
 
-/// Whether the command line has the flag, or one that excludes it.
+/// Whether the command line has the flag, or a flag that excludes it.
 bool Entries::is_decided(const CLI::Option& option) const {
   return option.count() > 0 || std::ranges::any_of(alternatives_, [&](const FlagNames& names) {
            return std::ranges::find(names, option.get_single_name()) != names.end() &&

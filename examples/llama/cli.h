@@ -1,4 +1,5 @@
-// The command line of all programs: flags, --config-file, the files that flags name.
+// Command-line handling shared by all programs: flags, --config-file, and checks of the files that
+// flags name.
 #pragma once
 
 #include <map>
@@ -17,97 +18,99 @@ class Validator;
 
 namespace llama {
 
-/// Names of flags, without their dashes.
+/// Names of flags, without dashes.
 using FlagNames = std::vector<std::string>;
 
 /// Parses `arguments` (without the program's name) into the options declared on `app`. Adds
 /// `--config-file FILE.toml`, whose sections are the options' groups (CLI::Option::group).
-/// `alternatives`: flags that exclude each other. `first`: the flags that
-/// --help shows, while --help-all shows all; {}: --help shows all. Unknown names are errors that
-/// give the nearest valid one, and so are two values of a flag that has one. Throws tessera::Error;
-/// CLI11's Success passes, after the help was printed.
+/// `alternatives`: flags that exclude each other. `first`: the flags that --help shows, while
+/// --help-all shows all; with {}, --help shows all. Throws tessera::Error, for example for an
+/// unknown name (with the most similar valid name) and for a second value of a flag that takes one.
+/// After --help was printed, CLI11's Success is thrown.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
 
-/// Throws the error for a name that is no flag. `what`: the name with its place.
+/// Throws the error for an unknown flag name. `what`: the name and where it was given.
 [[noreturn]] void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app);
 
-/// Runs a program's body with its command line, and returns the exit code that it returns. A
-/// failure is one line on stderr, "program: message", and the exit code 1.
+/// Runs a program's body with its command-line arguments, and returns the body's exit code. A
+/// failure prints one line to stderr, "program: message", and returns 1.
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>));
 
-/// Whether a text has only the characters of decimal numbers: not 0x1p40, and no separators of
-/// digits. Options of numbers accept no other text.
+/// Whether a text consists only of characters of decimal numbers. Excludes 0x1p40 and digit
+/// separators. Numeric options accept no other text.
 bool is_decimal(std::string_view text);
 
-/// The shortest text, of 15 digits or more, that gives the number back: 0.1 is "0.1".
+/// The shortest text of at least 15 digits of precision that converts back to the number: 0.1 is
+/// "0.1".
 std::string number_text(double value);
 
-/// A flag without a value, which sets `on`; with the form that unsets it, "--sp,!--no-sp". Unlike
-/// CLI11's own its default can be read.
+/// Adds a switch that sets `on`, and optionally a form that clears it: "--sp,!--no-sp". Unlike with
+/// CLI11's add_flag, the default can be read.
 CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on, const std::string& help);
 
-/// Checks of an option's number: finite, and within the bounds, which are included. Unlike CLI11's
-/// they refuse NaN, and print the bounds in few digits.
+/// Checks that an option's number is finite and within the bounds, inclusive. Unlike CLI11's
+/// checks, they reject NaN and print the bounds with few digits.
 CLI::Validator number_between(double least, double most);
 CLI::Validator number_of_at_least_0();
 CLI::Validator number_above_0();
-/// Above 0, `most` included.
+/// Checks that a number is above 0 and at most `most`.
 CLI::Validator number_above_0_to(double most);
 
-/// For an option that names a model or a part of one: a name on Hugging Face's hub becomes the path
-/// in the hub's cache (tessera::hub_path).
+/// For an option that names a model or a part of one: converts a name on Hugging Face's hub to its
+/// path in the hub's cache (tessera::hub_path).
 CLI::Validator hub_name(tessera::HubItem item);
 
 using tessera::nearest;
 
-/// Adds --config-file, with which CLI11 takes flags from a TOML file. Keys are the flags' names, at
-/// the top level or in the table that is the flag's group: steps = 3 in [training]. true stands for
-/// a flag without a value, an array for a flag that is given several times. A flag on the command
-/// line wins, also over its `alternatives` in the file. Throws tessera::Error at parsing, in one
-/// line with the file's name: for an unknown name with the nearest valid one, for a key in another
-/// section with its own one.
+/// Adds --config-file, which reads flags from a TOML file. Keys are the flags' names, at the top
+/// level or in the table of the flag's group: steps = 3 in [training]. `true` stands for a flag
+/// without a value, an array for a flag given several times. A flag on the command line overrides
+/// the file, also the file's `alternatives` of the flag. When parsing, throws tessera::Error with
+/// the file's name: for an unknown name, with the most similar valid name; for a key in the wrong
+/// section, with its correct section.
 void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternatives);
 
 /// A flag of a program after parsing, given or not.
 struct ResolvedFlag {
-  std::string name;                   ///< without its dashes
-  std::string section;                ///< in the file: the option's group
-  std::vector<std::string> values{};  ///< none: it is not given, and has no default
-  std::string note{};                 ///< the reason why a file leaves it out; "": it does not
+  std::string name;                   ///< the flag's name without dashes
+  std::string section;                ///< the flag's group, its section in a configuration file
+  std::vector<std::string> values{};  ///< the flag's values; empty: not given, and no default
+  std::string note{};  ///< reason to omit the flag from a configuration file; "": none
   bool is_list = false, is_number = false, is_switch = false, is_path = false;
 };
 
-/// A flag that a file must leave out, and why.
+/// A flag that a configuration file must omit, and the reason.
 struct LeftOut {
-  std::string name;  ///< without its dashes
+  std::string name;  ///< the flag's name without dashes
   std::string note;
 };
 
-/// All flags that a file can have, in the order of --help-all. Files, folders and globs are
-/// absolute. Defaults are the current values of the program's variables.
+/// All flags that a configuration file can have, in the order of --help-all. Paths of files,
+/// folders and globs are absolute. Defaults are the current values of the program's variables.
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
-/// Marks the flags that a file leaves out.
+/// Marks the flags that a configuration file omits.
 void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& left_out);
 
-/// The values that all ranks of a job must have, by flag, without the outputs of rank 0. Paths may
-/// differ: only whether they are given.
+/// The values that must be equal on all ranks of a job, by flag, excluding outputs of rank 0. Paths
+/// may differ between ranks, so for them only whether they are given is compared.
 std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
-/// A file for --config-file, in sections. Flags that are left out or have no value are comments.
+/// The text of a file for --config-file, in sections. Flags that are omitted or have no value are
+/// comments.
 std::string to_toml(const std::vector<ResolvedFlag>& flags);
 
-/// A file or folder of a program.
+/// A file or folder that a program reads or writes.
 struct NamedFile {
-  std::string what;  ///< its name in errors: "--profile", "run.json of --metrics"
-  std::string path;  ///< "": none; an input may be a glob, or the folder of a model
+  std::string what;  ///< the path's name in errors: "--profile", "run.json of --metrics"
+  std::string path;  ///< the path; "": none; an input may be a glob or a model's folder
   bool is_read = false;
 };
 
 /// Throws tessera::Error if an output is the same file as another output or an input, also through
-/// links. Inputs are also the files that a glob matches, and those of a model in a folder.
+/// links. Inputs include all files that a glob matches and all files in a model's folder.
 void check_files_differ(const std::vector<NamedFile>& files);
 
 }  // namespace llama

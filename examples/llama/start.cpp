@@ -1,4 +1,4 @@
-// What ranks and a resumed run must have alike.
+// Checks of values that must be equal on all ranks, or equal to those of a resumed run.
 
 #include "examples/llama/start.h"
 

@@ -1,4 +1,4 @@
-// Meshes: who am I, who are my neighbours, and a collective over one dimension.
+// Meshes: a rank's place in a mesh, slices of a mesh, and a collective over one mesh dimension.
 //   tessera-run --nproc 4 -- build/bin/tutorial_01_mesh
 
 #include <ATen/ops/full.h>
@@ -10,17 +10,18 @@
 using namespace tessera;
 
 void run_rank() {
-  // One process without a launcher is a world of one; under tessera-run, torchrun, Slurm or Open
-  // MPI the ranks find each other through the environment.
+  // A process that no launcher started is a world of one rank. Under tessera-run, torchrun, Slurm
+  // or Open MPI, the ranks find each other through environment variables.
   const comm::WorldPtr world = comm::world_from_environment();
   const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
   const DeviceMesh mesh = init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"});
 
-  // Slices are meshes too, and slicing twice gives the same object: groups are made once.
+  // A slice of a mesh is a mesh. Slicing twice returns the same object, so process groups are
+  // created once.
   TESSERA_CHECK(mesh["tp"] == mesh["tp"], "a slice of a mesh is one object");
 
-  // The sum over tp of each rank's number: ranks of a row agree, rows differ.
-  // A plain tensor: a communicator is below DTensor and moves what it is given.
+  // All-reduces the global rank over "tp": ranks that differ only in their "tp" coordinate get the
+  // same sum. Communicators work on plain tensors; they do not know DTensor.
   at::Tensor sum = at::full({1}, static_cast<double>(world->rank()));
   mesh.group("tp").all_reduce(sum, ReduceOp::kSum)->wait();
 

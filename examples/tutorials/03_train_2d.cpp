@@ -1,4 +1,5 @@
-// FSDP x tensor parallelism in one program: mesh, meta model, split, fill, train.
+// FSDP x tensor parallelism in one program: create a mesh, build the model on the meta device,
+// split it, initialize it, train it.
 //   tessera-run --nproc 4 -- build/bin/tutorial_03_train_2d
 
 // [readme]
@@ -17,7 +18,8 @@ struct Mlp : nn::Module<Mlp> {
     up = register_module("up", std::make_shared<nn::Linear>(64, 250));
     down = register_module("down", std::make_shared<nn::Linear>(250, 64));
   }
-  /// Takes the target, too, and returns the loss: in forward plain tensors count as replicated.
+  /// Computes the loss inside forward, where plain tensors such as `target` are treated as
+  /// replicated.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& target) {
     return at::mse_loss((*down)(at::relu((*up)(x))), target);
   }
@@ -37,11 +39,11 @@ void run_rank() {
   parallelize_module(*model, mesh["tp"],
                      {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
   fsdp::fully_shard(*model, mesh["dp"]);
-  nn::to_empty(*model, at::kCPU);        // each rank allocates only its shards
-  nn::init_weights(*model, /*seed=*/0);  // bit-equal on every mesh
+  nn::to_empty(*model, at::kCPU);        // allocates only this rank's shards
+  nn::init_weights(*model, /*seed=*/0);  // bit-identical on every mesh
   optim::AdamW optimizer(*model, {.lr = 1e-2});
 
-  at::manual_seed(mesh.local_rank("dp"));  // the ranks of a tp group see the same samples
+  at::manual_seed(mesh.local_rank("dp"));  // all ranks of a tp group draw the same samples
   for (int step = 1; step <= 20; ++step) {
     const at::Tensor x = at::randn({32, 64});
     const at::Tensor loss = (*model)(x, x.flip(1));
@@ -56,6 +58,6 @@ void run_rank() {
 }
 
 int main() {
-  return comm::run_main(&run_rank);  // an error is one line, with the rank
+  return comm::run_main(&run_rank);  // an error is printed as one line with the rank
 }
 // [readme]

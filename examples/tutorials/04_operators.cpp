@@ -1,4 +1,5 @@
-// Operators of your own: one that gets a sharding rule, one that is written on the local parts.
+// Two custom operators on distributed tensors: one with a sharding rule, one written on the local
+// parts.
 //   tessera-run --nproc 4 -- build/bin/tutorial_04_operators
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -19,12 +20,12 @@
 using namespace tessera;
 
 // [operator]
-/// The kernel. On a distributed tensor it gets the local ones.
+/// The operator's kernel. For distributed tensors it is called with the local parts.
 at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& b, double scale) {
   return at::mm(a, b) * scale;
 }
 
-/// As any libtorch extension defines an operator. It knows nothing of distributed tensors.
+/// Registers the operator as any libtorch extension does, without mention of distributed tensors.
 TORCH_LIBRARY(tutorial, library) {
   library.def("scaled_product(Tensor a, Tensor b, *, float scale) -> Tensor");
   library.impl("scaled_product", torch::dispatch(c10::DispatchKey::CPU, &scaled_product));
@@ -39,8 +40,8 @@ at::Tensor call_scaled_product(const at::Tensor& a, const at::Tensor& b, double 
 // [operator]
 
 // [autograd]
-/// The gradients, written as in any program for libtorch. It sees the whole tensors, distributed;
-/// the products that it calls are sharded by the same rule.
+/// The operator's autograd function, written as for plain libtorch. `a` and `b` may be distributed
+/// tensors; the products in backward use the same sharding rule.
 struct ScaledProduct : torch::autograd::Function<ScaledProduct> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& a,
                             const at::Tensor& b, double scale) {
@@ -69,8 +70,8 @@ TORCH_LIBRARY_IMPL(tutorial, Autograd, library) {
 // [autograd]
 
 // [rule]
-/// On a mesh dimension the product may split the rows of a, the columns of b, or the inner
-/// dimension. Each rank then has a term of the sum.
+/// The sharding rule. On a mesh dimension, the product may be split over the rows of a, over the
+/// columns of b, or over the inner dimension. In the last case the result is Partial.
 void register_scaled_product() {
   register_rule("tutorial::scaled_product",
                 std::vector<AcceptedPlacements>{
@@ -78,21 +79,23 @@ void register_scaled_product() {
                     {.inputs = {Replicate{}, Shard{1}}, .outputs = {Shard{1}}},
                     {.inputs = {Shard{1}, Shard{0}}, .outputs = {Partial{}}},
                 },
-                [](const OpCall& call) {  // the sizes of the results
+                [](const OpCall& call) {  // returns the global sizes of the results
                   return std::vector<std::vector<std::int64_t>>{
                       {call.tensor(0).size(0), call.tensor(1).size(1)}};
                 });
 }
-const bool kIsRuled = (register_scaled_product(), true);  // before main(), as the operator
+// Registered before main(), like the operator.
+const bool kIsRuled = (register_scaled_product(), true);
 // [rule]
 
-/// softmax over a split dimension: the maximum and the sum are all-reduced explicitly. Forward
-/// only: a communicator's collectives have no gradient.
+/// softmax over a split dimension, with explicit all-reduces of the maximum and the sum. Forward
+/// only: communicator collectives have no gradient.
 at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
   const auto on_parts = [&](const std::vector<at::Tensor>& parts) {
     comm::Communicator& group = mesh.group();
     const at::Tensor& part = parts[0];
-    // A shard may be empty, and a maximum of nothing would be an error on that rank alone.
+    // A shard may be empty, and amax() of an empty tensor would throw on that rank alone. The
+    // appended -inf column prevents this.
     const at::Tensor lowest = part.new_full({part.size(0), 1}, -INFINITY);
     const at::Tensor largest = at::cat({part, lowest}, -1).amax(-1, /*keepdim=*/true);
     group.all_reduce(largest, ReduceOp::kMax)->wait();
@@ -108,7 +111,7 @@ at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
 void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
-  const StrictScope strict;  // what would be gathered is an error
+  const StrictScope strict;  // operators that would need an implicit gather throw
 
   const at::Tensor whole_a = at::arange(7 * 6, c10::kDouble).view({7, 6}) / 42;
   const at::Tensor whole_b = at::arange(6 * 5, c10::kDouble).view({6, 5}) / 30;

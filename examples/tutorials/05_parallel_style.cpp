@@ -1,4 +1,4 @@
-// A parallel style of your own: how a module of yours is split between two of the library's.
+// A custom parallel style: splits a custom module that stands between two library modules.
 //   tessera-run --nproc 4 -- build/bin/tutorial_05_parallel_style
 
 #include <ATen/ops/allclose.h>
@@ -10,7 +10,7 @@
 
 using namespace tessera;
 
-/// y = x * scale, with a factor for each feature.
+/// y = x * scale, with one factor per feature.
 struct Scale : nn::Module<Scale> {
   explicit Scale(std::int64_t features) { scale = register_slot("scale", {features}); }
   at::Tensor forward(const at::Tensor& x) { return x * scale; }
@@ -20,7 +20,7 @@ struct Scale : nn::Module<Scale> {
   nn::Parameter scale;
 };
 
-/// For a Scale: each rank has the factors of its features.
+/// The parallel style of a Scale: each rank has the factors of its own features.
 class FeaturewiseParallel final : public tensor_parallel::ParallelStyle {
  public:
   std::string name() const override { return "featurewise_parallel"; }
@@ -33,8 +33,8 @@ class FeaturewiseParallel final : public tensor_parallel::ParallelStyle {
   }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    // To Shard(-1). What a column-wise Linear hands out is so already; of a plain tensor, the same
-    // on every rank, each takes its features.
+    // Redistributes the input to Shard(-1). The output of a column-wise Linear already has this
+    // placement. A plain input is treated as replicated, and each rank takes its features of it.
     module.add_forward_pre_hook([mesh](nn::ModuleBase& self, nn::TensorList inputs) {
       *inputs[0] = tensor_parallel::prepare_input(self, *inputs[0], mesh, Replicate{}, Shard{-1});
     });
@@ -67,7 +67,7 @@ void run_rank() {
                       {"down", rowwise_parallel()}});
 
   const at::Tensor x = at::arange(3 * 6, c10::kFloat).view({3, 6}) / 18;
-  // The same computation on one rank is the test of the split one.
+  // Reference: the same computation on one rank.
   whole(x).square().sum().backward();
   split(x).square().sum().backward();
   const at::Tensor result = DistributedTensor(split(x)).full_tensor();

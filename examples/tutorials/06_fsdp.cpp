@@ -1,4 +1,5 @@
-// FSDP in your own way: which modules are units, how they are gathered, and who updates them.
+// Custom FSDP: choosing which modules are FSDP units, how units are gathered, and a custom
+// optimizer.
 //   tessera-run --nproc 4 -- build/bin/tutorial_06_fsdp
 
 #include <ATen/ops/mse_loss.h>
@@ -27,8 +28,8 @@ struct LionOptions {
   double weight_decay = 0.0;
 };
 
-/// Lion (Chen et al. 2023): the sign of an interpolated momentum. Works on any shards, because it
-/// works element by element.
+/// Lion (Chen et al. 2023): updates by the sign of an interpolated momentum. The update is
+/// elementwise, so it works on any shards.
 class Lion final : public optim::GroupedOptimizer<LionOptions> {
  public:
   Lion(const nn::ModuleBase& module, LionOptions options)
@@ -47,7 +48,8 @@ class Lion final : public optim::GroupedOptimizer<LionOptions> {
   }
 };
 
-/// Modules with many parameters are units; the others belong to the root's.
+/// Modules with many parameters become FSDP units; parameters of all other modules belong to the
+/// root unit.
 std::optional<fsdp::Options> large_modules(const fsdp::Candidate& candidate) {
   if (candidate.numel < 10'000) {
     return std::nullopt;
@@ -70,11 +72,11 @@ void run_rank() {
                 << unit.options << "\n";
     }
   }
-  // A plan is plain data: it can be printed, changed and applied elsewhere.
+  // An FSDP plan is plain data: it can be printed, changed and applied to another model.
   fsdp::apply_plan(*model, mesh, plan);
   Lion optimizer(*model, {.lr = 1e-3});
 
-  // Each rank trains on samples of its own; the reduction averages the gradients.
+  // Each rank trains on its own samples. FSDP averages the gradients.
   at::manual_seed(mesh.local_rank());
   for (int step = 1; step <= 20; ++step) {
     const at::Tensor x = at::randn({32, 64});

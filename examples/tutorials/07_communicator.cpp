@@ -1,4 +1,4 @@
-// Collectives of your own: a communicator that a mesh uses for one of its dimensions.
+// Custom collectives: a communicator that a mesh uses for one of its dimensions.
 //   tessera-run --nproc 4 -- build/bin/tutorial_07_communicator
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -13,8 +13,9 @@
 
 using namespace tessera;
 
-/// Sums in double precision and in the order of the ranks, so that every back end gives the same
-/// bits. It has two of the five collectives; the others throw an Error that says so.
+/// A communicator that sums in double precision and in rank order, so that every back end gives the
+/// same bits. It implements two of the five collectives; the base class throws Error for the other
+/// three.
 class OrderedSums final : public comm::Communicator {
  public:
   explicit OrderedSums(comm::CommunicatorPtr inner)
@@ -36,7 +37,7 @@ class OrderedSums final : public comm::Communicator {
   std::string name() const override { return "ordered_sums"; }
 
  private:
-  /// The work is done when the call returns.
+  /// A Work whose collective has already finished when the call returns.
   struct Done final : comm::Work {
     void wait() override {}
   };
@@ -49,14 +50,14 @@ void run_rank() {
   std::vector<int> ranks(static_cast<std::size_t>(world->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
 
-  // The inner group is the world's own: it moves the bytes, checks the arguments and counts the
-  // calls.
+  // The inner communicator belongs to the world. It transfers the bytes, checks the arguments and
+  // counts the calls.
   const auto group = std::make_shared<OrderedSums>(world->group(ranks, "dp"));
   const DeviceMesh mesh =
       DeviceMesh::from_groups(world, ranks, MeshShape({world->size()}, {"dp"}), {group});
 
   const at::Tensor term = at::arange(5, c10::kFloat) * (world->rank() + 1);
-  // Rank r holds (r + 1) * [0, 1, 2, 3, 4]; the tensor is the sum of these terms.
+  // Rank r has (r + 1) * [0, 1, 2, 3, 4]; the distributed tensor is the sum of these terms.
   const DistributedTensor sum = DistributedTensor::from_local(term, mesh, {Partial{}});
   const std::int64_t factor = world->size() * (world->size() + 1) / 2;
   TESSERA_CHECK(at::equal(sum.full_tensor(), at::arange(5, c10::kFloat) * factor),

@@ -1,4 +1,4 @@
-// A module of your own, from its parameters to training on a mesh.
+// A custom module, from its parameters to training on a mesh.
 //   tessera-run --nproc 4 -- build/bin/tutorial_08_your_own_module
 
 #include <ATen/ops/mse_loss.h>
@@ -14,7 +14,7 @@
 using namespace tessera;
 
 // [module]
-/// A factor for each head of (batch, sequence, heads, head_dim).
+/// Scales each head of a (batch, sequence, heads, head_dim) tensor by its own factor.
 struct HeadScale : nn::Module<HeadScale> {
   explicit HeadScale(std::int64_t heads) { scale = register_slot("scale", {heads}); }
   at::Tensor forward(const at::Tensor& x) { return x * scale->unsqueeze(1); }
@@ -25,7 +25,7 @@ struct HeadScale : nn::Module<HeadScale> {
 };
 // [module]
 
-/// Causal attention with norms of queries and keys: (batch, sequence, dim) -> the same.
+/// Causal attention with normalized queries and keys. Input and output are (batch, sequence, dim).
 struct Attention : nn::Module<Attention> {
   Attention(std::int64_t heads, std::int64_t size) : head_dim(size) {
     const std::int64_t dim = heads * head_dim;
@@ -40,7 +40,7 @@ struct Attention : nn::Module<Attention> {
   }
 
   at::Tensor forward(const at::Tensor& x) {
-    // Calls, and not forward: that would skip the hooks.
+    // Child modules are called with (*module)(x); module->forward(x) would skip the hooks.
     const at::Tensor q = (*q_scale)((*q_norm)(split((*q_proj)(x))));
     const at::Tensor k = (*k_norm)(split((*k_proj)(x)));
     const at::Tensor v = split((*v_proj)(x));
@@ -49,7 +49,7 @@ struct Attention : nn::Module<Attention> {
     return (*dropout)((*out_proj)(mixed.transpose(1, 2).flatten(2)));
   }
   at::Tensor split(const at::Tensor& x) const {
-    return x.unflatten(2, {-1, head_dim});  // sizes are global, on any mesh
+    return x.unflatten(2, {-1, head_dim});  // sizes are global on any mesh
   }
 
   std::int64_t head_dim;
@@ -59,7 +59,8 @@ struct Attention : nn::Module<Attention> {
   std::shared_ptr<nn::Dropout> dropout;
 };
 
-/// With the loss, so that a plain target meets a distributed result in forward.
+/// Computes the loss inside forward, where a plain target can be combined with a distributed
+/// output.
 struct Model : nn::Module<Model> {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& target) {
     return at::mse_loss(attention(x), target);
@@ -68,7 +69,8 @@ struct Model : nn::Module<Model> {
 };
 
 // [own_style]
-/// A HeadScale of heads that are split over the ranks: each has the factors of its own.
+/// The parallel style of a HeadScale whose heads are split over the ranks: each rank has the
+/// factors of its own heads.
 class HeadwiseParallel final : public tensor_parallel::ParallelStyle {
  public:
   std::string name() const override { return "headwise_parallel"; }
@@ -81,7 +83,7 @@ class HeadwiseParallel final : public tensor_parallel::ParallelStyle {
   }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    // Heads are dimension 2 of what comes. If they are split already, this moves nothing.
+    // Dimension 2 of the input is the heads. If the input is already split by heads, no data moves.
     module.add_forward_pre_hook([mesh](nn::ModuleBase& self, nn::TensorList inputs) {
       *inputs[0] = tensor_parallel::prepare_input(self, *inputs[0], mesh, Replicate{}, Shard{2});
     });
@@ -107,11 +109,12 @@ std::shared_ptr<Model> split_model(const DeviceMesh& mesh) {
 }
 // [own_plan]
 
-/// The same step on one rank is the test of the split model: its loss and every gradient.
+/// Compares the split model's loss and gradients with those of the same step on one rank.
 void compare_with_one_rank(Model& model) {
   Model whole;
   nn::init_weights(whole, /*seed=*/0);
-  // eval() turns dropout off. The same sample on all ranks, of whose gradients FSDP takes the mean.
+  // eval() turns dropout off. All ranks use the same sample, so FSDP's mean of the gradients equals
+  // the gradient on one rank.
   whole.eval();
   model.eval();
   at::manual_seed(0);
@@ -134,7 +137,7 @@ void run_rank() {
   compare_with_one_rank(*model);
   optimizer.zero_grad();
 
-  at::manual_seed(mesh.local_rank("dp"));  // the ranks of a tp group see the same samples
+  at::manual_seed(mesh.local_rank("dp"));  // all ranks of a tp group draw the same samples
   for (int step = 1; step <= 20; ++step) {
     const at::Tensor x = at::randn({16, 6, 32});
     const at::Tensor loss = (*model)(x, x.cumsum(1) / 6);

@@ -1,4 +1,4 @@
-// GPT-2 from the library's blocks, trained on a mesh.
+// GPT-2 built from the library's blocks and trained on a mesh.
 //   tessera-run --nproc 4 -- build/bin/tutorial_09_gpt2
 
 #include <ATen/ops/arange.h>
@@ -14,7 +14,8 @@ using namespace tessera;
 
 constexpr std::int64_t kVocabulary = 101, kPositions = 24, kHidden = 48, kLayers = 2;
 const nn::LinearOptions no_bias{.bias = false};
-const double output_std = 0.02 / std::sqrt(2.0 * kLayers);  // does not grow with depth
+// The residual stream's variance does not grow with depth.
+const double output_std = 0.02 / std::sqrt(2.0 * kLayers);
 const nn::AttentionOptions attention{.hidden = kHidden,
                                      .heads = 4,
                                      .qkv_bias = true,
@@ -69,19 +70,19 @@ struct Gpt2 : nn::Module<Gpt2> {
 // [gpt2_plan]
 tensor_parallel::ParallelizePlan plan() {
   using namespace tensor_parallel;
-  const Placement tokens = Shard{1};  // between the blocks, of (batch, tokens, hidden)
+  const Placement tokens = Shard{1};  // splits activations (batch, tokens, hidden)
   return joined({embedding_plan("wte", {.activations = tokens}),
-                 embedding_plan("wpe", {.activations = Shard{0}}),  // of (tokens, hidden)
+                 embedding_plan("wpe", {.activations = Shard{0}}),  // (tokens, hidden)
                  attention_plan("h.*.attn", attention, {.activations = tokens}),
                  gelu_mlp_plan("h.*.mlp", mlp_options.names, {.activations = tokens}),
                  {{"**.ln_*", sequence_parallel()}, {"lm_head", colwise_parallel()}}});
 }
 // [gpt2_plan]
 
-/// Rows of a step; each data-parallel rank has as many.
+/// Rows per step, over all data-parallel ranks.
 constexpr std::int64_t kBatch = 8;
 
-/// The sum of all parameters: the same bits on every mesh.
+/// The sum of all parameters. The result has the same bits on every mesh.
 double sum_of_parameters(const nn::ModuleBase& model) {
   const at::NoGradGuard no_grad;
   double sum = 0;
@@ -108,7 +109,7 @@ void run_rank() {
   fsdp::fully_shard(*model, mesh["dp"]);
   nn::to_empty(*model, at::kCPU);
   nn::init_weights(*model, /*seed=*/0);
-  manual_seed(0);  // of dropout
+  manual_seed(0);  // seed of dropout
   const double sum = sum_of_parameters(*model);
   if (world->rank() == 0) {
     std::cout << "sum of parameters " << std::setprecision(17) << sum << std::setprecision(6)
@@ -116,7 +117,7 @@ void run_rank() {
   }
 
   optim::AdamW optimizer(*model, {.lr = 1e-2});
-  at::manual_seed(0);  // every rank draws the whole batch, and takes its rows
+  at::manual_seed(0);  // every rank draws the whole batch and uses its own rows
   for (int step = 1; step <= 20; ++step) {
     const at::Tensor from = at::randint(kVocabulary, {kBatch, 1});
     const at::Tensor by = at::randint(1, 4, {kBatch, 1});

@@ -1,5 +1,5 @@
-// A plan that a module declares: attention heads with norms (QK-norm), and a style of your own for
-// a parameter of the heads.
+// A module that declares its tensor-parallel plan: attention heads with QK-norm, and a custom style
+// for a parameter with one value per head.
 //   tessera-run --nproc 4 -- build/bin/tutorial_10_declared_plan
 
 #include <ATen/ops/arange.h>
@@ -14,7 +14,7 @@ using namespace tessera;
 
 constexpr std::int64_t kHeads = 4, kSize = 3, kDim = kHeads * kSize;
 
-/// A factor for each head of (tokens, heads, size).
+/// Scales each head of a (tokens, heads, size) tensor by its own factor.
 struct Gain : nn::Module<Gain> {
   Gain() { scale = register_slot("scale", {kHeads, 1}); }
   at::Tensor forward(const at::Tensor& x) { return x * scale; }
@@ -25,7 +25,7 @@ struct Gain : nn::Module<Gain> {
 };
 
 // [headwise]
-/// Splits a parameter by heads. The heads are dimension 1 of the input.
+/// A style that splits the parameters by heads. Dimension 1 of the input is the heads.
 class HeadwiseParallel final : public tensor_parallel::ParallelStyle {
   std::string name() const override { return "headwise_parallel"; }
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
@@ -40,7 +40,8 @@ class HeadwiseParallel final : public tensor_parallel::ParallelStyle {
 };
 // [headwise]
 
-/// Attention without its product: (tokens, dim) -> (tokens, dim). The class declares its plan.
+/// The projections of an attention layer without the attention product: (tokens, dim) -> (tokens,
+/// dim). The class declares its tensor-parallel plan.
 struct Heads : nn::Module<Heads>, tensor_parallel::DeclaresPlan {
   Heads() {
     q_proj = register_module("q_proj", std::make_shared<nn::Linear>(kDim, kDim));

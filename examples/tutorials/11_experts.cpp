@@ -1,4 +1,5 @@
-// A mixture of experts: the experts on one mesh dimension, all else on every rank.
+// A mixture of experts: the experts are split over one mesh dimension, all other layers are on
+// every rank.
 //   tessera-run --nproc 4 -- build/bin/tutorial_11_experts [EXPERTS EP]
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -21,10 +22,10 @@
 
 using namespace tessera;
 
-constexpr std::int64_t kDim = 16, kHidden = 24, kRows = 32;  // of all ranks
+constexpr std::int64_t kDim = 16, kHidden = 24, kRows = 32;  // kRows counts the rows of all ranks
 
 // [experts]
-/// An MLP for each expert; a row goes to the two whose router weights are largest.
+/// One MLP per expert. A row is routed to the two experts with the largest router weights.
 struct Experts : nn::Module<Experts> {
   explicit Experts(std::int64_t count) {
     up = register_slot("up", {count, kDim, kHidden});
@@ -35,12 +36,13 @@ struct Experts : nn::Module<Experts> {
     init.fill(down, nn::init::normal(0, 0.3));
   }
 
-  /// The sum of this rank's experts, (rows, dim), for the rows of all ranks of `ep`. `weights`:
-  /// (rows, experts), 0 where a row does not go.
+  /// Returns the sum of this rank's experts, (rows, dim), for the rows of all ranks of `ep`.
+  /// `weights` is (rows, experts), with 0 where a row is not routed to an expert.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weights) {
     const at::Tensor own_up = local(up), own_down = local(down);
     if (own_up.size(0) == 0) {
-      // No experts here. Backward communicates on every rank, so the result depends on all inputs.
+      // This rank has no experts. The result must still depend on all inputs, because every rank
+      // takes part in the collectives of backward.
       return 0 * (x + weights.sum(1, /*keepdim=*/true) + own_up.sum() + own_down.sum());
     }
     at::Tensor sum = at::zeros_like(x);
@@ -56,13 +58,13 @@ struct Experts : nn::Module<Experts> {
   at::Tensor local(const nn::Parameter& parameter) const {
     return ep ? DistributedTensor(*parameter).to_local() : *parameter;
   }
-  /// Shards are those of torch.chunk.
+  /// Index of this rank's first expert. Experts are split as in torch.chunk.
   std::int64_t first_expert() const {
     return ep ? (up->size(0) + ep.size() - 1) / ep.size() * ep.local_rank() : 0;
   }
 
   nn::Parameter up, down;
-  DeviceMesh ep;  ///< undefined: one rank has all
+  DeviceMesh ep;  ///< undefined: this rank has all experts
 };
 // [experts]
 
@@ -77,14 +79,15 @@ struct Model : nn::Module<Model> {
     return x + own_rows(experts(all_rows(x), all_rows(weights)));
   }
 
-  /// The rows of all ranks of `ep`. Each rank's gradient is a term of the sum: its experts'.
+  /// Gathers the rows of all ranks of `ep`. Each rank's gradient comes from its own experts only,
+  /// so the gradient is Partial.
   at::Tensor all_rows(const at::Tensor& own) const {
     const DeviceMesh& ep = experts->ep;
     return ep ? DistributedTensor::from_local(own, ep, {Shard{0}})
                     .full_tensor(Placements{Partial{}})
               : own;
   }
-  /// The sum over the ranks of `ep`, of this rank's rows.
+  /// Sums `terms` over the ranks of `ep` and returns this rank's rows.
   at::Tensor own_rows(const at::Tensor& terms) const {
     const DeviceMesh& ep = experts->ep;
     return ep ? DistributedTensor::from_local(terms, ep, {Partial{}})
@@ -99,19 +102,19 @@ struct Model : nn::Module<Model> {
 };
 
 // [mesh]
-/// On the meta device.
+/// Builds the model on the meta device and splits it over `mesh`.
 std::shared_ptr<Model> split_model(std::int64_t experts, const DeviceMesh& mesh) {
   auto model = [experts] {
     const nn::MetaDevice meta;
     return std::make_shared<Model>(experts);
   }();
-  // Each rank of "ep" has some of the experts, and the ranks of "dp" beside it have the same.
+  // The ranks of "ep" split the experts; ranks that differ only in "dp" have the same experts.
   model->experts->ep = mesh["ep"];
   for (const auto& [name, slot] : model->experts->slots()) {
     nn::distribute_parameter(*slot, mesh["ep"], {Shard{0}});
   }
-  // All ranks have rows of their own. So all else is split over both dimensions as one, and experts
-  // over what "ep" leaves.
+  // Every rank has different rows, so the ranks of both mesh dimensions are data-parallel. FSDP
+  // splits the experts over "dp" and all other parameters over both dimensions, flattened.
   fsdp::Options options;
   options.parameter_mesh = [mesh](const std::string& name, const at::Tensor&) {
     return name.starts_with("experts.") ? std::optional(mesh["dp"]) : std::nullopt;
@@ -125,7 +128,7 @@ struct Batch {
   at::Tensor x, target;
 };
 
-/// The rows of rank `index` of `count`, of a batch that every rank can make.
+/// The rows of data-parallel rank `index` of `count`. Any rank can compute any part of the batch.
 Batch batch_of(int step, std::int64_t index, std::int64_t count) {
   const at::Generator generator =
       at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(step));
@@ -134,7 +137,8 @@ Batch batch_of(int step, std::int64_t index, std::int64_t count) {
   return {x.narrow(0, index * rows, rows), x.flip(1).narrow(0, index * rows, rows)};
 }
 
-/// Loss, clipped norm and all gradients are those of one rank that has all rows.
+/// Checks that loss, clipped gradient norm and all gradients equal those of one rank that has all
+/// rows.
 void compare_with_one_rank(Model& model, const DeviceMesh& mesh) {
   Model whole(model.experts->up->size(0));
   nn::init_weights(whole, /*seed=*/0);
@@ -158,7 +162,7 @@ void compare_with_one_rank(Model& model, const DeviceMesh& mesh) {
 }
 
 // [verify]
-/// Experts get rows of other ranks. So the reference takes the rows of all ranks.
+/// Experts process rows of other ranks, so the one-rank reference takes the rows of all ranks.
 void verify(Model& model, const DeviceMesh& mesh) {
   Model reference(model.experts->up->size(0));
   const Batch all = batch_of(0, 0, 1), own = batch_of(0, mesh.world()->rank(), mesh.size());
@@ -173,7 +177,8 @@ void verify(Model& model, const DeviceMesh& mesh) {
 // [verify]
 
 // [plan]
-/// What a rank would hold and send if each expert got as many rows as the others.
+/// Plans each rank's memory and communication, assuming that every expert gets the same number of
+/// rows.
 std::string plan_of(std::int64_t experts, const MeshShape& mesh) {
   const auto make = [experts](const DeviceMesh& ranks) { return split_model(experts, ranks); };
   const auto step = [](Model& model, optim::Optimizer& optimizer, const DeviceMesh& ranks) {

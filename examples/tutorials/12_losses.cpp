@@ -1,5 +1,6 @@
-// Losses beyond the plain mean, on ranks that have other numbers of rows: a loss of the features of
-// all ranks, a mean over uneven rows, a penalty. The gradients are compared with those of one rank.
+// Losses that are not a plain mean, on ranks with different numbers of rows: a contrastive loss
+// over the features of all ranks, a mean over uneven rows, and a penalty on the weights. The
+// gradients are compared with those of one rank.
 //   tessera-run --nproc 2 -- build/bin/tutorial_12_losses
 
 #include <ATen/ops/arange.h>
@@ -13,25 +14,26 @@
 
 using namespace tessera;
 
-constexpr std::int64_t kRows = 7, kDim = 6;  // over the ranks as torch.chunk splits them
+constexpr std::int64_t kRows = 7, kDim = 6;  // kRows: split over the ranks as in torch.chunk
 
 at::Tensor values(std::int64_t rows, double phase) {
   return at::sin(at::arange(rows * kDim, at::kFloat) + phase).view({rows, kDim});
 }
 
-/// The features of two views of the same rows must find each other (Radford et al. 2021).
+/// Contrastive loss: row i of `a` must match row i of `b` (Radford et al. 2021).
 at::Tensor contrastive(const at::Tensor& a, const at::Tensor& b) {
   return at::cross_entropy_loss(a.mm(b.t()), at::arange(a.size(0)));
 }
 
-/// The rows of this rank; what one rank has is all of them.
+/// Two views of the same rows: this rank's rows, or all rows for the one-rank reference.
 struct Views {
   at::Tensor a, b;
 };
 
 // [gathered]
-/// The features of the rows of all ranks, whole on each. Each rank's gradient of them is a term of
-/// a sum: Partial. With FSDP's mean over the ranks it makes that of one rank.
+/// Gathers the features of all ranks' rows on every rank. The gradient of the gathered features is
+/// Partial: each rank contributes a term of a sum. Together with FSDP's mean, the gradients equal
+/// those of one rank.
 at::Tensor of_all_ranks(const at::Tensor& features, const DeviceMesh& mesh) {
   return DistributedTensor::from_local(features, mesh, {Shard{0}}).full_tensor({{Partial{}}});
 }
@@ -39,16 +41,18 @@ at::Tensor of_all_ranks(const at::Tensor& features, const DeviceMesh& mesh) {
 
 // [losses]
 at::Tensor loss_of(nn::Linear& model, const Views& rows, const DeviceMesh& mesh) {
-  // One call, since FSDP gathers the parameters for each.
+  // One forward call for both views, because FSDP gathers the parameters once per call.
   const at::Tensor features = model(at::cat({rows.a, rows.b}));
   const auto views = features.chunk(2);
-  // Every rank computes the whole loss of what it has gathered.
+  // Every rank computes the whole contrastive loss of the gathered features.
   const at::Tensor matched =
       contrastive(of_all_ranks(views[0], mesh), of_all_ranks(views[1], mesh));
-  // A mean over all rows: the mean over the ranks of each rank's sum, over the rows of a mean rank.
+  // A mean over all rows with uneven ranks: each rank divides its sum by the average number of rows
+  // per rank, and FSDP takes the mean over the ranks.
   const double rows_per_rank = static_cast<double>(kRows) / static_cast<double>(mesh.size());
   const at::Tensor size = views[0].square().sum(1).sum() / rows_per_rank;
-  // Outside of forward a parameter is distributed; the loss is plain, and so must the penalty be.
+  // Outside of forward, parameters are distributed tensors. The loss is plain, so the penalty is
+  // converted to a plain tensor.
   const DistributedTensor penalty(model.weight->square().sum());
   return matched + 0.1 * size + 0.01 * penalty.full_tensor();
 }

@@ -1,6 +1,6 @@
-// A container's own parameters under sequence parallelism: the class token, registers and positions
-// of an encoder of patches, and the LayerScale of its blocks. The gradients are compared with those
-// of one rank.
+// Parameters of container modules under sequence parallelism: the class token, registers and
+// positions of a patch encoder, and the LayerScale of its blocks. The gradients are compared with
+// those of one rank.
 //   tessera-run --nproc 2 -- build/bin/tutorial_13_own_parameters
 
 #include <ATen/ops/arange.h>
@@ -16,7 +16,7 @@ using namespace tessera;
 
 constexpr std::int64_t kDim = 6, kPatches = 5, kRegisters = 2;
 
-/// An MLP with a LayerScale (Touvron et al. 2021), which the block holds itself.
+/// An MLP with a LayerScale (Touvron et al. 2021). The scale is a parameter of the block.
 struct Block : nn::Module<Block> {
   Block() {
     norm = register_module("norm", std::make_shared<nn::LayerNorm>(kDim));
@@ -35,7 +35,7 @@ struct Block : nn::Module<Block> {
   nn::Parameter scale;
 };
 
-/// (patches, dim) -> a loss. A class token and registers are put in front of the patches.
+/// Maps (patches, dim) to a loss. A class token and registers are prepended to the patches.
 struct Encoder : nn::Module<Encoder> {
   Encoder() {
     token = register_slot("token", {1, kDim});
@@ -68,9 +68,9 @@ tensor_parallel::ParallelizePlan plan() {
       {"blocks.*.norm", sequence_parallel({.sequence_dim = 0})},
       {"blocks.*.up", colwise_parallel()},
       {"blocks.*.down", rowwise_parallel({.output_layouts = Shard{0}})},
-      // The encoder's own parameters alone: the entries above are those of the modules below. The
-      // positions are split along the sequence; the token and the registers are replicated, as the
-      // blocks' scales are, which no entry names.
+      // The empty path is the encoder itself. Its positions are split along the sequence. The
+      // parameters that no entry names are replicated: the token, the registers and the blocks'
+      // scales.
       {"", place_parameters({.placements = {{"positions", Shard{0}}}})},
   };
 }

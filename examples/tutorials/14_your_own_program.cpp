@@ -1,6 +1,6 @@
-// Your own program: data that is no text, a schedule, an average of the weights, TensorBoard, a
-// trace, a profile, and a finder of NaN. Argument: a folder for what it writes; without one, it
-// writes nothing.
+// A complete training program: non-text data, a learning-rate schedule, averaged weights,
+// TensorBoard, a trace, a memory profile, and a NaN finder. The argument is the output folder;
+// without it, the program writes no files.
 //   tessera-run --nproc 2 -- build/bin/tutorial_14_your_own_program out
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -27,14 +27,15 @@ struct Curve : nn::Module<Curve> {
 };
 
 // [data]
-/// Points of a curve. A step is the same rows on every mesh; each rank reads its own of them.
+/// Points of a curve. The rows of a step are the same on every mesh; each rank reads its own part.
 class Points {
  public:
   struct Batch {
     at::Tensor x, y;
   };
   std::int64_t steps_per_epoch() const { return x_.size(0) / kBatch; }
-  /// The rows of `rank` of `ranks`. Each epoch has an order of its own, the same on all ranks.
+  /// Returns the rows of `rank` among `ranks` data-parallel ranks. Each epoch has its own order,
+  /// equal on all ranks.
   Batch load(std::int64_t step, std::int64_t rank, std::int64_t ranks) const {
     TESSERA_CHECK(kBatch % ranks == 0, "a batch of ", kBatch, " rows can't be split over ", ranks,
                   " ranks; take a number that divides it");
@@ -54,8 +55,8 @@ class Points {
 // [data]
 
 // [finder]
-/// Names the first module whose result is not finite, and by run_main the rank. For a search: the
-/// host waits for each module.
+/// Throws at the first module whose result is not finite; the message has the module's name, and
+/// run_main() adds the rank. For debugging only: the host synchronizes after each module.
 void find_nan(nn::ModuleBase& model) {
   nn::visit_modules(model, [](const std::string& fqn, nn::ModuleBase& module) {
     module.add_forward_hook([fqn](nn::ModuleBase& self, nn::TensorList results) {
@@ -68,7 +69,7 @@ void find_nan(nn::ModuleBase& model) {
 }
 // [finder]
 
-/// `out`: "" for no files.
+/// `out` is the output folder; if it is empty, no files are written.
 void run_rank(const std::filesystem::path& out) {
   constexpr std::int64_t kSteps = 160;
   const auto file = [&out](const char* name) { return out.empty() ? out : out / name; };

@@ -1,4 +1,4 @@
-// A model of libtorch's own modules, taken as it is: tensor parallelism, FSDP, and the same initial
+// A model made of torch::nn modules, used unchanged: tensor parallelism, FSDP, and the same initial
 // values and losses on every mesh.
 //   tessera-run --nproc 4 -- build/bin/tutorial_15_torch_nn
 
@@ -15,7 +15,8 @@
 using namespace tessera;
 
 // [model]
-/// (rows, 1, 8, 8) images -> (rows, 4) logits. Nothing in it knows of Tessera.
+/// Maps (rows, 1, 8, 8) images to (rows, 4) logits. A plain torch::nn model without any use of
+/// Tessera.
 struct Classifier : torch::nn::Module {
   Classifier() {
     const auto layer = torch::nn::TransformerEncoderLayerOptions(/*d_model=*/16, /*nhead=*/2)
@@ -40,7 +41,7 @@ struct Classifier : torch::nn::Module {
 // [adopted]
 std::shared_ptr<nn::Adopted<Classifier>> split_model(const DeviceMesh& mesh) {
   auto model = [] {
-    const nn::MetaDevice meta;  // no rank ever has the whole model
+    const nn::MetaDevice meta;  // no rank ever allocates the whole model
     return nn::adopt(std::make_shared<Classifier>());
   }();
   using namespace tensor_parallel;
@@ -66,7 +67,7 @@ void run_rank() {
   }
   optim::AdamW optimizer(*model, {.lr = 1e-2, .weight_decay = 0});
 
-  // The label of an image: which quarter is the brightest.
+  // An image's label is its brightest quarter.
   constexpr std::int64_t kRows = 16;
   const at::Tensor images =
       at::sin(at::arange(kRows * 64, at::kFloat).square().mul(0.37)).view({kRows, 1, 8, 8});
@@ -74,7 +75,7 @@ void run_rank() {
   const std::int64_t rows = kRows / mesh.size("dp");
   const std::int64_t first = mesh.local_rank("dp") * rows;
   for (int step = 1; step <= 20; ++step) {
-    // Logits are distributed over tp; the loss is a plain number.
+    // The logits are distributed over tp; the loss is a plain tensor.
     const at::Tensor loss = tensor_parallel::cross_entropy((*model)(images.narrow(0, first, rows)),
                                                            labels.narrow(0, first, rows));
     loss.backward();

@@ -6,8 +6,8 @@
 
 #include "tessera/tessera.hpp"
 
-/// Throws Error unless the gradients of a model that is split are those of `whole`, the same model
-/// on one rank. Collective.
+/// Throws Error unless the gradients of `split` equal those of `whole`, the same model on one rank.
+/// Collective.
 inline void expect_gradients(const tessera::nn::ModuleBase& split,
                              const tessera::nn::ModuleBase& whole) {
   const auto found = split.named_slots();

@@ -22,7 +22,7 @@ struct Options {
   double lr = 1e-3;
   bool plan = false, json = false;
 
-  /// What all ranks must be started with alike; of folders whether they are given.
+  /// The values that must be equal on all ranks; for folders, whether they are given.
   std::map<std::string, std::string> shared() const {
     return {{"--config", nlohmann::json(config).dump()},
             {"--steps", std::to_string(checkpoints.steps)},

@@ -1,5 +1,5 @@
-// What vit_train learns: images of stripes, whose direction is the label. They are made of
-// integers, so that other code makes the same bits.
+// The training data of vit_train: images of stripes, whose direction is the label. They are
+// computed from integers, so that other implementations can produce the same bits.
 
 #pragma once
 
@@ -12,13 +12,13 @@
 
 namespace vit {
 
-/// Rows of a batch.
+/// A rank's images and labels of one step.
 struct Images {
   at::Tensor pixels;  ///< (rows, channels, height, width), fp32, in [-1, 1)
   at::Tensor labels;  ///< (rows), int64
 };
 
-/// What rank `rank` of `ranks` has of the samples of step `step`, from 0, of an endless set.
+/// The rows of rank `rank` of `ranks` in step `step` (from 0) of an endless data set.
 inline Images stripes(const Config& c, std::int64_t step, std::int64_t batch, std::int64_t rank,
                       std::int64_t ranks) {
   const at::Tensor sample =

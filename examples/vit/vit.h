@@ -1,7 +1,7 @@
 // A vision transformer (Dosovitskiy et al. 2021): a class token before the patches of an image,
-// learned positions, norms of queries and keys (Dehghani et al. 2023), dropout. Its parameters have
-// timm's names and sizes. The code is that of one rank; tensor_parallel_plan() and make_model() say
-// how it is split.
+// learned positions, normalized queries and keys (Dehghani et al. 2023), dropout. Parameter names
+// and sizes are timm's. The model is written for one rank; tensor_parallel_plan() and make_model()
+// define how it is split.
 
 #pragma once
 
@@ -21,25 +21,25 @@ namespace vit {
 
 using namespace tessera;
 
-/// The sizes of a model; config.json has them by these names.
+/// The sizes of a model, with the names used in config.json.
 struct Config {
-  std::int64_t image_size = 32;  ///< height and width, in pixels
+  std::int64_t image_size = 32;  ///< height and width of an image, in pixels
   std::int64_t channels = 3;
-  std::int64_t patch_size = 4;  ///< divides image_size
-  std::int64_t dim = 64;        ///< features of a token
-  std::int64_t depth = 4;       ///< blocks
-  std::int64_t heads = 4;       ///< divides dim
+  std::int64_t patch_size = 4;  ///< height and width of a patch; must divide image_size
+  std::int64_t dim = 64;        ///< number of features of a token
+  std::int64_t depth = 4;       ///< number of blocks
+  std::int64_t heads = 4;       ///< attention heads; must divide dim
   std::int64_t mlp_dim = 256;
   std::int64_t classes = 10;
-  double dropout = 0.1;  ///< of the embeddings, and of what attention and MLP add
+  double dropout = 0.1;  ///< dropout of the embeddings, and of the outputs of attention and MLP
 
   std::int64_t patches() const { return (image_size / patch_size) * (image_size / patch_size); }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Config, image_size, channels, patch_size, dim,
                                                 depth, heads, mlp_dim, classes, dropout)
 
-/// Reads a config.json; names that it leaves out keep their defaults. Throws Error, with what to
-/// write, for what is no such file, other names, and sizes that no model has.
+/// Reads a config.json; missing names keep their defaults. Throws Error, with the correct form, for
+/// a file that is not a configuration, for unknown names, and for impossible sizes.
 inline Config read_config(const std::string& path) {
   const std::string text = files::read_file(path, "a config.json", 1 << 20);
   const nlohmann::json known = Config{};
@@ -75,7 +75,7 @@ struct PatchEmbed : nn::Module<PatchEmbed> {
   nn::Child<nn::Hooked<torch::nn::Conv2d>> proj;
 };
 
-/// Self-attention: (batch, tokens, dim) -> the same.
+/// Self-attention: (batch, tokens, dim) -> (batch, tokens, dim).
 struct Attention : nn::Module<Attention> {
   explicit Attention(const Config& c)
       : heads(c.heads),
@@ -85,7 +85,7 @@ struct Attention : nn::Module<Attention> {
         proj(*this, "proj", c.dim, c.dim) {}
   at::Tensor forward(const at::Tensor& x) {
     std::vector<at::Tensor> parts = qkv(x).chunk(3, -1);
-    for (at::Tensor& part : parts) {  // (batch, tokens, heads, dim / heads)
+    for (at::Tensor& part : parts) {  // to (batch, tokens, heads, dim / heads)
       part = part.unflatten(-1, {heads, part.size(-1) / heads});
     }
     const at::Tensor mixed =
@@ -141,7 +141,7 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
     const at::Tensor patches = patch_embed(images);
     const at::Tensor token = cls_token->expand({patches.size(0), -1, -1});
     const at::Tensor x = blocks(pos_drop(at::cat({token, patches}, 1) + *pos_embed));
-    return head(norm(x).select(1, 0));  // the class token
+    return head(norm(x).select(1, 0));  // select() takes the class token
   }
   void reset_parameters(const nn::InitContext& init) override {
     init.fill(*this, {{"cls_token", nn::init::normal(0, 1e-6)},
@@ -152,8 +152,8 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
                       {"head.weight", nn::init::trunc_normal(0, 0.02)},
                       {"**.bias", nn::init::zeros()}});
   }
-  /// Heads and the MLP's features over the ranks; between the blocks, tokens (Korthikanti et al.
-  /// 2022).
+  /// Splits heads and the MLP's features over the ranks; between blocks, tokens are split
+  /// (Korthikanti et al. 2022).
   tensor_parallel::ParallelizePlan tensor_parallel_plan(
       const DeviceMesh&, const tensor_parallel::DeclaredPlanOptions& options) const override {
     using namespace tensor_parallel;
@@ -168,7 +168,8 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
     if (options.sequence_parallel) {
       plan.emplace_back("pos_drop", sequence_parallel());
       plan.emplace_back("norm",
-                        replicate_parallel());  // every rank gets all tokens; forward takes one
+                        replicate_parallel());  // every rank gets all tokens, because forward
+                                                // selects one of them
     }
     return plan;
   }
@@ -182,8 +183,8 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
   nn::Child<nn::Linear> head;
 };
 
-/// An initialised model on a mesh of "dp" and "tp": each block is a unit of FSDP, and a rank has
-/// memory for its shards alone.
+/// Creates and initializes the model on a mesh of "dp" and "tp". Each block is an FSDP unit, and a
+/// rank allocates only its shards.
 inline std::shared_ptr<VisionTransformer> make_model(const Config& config, const DeviceMesh& mesh,
                                                      std::uint64_t seed) {
   auto model = [&] {

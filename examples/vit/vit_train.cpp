@@ -16,9 +16,10 @@ using vit::Options;
 struct Run {
   Run(const Options& o, const comm::WorldPtr& world) : o(o), world(world) {}
 
-  /// The next step, on this rank's rows of the batch.
+  /// Runs the next step on this rank's rows of the batch.
   observe::StepMetrics step() {
-    const StrictScope strict;  // refuses communication that no style and no FSDP unit makes
+    const StrictScope strict;  // implicit communication outside of parallel styles and FSDP throws
+                               // Error
     meter.begin();
     const vit::Images images =
         vit::stripes(o.config, state.step, o.batch, mesh.local_rank("dp"), o.dp);
@@ -43,7 +44,7 @@ struct Run {
 };
 
 void train(const Options& o) {
-  observe::count_tensor_memory();  // metrics then have the peak, to compare with a plan's
+  observe::count_tensor_memory();  // metrics then include peak memory, for comparison with a plan
   const comm::WorldPtr world = comm::world_from_environment();
   training::check_same_options(*world, o.shared());
   training::Checkpointer checkpoints(o.checkpoints, world);
@@ -74,7 +75,7 @@ void train(const Options& o) {
 }
 
 void plan(const Options& o) {
-  // The sizes of a rank: its rows of the batch, and the tokens of each that it holds.
+  // The sizes of a rank: its rows of the batch, and its tokens of each row.
   const auto sizes = [&](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
     return {o.batch * (at[0] + 1) / o.dp - o.batch * at[0] / o.dp,
             chunk_size(1 + o.config.patches(), o.tp, at[1])};

@@ -1,19 +1,20 @@
-// What a library exports. Sources are compiled with hidden visibility: declarations of a header
-// between these lines are exported, those only in a source are not.
+// Which symbols a library exports. Sources are compiled with hidden visibility. Declarations
+// between TESSERA_API_BEGIN and TESSERA_API_END in a header are exported; declarations only in a
+// source are not.
 #pragma once
 
 /// Exports one declaration.
 #define TESSERA_API __attribute__((visibility("default")))
 
-// Pragmas, for a namespace's attribute does not do: g++ refuses it where the namespace is nested,
-// and clang does not carry it to functions.
+// Pragmas are used because an attribute on a namespace does not work: g++ rejects it on a nested
+// namespace, and clang does not apply it to functions.
 
-/// Exports what is declared up to TESSERA_API_END: in every installed header.
+/// Exports all declarations up to TESSERA_API_END; used in every installed header.
 #define TESSERA_API_BEGIN _Pragma("GCC visibility push(default)")
-/// Ends what TESSERA_API_BEGIN has begun.
+/// Ends the region that TESSERA_API_BEGIN has begun.
 #define TESSERA_API_END _Pragma("GCC visibility pop")
 
-/// As TESSERA_API_BEGIN, in headers that are not installed, for the tests.
+/// Like TESSERA_API_BEGIN, for the tests, in headers that are not installed.
 #define TESSERA_API_FOR_TEST_BEGIN TESSERA_API_BEGIN
-/// Ends what TESSERA_API_FOR_TEST_BEGIN has begun.
+/// Ends the region that TESSERA_API_FOR_TEST_BEGIN has begun.
 #define TESSERA_API_FOR_TEST_END TESSERA_API_END

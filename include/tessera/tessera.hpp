@@ -1,7 +1,8 @@
 #pragma once
 
 /// @file
-/// Every public header, for programs. The library's own sources include what they use.
+/// Includes every public header, for programs. The library's own sources include only what they
+/// use.
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"

@@ -1,9 +1,9 @@
-// The version of these headers. CMakeLists.txt reads it here.
+// The version of these headers. CMakeLists.txt reads it from this file.
 #pragma once
 
-/// As in semantic versioning: until 1.0 a new minor version may change the interface.
+/// Semantic versioning: until 1.0 a new minor version may change the interface.
 #define TESSERA_VERSION "0.3.0"
 
-/// The interface version that programs and libraries must share: libtessera_core.so.0.3, for
-/// example.
+/// The version of the interface, which programs and libraries must share; part of the library
+/// names, such as libtessera_core.so.0.3.
 #define TESSERA_SOVERSION "0.3"

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What this GPU can do at best, by PyTorch: copies, matrix products, attention. A JSON object a line."""
+"""Measures the highest speeds that PyTorch reaches on this GPU: copies, matrix products, attention. Prints one JSON
+object per line."""
 import argparse
 import json
 
@@ -9,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def seconds_of(call, repetitions):
-    """The quickest of some repetitions, by the device's own clock."""
+    """The shortest time of several repetitions, by the device's own clock."""
     call()
     times = []
     for _ in range(repetitions):
@@ -19,7 +20,7 @@ def seconds_of(call, repetitions):
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / 1e3)
-    # The fake CUDA takes no time.
+    # The fake CUDA takes no time, so the result is at least 1 ns.
     return max(min(times), 1e-9)
 
 
@@ -65,7 +66,7 @@ def parse():
     options.bytes = 1 << 20 if options.small else 4 << 30
     options.batch, options.tokens = (1, 128) if options.small else (4, 4096)
     options.widths = (64,) if options.small else (64, 128)
-    # The cube, and those of the 1B model's blocks and head.
+    # A cubic product, and the products in the blocks and the head of the 1B model.
     shapes = [(8192, 8192, 8192), (32768, 8192, 2048), (32768, 2048, 8192), (32768, 2048, 2048), (4096, 128256, 2048)]
     options.products = [(128, 128, 128)] if options.small else shapes
     return options

@@ -1,4 +1,4 @@
-"""The stages of scripts/gpu/run that check values. What one raises ends that stage alone."""
+"""The stages of scripts/gpu/run that check values. An exception ends only its stage."""
 import json
 import pathlib
 import shutil
@@ -37,7 +37,7 @@ def initial_weights(context, flags):
 
 
 def small_run(context):
-    """The flags of a run that a CPU repeats in seconds."""
+    """The flags of a run that is short enough to be repeated on a CPU in seconds."""
     steps, seq = (2, 16) if context.rehearse else (20, 128)
     return ["--config", HERE / "configs" / "small.json", "--batch", 8, "--seq", seq], ["--steps", steps]
 
@@ -46,7 +46,7 @@ FP32 = ["--device", "cuda", "--param-dtype", "fp32"]
 
 
 def parity(context):
-    """Losses of 20 steps on GPU and CPU, and the weights that they begin with, which are the same bits on both."""
+    """Compares the losses of 20 steps on GPU and CPU. The initial weights must be bitwise equal."""
     base, steps = small_run(context)
     same = initial_weights(context, [*base, *FP32]) == initial_weights(context, base)
     context.add("parity", "initial weights, GPU to CPU", "equal" if same else "different", ok=same)
@@ -57,7 +57,7 @@ def parity(context):
     context.add("parity", "bf16 to fp32", worst(in_bf16, on_gpu), "relative", ok=worst(in_bf16, on_gpu) < 3e-2)
 
 
-# What several ranks do: its name, flags and how many ranks.
+# The checks on several ranks: name, flags and number of ranks.
 KINDS_OF_RANKS = [("FSDP", "--dp 2", 2), ("TP", "--tp 2", 2), ("2-D", "--dp 2 --tp 2", 4),
                   ("context parallelism", "--cp 2", 2), ("HSDP", "--dp 2 --dp-replicate 2", 4), ("activation checkpointing", "--dp 2 --tp 2 --ac full", 4),
                   ("offload", "--dp 2 --offload", 2)]
@@ -65,7 +65,7 @@ IN_BF16 = ("FSDP", "TP", "2-D")
 
 
 def nccl_shares_the_card(context):
-    """Whether NCCL lets several ranks have one card. Else they send by Gloo, through the host's memory."""
+    """Whether NCCL allows several ranks on one GPU. Otherwise they communicate by Gloo, through host memory."""
     base, _ = small_run(context)
     try:
         llama_train(context, [*base, *FP32, "--dp", 2, "--steps", 1], ranks=2, several_hosts=True)
@@ -77,7 +77,7 @@ def nccl_shares_the_card(context):
 
 
 def ranks(context):
-    """Losses of several ranks that share the card, each kind of training against one CPU process in fp32."""
+    """Compares the losses of several ranks on one GPU, for each kind of training, with one CPU process in fp32."""
     base, steps = small_run(context)
     on_cpu = llama_train(context, [*base, *steps])
     nccl = nccl_shares_the_card(context)
@@ -97,7 +97,7 @@ def ranks(context):
 
 
 def resumed(context, flags, steps, nccl):
-    """The metrics of a run that saves its state halfway and of the one that continues it."""
+    """The metrics of a run that saves a checkpoint halfway, and of the run that continues from it."""
     with tempfile.TemporaryDirectory() as folder:
         flags = [*flags, "--checkpoint", folder]
         first = llama_train(context, [*flags, "--steps", steps // 2], 2, several_hosts=nccl)
@@ -105,8 +105,8 @@ def resumed(context, flags, steps, nccl):
 
 
 def gpu_test(context):
-    """Our kernels bit by bit, and the functions of a model within rounding, against the CPU. The fake CUDA computes
-    the first alone."""
+    """Compares with the CPU: Tessera's kernels bitwise, the functions of a model within rounding. The fake CUDA computes
+    only the kernels."""
     filters = ["--gtest_filter=*RandomNumbers*:Dropout*"] if context.rehearse else []
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "report.json")
@@ -121,8 +121,8 @@ def gpu_test(context):
 
 
 def sanitizer(context):
-    """compute-sanitizer: out-of-bounds accesses of a small step, and races in shared memory of our kernels. In those of
-    cuDNN's attention racecheck finds hazards, or fails."""
+    """Runs compute-sanitizer: finds out-of-bounds accesses of a small step, and races in the shared memory of Tessera's
+    kernels. cuDNN's attention is excluded, because racecheck reports hazards in it, or fails."""
     tool = shutil.which("compute-sanitizer")
     if tool is None or context.rehearse:
         context.add("sanitizer", "memcheck, racecheck", "not run: " + ("rehearsal" if context.rehearse else "no compute-sanitizer"))

@@ -1,4 +1,4 @@
-"""What the stages of scripts/gpu/run share: their results, and how they start programs."""
+"""Shared by the stages of scripts/gpu/run: their results, and starting programs."""
 import dataclasses
 import json
 import os
@@ -28,7 +28,7 @@ class Context:
     rehearse: bool
 
     def add(self, stage, what, value, unit="", ok=None):
-        """A rehearsal computes no values, so it judges none."""
+        """Adds a result. A rehearsal computes no values, so its results count as not checked."""
         self.add_judged(stage, what, value, unit, None if self.rehearse else ok)
 
     def add_judged(self, stage, what, value, unit="", ok=None):
@@ -38,7 +38,7 @@ class Context:
     def environment(self):
         environment = dict(os.environ)
         if self.rehearse:
-            # One device, which several ranks share as they do there.
+            # One device shared by several ranks, as in the real checks.
             environment |= {"LD_PRELOAD": str(FAKE), "TESSERA_FAKE_CUDA_DEVICES": "1"}
         return environment
 
@@ -47,14 +47,14 @@ class Context:
 
 
 def torch_folders():
-    """The folders of the libraries that libtorch loads, of this machine's python3."""
+    """The folders of the libraries that libtorch loads, from this machine's python3."""
     import torch
     root = pathlib.Path(torch.__file__).parent
     return [root / "lib", *sorted((root.parent / "nvidia").glob("*/lib"))]
 
 
 def write_tokens(folder, count=1 << 18):
-    """An llm.c shard: phrases that come again, so that there is something to learn."""
+    """Writes an llm.c shard of repeated phrases, so that there is something to learn."""
     tokens = [(i * i // 7 + i % 13) % 512 for i in range(count)]
     path = folder / "tokens.bin"
     path.write_bytes(struct.pack("<256i", 20240520, 1, count, *[0] * 253) + struct.pack(f"<{count}H", *tokens))
@@ -62,34 +62,35 @@ def write_tokens(folder, count=1 << 18):
 
 
 def for_programs(context):
-    """The environment of our programs. Not for Python: its torch must find its own libraries. Folders that are there
-    already stay, behind ours: the driver's may be among them."""
+    """The environment of Tessera's programs. Not for Python, whose torch must find its own libraries. Existing search
+    folders are kept behind the new ones, because they may include the driver's."""
     environment = context.environment()
     paths = [*map(str, [HERE / "lib", *torch_folders()]), environment.get("LD_LIBRARY_PATH")]
     return environment | {"LD_LIBRARY_PATH": ":".join(filter(None, paths))}
 
 
 class OutOfMemory(RuntimeError):
-    """The card has too little memory for a run: a result of that run."""
+    """The GPU has too little memory for a run; counts as the result of the run."""
 
 
 def check(done, what):
-    """Raises what went wrong in a finished process."""
+    """Raises an error if a finished process has failed."""
     if done.returncode == 0:
         return
     said = f"{done.stdout[-1000:]}{done.stderr[-2000:]}"
-    # As libtorch and PyTorch say it.
+    # The message of libtorch and PyTorch.
     kind = OutOfMemory if "out of memory" in f"{done.stdout}{done.stderr}" else RuntimeError
     raise kind(f"{what}: exit code {done.returncode}\n{said}")
 
 
-# Ranks that NCCL takes for ones of separate hosts, which may share a card, and that speak by the loopback.
+# Makes NCCL treat ranks as if each were on its own host, so that they may share a GPU; they
+# communicate over the loopback interface.
 SEVERAL_HOSTS = {"NCCL_MNNVL_ENABLE": "0", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
 HOST_EACH = ["sh", "-c", 'NCCL_HOSTID=rank$RANK exec "$0" "$@"']
 
 
 def llama_train(context, flags, ranks=1, prefix=(), several_hosts=False):
-    """The metrics of a run of llama_train. Raises OutOfMemory where that ended it."""
+    """The metrics of a run of llama_train. Raises OutOfMemory if the run ended for lack of memory."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         metrics = folder / "m.jsonl"

@@ -1,4 +1,4 @@
-"""The stages of scripts/gpu/run that measure speed. What one raises ends that stage alone."""
+"""The stages of scripts/gpu/run that measure speed. An exception ends only its stage."""
 import collections
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from context import HERE, OutOfMemory, check, for_programs, llama_train, read
 
 
 def ceilings(context):
-    """By the machine's torch, in a separate process: it may run on the fake."""
+    """Runs with the machine's torch in a separate process, because it may run on the fake CUDA."""
     flags = ["--small"] if context.rehearse else []
     done = subprocess.run([sys.executable, HERE / "ceilings.py", *flags], env=context.environment(),
                           stdout=subprocess.PIPE, text=True, check=True)
@@ -34,14 +34,14 @@ class Shape:
         return f"{self.model} B={self.batch} T={self.seq} ac={self.ac}"
 
 
-# The one whose figures are wanted most comes first.
+# The most important shape is first.
 SHAPES = [Shape("1b", 4, 4096), Shape("1b", 8, 4096), Shape("1b", 8, 4096, "selective"), Shape("1b", 8, 4096, "full"),
           Shape("3b", 2, 4096), Shape("3b", 4, 4096, "selective"), Shape("8b-4-layers", 4, 4096),
           Shape("8b-4-layers", 4, 4096, "selective")]
 
 
 def sizes(context, shape):
-    """Steps that are not measured, those that are, batch and sequence."""
+    """The numbers of warm-up steps and measured steps, the batch size and the sequence length."""
     return (1, 2, 2, 128) if context.rehearse else (5, 15, shape.batch, shape.seq)
 
 
@@ -56,7 +56,7 @@ def family_of(name):
 
 
 def busy_time(spans):
-    """The length of the union of (begin, end)."""
+    """The total length of the union of (begin, end) intervals."""
     busy, until = 0, float("-inf")
     for begin, end in sorted(spans):
         busy += max(0, end - max(begin, until))
@@ -65,7 +65,7 @@ def busy_time(spans):
 
 
 def profile(context, shape):
-    """One step by libtorch's profiler: the kernels' time by family, and how long none of them runs."""
+    """Profiles one step with libtorch's profiler: the kernels' time by family, and the time in which no kernel runs."""
     warm, _, batch, seq = sizes(context, shape)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "profile.json")
@@ -96,7 +96,7 @@ def add_medians(context, stage, shape, rows):
 
 @contextlib.contextmanager
 def power_and_clock():
-    """What nvidia-smi reads twice a second meanwhile: a list of (W, MHz), empty where there is none."""
+    """Reads power and clock twice a second with nvidia-smi in the scope: a list of (W, MHz), empty without nvidia-smi."""
     readings = []
     if not shutil.which("nvidia-smi"):
         yield readings
@@ -106,7 +106,7 @@ def power_and_clock():
         yield readings
         process.terminate()
         for line in process.stdout.read().splitlines():
-            with contextlib.suppress(ValueError):  # the last one may be cut off
+            with contextlib.suppress(ValueError):  # the last line may be incomplete
                 power, clock = map(float, line.split(","))
                 readings.append((power, clock))
 
@@ -121,7 +121,8 @@ def train(context, shape):
             context.add("train", shape.name(), "out of memory")
             return
     add_medians(context, "train", shape, rows[warm:])
-    # The last third is of steps: loading and the first steps come before.
+    # The last third of the readings is from steps; earlier readings include loading and the first
+    # steps.
     for figures, unit in zip(zip(*readings[-len(readings) // 3:]), ("W", "MHz")):
         context.add("train", shape.name(), statistics.median(figures), unit)
 
@@ -137,8 +138,8 @@ def peer_steps(context, shape, flags):
 
 
 def peer(context, shape, flags=(), stage="peer"):
-    """The same steps on PyTorch. Where they do not fit on the card, half the batch, and so on: tokens/s and MFU still
-    compare. Batches that another item has measured are left to it."""
+    """The same steps with PyTorch. If they do not fit on the GPU, the batch is halved until they do; tokens/s and MFU are
+    still comparable. A batch that another item measures is not repeated."""
     while True:
         try:
             add_medians(context, stage, shape, peer_steps(context, shape, flags))
@@ -152,7 +153,7 @@ def peer(context, shape, flags=(), stage="peer"):
 
 
 def compiled_peer(context, shape):
-    """PyTorch's steps by torch.compile, whose kernels the fake CUDA cannot run."""
+    """PyTorch's steps with torch.compile, whose kernels the fake CUDA cannot run."""
     if context.rehearse:
         context.add("compiled_peer", "torch.compile", "not run: rehearsal")
     else:
@@ -160,15 +161,16 @@ def compiled_peer(context, shape):
 
 
 def copy_ceiling(context):
-    """Bytes/s, of the stage ceilings of these results; None without it."""
+    """The copy speed in bytes/s measured by the stage `ceilings`; None if that stage has not run."""
     copies = [row["value"] for row in read(context.results) if (row["stage"], row["what"]) == ("ceilings", "copy")]
     return copies[-1] * 1e12 if copies else None
 
 
 def kernels(context):
-    """The fused kernels beside ATen's operators: medians, and of them the share that they reach of the
-    speed of a copy."""
-    # 16384 tokens, so that no cache holds what a kernel takes; 1 ms is counted of the 20 calls of an iteration.
+    """Compares the fused kernels with ATen's operators: median times, and their speed as a fraction of the speed of a
+    copy."""
+    # 16384 tokens, so that the operands do not fit into a cache. Each of the 20 calls of an
+    # iteration is measured for 1 ms.
     flags = ["64", "--benchmark_min_time=1e-9"] if context.rehearse else ["16384", "--benchmark_min_time=0.001"]
     done = subprocess.run([HERE / "bin" / "bench_kernels", "cuda", *flags, "--benchmark_format=json"],
                           env=for_programs(context), stdout=subprocess.PIPE, text=True, check=True)

@@ -1,4 +1,4 @@
-// Saves in the background: a copy of the state on the host, and a thread that writes it.
+// Background saves: copies the state to the host, and writes the copy on a thread.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -42,16 +42,18 @@ struct Mapping {
   std::size_t size = 0;
 };
 
-/// Mappings that no save uses at the moment. The kernel may reclaim their pages (MADV_FREE). The
-/// next save reuses the remaining pages without clearing them.
+/// Memory mappings that no save uses at the moment. The kernel may reclaim their pages (MADV_FREE).
+/// The next save reuses the remaining pages without clearing them.
 class KeptMappings {
  public:
   static KeptMappings& instance() {
-    static auto* const kept = new KeptMappings;  // a save may end after main()
+    // Never destroyed, because a save may end after main().
+    static auto* const kept = new KeptMappings;
     return *kept;
   }
 
-  /// A mapping of this size. If there is none, all others are unmapped: the state has changed.
+  /// Returns a cached mapping of this size. If there is none, the state's size has changed, and all
+  /// cached mappings are unmapped.
   Mapping take(std::size_t size) {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find(kept_, size, &Mapping::size);
@@ -83,20 +85,21 @@ Mapping new_mapping(std::size_t size) {
   TESSERA_CHECK(mapped != MAP_FAILED, "the copy of ", size,
                 " bytes that a save in the background writes has no memory: ", std::strerror(errno),
                 ": save at once");
-  madvise(mapped, size, MADV_HUGEPAGE);  // a wish
+  madvise(mapped, size, MADV_HUGEPAGE);  // huge pages are optional, so a failure is ignored
   return {mapped, size};
 }
 
-/// One mapping for all copies of a save, in pages of 2 MiB if the kernel has them: clearing 512
-/// small pages takes as long as the copy that fills them. When no tensor uses the mapping, the
-/// kernel may reclaim its pages; the next save of the same size reuses the remaining ones.
+/// One mapping for all copies of a save, in 2 MiB pages if the kernel has them: clearing 512 small
+/// pages takes as long as the copy that fills them. When no tensor uses the mapping, the kernel may
+/// reclaim its pages; the next save of the same size reuses the remaining pages.
 class HostMemory {
  public:
-  /// `bytes`: of all tensors, each rounded up by rounded(). Throws Error if the memory is short.
+  /// `bytes`: of all tensors, each rounded up by rounded(). Throws Error if memory cannot be
+  /// allocated.
   explicit HostMemory(std::int64_t bytes);
 
   static std::int64_t rounded(std::int64_t bytes);
-  /// A contiguous tensor, whose values are not set.
+  /// Returns a contiguous tensor with uninitialized values.
   at::Tensor take(at::IntArrayRef sizes, c10::ScalarType dtype);
 
  private:
@@ -135,22 +138,23 @@ at::Tensor HostMemory::take(at::IntArrayRef sizes, c10::ScalarType dtype) {
   return at::from_blob(place, sizes, [memory = memory_](void*) {}, at::dtype(dtype));
 }
 
-/// A save on a separate thread. Thread safety: one thread at a time.
+/// A save on a separate thread. Not thread safe: use it from one thread at a time.
 class BackgroundSave {
  public:
-  /// Makes the thread, which waits for begin(). Throws Error if that fails.
+  /// Creates the thread, which waits for begin(). Throws Error if the thread cannot be created.
   BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared);
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
-  /// Waits; saves nothing if it has not begun. An error that was never thrown becomes a warning.
+  /// Waits for the thread; a save that has not begun is cancelled. An error that was never thrown
+  /// becomes a warning.
   ~BackgroundSave();
 
-  /// To be called once, when all ranks have made their threads.
+  /// Starts the save. Call it once, after all ranks have created their threads.
   void begin();
   bool done() const { return done_; }
-  /// Waits, and throws the error of the save.
+  /// Waits for the save, and throws its error.
   void wait();
-  /// The same, but throws the error only once.
+  /// Like wait(), but throws the save's error only at the first call.
   void wait_once();
 
  private:
@@ -162,13 +166,13 @@ class BackgroundSave {
   bool error_thrown_ = false;
   std::atomic<bool> done_{false};
   bool begun_ = false;
-  std::promise<bool> go_;  ///< whether to save
+  std::promise<bool> go_;  ///< true: save; false: cancel the save
   std::thread thread_;
 };
 
 namespace {
 
-/// Memory for the copies of blocks that are not on a GPU.
+/// Allocates host memory for the copies of all blocks that are not on a GPU.
 HostMemory memory_for_copies(const std::vector<ShardFile>& files) {
   std::int64_t bytes = 0;
   for (const ShardFile& file : files) {
@@ -184,8 +188,8 @@ HostMemory memory_for_copies(const std::vector<ShardFile>& files) {
   return HostMemory(bytes);
 }
 
-/// Replaces the blocks by copies on the host; those of a GPU by copies in page-locked memory.
-/// Returns when the state may change.
+/// Replaces each block by a copy on the host; copies from a GPU are in page-locked memory. When
+/// this returns, the model and the optimizer may change.
 void copy_to_host(std::vector<ShardFile>& files) {
   HostMemory memory = memory_for_copies(files);
   std::optional<c10::Device> device;
@@ -210,7 +214,7 @@ void copy_to_host(std::vector<ShardFile>& files) {
   }
 }
 
-/// The pending save of each group. A save ends before its group is destroyed.
+/// The pending save of each process group. A save ends before its group is destroyed.
 class PendingSaves {
  public:
   static PendingSaves& instance() {
@@ -307,7 +311,7 @@ void finish_pending_save(comm::Communicator& hosts) {
       save->wait_once();
     }
   } catch (const comm::PeerError&) {
-    throw;  // the group is broken, and all ranks know
+    throw;  // the process group is aborted, so all ranks fail
   } catch (...) {
     error = std::current_exception();
   }
@@ -320,13 +324,13 @@ void finish_pending_save(comm::Communicator& hosts) {
 
 namespace {
 
-/// Copies the state to the memory of the hosts and begins to save the copy. The group is in use
-/// until the save has ended. Collective over `hosts`. Throws Error on all ranks if one cannot
-/// begin.
+/// Copies the state to host memory and starts to save the copy. The background save uses the group
+/// `hosts` until it ends. Collective over `hosts`. Throws Error on all ranks if one rank cannot
+/// start.
 std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
                                            PreparedSave prepared) {
   std::shared_ptr<BackgroundSave> save;
-  // If one rank cannot start a thread, the threads of the other ranks must not begin.
+  // Threads wait for begin(): if one rank cannot create its thread, no rank may start to save.
   run_or_fail_on_all(*hosts, [&] {
     copy_to_host(prepared.files);
     save = std::make_shared<BackgroundSave>(hosts, std::move(prepared));

@@ -36,7 +36,7 @@ bool is_computed_from(const std::string& key) {
   return std::ranges::find(kNoComputation, key) == kNoComputation.end();
 }
 
-/// The class of each type, for classes whose defaults are known.
+/// Maps each "model_type" with known defaults to its class in `transformers`.
 const std::map<std::string, std::string>& known_classes() {
   static const std::map<std::string, std::string> classes{{"llama", "LlamaForCausalLM"},
                                                           {"mistral", "MistralForCausalLM"},
@@ -51,7 +51,7 @@ void set_default(json& config, const char* key, const json& value) {
   }
 }
 
-/// Joins the options for positions, which are under two keys.
+/// Merges the rotary settings of a configuration, which may be under two keys, into one object.
 void join_positions(json& config) {
   json positions = json::object();
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
@@ -70,7 +70,7 @@ void join_positions(json& config) {
   config["rope_scaling"] = positions;
 }
 
-/// Ignores windows that no layer has.
+/// Removes sliding-window settings that no layer uses.
 void join_windows(json& config, const std::string& type) {
   if (type == "mistral" && !config.contains("sliding_window")) {
     config["sliding_window"] = 4096;
@@ -87,7 +87,7 @@ void join_windows(json& config, const std::string& type) {
   }
 }
 
-/// Adds the defaults of its class for keys that it leaves out.
+/// Fills keys that a configuration omits with the defaults of its class.
 json spelled_out(json config) {
   set_default(config, "model_type", "llama");
   const json type = config.at("model_type");
@@ -141,10 +141,11 @@ using Item = SafetensorsWriter::Item;
 using nlohmann::ordered_json;
 
 constexpr const char* kConfigFile = "config.json";
-/// Far above that of any model.
+/// An upper limit far above the size of any real config.json.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// A shard of this export or another. Narrow: other files of the folder are the user's.
+/// Whether a file is a shard that an export wrote, this export or another. The pattern is narrow,
+/// because other files in the folder belong to the user.
 bool is_shard(const std::string& name) {
   static const std::regex shard(R"(model-([0-9a-f]{8}-)?\d{5}-of-\d{5}\.safetensors)");
   return std::regex_match(name, shard);
@@ -155,8 +156,8 @@ std::int64_t bytes_of(const Item& item) {
   return product(item.sizes) * static_cast<std::int64_t>(c10::elementSize(item.dtype));
 }
 
-/// In order, each shard as full as the limit allows. A tensor larger than the limit gets its own
-/// shard.
+/// Distributes tensors to shards in order, filling each shard up to `limit`. A tensor larger than
+/// the limit gets its own shard.
 std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, std::int64_t limit) {
   std::vector<std::vector<Item>> shards(1);
   std::int64_t bytes = 0;
@@ -171,7 +172,7 @@ std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, s
   return shards;
 }
 
-/// `folder`, or the nearest folder above it that exists.
+/// Returns `folder` or its nearest existing parent.
 std::filesystem::path existing_part(const std::filesystem::path& folder) {
   std::filesystem::path existing = std::filesystem::absolute(folder);
   while (!std::filesystem::exists(existing)) {
@@ -184,7 +185,7 @@ ordered_json parsed(const std::string& text) {
   return ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-/// The name of a type that weights are exported in.
+/// The name of an export type in config.json.
 const char* torch_name(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::kDouble:
@@ -201,8 +202,9 @@ const char* torch_name(c10::ScalarType dtype) {
   }
 }
 
-/// The weights and the configuration are two files, which cannot be replaced in one step: if both
-/// changed, a reader could find the old one of the one with the new one of the other.
+/// Weights and configuration are two files and cannot be replaced atomically. If both changed, a
+/// reader could combine the old file with the new one, so a different configuration in the folder
+/// is an error.
 void check_same_config(const std::filesystem::path& folder, const std::string& config_json,
                        const char* config_file) {
   const std::filesystem::path path = folder / config_file;
@@ -221,7 +223,8 @@ bool is_of_adapter(const std::string& name) {
   return name == kAdapterConfig || name == kAdapterFile;
 }
 
-/// Readers of a folder that holds a model and an adapter take one of them for the other.
+/// Throws Error if the folder of a model has an adapter, or the reverse: readers of such a folder
+/// confuse the two.
 void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
   std::error_code missing;
   for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
@@ -234,7 +237,8 @@ void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
   }
 }
 
-/// What a cast has made infinite would make the model's results NaN.
+/// Throws Error if the conversion to fp16 overflowed: infinite weights would make the model's
+/// results NaN.
 void check_range_of_half(const std::string& name, const at::Tensor& block) {
   TESSERA_CHECK(block.scalar_type() != c10::kHalf || !at::isinf(block).any().item<bool>(),
                 "the weight '", name,
@@ -271,7 +275,7 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
       config[key] = name;
     }
   }
-  // Readers assume fp32 for weights without a type.
+  // Readers assume fp32 for weights without a declared type.
   if (config.is_object() && !named && dtype != c10::kFloat) {
     config["torch_dtype"] = name;
     changed = true;
@@ -297,7 +301,9 @@ bool lacks_head(const std::string& config_json, const std::vector<std::string>& 
     return false;
   }
   apart["tie_word_embeddings"] = false;
-  return config_change(config_json, apart.dump()).empty();  // with the default of its class
+  // Compares with the untied configuration, in which a missing key has the default of the model's
+  // class.
+  return config_change(config_json, apart.dump()).empty();
 }
 
 bool drops_head(const std::string& config_json, const std::vector<Item>& items) {
@@ -321,7 +327,8 @@ ExportFolder::ExportFolder(const std::filesystem::path& folder, const std::vecto
                            std::string config_json, std::int64_t max_shard_bytes)
     : folder_(folder), config_json_(std::move(config_json)) {
   files::create_folders(folder);
-  // Their names are never used again, so no later writer of the same file would find them.
+  // Removes temporary files of earlier, killed exports. Shard names are never reused, so no later
+  // writer would find and remove these files.
   files::remove_leftovers(
       folder, [](const std::string& name) { return is_shard(name) || name == kIndexFile; });
   const auto shards = split_in_shards(items, max_shard_bytes);
@@ -345,7 +352,7 @@ void ExportFolder::write(const std::string& name, std::span<const std::int64_t> 
 }
 
 void ExportFolder::publish() {
-  // All files are durable before the first is renamed.
+  // Makes all files durable before the first rename.
   for (auto& writer : writers_) {
     writer.seal();
   }
@@ -354,28 +361,29 @@ void ExportFolder::publish() {
   }
   if (writers_.size() > 1) {
     files::write_file(folder_ / kIndexFile, index_json());
-    remove(kSingleFile);  // which readers prefer
+    remove(kSingleFile);  // the single file is removed, because readers prefer it
   } else {
     remove(kIndexFile);
   }
   remove_older_shards();
-  // This makes a new folder a model. An older configuration is equal: see check_export_folder().
+  // Writing config.json turns a new folder into a model. An existing configuration is equal: see
+  // check_export_folder().
   if (!std::filesystem::exists(folder_ / kConfigFile)) {
     files::write_file(folder_ / kConfigFile, config_json_);
   }
 }
 
-/// The usual names for the first model of a folder, other names for a later one.
+/// The first model in a folder uses the usual shard names; later models use other names.
 std::string ExportFolder::shard_prefix() const {
   bool first = true;
-  std::error_code ignored;  // opening the first file reports the error
+  std::error_code ignored;  // an error is ignored here: opening the first file reports it
   for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
     first &= !entry.path().filename().string().starts_with("model-");
   }
   return first ? "model-" : fmt::format("model-{:08x}-", std::random_device()());
 }
 
-/// Sorted by name, as transformers writes it.
+/// The index, sorted by tensor name, as `transformers` writes it.
 std::string ExportFolder::index_json() const {
   ordered_json index;
   index["metadata"]["total_size"] = total_bytes_;
@@ -393,7 +401,7 @@ void ExportFolder::remove(const std::string& name) const {
   }
 }
 
-/// Removes shards of earlier exports, also of one that was killed.
+/// Removes shards of earlier exports, including exports that were killed.
 void ExportFolder::remove_older_shards() const {
   std::set<std::string> older;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
@@ -414,10 +422,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Far above that of any tokenizer.
+/// An upper limit far above the size of any real tokenizer.
 constexpr std::uint64_t kMaxBytes = 500'000'000;
 
-/// The names that transformers gives them. Further templates are in a folder.
+/// The file names that `transformers` uses. Additional chat templates are in a subfolder.
 constexpr std::array kNames = {"tokenizer.json",
                                "tokenizer.model",
                                "tokenizer_config.json",
@@ -433,7 +441,8 @@ std::string content_of(const fs::path& path) {
   return files::read_file(path, "a file of a model", kMaxBytes);
 }
 
-/// Links count, whether they lead to a file or not.
+/// The files of this kind in a folder. Symbolic links are listed even if their target does not
+/// exist.
 FilesBesideWeights files_in(const fs::path& folder) {
   FilesBesideWeights files;
   for (const char* name : kNames) {

@@ -1,4 +1,4 @@
-// The folder that an export writes, and how parameters reach the rank that writes it.
+// The folder of an export, and the transfer of parameters to the rank that writes it.
 
 #pragma once
 
@@ -24,41 +24,43 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// Throws Error if an export of so many bytes of weights with this configuration cannot be written
-/// to `folder`: it cannot be made or written, its file system has too little room, or it holds a
-/// model of another configuration, or an adapter (for the export of an adapter: a model). Makes
-/// nothing. `config_file`: the configuration's name there.
+/// Throws Error if an export of `bytes` bytes of weights with this configuration cannot be written
+/// to `folder`: if the folder cannot be created or written, if its file system has too little free
+/// space, or if it has a model with another configuration or an adapter (for the export of an
+/// adapter: a model). Writes nothing. `config_file`: the configuration's file name.
 void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
                          std::int64_t bytes, const char* config_file = "config.json");
 
-/// The configuration with the exported type of the weights, if it names a type or readers would
-/// assume another. Throws Error for a type that weights are not exported in.
+/// Returns the configuration with the type in which the weights are exported, if the configuration
+/// names a type or readers would assume another type. Throws Error for a type that exports do not
+/// support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
-/// The configuration with the type "llama", which readers need, if it has none and the tensors have
-/// a Llama's names.
+/// Returns the configuration with "model_type": "llama", which readers need, if it has no type and
+/// the tensors have a Llama's names.
 std::string with_model_type(const std::string& config_json,
                             const std::vector<SafetensorsWriter::Item>& items);
 
-/// Whether the configuration says that embedding and head are two, while the head is among the
-/// embedding's other names: readers draw the head anew.
+/// Whether the exported files lack the head's weights: the configuration says that head and
+/// embedding are untied, but in the model the head is tied to the embedding. Readers would
+/// initialize a new head.
 bool lacks_head(const std::string& config_json, const std::vector<std::string>& tied);
 
-/// Whether the configuration says that embedding and head are one, while the tensors of an export
-/// are both: readers drop the head's.
+/// Whether readers would ignore the head's weights: the configuration says that head and embedding
+/// are tied, but the export has separate tensors.
 bool drops_head(const std::string& config_json, const std::vector<SafetensorsWriter::Item>& items);
 inline constexpr const char* kEmbedding = "model.embed_tokens.weight";
 inline constexpr const char* kHead = "lm_head.weight";
 
-/// The bytes of the values of tensors.
+/// The total bytes of the tensors' values.
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
 
-/// The files of one export, on the rank that writes them. Until publish(), nothing but temporary
-/// files exists.
+/// The files of one export, on the rank that writes them. Until publish(), only temporary files
+/// exist.
 class ExportFolder {
  public:
-  /// Opens all files, and reserves room for them on the disk: a full disk shows before anything is
-  /// sent.
+  /// Opens all files and reserves their disk space, so that a full disk is detected before any data
+  /// is sent.
   ExportFolder(const std::filesystem::path& folder,
                const std::vector<SafetensorsWriter::Item>& items, std::string config_json,
                std::int64_t max_shard_bytes);
@@ -66,10 +68,11 @@ class ExportFolder {
   void write(const std::string& name, std::span<const std::int64_t> offset,
              const at::Tensor& block);
 
-  /// A reader that opens the folder at any moment, or after a crash, finds either the older model
-  /// or the new one, complete. One rename decides: that of the single file or of the index. Shards
-  /// never take the name of an older shard, and those of the older model are removed last, so that
-  /// a reader that has opened the older index finds its shards or none.
+  /// Makes the export visible. A reader that opens the folder at any moment, or after a crash,
+  /// finds either the older or the new model, complete. The rename of the single file or of the
+  /// index switches between them. New shards never take the name of an older shard. The older
+  /// model's shards are removed last, so a reader that has opened the older index finds either all
+  /// its shards or an error.
   void publish();
 
  private:
@@ -81,7 +84,7 @@ class ExportFolder {
   std::filesystem::path folder_;
   std::string config_json_;
   std::vector<std::string> names_;
-  std::vector<SafetensorsWriter> writers_;  ///< in the order of `names_`
+  std::vector<SafetensorsWriter> writers_;  ///< one writer per name in `names_`, in the same order
   std::map<std::string, std::size_t> shard_of_;
   std::int64_t total_bytes_ = 0;
 };
@@ -91,25 +94,25 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::checkpoint {
 
-/// A parameter and the tensors of files that hold it.
+/// A parameter and the file tensors that store it.
 struct SentParameter {
   nn::SlotPtr slot;
   std::vector<StoredTensor> tensors;
 };
 
-/// Each under its first name.
+/// Lists the parameters, each under its first name.
 std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& parameters);
 
-/// The type in which floating-point values are written; none: fp32, which holds every value of the
-/// 16-bit types, but fp64 for fp64.
+/// The type in which floating-point values are written. nullopt: fp64 for fp64 values, fp32 for all
+/// others, which represents every 16-bit value exactly.
 using SentType = std::optional<c10::ScalarType>;
 
-/// The tensors of files. Throws Error for parameters that cannot be saved.
+/// The tensors to be written to files. Throws Error for parameters that cannot be saved.
 std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& parameters,
                                               SentType dtype = {});
 
-/// Writes on rank 0. After a failing write it continues to receive, so that its peers don't wait
-/// for it.
+/// Writes tensors on rank 0. After a failed write, it still receives the remaining blocks, so that
+/// the sending ranks don't hang.
 class Receiver {
  public:
   using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
@@ -118,7 +121,7 @@ class Receiver {
 
   void write(const std::string& name, std::span<const std::int64_t> offset,
              const at::Tensor& block);
-  /// Throws the first failure.
+  /// Throws the error of the first failed write.
   void check() const;
 
  private:
@@ -126,8 +129,8 @@ class Receiver {
   std::exception_ptr failure_;
 };
 
-/// Sends the parameters to rank 0, whose receiver gets them under the names of items_of(), a
-/// bounded number of bytes at a time. Collective.
+/// Sends the parameters to rank 0. The receiver gets them under the names of items_of(), in pieces
+/// of bounded size. Collective over `world`.
 void send_all(const std::vector<SentParameter>& parameters, comm::World& world, Receiver& receiver,
               SentType dtype = {});
 

@@ -23,7 +23,7 @@ namespace {
 
 using SizesRef = std::span<const std::int64_t>;
 
-/// Elements between neighbours along each dimension of a row-major tensor.
+/// Strides, in elements, of a row-major tensor.
 std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   std::vector<std::int64_t> strides(sizes.size(), 1);
   for (std::size_t dim = sizes.size(); dim-- > 1;) {
@@ -32,8 +32,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// The number of leading dimensions that runs iterate over. Of the remaining dimensions the block
-/// has all positions, except that it may have a range of the first.
+/// Number of leading dimensions to iterate over when a block is split into contiguous runs. In all
+/// later dimensions the block is complete, except that it may cover a range of the first of them.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {
@@ -42,7 +42,8 @@ std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   return dim == 0 ? 0 : dim - 1;
 }
 
-/// Steps `index` through `block` in row-major order; false after the last.
+/// Advances `index` to the next position in `block`, in row-major order; false after the last
+/// position.
 bool advance(std::vector<std::int64_t>& index, SizesRef block) {
   for (std::size_t dim = index.size(); dim-- > 0;) {
     if (++index[dim] < block[dim]) {
@@ -55,7 +56,6 @@ bool advance(std::vector<std::int64_t>& index, SizesRef block) {
 
 }  // namespace
 
-/// The last comparison is written as a difference: offset + block could overflow.
 std::int64_t product(SizesRef sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
@@ -71,11 +71,11 @@ void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
   }
 }
 
-/// A run spans the trailing dimensions of which the block has all positions, and the dimension
-/// before them. The index iterates over the leading dimensions.
+/// A contiguous run covers the trailing dimensions that the block spans completely, and the
+/// dimension before them. The index iterates over the remaining leading dimensions.
 void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
                   const std::function<void(std::int64_t, std::int64_t)>& visit) {
-  // The loop below visits at least once.
+  // Returns early for an empty block, because the loop below visits at least one run.
   if (std::find(block.begin(), block.end(), 0) != block.end()) {
     return;
   }
@@ -85,13 +85,13 @@ void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
   const auto first =
       std::inner_product(offset.begin(), offset.end(), strides.begin(), std::int64_t{0});
   std::vector<std::int64_t> index(outer, 0);
-  // A block of a scalar has no outer dimensions: advance() of an empty index is false, one visit.
+  // For a scalar, the index is empty and advance() returns false, so the loop visits once.
   do {
     visit(std::inner_product(index.begin(), index.end(), strides.begin(), first), count);
   } while (advance(index, block.first(outer)));
 }
 
-/// All dimensions before the first whose rows fit are stepped through one by one.
+/// Steps one by one through all dimensions before the first dimension whose rows fit into a piece.
 void for_each_piece(SizesRef sizes, std::int64_t most_elements,
                     const std::function<void(SizesRef, SizesRef)>& visit) {
   if (product(sizes) == 0) {
@@ -124,12 +124,12 @@ std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   return place;
 }
 
-/// Usually one box. Some layouts cut a rank's part into several: see owned_boxes().
+/// Usually returns one box. Some layouts split a rank's part into several boxes: see owned_boxes().
 std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const std::vector<std::int64_t> zeros(sizes.size(), 0);
   if (!tessera::is_distributed(tensor)) {
-    // A plain tensor is whole on every rank.
+    // A plain tensor is complete on every rank.
     return {Box{zeros, zeros, sizes.vec()}};
   }
   const auto& spec = sharding_spec(tensor);
@@ -147,15 +147,15 @@ at::Tensor block_at(const at::Tensor& tensor, SizesRef offset, SizesRef sizes) {
   return block;
 }
 
-/// In local coordinates: box.global_offset is the same place in the file.
+/// Indexes in local coordinates; box.global_offset is the corresponding position in the file.
 at::Tensor local_block(const at::Tensor& local, const Box& box) {
   return block_at(local, box.local_offset, box.sizes);
 }
 
 namespace {
 
-/// Bytes that are read and summed at once: an eighth of a second-level cache of 2 MiB. Granules of
-/// 1 MiB at once took 1.9 times as long.
+/// Number of bytes that are read and summed at once: 256 KiB, an eighth of a 2 MiB L2 cache.
+/// Summing whole 1 MiB granules took 1.9 times as long.
 constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
 
 }  // namespace
@@ -218,7 +218,7 @@ void CheckedFile::read_part(std::uint64_t index, std::uint64_t within,
                             std::span<std::byte> out) const {
   CachedGranule& cached = cache_of_this_thread();
   if (cached.index != index) {
-    cached.index = UINT64_MAX;  // not valid until the bytes have been checked
+    cached.index = UINT64_MAX;  // invalid until the granule's checksum has been verified
     cached.bytes.resize(bytes_of_granule(index));
     read_granule(index, cached.bytes);
     cached.index = index;
@@ -227,7 +227,7 @@ void CheckedFile::read_part(std::uint64_t index, std::uint64_t within,
 }
 
 void CheckedFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
-  // InputFile has the message for bytes after the end of the file.
+  // For a range beyond the end of the file, InputFile throws the error.
   if (offset + out.size() > size()) {
     return file_.read_at(offset, out);
   }
@@ -252,8 +252,8 @@ namespace {
 
 using c10::ScalarType;
 
-/// The order of the reference implementation's enum, on which the order of tensors in a file
-/// depends.
+/// The types of the format, sorted as in the reference implementation's enum, because the order of
+/// tensors in a file depends on it.
 constexpr SafetensorsDtype kDtypes[] = {
     {"BOOL", 8, ScalarType::Bool, 0},
     {"F4", 4, ScalarType::Undefined, 1},
@@ -285,9 +285,9 @@ const SafetensorsDtype* find_where(Predicate predicate) {
   return found == std::end(kDtypes) ? nullptr : found;
 }
 
-/// Whether UTF-8 begins with a control character (U+0000 to U+001F, U+007F to U+009F), or one that
-/// turns the direction of the text behind it (U+202A to U+202E, U+2066 to U+2069), which can make a
-/// terminal show another name.
+/// Whether UTF-8 text begins with a control character (U+0000 to U+001F, U+007F to U+009F) or a
+/// bidirectional override (U+202A to U+202E, U+2066 to U+2069), which can make a terminal display a
+/// different name.
 bool begins_with_control(std::string_view text) {
   const auto within = [text](std::size_t i, unsigned char first, unsigned char last) {
     const auto byte = static_cast<unsigned char>(text[i]);
@@ -312,7 +312,7 @@ const SafetensorsDtype* find_dtype(std::string_view name) {
 }
 
 const SafetensorsDtype* find_dtype(c10::ScalarType type) {
-  // Several rows have it: it stands for "libtorch has none".
+  // Several rows of the table have Undefined, which means "libtorch lacks this type".
   if (type == ScalarType::Undefined) {
     return nullptr;
   }
@@ -320,7 +320,7 @@ const SafetensorsDtype* find_dtype(c10::ScalarType type) {
 }
 
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype) {
-  // Zeros don't shorten the check: a product that wraps to 0 must not pass as an empty tensor.
+  // Zeros count as ones, so that a product that wraps around to 0 does not pass as an empty tensor.
   std::int64_t positions = 1;
   for (const auto size : sizes) {
     TESSERA_CHECK(!__builtin_mul_overflow(positions, std::max<std::int64_t>(size, 1), &positions),
@@ -330,7 +330,7 @@ std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const Safetensor
   std::uint64_t bits = 0;
   TESSERA_CHECK(!__builtin_mul_overflow(empty ? 0 : positions, dtype.bits, &bits),
                 "the number of its bytes overflows");
-  // Types of 4 and 6 bits can end within a byte, which the format forbids.
+  // Tensors of 4-bit and 6-bit types can end inside a byte, which the format forbids.
   TESSERA_CHECK(bits % 8 == 0, "its ", bits, " bits are not a whole number of bytes");
   return bits / 8;
 }
@@ -344,7 +344,8 @@ bool has_control_character(std::string_view text) {
   return false;
 }
 
-/// The format allows any string. Programs make file names of them, and print them to terminals.
+/// The format allows any string as a tensor name. Programs use names as file names and print them
+/// to terminals, so unsafe names are rejected.
 void check_tensor_name(std::string_view name) {
   constexpr std::size_t kMaxNameBytes = 4096;
   TESSERA_CHECK(!name.empty(), "a tensor's name is empty");
@@ -360,12 +361,13 @@ void check_tensor_name(std::string_view name) {
 
 namespace {
 
-/// As many as libtorch's operators take (at::dim_bitset_size).
+/// The maximum number of dimensions of libtorch's operators (at::dim_bitset_size).
 constexpr std::size_t kMaxDims = 64;
 
 }  // namespace
 
-/// The parser gives "unsigned" for natural numbers of 64 bits alone.
+/// The JSON parser classifies a number as unsigned only if it is a natural number that fits 64
+/// bits.
 std::int64_t natural_number(const nlohmann::json& value, const char* what) {
   TESSERA_CHECK(value.is_number_unsigned(), what, " holds ",
                 value.is_number() ? value.dump() : value.type_name(),
@@ -390,10 +392,11 @@ namespace {
 
 using nlohmann::json;
 
-/// Top-level object, a tensor's object, its lists.
+/// Depth 3: the top-level object, a tensor's object, and lists in it.
 constexpr JsonLimits kHeaderLimits{.depth = 3, .keys = 1'000'000, .values = 4'000'000};
 
-/// A type that the format has and libtorch lacks is fine here: only reading such a tensor fails.
+/// Parses a tensor's type. Types that libtorch lacks are accepted here; only reading such a tensor
+/// fails.
 const SafetensorsDtype& parse_dtype(const json& value) {
   TESSERA_CHECK(value.is_string(), "its dtype is not a string");
   const auto* dtype = find_dtype(value.get_ref<const std::string&>());
@@ -413,7 +416,7 @@ TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
   TensorEntry entry{std::string(dtype.name), dtype.scalar_type,
                     natural_numbers(field(value, "shape"), "its shape")};
   const auto& offsets = field(value, "data_offsets");
-  // The three fields have been found, so a fourth is unknown.
+  // The three required fields are present, so a fourth field is unknown.
   TESSERA_CHECK(value.size() == 3, "its entry has fields besides dtype, shape and data_offsets");
   TESSERA_CHECK(offsets.is_array() && offsets.size() == 2, "its data_offsets are not two numbers");
   const auto begin = natural_number(offsets[0], "its data_offsets");
@@ -428,7 +431,7 @@ TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
   return entry;
 }
 
-/// Null is none, as for Hugging Face's reader.
+/// null counts as no metadata, as in Hugging Face's reader.
 std::map<std::string, std::string> parse_metadata(const json& value) {
   TESSERA_CHECK(value.is_object() || value.is_null(), "__metadata__ is not an object");
   std::map<std::string, std::string> metadata;
@@ -440,9 +443,9 @@ std::map<std::string, std::string> parse_metadata(const json& value) {
   return metadata;
 }
 
-/// The data are used from the first to the last byte, and by one tensor each. Holes could hide
-/// data, and overlaps would be two names for it. Sorted by offset and then by size, so that empty
-/// tensors come before the one that begins at the same place.
+/// Throws Error unless the tensors cover the data exactly: no holes, which could hide data, and no
+/// overlaps, which would give the same data two names. Tensors are sorted by offset, then by size,
+/// so that an empty tensor precedes the tensor that begins at the same offset.
 void check_coverage(const std::map<std::string, TensorEntry>& tensors, std::uint64_t data_bytes) {
   std::vector<std::pair<const std::string, TensorEntry> const*> order;
   for (const auto& item : tensors) {
@@ -468,7 +471,7 @@ SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) 
   const json root = detail::parse_strict_json(text, kHeaderLimits);
   SafetensorsHeader header;
   for (const auto& [name, value] : root.items()) {
-    // The only name that is not a tensor's.
+    // "__metadata__" is the only key that is not a tensor.
     if (name == "__metadata__") {
       header.metadata = parse_metadata(value);
       continue;
@@ -488,7 +491,7 @@ namespace {
 
 using Item = SafetensorsWriter::Item;
 
-/// By libtorch's type; complex doubles and quantized types have no counterpart.
+/// Finds a format type by libtorch's type; complex double and quantized types have none.
 const SafetensorsDtype& dtype_of(const Item& item) {
   const auto* dtype = find_dtype(item.dtype);
   TESSERA_CHECK(dtype != nullptr, "tensor '", item.name, "' has the type ",
@@ -496,7 +499,7 @@ const SafetensorsDtype& dtype_of(const Item& item) {
   return *dtype;
 }
 
-/// The parser's library escapes as the format requires, and finds text that is no UTF-8.
+/// A JSON string literal. nlohmann escapes it as the format requires, and throws for invalid UTF-8.
 std::string json_text(const std::string& text) {
   try {
     return nlohmann::json(text).dump();
@@ -505,7 +508,7 @@ std::string json_text(const std::string& text) {
   }
 }
 
-/// First in the header, as the reference has it.
+/// "__metadata__" comes first in the header, as in the reference implementation.
 std::string metadata_json(const std::map<std::string, std::string>& metadata) {
   std::vector<std::string> pairs;
   for (const auto& [key, value] : metadata) {
@@ -524,7 +527,7 @@ std::string entry_json(const std::string& name, const TensorEntry& entry) {
 
 HeaderPlan plan_header(std::vector<Item> items,
                        const std::map<std::string, std::string>& metadata) {
-  // Widest types first, so that all data are aligned.
+  // Tensors with the widest types come first, so that all data are aligned.
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
     return std::tuple(-dtype_of(a).order, a.name) < std::tuple(-dtype_of(b).order, b.name);
   });
@@ -544,7 +547,8 @@ HeaderPlan plan_header(std::vector<Item> items,
                   "two tensors are named '", item.name, "': rename one of them");
   }
   plan.json = fmt::format("{{{}}}", fmt::join(parts, ","));
-  // So the data, too, begin at a multiple of 8: the header's length is stored in 8 bytes.
+  // Padding the header to a multiple of 8 aligns the data, because the header's length field takes
+  // 8 bytes.
   plan.json.resize((plan.json.size() + 7) / 8 * 8, ' ');
   TESSERA_CHECK(plan.json.size() <= kMaxHeaderBytes, items.size(),
                 " tensors are too many for one safetensors file: write several");

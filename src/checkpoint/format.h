@@ -1,5 +1,5 @@
-// The parts of the file format: blocks of tensors, checksums of files, and what a safetensors
-// header may contain. Readers, writers and manifests share them.
+// Shared parts of the file format: blocks of tensors, checksums of files, and validation of
+// safetensors headers. Used by readers, writers and manifests.
 
 #pragma once
 
@@ -28,41 +28,41 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// How many elements a block of these sizes has.
+/// The number of elements of a block with these sizes.
 std::int64_t product(std::span<const std::int64_t> sizes);
 
-/// Throws Error unless the block [offset, offset + block) lies inside a tensor of `sizes`.
+/// Throws Error unless the block [offset, offset + block) is inside a tensor of `sizes`.
 void check_block(std::span<const std::int64_t> sizes, std::span<const std::int64_t> offset,
                  std::span<const std::int64_t> block);
 
-/// Calls `visit(element, count)` for each contiguous run of the block [offset, offset + block) of a
-/// row-major tensor of `sizes`, in order: the longest runs there are. Not for an empty block.
+/// Calls `visit(element, count)` for each contiguous run of the block [offset, offset + block) in a
+/// row-major tensor of `sizes`, in order. Runs are as long as possible. An empty block has no runs.
 void for_each_run(std::span<const std::int64_t> sizes, std::span<const std::int64_t> offset,
                   std::span<const std::int64_t> block,
                   const std::function<void(std::int64_t element, std::int64_t count)>& visit);
 
-/// Large blocks are read and written in pieces of at most this size, so that intermediate copies
-/// (on the host, of another type) are small.
+/// Large blocks are read and written in pieces of at most this many bytes, to limit the memory of
+/// intermediate copies (on the host, or of another type).
 inline constexpr std::int64_t kMostPieceBytes = std::int64_t{32} << 20;
 
-/// Calls `visit(offset, sizes)` for pieces of a block of `sizes`, in row-major order, each of at
-/// most `most_elements`: ranges of rows or, where a row is larger, of what is within it. A scalar
-/// is one piece, an empty block none.
+/// Calls `visit(offset, sizes)` for pieces of a block of `sizes`, in row-major order. A piece has
+/// at most `most_elements` elements: a range of rows or, if a row is larger, a part of a row. A
+/// scalar is one piece; an empty block has none.
 void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_elements,
                     const std::function<void(std::span<const std::int64_t> offset,
                                              std::span<const std::int64_t> sizes)>& visit);
 
-/// `from` + `by`, in each dimension.
+/// `from` + `by`, elementwise.
 std::vector<std::int64_t> moved(std::span<const std::int64_t> from,
                                 std::span<const std::int64_t> by);
 
 /// The blocks of a tensor that this rank has: one block for a plain tensor; none if the rank is not
-/// on the mesh.
+/// on the tensor's mesh.
 std::vector<Box> owned_blocks(const at::Tensor& tensor);
-/// The block [offset, offset + sizes) of a tensor in memory: a view.
+/// Returns a view of the block [offset, offset + sizes) of a tensor.
 at::Tensor block_at(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                     std::span<const std::int64_t> sizes);
-/// The part of a local tensor that a box describes: a view.
+/// Returns a view of the part of a local tensor that a box describes.
 at::Tensor local_block(const at::Tensor& local, const Box& box);
 
 }  // namespace tessera::checkpoint
@@ -72,22 +72,22 @@ namespace tessera::checkpoint {
 
 inline constexpr std::uint64_t kGranuleBytes = std::uint64_t{1} << 20;
 
-/// How many granules a file of `bytes` has; the last may be shorter.
+/// The number of granules (1 MiB each) in a file of `bytes`; the last granule may be shorter.
 constexpr std::uint64_t granules_of(std::uint64_t bytes) {
   return tessera::detail::ceil_div(bytes, kGranuleBytes);
 }
 
-/// Fills `out`, of at most a granule, with the bytes of a file at `offset`, and returns their
-/// CRC-32C. Each part is summed while it is in the processor's cache, and noted as progress of this
+/// Fills `out`, of at most one granule, with the bytes of a file at `offset`, and returns their
+/// CRC-32C. Each part is summed while it is in the CPU's cache, and reported as progress of this
 /// thread.
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
 TESSERA_API_FOR_TEST_BEGIN
-/// The CRC-32C of each granule of a file that is written from its start to its end.
+/// Computes the CRC-32C of each granule of a file that is written sequentially.
 class GranuleSums {
  public:
-  /// Throws Error where `bytes` do not follow those before.
+  /// Throws Error if `bytes` do not continue the preceding bytes.
   void add(std::uint64_t offset, std::span<const std::byte> bytes);
 
   std::uint64_t bytes() const { return bytes_; }
@@ -99,21 +99,21 @@ class GranuleSums {
 };
 TESSERA_API_FOR_TEST_END
 
-/// A file whose bytes are compared with checksums while they are read. Thread safe.
+/// A file whose bytes are verified against checksums while they are read. Thread safe.
 class CheckedFile {
  public:
-  /// `sums`: of each granule; none: nothing is compared. Throws Error if the file's size needs
-  /// another number of them.
+  /// `sums`: the checksum of each granule; if empty, nothing is verified. Throws Error if the
+  /// number of checksums does not fit the file's size.
   CheckedFile(files::InputFile file, std::vector<std::uint32_t> sums);
 
   const std::filesystem::path& path() const { return file_.path(); }
   std::uint64_t size() const { return file_.size(); }
-  /// Reads whole granules, and notes progress of this thread. Throws Error, naming the file and the
-  /// place, for bytes that differ from those written.
+  /// Reads whole granules, and reports progress of this thread. Throws Error, with the file and the
+  /// offset, for bytes that do not match their checksum.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
 
  private:
-  /// A granule that was read for a part of it.
+  /// A granule that was read although only a part of it was needed.
   struct CachedGranule {
     std::vector<std::byte> bytes;
     std::uint64_t index = UINT64_MAX;
@@ -126,59 +126,61 @@ class CheckedFile {
 
   files::InputFile file_;
   std::vector<std::uint32_t> sums_;
-  // The last granule of each thread: a thread reads short runs in rising order. The mutex guards
-  // only the map, so that threads do not wait for each other's reads.
+  // The last granule that each thread has read: threads read short runs in ascending order. The
+  // mutex guards only the map, so that threads do not wait for each other's reads.
   mutable std::mutex mutex_;
   mutable std::map<std::thread::id, CachedGranule> cache_;
 };
 
-/// One of the types of the safetensors format.
+/// A type of the safetensors format.
 struct SafetensorsDtype {
   std::string_view name;
   int bits;
-  c10::ScalarType scalar_type;  ///< Undefined where libtorch has no such type
-  int order;                    ///< the reference writes tensors by falling order, then by name
+  c10::ScalarType scalar_type;  ///< libtorch's type; Undefined if it has no such type
+  int order;                    ///< sort key: tensors are written by descending order, then by name
 };
 
-/// nullptr for a name that the format lacks.
+/// Finds a type by its name in the format; nullptr if there is none.
 const SafetensorsDtype* find_dtype(std::string_view name);
-/// nullptr for a type that the format lacks.
+/// Finds a type by libtorch's type; nullptr if there is none.
 const SafetensorsDtype* find_dtype(c10::ScalarType type);
 
-/// Bytes of a tensor of these sizes. Throws Error if their product, zeros counted as ones, or the
-/// number of bits does not fit into 64 bits, or if it is not a whole number of bytes.
+/// Bytes of a tensor of these sizes. Throws Error if the product of the sizes (zeros counted as
+/// ones) or the number of bits overflows 64 bits, or if the tensor is not a whole number of bytes.
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype);
 
-/// Whether UTF-8 has a control character, or one that turns the direction of text: in a message it
-/// could break the line, or show another name.
+/// Whether UTF-8 text has a control character or a bidirectional override: in a message, it could
+/// break the line or display a different name.
 bool has_control_character(std::string_view text);
 
-/// Throws Error for a tensor name that no program should trust: empty, longer than 4 KiB, with a
-/// control character, one that turns the direction of text, a path separator or "..", or that of a
-/// header's own entry.
+/// Throws Error for an unsafe tensor name: one that is empty, longer than 4 KiB, contains a control
+/// character, a bidirectional override, a path separator or "..", or equals the header's own entry
+/// "__metadata__".
 void check_tensor_name(std::string_view name);
 
-/// Throws Error, naming `what` ("its shape"), for all but a natural number of at most 2^63 - 1.
+/// Throws Error, naming `what` ("its shape"), unless `value` is a natural number of at most 2^63 -
+/// 1.
 std::int64_t natural_number(const nlohmann::json& value, const char* what);
 
-/// A list of such, one for each dimension of a tensor. Throws Error also for more of them than
-/// libtorch's operators take.
+/// Parses a list of natural numbers, one per dimension of a tensor. Also throws Error for more
+/// dimensions than libtorch's operators support.
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
 
-/// The reference implementation's limit.
+/// The reference implementation's limit of the header size.
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 struct SafetensorsHeader {
-  std::map<std::string, TensorEntry> tensors;  ///< offsets from the start of the data
+  std::map<std::string, TensorEntry> tensors;  ///< tensors by name; offsets are from the start of
+                                               ///< the data
   std::map<std::string, std::string> metadata;
 };
 
-/// Parses and checks the header of a file whose data are `data_bytes` long. Throws Error, naming
-/// the tensor, for whatever the format forbids.
+/// Parses and checks the header of a file with `data_bytes` bytes of data. Throws Error, with the
+/// tensor's name, for everything that the format forbids.
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes);
 
-/// The header of a file with these tensors, padded with spaces to a multiple of 8, and where each
-/// tensor's data go (from the start of the data).
+/// The header of a file with these tensors, padded with spaces to a multiple of 8 bytes, and the
+/// offset of each tensor's data (from the start of the data).
 struct HeaderPlan {
   std::string json;
   std::map<std::string, TensorEntry> tensors;

@@ -1,4 +1,4 @@
-// Steps seen without ranks: described, verified, compared; and the steps of a run.
+// Inspection of steps without ranks (describe, verify, compare), and the steps of a run.
 
 #include <ATen/ATen.h>
 #include <ATen/core/Tensor.h>
@@ -39,18 +39,18 @@
 
 namespace tessera::checkpoint {
 
-/// The manifest of a step, or one made from the shards of PyTorch's writer.
+/// Reads the manifest of a step, or makes one from the shards of PyTorch's writer.
 Manifest manifest_in(const std::filesystem::path& folder);
 
-/// The bytes of all values of a tensor, in its own type.
+/// The bytes of all values of a tensor, in the tensor's stored type.
 std::uint64_t bytes_of_tensor(const ManifestTensor& tensor);
 
-/// The type of a tensor. Throws Error, naming it, for one that libtorch lacks.
+/// The type of a tensor. Throws Error, with the tensor's name, for a type that libtorch lacks.
 c10::ScalarType scalar_type_of(const std::string& name, const ManifestTensor& tensor);
 
-/// Reads the tensors for which `wanted(name)` holds, one file after another, each byte once and
-/// compared with its checksum. `visit(name, offset, block)` is given each element in one block, in
-/// the file's type, of at most 8 MiB and 2 Mi elements.
+/// Reads the tensors for which `wanted(name)` is true, one file after another. Every byte is read
+/// once and verified against its checksum. Each element is passed to `visit(name, offset, block)`
+/// in exactly one block, in the file's type; a block has at most 8 MiB and 2 Mi elements.
 void read_blocks(const std::filesystem::path& folder, const Manifest& manifest,
                  const std::function<bool(const std::string&)>& wanted,
                  const std::function<void(const std::string&, std::span<const std::int64_t>,
@@ -59,12 +59,13 @@ void read_blocks(const std::filesystem::path& folder, const Manifest& manifest,
 namespace {
 
 constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
-/// Who compares blocks makes wider numbers of small ones.
+/// Blocks are also limited in their number of elements, because comparisons convert small types to
+/// wider ones.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
 
 using Chunks = std::vector<std::pair<const std::string*, const ManifestChunk*>>;
 
-/// By file.
+/// The wanted chunks of each file, indexed by file.
 std::vector<Chunks> chunks_of_files(const Manifest& manifest,
                                     const std::function<bool(const std::string&)>& wanted) {
   std::vector<Chunks> files(manifest.files.size());
@@ -127,7 +128,7 @@ void read_blocks(const std::filesystem::path& folder, const Manifest& manifest,
 
 namespace {
 
-/// The tensors that have bytes in [begin, end) of a file, and where these begin in each.
+/// Lists the tensors with bytes in [begin, end) of a file, with the offset within each tensor.
 std::string tensors_at(const SafetensorsFile& file, std::uint64_t begin, std::uint64_t end) {
   std::vector<std::string> names;
   for (const auto& [name, entry] : file.tensors()) {
@@ -149,7 +150,7 @@ Manifest manifest_to_inspect(const std::filesystem::path& folder) {
   return read_manifest(folder);
 }
 
-/// The text may be from an untrusted file and is printed to a terminal.
+/// JSON in ASCII: the text may come from an untrusted file and is printed to a terminal.
 std::string escaped(const nlohmann::json& value) {
   return value.dump(-1, ' ', /*ensure_ascii=*/true);
 }
@@ -198,7 +199,8 @@ class Verification {
     }
   }
 
-  /// As far as the header can still be read.
+  /// The names of the tensors with bytes in [begin, end) of a file; "" if the header can no longer
+  /// be read.
   static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
                               std::uint64_t end) {
     try {
@@ -223,7 +225,7 @@ class Verification {
                   file.tensors().size(), " tensors, but the manifest says ", expected);
   }
 
-  /// PyTorch's reader takes every shard that it finds.
+  /// Reports shards that the manifest lacks: PyTorch's reader reads every shard in the folder.
   void check_others() {
     std::set<std::string> known;
     for (const FileRecord& file : manifest_.files) {
@@ -282,8 +284,8 @@ bool is_integer(const at::Tensor& values) {
   return c10::isIntegralType(values.scalar_type(), /*includeBool=*/true);
 }
 
-/// NaN where a value is NaN, or both are infinite. Integers of one sign are subtracted as they are:
-/// beyond 2^53 a double does not hold each of them.
+/// Elementwise |a - b|. The result is NaN if a value is NaN or both are infinite. Integers of equal
+/// sign are subtracted as integers, because a double cannot represent every integer beyond 2^53.
 at::Tensor distance_of(const at::Tensor& a, const at::Tensor& b) {
   at::Tensor rounded = a.to(at::kDouble).sub(b.to(at::kDouble)).abs();
   if (!is_integer(a) || !is_integer(b)) {
@@ -293,18 +295,18 @@ at::Tensor distance_of(const at::Tensor& a, const at::Tensor& b) {
   return at::where(x.lt(0).eq(y.lt(0)), x.sub(y).abs().to(at::kDouble), rounded);
 }
 
-/// Real and imaginary part of each number.
+/// The real and imaginary part of each number.
 at::Tensor parts_of(const at::Tensor& values) {
   return at::view_as_real(values.to(at::kComplexDouble));
 }
 
-/// The difference of two tensors, as far as they have been read.
+/// The accumulated difference of two tensors.
 struct Difference {
   double absolute = 0;
-  double relative = 0;  ///< to the larger of the two values
+  double relative = 0;  ///< relative difference, to the larger of the two values
 
-  /// A NaN on one side alone, and infinities that are not equal, count as infinitely far. Parts of
-  /// complex numbers count as numbers.
+  /// Adds a pair of blocks. A NaN on one side only, and unequal infinities, count as an infinite
+  /// difference. Real and imaginary parts of complex numbers are compared separately.
   void add(const at::Tensor& a, const at::Tensor& b) {
     if (a.numel() == 0 || at::equal(a, b)) {
       return;
@@ -417,7 +419,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What `look` returns on rank 0.
+/// Runs `look` on rank 0 and broadcasts its result.
 std::string text_of_first_rank(comm::World& world, const std::function<std::string()>& look) {
   std::string text;
   run_or_fail_on_all(world, [&] {
@@ -428,7 +430,7 @@ std::string text_of_first_rank(comm::World& world, const std::function<std::stri
   return comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text);
 }
 
-/// nullopt for a step that is not there or not valid.
+/// The run_id of a complete step; nullopt if the step does not exist or is invalid.
 std::optional<std::string> run_of_whole_step(const fs::path& folder) {
   try {
     comm::note_progress(flight::Work::kReading);
@@ -448,7 +450,7 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
   }
 }
 
-/// The step that `look` finds on rank 0.
+/// Runs `look` on rank 0 and broadcasts the step that it returns.
 std::optional<std::int64_t> step_of_first_rank(
     comm::World& world, const std::function<std::optional<std::int64_t>()>& look) {
   std::int64_t found = -1;
@@ -481,7 +483,7 @@ std::string run_of_step(comm::World& world, const fs::path& dir, std::int64_t st
 }
 
 std::optional<std::string> unfinished_run(comm::World& world, const fs::path& dir) {
-  // A run_id may be empty.
+  // A run_id may be empty, so the result needs a separate mark for "none".
   const std::string found = text_of_first_rank(world, [&] {
     for (const auto& [step, folder] : steps_in(dir)) {
       const std::optional<std::string> marker = marker_of(folder);

@@ -1,5 +1,5 @@
-// A load in two steps that all ranks end together: the first reads the manifest and all headers
-// that a rank needs and compares everything, the second fills the tensors.
+// load() has two phases, which all ranks end together. The first phase reads the manifest and the
+// headers of the needed files and compares them with the state. The second phase fills the tensors.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -45,8 +45,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Rank 0 chooses the step, but each rank decides itself what is left out: ranks that disagree
-/// would leave a mixture of old and new values.
+/// Throws Error unless all ranks requested the same load. Rank 0 chooses the step, but each rank
+/// applies its own LoadOptions: ranks with different options would get a mixture of old and new
+/// values.
 void check_same_request(comm::World& world, const fs::path& path, const LoadOptions& options) {
   std::int64_t own = 0;
   run_or_fail_on_all(world, [&] {
@@ -63,12 +64,13 @@ void check_same_request(comm::World& world, const fs::path& path, const LoadOpti
                 "partial or partial_names: pass the same on all ranks");
 }
 
-/// The step that rank 0 sees: on a network file system other ranks may still see an older state of
-/// the folder.
+/// Opens the step that rank 0 chooses and broadcasts its manifest. On a network file system, other
+/// ranks may still see an older state of the folder.
 StoredStep open_step(comm::World& world, const fs::path& path) {
   std::string folder;
   std::string text;
-  // Only rank 0 knows where the text is from, and refuses it for all.
+  // Only rank 0 knows whether a manifest of a Tessera save or PyTorch's shards were read, and so
+  // whether checksums are required.
   Checksums checksums = Checksums::kOptional;
   run_or_fail_on_all(world, [&] {
     if (world.rank() == 0) {
@@ -89,15 +91,16 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
   return std::move(*step);
 }
 
-/// An entry of the state, and its name in the checkpoint.
+/// An entry of the state to fill, and its name in the checkpoint.
 struct Filling {
   StateEntry entry;
   std::string name;
-  /// Other tensors of the checkpoint, of one that was apart where it is tied here.
+  /// Further checkpoint tensors of an entry that is tied in this model but was untied in the saved
+  /// one.
   std::vector<std::string> copies;
 };
 
-/// Compares a state with a step: which tensors to fill, and the report.
+/// Compares a state with a step: determines which tensors to fill, and the report.
 class Comparison {
  public:
   Comparison(const StoredStep& step, const LoadOptions& options) : step_(step), options_(options) {
@@ -117,14 +120,14 @@ class Comparison {
     }
   }
 
-  /// Whether the parameter has all its values once the step has filled its parts: parts that the
-  /// step leaves out had values before.
+  /// Whether all values of the parameter are valid after the load. Parts that the step lacks are
+  /// valid only if they had values before.
   bool will_be_whole(const nn::ParameterSlot& slot) const {
     const auto found = incomplete_.find(&slot);
     return found == incomplete_.end() || found->second;
   }
 
-  /// Throws Error for names that do not fit, unless the options allow that.
+  /// Throws Error for names that do not fit, unless the options allow it.
   void finish(const StateDict& state) {
     for (const auto& [name, tensor] : step_.manifest().tensors) {
       const bool known = known_.contains(name) || std::ranges::any_of(tensor.tied, [&](auto& tied) {
@@ -169,7 +172,7 @@ class Comparison {
     }
   }
 
-  /// One for each tensor of the step that is this entry.
+  /// The names of a state entry in the step: one name per distinct stored tensor.
   std::vector<std::string> names_in_step(const StateEntry& entry) const {
     std::vector<std::string> names;
     std::set<const ManifestTensor*> tensors;
@@ -216,12 +219,12 @@ class Comparison {
   std::vector<std::string> different_;
   std::set<std::string> known_;
   std::vector<Filling> fillings_;
-  /// The parameters that are filled only in part, and whether they had values before.
+  /// Parameters that the step fills only partly; the value says whether they had values before.
   std::map<const nn::ParameterSlot*, bool> incomplete_;
 };
 
-/// Calls `visit(offset, block)` for the blocks of a stored tensor that this rank needs, with the
-/// place in memory of each.
+/// Calls `visit(offset, block)` for each block of a stored tensor that this rank needs; `block` is
+/// the memory to fill.
 template <class Visit>
 void for_each_needed(const Filling& filling, const Visit& visit) {
   const at::Tensor local = local_tensor(filling.entry.tensor).detach();
@@ -246,7 +249,7 @@ at::Tensor values_in(StoredStep& step, const std::string& name,
   return values;
 }
 
-/// Whether two tensors have the same values where this rank needs them.
+/// Whether two stored tensors have equal values in the parts that this rank needs.
 bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep& step) {
   const c10::ScalarType type = filling.entry.tensor.scalar_type();
   const std::int64_t most = kMostPieceBytes / static_cast<std::int64_t>(sizeof(double));
@@ -261,8 +264,8 @@ bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep&
   return equal;
 }
 
-/// The error if the step has different values for names that are one tied parameter here; "" if
-/// not.
+/// Returns an error message if the step has different values for names that are tied in this model;
+/// else "".
 std::string lost_by_ties(const std::vector<Filling>& fillings, const StoredStep& step) {
   for (const Filling& filling : fillings) {
     for (const std::string& copy : filling.copies) {
@@ -288,7 +291,8 @@ void set_filled(const Comparison& comparison) {
   }
 }
 
-/// If only the optimizer's state of a parameter is loaded, the parameter still has its values.
+/// Marks parameters as unfilled before they are loaded. A parameter whose optimizer state alone is
+/// loaded retains its values.
 void set_unfilled(const std::vector<Filling>& fillings) {
   for (const Filling& filling : fillings) {
     if (filling.entry.is_parameter) {
@@ -321,7 +325,7 @@ LoadReport load(comm::World& world, const fs::path& dir_or_step, const StateDict
     lost = lost_by_ties(comparison.fillings(), step);
   });
   run_or_fail_on_all(world, [&] { TESSERA_CHECK(lost.empty(), lost); });
-  // First, so that errors of objects are known before a parameter changes.
+  // Objects are loaded first, so that their errors appear before a parameter changes.
   run_or_fail_on_all(
       world, [&] { load_objects(step.manifest(), state, options, world.rank(), world.size()); });
   try {

@@ -1,6 +1,6 @@
-// Loading in three passes: match parameters with the tensors of the files and compare sizes and
-// types, check that the parameters can be written, then fill them. The first two change nothing.
-// All ranks end a pass before one begins the last.
+// Loads in three passes: match parameters with the files' tensors and compare sizes and types;
+// check that the parameters can be written; fill them. The first two passes change nothing. Filling
+// begins only after all ranks have finished the first two passes.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -35,7 +35,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// A tensor, and its name in the file.
+/// A tensor and its name in the file.
 struct FileTensor {
   const SafetensorsFile* file = nullptr;
   std::string name;
@@ -47,13 +47,13 @@ std::string text_of(const NamePair& pair) {
   return "{\"" + pair.first + "\", \"" + pair.second + "\"}";
 }
 
-/// The pairs of names of one load. Each pair must match a tensor.
+/// The pairs of names of one load, which must each match a tensor.
 class Renaming {
  public:
   explicit Renaming(const HuggingFaceOptions& options)
       : pairs_(options.names), used_(options.names.size()) {}
 
-  /// The model's name of a tensor; "" for one that is to be left out.
+  /// The model's name of a tensor; "" if the tensor is to be skipped.
   std::string name_of(const std::string& tensor) {
     std::optional<std::size_t> taken;
     std::string name = tensor;
@@ -87,8 +87,8 @@ class Renaming {
   std::vector<bool> used_;
 };
 
-/// By the model's names, as HuggingFaceOptions::names says. Throws Error for pairs that contradict
-/// each other or match nothing.
+/// The files' tensors under the model's names (see HuggingFaceOptions::names). Throws Error for
+/// pairs that contradict each other or match nothing.
 std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
                                                   const HuggingFaceOptions& options) {
   Renaming renaming(options);
@@ -106,21 +106,22 @@ std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
   return tensors;
 }
 
-/// A parameter and a tensor of the files that fills it, or a part of it. The tensor's name belongs
-/// to that name of the parameter that the files have.
+/// A parameter, and the file tensor that fills it or a part of it. For a tied parameter, `stored`
+/// belongs to the parameter's name that the files have.
 struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;
   FileTensor in_file;
-  std::vector<Match> copies;  ///< the same values under other names of a tied parameter
+  std::vector<Match> copies;  ///< tensors under other names of a tied parameter, with equal values
 };
 
-/// Older Llama exports hold this buffer; a model computes it.
+/// Whether a tensor is a rotary buffer that older Llama exports contain. The model computes this
+/// buffer itself.
 bool is_computed(const std::string& name) {
   return name.ends_with("rotary_emb.inv_freq");
 }
 
-/// Does not throw, so that one message lists all tensors that do not fit.
+/// Records mismatches instead of throwing, so that one message can list all of them.
 void compare(const Match& match, Mismatch& mismatch) {
   const auto& entry = match.in_file.file->entry(match.in_file.name);
   const c10::ScalarType dtype = match.slot->persistent().scalar_type();
@@ -134,8 +135,8 @@ void compare(const Match& match, Mismatch& mismatch) {
   }
 }
 
-/// What to do about names that do not fit. If a prefix alone makes the difference, as "module." of
-/// a state_dict that a wrapper has saved, the pair of names that removes it.
+/// Advice for names that do not fit. If the names differ only by a prefix (a wrapper's "module." in
+/// a state_dict), the advice is the pair of names that removes the prefix.
 std::string advice(const Mismatch& mismatch, bool nothing_fits, const HuggingFaceOptions& options) {
   if (!options.names.empty()) {
     return ": correct the pairs of names";
@@ -172,7 +173,7 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   Mismatch mismatch;
   std::set<std::string> known;
   for (const auto& [slot, names, is_buffer] : model_slots(module)) {
-    // By each of the parameter's names: the tensors that hold it, one or several.
+    // The tensors that store the parameter, one or several, for each of its names.
     std::vector<std::vector<StoredTensor>> by_name;
     for (const std::string& name : names) {
       by_name.push_back(stored_tensors(name, *slot));
@@ -188,7 +189,7 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
       if (!found.empty()) {
         matches.push_back(found.front());
         matches.back().copies.assign(found.begin() + 1, found.end());
-        // Files of programs that don't save a buffer lack it.
+        // A missing buffer is allowed, because some programs don't save buffers.
       } else if (!is_buffer) {
         mismatch.missing.push_back(by_name.front()[i].name);
       }
@@ -207,7 +208,7 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   return matches;
 }
 
-/// If the files have two tensors for a tied parameter, these must be equal. Each rank compares its
+/// If the files have two tensors for a tied parameter, they must be equal. Each rank compares its
 /// local part.
 void check_copies(const Match& match) {
   const at::Tensor& tensor = match.slot->persistent();
@@ -236,7 +237,7 @@ void check_copies(const Match& match) {
   }
 }
 
-/// Reads the blocks of this rank alone, in the order of the files.
+/// Fills the parameters. Reads only this rank's blocks, in the order of the files.
 void fill(std::vector<Match> matches) {
   std::ranges::stable_sort(matches, {}, [](const Match& match) {
     const auto& [file, name] = match.in_file;
@@ -256,12 +257,12 @@ void fill(std::vector<Match> matches) {
   reads.run();
 }
 
-/// Runs a step of the load, on all ranks or on this one.
+/// Runs a load, on all ranks or on this rank alone; `run` runs one pass.
 using RunStep = std::function<void(const std::function<void()>& step)>;
 
 void load(nn::ModuleBase& module, const std::filesystem::path& folder,
           const HuggingFaceOptions& options, const RunStep& run) {
-  // Filling a leaf that requires a gradient is an error otherwise.
+  // No gradients: filling a leaf that requires grad would otherwise throw.
   const at::NoGradGuard no_grad;
   std::optional<ModelFiles> files;
   std::vector<Match> matches;

@@ -1,4 +1,4 @@
-// The text is one JSON object. Its last member is the CRC-32C of all text in front of it.
+// The manifest's text is one JSON object. Its last member is the CRC-32C of all text before it.
 
 #include <fmt/format.h>
 
@@ -21,11 +21,11 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// The limit of comparisons of two chunks along one dimension. A grid of 300 × 300 chunks of a
-/// matrix needs fewer. It bounds the time for untrusted manifests.
+/// Limits the pairs of chunks that are compared, to bound the time for untrusted manifests. A
+/// matrix of 300 x 300 chunks needs fewer.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
-/// The dimension along which chunks begin at the most different places: then few of them overlap
+/// The dimension along which the chunks have the most distinct offsets, so that few chunks overlap
 /// along it.
 std::size_t widest_dim(const ManifestTensor& tensor) {
   std::size_t widest = 0;
@@ -64,10 +64,11 @@ std::optional<Box> common_block(std::span<const std::int64_t> offset,
   return box;
 }
 
-/// With the chunks sorted by their offsets along one dimension, a chunk can overlap only later ones
-/// that begin before it ends. If none overlap, they cover the tensor if they have as many elements.
+/// Chunks are sorted by their offsets along one dimension. A chunk can overlap only later chunks
+/// that begin before it ends. If no chunks overlap, they cover the tensor exactly if their element
+/// counts add up.
 void check_tiling(const ManifestTensor& tensor) {
-  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws where a product overflows
+  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if a product overflows
   const std::int64_t all = product(tensor.sizes);
   std::int64_t elements = 0;
   for (const ManifestChunk& chunk : tensor.chunks) {
@@ -77,7 +78,7 @@ void check_tiling(const ManifestTensor& tensor) {
   }
   TESSERA_CHECK(elements == all, "its chunks have ", elements, " elements, not ", all);
   if (tensor.sizes.empty()) {
-    return;  // a scalar: one chunk of one element
+    return;  // a scalar has one chunk with one element
   }
   const std::size_t dim = widest_dim(tensor);
   std::vector<const ManifestChunk*> order;
@@ -105,7 +106,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kVersion = 1;
-/// A hundred times that of a model of 400 billion parameters.
+/// A hundred times the manifest of a model with 400 billion parameters.
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 32;
 constexpr JsonLimits kManifestLimits{.depth = 32, .keys = 50'000'000, .values = 200'000'000};
 
@@ -122,7 +123,7 @@ std::uint32_t parse_hex(std::string_view text) {
   return number;
 }
 
-/// The end of the text: the checksum of `body`.
+/// The end of the manifest's text: the checksum of `body`.
 std::string ending(std::string_view body) {
   return ",\"crc32c\":\"" + hex(detail::crc32c(std::as_bytes(std::span(body)))) + "\"}\n";
 }
@@ -183,7 +184,7 @@ ManifestTensor parse_tensor(const json& value, std::size_t files) {
   return tensor;
 }
 
-/// Which older manifests lack.
+/// Reads members that manifests of older versions lack.
 void parse_objects(Manifest& manifest, const json& root) {
   manifest.stateful = root.value("stateful", json::object());
   manifest.rank_states = root.value("rank_states", json::object());
@@ -223,7 +224,7 @@ Manifest from_json(const json& root, Checksums checksums) {
                   manifest.files.back().name, "' twice");
   }
   for (const auto& [name, value] : root.at("tensors").items()) {
-    check_tensor_name(name);  // before any message has the name
+    check_tensor_name(name);  // checked before any message contains the tensor's name
     try {
       manifest.tensors.emplace(name, parse_tensor(value, manifest.files.size()));
     } catch (const Error& error) {
@@ -269,7 +270,7 @@ std::string to_text(const Manifest& manifest) {
     root["tensors"][name] = tensor_json(tensor);
   }
   std::string text = root.dump();
-  text.pop_back();  // the last brace: the checksum is a member of the object
+  text.pop_back();  // removes the last brace: the checksum is a member of the object
   return text + ending(text);
 }
 

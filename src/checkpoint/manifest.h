@@ -1,4 +1,5 @@
-// manifest.json: what a step contains and where, with checksums of every byte, its own included.
+// manifest.json: the contents of a step and their places in files, with checksums of every byte
+// including the manifest's own.
 
 #pragma once
 
@@ -26,20 +27,20 @@ inline constexpr const char* kManifestFile = "manifest.json";
 struct FileRecord {
   std::string name;
   std::uint64_t bytes = 0;
-  std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB; none in shards of PyTorch's
+  std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB; empty for shards of PyTorch's writer
 };
 
-/// A block of a tensor, and the file that has it.
+/// A block of a tensor, and the file that stores it.
 struct ManifestChunk {
-  std::size_t file = 0;  ///< in Manifest::files
+  std::size_t file = 0;  ///< index of the file in Manifest::files
   std::vector<std::int64_t> offset, sizes;
 };
 
-/// A tensor of a step: its chunks cover it, each element once.
+/// A tensor of a step. Its chunks cover each element exactly once.
 struct ManifestTensor {
-  std::string dtype;  ///< safetensors' name
+  std::string dtype;  ///< the type's name in safetensors
   std::vector<std::int64_t> sizes;
-  std::vector<std::string> tied;  ///< its other names
+  std::vector<std::string> tied;  ///< further names of the tensor, if it is tied
   std::vector<ManifestChunk> chunks;
 };
 
@@ -47,34 +48,37 @@ struct Manifest {
   std::string run_id;
   std::int64_t step = 0;
   int world_size = 0;
-  std::vector<std::int64_t> mesh_sizes = {};  ///< that the step was saved on; empty: on none
+  /// The mesh that the step was saved on; empty if there was none.
+  std::vector<std::int64_t> mesh_sizes = {};
   std::vector<std::string> mesh_names = {};
   std::vector<FileRecord> files = {};
   std::map<std::string, ManifestTensor> tensors = {};
   nlohmann::json entries = nlohmann::json::object();
-  nlohmann::json stateful = nlohmann::json::object();       ///< states by name
-  nlohmann::json rank_states = nlohmann::json::object();    ///< lists of each rank's, by name
-  nlohmann::json dropout_calls = nlohmann::json::object();  ///< how often each was called, by FQN
+  nlohmann::json stateful = nlohmann::json::object();  ///< states of Stateful objects, by name
+  /// States of RankState objects: by name, a list with each rank's state.
+  nlohmann::json rank_states = nlohmann::json::object();
+  /// The number of calls of each nn::Dropout, by FQN.
+  nlohmann::json dropout_calls = nlohmann::json::object();
 };
 
-/// Whether a file has a name that saves give: "shard-00000-model-00001-of-00002.safetensors".
+/// Whether a file name has the form that saves use: "shard-00000-model-00001-of-00002.safetensors".
 bool is_shard_name(std::string_view name);
 
 std::string to_text(const Manifest& manifest);
 
-/// Whether a manifest's files may lack checksums: those of other writers may.
+/// Whether a manifest's files must have checksums. Files of other writers may lack them.
 enum class Checksums { kRequired, kOptional };
 
-/// Whether the text of a manifest has the checksum that it ends with.
+/// Whether the checksum at the end of a manifest's text is correct.
 bool is_as_written(std::string_view text);
 
-/// Throws Error, naming `path`, for a text that is not a valid manifest: another checksum, unknown
-/// versions, names that lead out of the folder, files without checksums, chunks that overlap or
-/// leave holes.
+/// Throws Error, with `path`, for a text that is not a valid manifest: a wrong checksum, an unknown
+/// version, file names that lead out of the folder, files without checksums, and chunks that
+/// overlap or leave holes.
 Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
                         Checksums checksums = Checksums::kRequired);
 
-/// The text of the manifest of a step's folder. Throws Error where that is a symbolic link.
+/// The text of the manifest in a step's folder. Throws Error if the manifest is a symbolic link.
 std::string read_manifest_text(const std::filesystem::path& folder);
 Manifest read_manifest(const std::filesystem::path& folder);
 
@@ -83,14 +87,15 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::checkpoint {
 
-/// The overlap of two blocks of one tensor; nullopt: none. `local_offset` of the result counts from
-/// the start of the second.
+/// The overlap of two blocks of one tensor, or nullopt. The result's `local_offset` is relative to
+/// the second block.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes,
                                 std::span<const std::int64_t> other_offset,
                                 std::span<const std::int64_t> other_sizes);
 
-/// Throws Error unless the chunks of a tensor, which lie within it, cover each element once.
+/// Throws Error unless the chunks, which must be inside the tensor, cover each element exactly
+/// once.
 void check_tiling(const ManifestTensor& tensor);
 
 }  // namespace tessera::checkpoint

@@ -1,5 +1,5 @@
-// A model folder may come from an untrusted source, such as a download. Everything that an index
-// claims is compared with the files themselves.
+// A model folder may come from an untrusted source, such as a download, so everything that its
+// index claims is checked against the files.
 
 #include <c10/util/Exception.h>
 #include <nlohmann/json.hpp>
@@ -21,20 +21,20 @@ namespace {
 using nlohmann::json;
 using WeightMap = std::map<std::string, std::string>;
 
-/// Far above the index of any model; the limit of a safetensors header.
+/// The safetensors header limit, far above the size of any real index.
 constexpr std::uint64_t kMaxIndexBytes = 100'000'000;
 
 struct Index {
-  WeightMap weight_map;  ///< tensor -> shard
+  WeightMap weight_map;  ///< tensor name -> shard's file name
   std::optional<std::uint64_t> total_size;
 };
 
-/// In ASCII, so that a message stays one line and shows unusual characters.
+/// A tensor's name as ASCII JSON, so that a message stays on one line and shows unusual characters.
 std::string quoted(const std::string& name) {
   return json(name).dump(-1, ' ', true);
 }
 
-/// A shard is named by the name of a file, not by a path.
+/// Throws Error unless the shard's name is a plain file name, not a path.
 void check_shard_name(const std::string& name) {
   const bool path = name.empty() || name == "." || name.find("..") != std::string::npos ||
                     name.find_first_of("/\\") != std::string::npos;
@@ -42,7 +42,7 @@ void check_shard_name(const std::string& name) {
                 " is not the name of a file in this folder");
 }
 
-/// total_size is optional: only some exporters write it. Other metadata are ignored.
+/// total_size is optional, because only some exporters write it. Other metadata are ignored.
 Index parse_index(const json& root) {
   Index index;
   const auto map = root.find("weight_map");
@@ -62,7 +62,7 @@ Index parse_index(const json& root) {
   return index;
 }
 
-/// Adds the file's name to each fault.
+/// Reads an index; each error names the file.
 Index read_index(const std::filesystem::path& path) {
   const std::string text = files::read_file(path, "an index of weights", kMaxIndexBytes);
   try {
@@ -73,7 +73,7 @@ Index read_index(const std::filesystem::path& path) {
   }
 }
 
-/// As an incomplete download leaves in the cache of Hugging Face.
+/// Throws Error for a broken link, which an incomplete download leaves in Hugging Face's cache.
 void check_link(const std::filesystem::path& path) {
   std::error_code error;
   TESSERA_CHECK(!std::filesystem::is_symlink(path, error) || std::filesystem::exists(path, error),
@@ -83,7 +83,7 @@ void check_link(const std::filesystem::path& path) {
                 "link");
 }
 
-/// The file to open for a shard: a link is followed only from a snapshot of a Hugging Face cache
+/// The file to open for a shard. A link is followed only from a snapshot of a Hugging Face cache
 /// into the blobs of the same model.
 std::filesystem::path shard_path(const std::filesystem::path& folder, const std::string& name) {
   auto path = folder / name;
@@ -94,14 +94,14 @@ std::filesystem::path shard_path(const std::filesystem::path& folder, const std:
   check_link(path);
   const auto target = std::filesystem::canonical(path, error);
   const auto snapshot = std::filesystem::canonical(folder, error);
-  // In that cache a snapshot is a folder of links, models--NAME/snapshots/REVISION/FILE to
-  // models--NAME/blobs/HASH.
+  // In a Hugging Face cache, a snapshot is a folder of links from
+  // models--NAME/snapshots/REVISION/FILE to models--NAME/blobs/HASH.
   const bool cached = !error && snapshot.parent_path().filename() == "snapshots" &&
                       target.parent_path() == snapshot.parent_path().parent_path() / "blobs";
   return cached ? target : path;
 }
 
-/// This file's part of the index's total_size.
+/// The bytes of a file's tensors: the file's contribution to the index's total_size.
 std::uint64_t bytes_of(const SafetensorsFile& file) {
   std::uint64_t bytes = 0;
   for (const auto& [name, entry] : file.tensors()) {
@@ -129,7 +129,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder) : folder_(folder) {
   TESSERA_CHECK(single || std::filesystem::exists(folder / kIndexFile), "the model folder '",
                 folder.string(), "' has neither ", kSingleFile, " nor ", kIndexFile,
                 ": give the folder of a Hugging Face model in safetensors format");
-  // transformers prefers the single file too, where a folder has both.
+  // A folder may have both; `transformers` also prefers the single file.
   single ? open_single() : open_index();
 }
 
@@ -150,23 +150,23 @@ void ModelFiles::open_index() {
     if (shards.contains(shard)) {
       continue;
     }
-    // kRefuse: the path has been resolved as far as it may be.
+    // kRefuse: shard_path() has already resolved every permitted link.
     const auto& file = files_.emplace_back(shard_path(folder_, shard), Symlinks::kRefuse);
     shards.emplace(shard, &file);
     bytes += bytes_of(file);
-    // One that is listed in another shard was replaced there.
+    // A tensor that the index assigns to another shard is allowed here, as an outdated copy.
     for (const auto& [name, entry] : file.tensors()) {
       TESSERA_CHECK(weight_map.contains(name), "tensor '", name, "' is in '", file.path().string(),
                     "', but the index '", path.string(),
                     "' does not list it: copy or write the model again");
     }
   }
-  // Now the other direction: entry() throws for a tensor that the index lists and its shard lacks.
+  // The reverse check: entry() throws for a tensor that the index lists and its shard lacks.
   for (const auto& [tensor, shard] : weight_map) {
     shards.at(shard)->entry(tensor);
     tensors_.emplace(tensor, shards.at(shard));
   }
-  // total_size is not used for reading: each shard's header has its own sizes.
+  // total_size is only compared: the sizes in each shard's header are used for reading.
   if (index.total_size && *index.total_size != bytes) {
     TORCH_WARN("the index '", path.string(), "' claims ", *index.total_size,
                " bytes of tensors, but its shards hold ", bytes, ", which are read");

@@ -15,20 +15,21 @@ namespace tessera::checkpoint {
 
 inline constexpr const char* kSingleFile = "model.safetensors";
 inline constexpr const char* kIndexFile = "model.safetensors.index.json";
-/// Those of PEFT, for adapters.
+/// PEFT's file names for adapters.
 inline constexpr const char* kAdapterFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 
-/// The safetensors of a Hugging Face model folder: model.safetensors, or the shards that
-/// model.safetensors.index.json names. All headers are read and checked against the index at once;
-/// the index is not trusted: a shard is a file of this folder, not a path and not a link out of it
-/// (links into the blobs of a Hugging Face cache are followed). Throws Error, naming the file; also
-/// for a folder with an adapter, which other programs load with the model that it names.
+/// The weights of a Hugging Face model folder: model.safetensors, or the shards listed in
+/// model.safetensors.index.json. The constructor reads all headers and checks them against the
+/// index. The index is not trusted: a shard must be a file in this folder, not a path or a link out
+/// of it (links into the blobs of a Hugging Face cache are followed). Throws Error with the file's
+/// name. Also throws Error for a folder with an adapter, which other programs would load together
+/// with its base model.
 class ModelFiles {
  public:
   explicit ModelFiles(const std::filesystem::path& folder);
 
-  /// Every tensor and the file that holds it.
+  /// Every tensor, and the file that stores it.
   const std::map<std::string, const SafetensorsFile*>& tensors() const { return tensors_; }
   const std::filesystem::path& folder() const { return folder_; }
 
@@ -37,7 +38,8 @@ class ModelFiles {
   void open_index();
 
   std::filesystem::path folder_;
-  /// A deque: `tensors_` points to its elements while more are added.
+  /// The opened files. A deque, because `tensors_` has pointers to its elements while more are
+  /// added.
   std::deque<SafetensorsFile> files_;
   std::map<std::string, const SafetensorsFile*> tensors_;
 };

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-/// As deep as the manifest may be, but for the levels above a state.
+/// The manifest's maximum depth minus the levels above a state.
 constexpr JsonLimits kStateLimits{.depth = 29};
 
 std::string text_of(const json& state) {
@@ -24,7 +24,7 @@ std::string text_of(const json& state) {
 }
 
 bool survives_text(const json& state) {
-  const json object = {{"state", state}};  // the parser takes objects only
+  const json object = {{"state", state}};  // the parser accepts only objects
   try {
     return detail::parse_strict_json(text_of(object), kStateLimits) == object;
   } catch (const Error&) {
@@ -32,9 +32,10 @@ bool survives_text(const json& state) {
   }
 }
 
-/// The path of the first number that is NaN or infinite: "/loss/0"; "" for none.
+/// The JSON path of the first number that is NaN or infinite: "/loss/0"; "" if there is none.
 std::string path_of_nonfinite(const json& state) {
-  const json flat = state.flatten();  // items() does not extend a temporary's life
+  // A named variable, because items() does not extend a temporary's lifetime.
+  const json flat = state.flatten();
   for (const auto& [path, value] : flat.items()) {
     if (value.is_number_float() && !std::isfinite(value.get<double>())) {
       return path.empty() ? "/" : path;
@@ -55,7 +56,8 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
       patterns, [&name](const std::string& pattern) { return nn::matches_fqn(pattern, name); });
 }
 
-/// `saved`: an object, by name.
+/// Adds to `report` which of `names` are missing in `saved`, an object by name, and which of its
+/// names are unexpected.
 void compare(const json& saved, const std::set<std::string>& names, const LoadOptions& options,
              LoadReport& report) {
   for (const std::string& name : names) {
@@ -70,7 +72,7 @@ void compare(const json& saved, const std::set<std::string>& names, const LoadOp
   }
 }
 
-/// Adds to `names` what the step and the state have.
+/// Adds the names in the step and in the state to `names`.
 void add_all_names(const Manifest& manifest, const StateDict& state, std::set<std::string>& names) {
   const auto add = [&names](auto&& named) {
     for (const auto& [name, unused] : named) {
@@ -89,7 +91,7 @@ void add_all_names(const Manifest& manifest, const StateDict& state, std::set<st
   add(state.rank_states);
 }
 
-/// Adds the object's name to its error.
+/// Loads an object; an error gets the object's name.
 template <class Object, class Load>
 void load_object(const std::string& name, Object& object, const json& saved, const Load& load) {
   try {

@@ -18,7 +18,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Quantised weights cannot be converted without their scales.
+/// Whether a type is a floating-point type that can be converted. Quantized weights cannot be
+/// converted without their scales.
 bool is_plain_float(c10::ScalarType type) {
   return type == c10::kFloat || type == c10::kHalf || type == c10::kBFloat16 ||
          type == c10::kDouble;
@@ -26,8 +27,8 @@ bool is_plain_float(c10::ScalarType type) {
 
 }  // namespace
 
-/// Tied parameters are visited at every place of the tree, because files may have them under any of
-/// their names.
+/// Visits a tied parameter at every place in the module tree, because files may store it under any
+/// of its names.
 std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::vector<std::string>> names;
   nn::visit_modules(module,
@@ -89,7 +90,7 @@ void check_filled(const std::vector<NamedParameter>& parameters) {
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
   TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
                 "' has no storage: call nn::to_empty() before loading");
-  // The shard would be filled, and forward or backward would continue with the old values.
+  // A load fills the shard, but forward or backward would still use the old gathered values.
   TESSERA_CHECK(!slot.gathered(), "parameter '", name,
                 "' is gathered: load before the first forward, or call fsdp::reshard() first");
 }
@@ -136,8 +137,8 @@ std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::Param
 
 namespace {
 
-/// How an optimizer's state of a parameter is stored: as parts, like a fused parameter, if it has
-/// the parameter's sizes; a counter is stored once for each part.
+/// How the optimizer state of a parameter is stored. State with the parameter's sizes is stored in
+/// parts, like a fused parameter; a counter is stored once per part.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
   std::vector<StoredTensor> stored = stored_tensors(fqn, slot);
@@ -149,7 +150,8 @@ std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::Parame
   return stored;
 }
 
-/// The entries of `tensor`: the parameter itself, or its state, named `prefix` FQN `suffix`.
+/// Adds the entries of `tensor`, which is the parameter itself or its optimizer state, named
+/// `prefix` FQN `suffix`.
 void add_entries(std::vector<StateEntry>& entries, const NamedParameter& parameter,
                  const at::Tensor& tensor, const std::string& prefix, const std::string& suffix) {
   const std::size_t begin = entries.size();

@@ -22,10 +22,10 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// The result of a failed read for the files.
+/// What a failed read proves about a step's files.
 struct Proof {
   bool damaged = false;
-  std::string missing;  ///< the file that was not there
+  std::string missing;  ///< path of the file that does not exist
 };
 
 void read(const std::function<void()>& work, Proof& proof) {
@@ -86,9 +86,9 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// A rank that holds elements which no rank before it holds.
+/// A rank with elements of a tensor that no earlier rank has.
 struct PartHolder {
-  std::size_t index;  ///< in the mesh's ranks
+  std::size_t index;  ///< index of the rank in the mesh's ranks
   Sizes coordinate;
   Sizes local_sizes;
 
@@ -99,7 +99,7 @@ struct PartHolder {
   }
 };
 
-/// The ranks at the first coordinate of each mesh dimension that replicates. Known to all ranks
+/// The ranks at coordinate 0 of each replicating mesh dimension. Every rank computes the list
 /// without communication.
 std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::int64_t> sizes) {
   const auto& shape = spec.mesh.shape();
@@ -110,7 +110,7 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
     for (int dim = 0; dim < shape.ndim(); ++dim) {
       replica |= spec.layout->sharded_dim(dim) < 0 && coordinate[static_cast<std::size_t>(dim)] > 0;
     }
-    // An earlier rank has the same elements.
+    // Skip this rank: an earlier rank has the same elements.
     if (replica) {
       continue;
     }
@@ -120,10 +120,8 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
   return parts;
 }
 
-/// The part of a box in local rows [begin, end), as a box of those rows alone. It has a size of 0
-/// if it has no elements.
-/// `begin` and `end` count local rows; the result's local offset is from `begin`, as in the tensor
-/// that a round moves.
+/// The part of a box that is in local rows [begin, end); one of its sizes is 0 if there is none.
+/// The result's local offset is relative to row `begin`, as in the tensor that one round transfers.
 Box clipped(Box box, std::int64_t begin, std::int64_t end) {
   if (box.sizes.empty()) {
     return box;
@@ -136,11 +134,11 @@ Box clipped(Box box, std::int64_t begin, std::int64_t end) {
   return box;
 }
 
-/// Sends one tensor to rank 0.
+/// Gathers one tensor on rank 0.
 class Gather {
  public:
-  // A part is sent only if rank 0 is on the mesh; the header requires a submesh without it to hold
-  // the same values as the one with it.
+  // A part is sent only if rank 0 is on the mesh. As ranks.h says, a submesh without rank 0 must
+  // have the same values as the submesh with it.
   Gather(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
          c10::DeviceType device, const BlockVisitor& visit)
       : tensor_(tensor),
@@ -160,8 +158,8 @@ class Gather {
     }
   }
 
-  // Rounds are counted in rows of the largest part, so that their number is the same on every rank.
-  // A part with fewer rows sends nothing in the last ones.
+  // A round transfers a range of rows of every part. The largest part determines the number of
+  // rounds, so it is equal on every rank; smaller parts send nothing in the last rounds.
   void run(std::int64_t round_elements) {
     std::int64_t rows = 0, row_elements = 1;
     for (const auto& part : parts_) {
@@ -169,7 +167,7 @@ class Gather {
       row_elements = std::max(row_elements, part.row_elements());
     }
     const auto count = static_cast<std::int64_t>(parts_.size());
-    // Rank 0 receives from all parts at once, so they share the room.
+    // Rank 0 receives from all parts at once, so they share the limit on elements per round.
     const auto step = std::max<std::int64_t>(1, round_elements / (row_elements * count));
     for (std::int64_t begin = 0; begin < rows; begin += step) {
       round(begin, begin + step);
@@ -177,12 +175,12 @@ class Gather {
   }
 
  private:
-  /// Moves local rows [begin, end) of every part.
+  /// Transfers local rows [begin, end) of every part.
   void round(std::int64_t begin, std::int64_t end) {
-    // Every rank of the world takes part in the all-to-all, also with nothing to send.
+    // Every rank of the world takes part in the all-to-all, even with nothing to send.
     const at::Tensor sent = mine_ == nullptr ? at::empty({0}, options()) : rows_of(begin, end);
     std::vector<std::int64_t> out(static_cast<std::size_t>(world_.size()), 0), in = out;
-    // All for rank 0.
+    // All elements go to rank 0.
     out[0] = sent.numel();
     if (world_.rank() == 0) {
       for (const auto& part : parts_) {
@@ -197,8 +195,8 @@ class Gather {
     }
   }
 
-  /// Rank 0: hands the blocks that came from each rank, in order of ranks, to the visitor.
-  // The all-to-all orders blocks by world rank; the mesh may have another order.
+  // On rank 0: passes the received blocks to the visitor, in the order of world ranks, which is the
+  // order of the all-to-all. The mesh's order may differ.
   void deliver(const at::Tensor& received, const std::vector<std::int64_t>& counts,
                std::int64_t begin, std::int64_t end) {
     for (const auto& part : parts_) {
@@ -215,7 +213,7 @@ class Gather {
     }
   }
 
-  // Sizes of the rows [begin, end) of a part; some or all rows may be after its end.
+  // Sizes of the rows [begin, end) of a part, clipped to the rows that the part has.
   Sizes clipped_sizes(const PartHolder& part, std::int64_t begin, std::int64_t end) const {
     Sizes sizes = part.local_sizes;
     if (!sizes.empty()) {
@@ -227,7 +225,7 @@ class Gather {
     return product(clipped_sizes(part, begin, end));
   }
 
-  // Converted by the sender, so that this work is spread over the ranks.
+  // The sender converts the type, so that this work is spread over the ranks.
   at::Tensor rows_of(std::int64_t begin, std::int64_t end) const {
     at::Tensor local = local_tensor(tensor_).detach();
     if (local.dim() > 0) {
@@ -242,7 +240,7 @@ class Gather {
   }
   at::TensorOptions options() const { return at::TensorOptions(dtype_).device(device_); }
 
-  // References last as long as the one call of gather_blocks().
+  // The references are valid because a Gather exists only during one call of gather_blocks().
   const at::Tensor& tensor_;
   const ShardingSpec& spec_;
   Sizes sizes_;
@@ -251,10 +249,10 @@ class Gather {
   c10::DeviceType device_;
   const BlockVisitor& visit_;
   std::vector<PartHolder> parts_;
-  const PartHolder* mine_ = nullptr;  ///< this rank's, if it has one to send
+  const PartHolder* mine_ = nullptr;  ///< this rank's part; nullptr if it sends none
 };
 
-/// Every rank, and rank 0 among them, holds all of it.
+/// Whether every rank, including rank 0, has the whole tensor.
 bool is_whole(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) || sharding_spec(tensor).layout->is_replicated();
 }
@@ -271,7 +269,7 @@ void check_gatherable(const at::Tensor& tensor, const std::string& name) {
 
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit, std::int64_t round_elements) {
-  // is_whole() has the same answer on every rank: the collective is called by all or by none.
+  // is_whole() is equal on every rank, so either all ranks or none call the collective.
   if (!is_whole(tensor)) {
     Gather(tensor, dtype, world, device, visit).run(round_elements);
   } else if (world.rank() == 0) {

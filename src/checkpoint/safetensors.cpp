@@ -26,18 +26,18 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Joins reads of nearby runs: a shard of columns is thousands of short runs, and a system call for
-// each would take longer than reading the gaps between them.
+// Joins reads of nearby runs. A shard of columns consists of thousands of short runs; one system
+// call per run would take longer than reading the gaps between them.
 
-/// Reads runs of a file, given in rising order, one after another into memory. Runs that are near
-/// each other are read with one call. `ReadBytes` is called as read(file offset, out, count).
+/// Reads runs of a file, given in ascending order, into consecutive memory. Nearby runs are read
+/// with one call `read(file offset, out, count)`.
 template <class ReadBytes>
 class RunReader {
  public:
   RunReader(std::byte* out, ReadBytes read) : out_(out), read_(std::move(read)) {}
 
   void add(std::uint64_t offset, std::uint64_t count) {
-    // A run may not begin before the end of the last one: the difference is unsigned.
+    // A run must not begin before the end of the preceding run, because the difference is unsigned.
     const bool near = !runs_.empty() && offset - end_ <= kMaxGap &&
                       offset + count - runs_.front().offset <= kMaxSpan;
     if (!near) {
@@ -47,7 +47,7 @@ class RunReader {
     end_ = offset + count;
   }
 
-  /// A single run goes straight to its place; several go through the buffer.
+  /// A single run is read directly into its destination; several runs are read through the buffer.
   void flush() {
     if (runs_.size() == 1) {
       read_(end_ - runs_[0].count, out_, runs_[0].count);
@@ -62,10 +62,11 @@ class RunReader {
   }
 
  private:
-  /// Runs closer than this are read together. Reading an eighth of the columns, 3.5 KiB of every
-  /// 28 KiB, from a cold disk took 0.08 s instead of 0.8 s; with gaps of 100 KiB it took longer.
+  /// Runs with a smaller gap are read together. Reading an eighth of the columns (3.5 KiB of every
+  /// 28 KiB) from a cold disk took 0.08 s instead of 0.8 s; with gaps of 100 KiB, joint reads took
+  /// longer.
   static constexpr std::uint64_t kMaxGap = std::uint64_t{64} << 10;
-  /// Bytes of a joint read, which bound the buffer.
+  /// Maximum bytes of a joint read, which limits the buffer.
   static constexpr std::uint64_t kMaxSpan = 1 << 20;
 
   struct Run {
@@ -84,10 +85,10 @@ class RunReader {
     }
   }
 
-  /// Where the next run goes.
+  /// Destination in memory of the next run.
   std::byte* out_;
   ReadBytes read_;
-  /// The end of the last run in the file.
+  /// End in the file of the last added run.
   std::uint64_t end_ = 0;
   std::vector<Run> runs_;
   std::vector<std::byte> buffer_;
@@ -106,8 +107,8 @@ struct SafetensorsFile::Impl {
   CheckedFile file;
   SafetensorsHeader header;
 
-  /// Faults of the content name the file and say what helps; those of opening and reading it do so
-  /// themselves.
+  /// Errors about the content name the file and give advice here; errors of opening and reading
+  /// have their own messages.
   void read_header();
 
  private:
@@ -122,7 +123,7 @@ void SafetensorsFile::Impl::read_header() {
   TESSERA_CHECK(file_bytes >= sizeof(header_bytes), invalid(), "it has only ", file_bytes,
                 " bytes: it is truncated", kAdvice);
   file.read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
-  // Before the allocation below: the number comes from the file.
+  // Checked before memory is allocated, because the number comes from the file.
   TESSERA_CHECK(header_bytes <= kMaxHeaderBytes, invalid(), "its header claims ", header_bytes,
                 " bytes, more than ", kMaxHeaderBytes, kAdvice);
   const std::uint64_t data_begin = sizeof(header_bytes) + header_bytes;
@@ -135,7 +136,7 @@ void SafetensorsFile::Impl::read_header() {
   } catch (const Error& error) {
     fail(invalid(), error.what(), kAdvice);
   }
-  // From the start of the data to the start of the file.
+  // Converts offsets in the data to offsets in the file.
   for (auto& [name, entry] : header.tensors) {
     entry.offset += data_begin;
   }
@@ -143,7 +144,7 @@ void SafetensorsFile::Impl::read_header() {
 
 namespace {
 
-/// Reading a bool that is neither 0 nor 1 is undefined behaviour.
+/// Throws Error for a bool that is neither 0 nor 1; reading one would be undefined behaviour.
 void check_bools(const at::Tensor& tensor, const std::string& name) {
   if (tensor.scalar_type() != at::kBool) {
     return;
@@ -155,7 +156,8 @@ void check_bools(const at::Tensor& tensor, const std::string& name) {
                 "' of type BOOL holds a byte that is neither 0 nor 1: write the file again");
 }
 
-/// Whether a file's bytes can be read straight into `block`. Bools are checked first.
+/// Whether a file's bytes can be read directly into `block`. Bools are excluded, because their
+/// bytes are checked first.
 bool takes_bytes(const at::Tensor& block, c10::ScalarType type) {
   return block.is_cpu() && block.is_contiguous() && block.scalar_type() == type &&
          type != at::kBool;
@@ -197,7 +199,8 @@ const TensorEntry& SafetensorsFile::entry_with(const std::string& name,
   TESSERA_CHECK(item.dtype != c10::ScalarType::Undefined, "tensor '", name, "' of '",
                 path().string(), "' has the type ", item.dtype_name,
                 ", which libtorch lacks: convert the file first");
-  // With it, and with the header's checks, every run of the block lies within the file.
+  // Together with the header's checks, this guarantees that every run of the block is inside the
+  // file.
   check_block(item.sizes, offset, sizes);
   return item;
 }
@@ -238,7 +241,8 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
   const TensorEntry& item = entry_with(name, offset, sizes);
   if (takes_bytes(block, item.dtype)) {
     read_bytes(item, offset, block);
-    tessera::detail::count_write(block);  // as copy_() does
+    tessera::detail::count_write(block);  // the direct read counts as an in-place write, as copy_()
+                                          // does
   } else {
     block.copy_(read(name, offset, sizes));
   }
@@ -246,7 +250,7 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
 
 namespace {
 
-/// Progress is noted after each piece of this size, for ranks that wait.
+/// Progress is reported after each piece of this size, for ranks that wait.
 constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
 
 }  // namespace
@@ -256,7 +260,7 @@ struct SafetensorsWriter::Impl {
       : path(path.string()), plan(std::move(planned)), file(path), on_write(std::move(observer)) {
     const std::uint64_t header_bytes = plan.json.size();
     data_begin = sizeof(header_bytes) + header_bytes;
-    // A full disk is an Error here, and not after everything was gathered.
+    // Reserving space throws Error for a full disk now, and not after all data were gathered.
     file.reserve(data_begin + plan.data_bytes);
     write_at(0, std::as_bytes(std::span(&header_bytes, 1)));
     write_at(sizeof(header_bytes), std::as_bytes(std::span(plan.json)));
@@ -298,7 +302,7 @@ struct SafetensorsWriter::Impl {
   files::AtomicFile file;
   OnWrite on_write;
   std::uint64_t data_begin = 0;
-  std::map<std::string, std::uint64_t> missing;  ///< bytes of each tensor still to be written
+  std::map<std::string, std::uint64_t> missing;  ///< bytes of each tensor that are not yet written
 };
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
@@ -336,7 +340,7 @@ void SafetensorsWriter::write(const std::string& name, std::span<const std::int6
                 ": convert it first");
   const std::span<const std::int64_t> sizes(block.sizes().data(), block.sizes().size());
   check_block(entry.sizes, offset, sizes);
-  // Conjugated and negated views hold other bytes than they mean.
+  // The bytes of a conjugated or negated view differ from its values, so they are resolved.
   const auto local = block.detach().resolve_conj().resolve_neg().cpu().contiguous();
   impl_->count(name, local.nbytes());
   std::span bytes(static_cast<const std::byte*>(local.const_data_ptr()), local.nbytes());
@@ -346,13 +350,13 @@ void SafetensorsWriter::write(const std::string& name, std::span<const std::int6
     impl_->write_at(
         impl_->data_begin + entry.offset + static_cast<std::uint64_t>(element) * itemsize,
         bytes.first(run));
-    // The runs of a block are in its own row-major order, so its bytes are taken one after another.
+    // Runs are visited in the block's row-major order, so its bytes are consumed sequentially.
     bytes = bytes.subspan(run);
   });
 }
 
-/// sync() before the rename of publish(): after a crash the name must not stand for an incomplete
-/// file.
+/// Syncs before publish() renames the file: after a crash, the final name must not refer to an
+/// incomplete file.
 void SafetensorsWriter::seal() {
   for (const auto& [name, bytes] : impl_->missing) {
     TESSERA_CHECK(bytes == 0, bytes, " bytes of tensor '", name, "' were not written to '",

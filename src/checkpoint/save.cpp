@@ -1,4 +1,5 @@
-// A save in steps that all ranks end together: check and plan; make the folder; write; commit.
+// A save has four phases, which all ranks end together: check and plan; create the folder; write;
+// commit.
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Device.h>
@@ -57,8 +58,8 @@ void check_entries(const std::vector<StateEntry>& entries) {
   }
 }
 
-/// Ranks with different models would write parts that differ from the manifest; one with another
-/// step would overwrite the files of an older step.
+/// Throws Error unless all ranks plan the same save. Ranks with different models would write parts
+/// that contradict the manifest; a rank with another step would overwrite files of an older step.
 void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
   const auto others = comm::ranks_that_differ(hosts, c10::kCPU, own);
   TESSERA_CHECK(
@@ -69,8 +70,8 @@ void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
       "ranks");
 }
 
-/// What ranks must have equal copies of: parameters and the optimizer's state. Buffers may differ,
-/// such as the statistics of a norm.
+/// The tensors whose copies must be equal on all ranks: parameters and optimizer state. Buffers may
+/// differ, for example the running statistics of a norm.
 std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model,
                                                      const std::vector<StateEntry>& entries) {
   std::set<std::string> buffers;
@@ -80,7 +81,7 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
     }
   }
   std::set<tessera::detail::TensorIdentity>
-      known;  // parts of a fused parameter are entries of one tensor
+      known;  // parts of a fused parameter are several entries of one tensor
   std::vector<nn::detail::CopiedTensor> tensors;
   for (const StateEntry& entry : entries) {
     if (buffers.contains(entry.names.front()) ||
@@ -99,13 +100,14 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
   return tensors;
 }
 
-/// A file holds one value of a tensor: copies that differ would be saved as a mixture.
+/// Throws Error if copies of a tensor differ between ranks. A file has one value per element, so
+/// differing copies would be saved as a mixture.
 void check_copies(comm::Communicator& hosts, const std::vector<nn::detail::CopiedTensor>& tensors) {
   nn::detail::check_copies({&hosts, comm::ranks_of_world(hosts.size()), c10::kCPU}, tensors,
                            {.what = "checkpoint::save"});
 }
 
-/// Notes the mesh of the first tensor that is on one, for information.
+/// Records the mesh of the first distributed tensor in the manifest, for information only.
 void set_mesh(Manifest& manifest, const std::vector<StateEntry>& entries) {
   for (const StateEntry& entry : entries) {
     if (tessera::is_distributed(entry.tensor)) {
@@ -178,7 +180,7 @@ PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path
 
 namespace {
 
-/// Metadata for PyTorch's HuggingFaceStorageReader: where in its tensor each block begins.
+/// Metadata for PyTorch's HuggingFaceStorageReader: the offset of each block in its tensor.
 std::string sharding_info(const ShardFile& file) {
   nlohmann::json info;
   for (const FileChunk& chunk : file.chunks) {
@@ -231,7 +233,7 @@ std::vector<FileRecord> write_shards(const std::filesystem::path& folder,
 
 namespace {
 
-/// One line a file, for rank 0: its name, size and checksums.
+/// Serializes records for rank 0, one line per file: name, size and checksums.
 std::string to_lines(const std::vector<FileRecord>& records) {
   std::ostringstream lines;
   for (const FileRecord& record : records) {
@@ -244,7 +246,7 @@ std::string to_lines(const std::vector<FileRecord>& records) {
   return lines.str();
 }
 
-/// Sets the files' records from the lines of all ranks.
+/// Fills the manifest's file records from the lines of all ranks.
 void complete_files(Manifest& manifest, const std::vector<std::string>& lines) {
   std::map<std::string, FileRecord*> by_name;
   for (FileRecord& file : manifest.files) {
@@ -265,8 +267,8 @@ void complete_files(Manifest& manifest, const std::vector<std::string>& lines) {
   }
 }
 
-/// Writes everything and commits. The records of all ranks reach rank 0 as text. `committed` is set
-/// on rank 0 as soon as the step exists.
+/// Writes all files and commits the step. Rank 0 receives the records of all ranks as text.
+/// `committed` becomes true on rank 0 as soon as the step exists.
 void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& committed) {
   std::vector<FileRecord> records;
   run_or_fail_on_all(hosts, [&] { records = write_shards(save.folder.path(), save.files); });
@@ -275,15 +277,17 @@ void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& commi
     if (hosts.rank() == 0) {
       complete_files(save.manifest, lines);
       const std::string text = to_text(save.manifest);
-      parse_manifest(text,
-                     save.folder.path() / kManifestFile);  // commit nothing that load() refuses
+      parse_manifest(
+          text,
+          save.folder.path() / kManifestFile);  // never commit a manifest that load() would reject
       save.folder.commit(text);
       committed = true;
     }
   });
 }
 
-/// The step exists: a failure from here on only wastes disk space.
+/// Removes markers and old steps after the commit. The step already exists, so a failure here only
+/// wastes disk space.
 void tidy_up(const StepFolder& folder, int keep) noexcept {
   try {
     folder.release();
@@ -306,7 +310,7 @@ void save_step(comm::Communicator& hosts, PreparedSave save) {
   try {
     write_and_commit(hosts, save, committed);
   } catch (const comm::PeerError&) {
-    // The others may still write, or have committed: the next save removes the remains.
+    // Other ranks may still be writing or may have committed. The next save removes leftovers.
     throw;
   } catch (...) {
     if (hosts.rank() == 0 && !committed) {

@@ -82,8 +82,9 @@ void Receiver::check() const {
   }
 }
 
-/// The same order on every rank: gather_blocks() is collective. A rank that fails within (its
-/// memory may be full) tells the others, who would wait for its blocks.
+/// Sends parameters in the same order on every rank, because gather_blocks() is collective. If a
+/// rank fails (for example, out of memory), it aborts the others, which would otherwise wait for
+/// its blocks.
 void send_all(const std::vector<SentParameter>& parameters, comm::World& world, Receiver& receiver,
               SentType dtype) {
   const auto group = all_ranks(world);
@@ -108,7 +109,8 @@ void send_all(const std::vector<SentParameter>& parameters, comm::World& world, 
 
 namespace {
 
-/// The type that a configuration says: the widest, so that readers who convert to it lose nothing.
+/// The type to write to the configuration: the widest of the weights' types, so that readers that
+/// convert to it lose nothing.
 c10::ScalarType type_of_weights(const std::vector<SafetensorsWriter::Item>& items) {
   const bool wide =
       std::ranges::any_of(items, [](const auto& item) { return item.dtype == c10::kDouble; });
@@ -157,7 +159,8 @@ void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
   const comm::CallerScope caller("save_hugging_face");
   const at::NoGradGuard no_grad;
   std::vector<SentParameter> parameters;
-  // On rank 0 alone. Its destructor removes the temporary files if anything below throws.
+  // Exists on rank 0 only. The destructor removes the temporary files if an exception is thrown
+  // below.
   std::optional<ExportFolder> files;
   run_or_fail_on_all(world, [&] {
     const std::vector<NamedParameter> named = model_slots(module);
@@ -191,7 +194,8 @@ std::int64_t rank_of(const LoraLinear& each) {
   return each.branch->a->out_features();
 }
 
-/// PEFT's file has one value of each for all adapters.
+/// Throws Error unless two adapters have equal settings, because PEFT's file has one value for all
+/// adapters.
 void check_alike(const LoraLinear& each, const LoraLinear& first) {
   TESSERA_CHECK(rank_of(each) == rank_of(first) && each.branch->scale == first.branch->scale &&
                     each.branch->dropout == first.branch->dropout,
@@ -210,10 +214,10 @@ std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
 }
 
 std::string last_segment(const std::string& fqn) {
-  return fqn.substr(fqn.rfind('.') + 1);  // npos + 1 is 0
+  return fqn.substr(fqn.rfind('.') + 1);  // for an FQN without a dot, npos + 1 is 0
 }
 
-/// The FQNs of a module in Hugging Face's model; for a fused Linear, those of its parts.
+/// The FQNs of a module in Hugging Face's model; for a FusedLinear, the FQNs of its parts.
 std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn::Module& module) {
   const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
   if (fused == nullptr) {
@@ -228,11 +232,12 @@ std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn:
   return names;
 }
 
-/// PEFT takes a name for all modules whose FQN it is or ends: "q_proj" where each q_proj has an
-/// adapter, else the FQNs.
+/// PEFT applies a target name to all modules whose FQN equals or ends with it. Returns the last
+/// segment ("q_proj") if every module with this name has an adapter, else full FQNs.
 std::vector<std::string> target_modules(const nn::ModuleBase& module,
                                         const std::vector<LoraLinear>& adapters) {
-  std::map<std::string, std::ptrdiff_t> without;  // modules of this name, less those with adapters
+  // Number of modules with this name but without an adapter.
+  std::map<std::string, std::ptrdiff_t> without;
   nn::visit_modules(module, [&](const std::string& fqn, const torch::nn::Module& each) {
     for (const std::string& stored : stored_modules(fqn, each)) {
       ++without[last_segment(stored)];
@@ -280,8 +285,8 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Under the names of the Linear's weight in files (several for a fused one): A is the same for all
-/// parts, and B is split as the weight's rows are.
+/// Adds an adapter under the file names of its Linear's weight (several for a fused Linear): A is
+/// the same for all parts, B is split as the weight's rows are.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.branch->a->weight.slot(), {}};
   SentParameter b{each.branch->b->weight.slot(),
@@ -306,10 +311,10 @@ std::vector<SentParameter> sent_adapters(const nn::ModuleBase& module) {
   return sent;
 }
 
-/// The configuration, of adapters that can be saved to the folder.
+/// The configuration of adapters, after checking that they can be saved to the folder.
 std::string checked_config(const nn::ModuleBase& module, const std::filesystem::path& folder,
                            const std::string& base_model) {
-  std::error_code missing;  // base_model may be a name
+  std::error_code missing;  // an error is ignored: base_model may be a name instead of a folder
   TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing),
                 "the adapters were to be "
                 "saved to '",
@@ -334,7 +339,8 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
   const at::NoGradGuard no_grad;
   std::vector<SentParameter> parameters;
   std::string config;
-  // On rank 0 alone. Its destructor removes the temporary file if anything below throws.
+  // Exists on rank 0 only. The destructor removes the temporary file if an exception is thrown
+  // below.
   std::optional<SafetensorsWriter> file;
   run_or_fail_on_all(world, [&] {
     adapters_of(module);
@@ -354,7 +360,8 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
     if (file) {
       receiver.check();
       file->finish();
-      // This makes the folder an adapter. An older configuration is equal.
+      // Writing the configuration turns a new folder into an adapter. An existing configuration is
+      // equal.
       files::write_file(folder / kAdapterConfig, config);
     }
   });

@@ -19,16 +19,15 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// The ranks that hold the same part of a tensor, and the coordinate of that part on the tensor's
-/// mesh.
+/// The ranks that have the same part of a tensor, and the part's coordinate on the tensor's mesh.
 struct Holders {
-  std::vector<std::int64_t> coordinate;  ///< empty for a plain tensor
-  std::vector<int> ranks;                ///< world ranks, rising
+  std::vector<std::int64_t> coordinate;  ///< the part's mesh coordinate; empty for a plain tensor
+  std::vector<int> ranks;                ///< world ranks with the part, ascending
 };
 
 using Coordinate = std::vector<std::int64_t>;
 
-/// The coordinates on `root` of a mesh's ranks, in the mesh's order.
+/// The coordinates of a mesh's ranks on `root`, in the mesh's order.
 std::vector<Coordinate> coordinates_on(const DeviceMesh& root, const DeviceMesh& mesh) {
   std::vector<Coordinate> coordinates;
   const std::vector<int>& ranks = root.ranks();
@@ -39,7 +38,7 @@ std::vector<Coordinate> coordinates_on(const DeviceMesh& root, const DeviceMesh&
   return coordinates;
 }
 
-/// The dimensions along which coordinates differ.
+/// The dimensions along which the coordinates differ.
 std::vector<std::size_t> varying_dims(const std::vector<Coordinate>& coordinates) {
   std::vector<std::size_t> dims;
   for (std::size_t dim = 0; dim < coordinates.front().size(); ++dim) {
@@ -53,8 +52,8 @@ std::vector<std::size_t> varying_dims(const std::vector<Coordinate>& coordinates
   return dims;
 }
 
-/// For each position of a mesh, the ranks there: of the mesh itself, and of the other slices of the
-/// mesh that it is a slice of.
+/// For each position of a mesh, the ranks at this position: in the mesh itself, and in the sibling
+/// slices of the same root mesh.
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
   const auto coordinates = coordinates_on(root, mesh);
@@ -86,17 +85,19 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   return ranks;
 }
 
-/// The ranks that hold each part of a tensor. Computed from the layout alone: the same on every
-/// rank of the world. The other slices of a sliced mesh hold copies. Throws Error for a mesh whose
-/// other slices have unknown ranks.
+/// The ranks that have each part of a tensor. Computed from the layout alone, so the result is
+/// equal on every rank of the world. Sibling slices of a sliced mesh have copies. Throws Error for
+/// a mesh whose sibling slices have unknown ranks.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
-  // Plain buffers may differ between ranks, such as the statistics of a norm. Rank 0's are saved.
+  // Rank 0's plain tensors are saved: plain buffers may differ between ranks, for example the
+  // running statistics of a norm.
   if (!tessera::is_distributed(tensor)) {
     return {{{}, {0}}};
   }
   const ShardingSpec& spec = sharding_spec(tensor);
   const auto positions = ranks_by_position(spec.mesh);
-  // By the coordinate along the dimensions that shard. Along other dimensions ranks hold copies.
+  // Groups ranks by their coordinate along the sharding dimensions. Ranks that differ only along
+  // other dimensions have copies.
   std::map<Coordinate, Holders> holders;
   for (std::size_t position = 0; position < positions.size(); ++position) {
     Coordinate coordinate = spec.mesh.shape().coordinate(static_cast<std::int64_t>(position));
@@ -119,7 +120,8 @@ std::vector<Holders> holders_of(const at::Tensor& tensor) {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// Smaller chunks are not divided: each part costs an entry in a header and in the manifest.
+/// Smaller chunks are not divided, because each part needs an entry in a header and in the
+/// manifest.
 constexpr std::int64_t kLeastDividedBytes = std::int64_t{1} << 20;
 
 constexpr int kWeightsFile = 1;
@@ -139,14 +141,15 @@ std::vector<Box> boxes_at(const at::Tensor& tensor, const Sizes& coordinate) {
   return boxes;
 }
 
-/// Whether `next` continues where `chunk` ends.
+/// Whether `next` begins where `chunk` ends.
 bool continues(const PlannedChunk& chunk, const PlannedChunk& next) {
   return !chunk.sizes.empty() && next.offset[0] == chunk.offset[0] + chunk.sizes[0] &&
          std::equal(chunk.offset.begin() + 1, chunk.offset.end(), next.offset.begin() + 1) &&
          std::equal(chunk.sizes.begin() + 1, chunk.sizes.end(), next.sizes.begin() + 1);
 }
 
-/// Appends a block that one part fills, joined with the last block if it continues that.
+/// Appends a block that consists of one part; merges it into the last block if it continues that
+/// block.
 void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   if (chunks.empty() || !continues(chunks.back(), next)) {
     chunks.push_back(std::move(next));
@@ -158,7 +161,7 @@ void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   chunk.parts.push_back(std::move(next.parts[0]));
 }
 
-/// The chunks of an entry at a coordinate of its tensor's mesh.
+/// The chunks of an entry at one coordinate of its tensor's mesh.
 std::vector<PlannedChunk> chunks_at(const StateEntry& entry, std::size_t index,
                                     const Sizes& coordinate) {
   std::vector<PlannedChunk> chunks;
@@ -207,7 +210,7 @@ PlannedChunk rows_of_chunk(const PlannedChunk& chunk, std::int64_t begin, std::i
   return rows;
 }
 
-/// Chooses writers.
+/// Assigns chunks to the ranks that write them.
 class Writers {
  public:
   Writers(const std::vector<StateEntry>& entries, int world_size)
@@ -218,7 +221,8 @@ class Writers {
     const bool divide = holders > 1 && !chunk.sizes.empty() && chunk.sizes[0] >= holders &&
                         bytes_of_chunk(entries_[chunk.entry], chunk) >= kLeastDividedBytes;
     for (std::int64_t i = 0; divide && i < holders; ++i) {
-      // Not in chunks of ceil(rows / holders): the last ranks would have less than the others.
+      // Divides rows evenly. With chunks of ceil(rows / holders) rows, the last ranks would get
+      // fewer rows.
       const std::int64_t begin = chunk.sizes[0] * i / holders;
       const std::int64_t end = chunk.sizes[0] * (i + 1) / holders;
       assign(rows_of_chunk(chunk, begin, end - begin), ranks[static_cast<std::size_t>(i)]);
@@ -230,7 +234,7 @@ class Writers {
     }
   }
 
-  /// The large ones first: the small ones then even out the differences.
+  /// Assigns large chunks first, so that small chunks even out the differences.
   std::vector<PlannedChunk> finish() {
     std::ranges::stable_sort(shared_, std::greater<>(), [this](const auto& shared) {
       return bytes_of_chunk(entries_[shared.first.entry], shared.first);
@@ -252,12 +256,13 @@ class Writers {
   }
 
   const std::vector<StateEntry>& entries_;
-  std::vector<std::int64_t> bytes_;  ///< that each rank has to write
+  std::vector<std::int64_t> bytes_;  ///< bytes that each rank has to write so far
   std::vector<std::pair<PlannedChunk, std::vector<int>>> shared_;
   std::vector<PlannedChunk> chunks_;
 };
 
-/// A file holds a name once, so that a second block of a tensor goes to a further file.
+/// Assigns files to chunks. A file can have a name only once, so the second block of a tensor goes
+/// to another file.
 void number_files(SavePlan& plan, const std::vector<StateEntry>& entries) {
   std::map<std::pair<std::size_t, int>, int> boxes;
   for (PlannedChunk& chunk : plan.chunks) {

@@ -1,5 +1,5 @@
-// Which rank writes what, and the memory that it writes. A pure function of the layouts, which
-// every rank computes for all ranks: a save gathers nothing to be planned.
+// Plans which rank writes which blocks, and from which memory. The plan is a pure function of the
+// layouts: every rank computes it for all ranks, without communication.
 
 #pragma once
 
@@ -15,9 +15,9 @@
 
 namespace tessera::checkpoint {
 
-/// Rows of a chunk, and where they are in the local tensor.
+/// Rows of a chunk, and their place in the local tensor.
 struct ChunkRows {
-  std::int64_t row = 0;  ///< the first one, in the chunk; 0 for a scalar
+  std::int64_t row = 0;  ///< the first row within the chunk; 0 for a scalar
   std::vector<std::int64_t> local_offset;
   std::vector<std::int64_t> sizes;
 };
@@ -26,41 +26,41 @@ struct ChunkRows {
 struct PlannedChunk {
   std::size_t entry = 0;
   int rank = 0;
-  int file = 0;  ///< its number among the rank's files, from 1
+  int file = 0;  ///< index among the rank's files, from 1
   std::vector<std::int64_t> offset, sizes;
-  std::vector<ChunkRows> parts;  ///< one after another
+  std::vector<ChunkRows> parts;  ///< consecutive parts of the block
 };
 
 struct SavePlan {
-  std::vector<PlannedChunk> chunks;  ///< in the order of the entries
-  int files = 1;                     ///< that a rank has at most
+  std::vector<PlannedChunk> chunks;  ///< all ranks' chunks, in the order of the entries
+  int files = 1;                     ///< the maximum number of files of a rank
 
-  /// "shard-00000-model-00001-of-00002.safetensors".
+  /// The name of a chunk's file: "shard-00000-model-00001-of-00002.safetensors".
   std::string file_name(const PlannedChunk& chunk) const;
 };
 
-/// A chunk that several ranks of a mesh hold is written by the one with the least to write; large
-/// ones are divided among them. Rank 0 writes the tensors that are on no mesh.
+/// A chunk that several ranks have is written by the rank with the fewest bytes to write; a large
+/// chunk is divided among them. Rank 0 writes plain tensors.
 SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size);
 
-/// A hash of a step's folder, the names, types, sizes and chunks of a state, and `others`, further
-/// values that must agree: equal on ranks that save the same to the same place.
+/// A hash of the step's folder, of the names, types, sizes and chunks of a state, and of `others`,
+/// further values that must agree. It is equal on ranks that save the same state to the same place.
 std::int64_t fingerprint(const std::filesystem::path& folder,
                          const std::vector<StateEntry>& entries, const SavePlan& plan,
                          const std::string& others);
 
-/// Rows of a chunk.
+/// Rows of a chunk, with their values.
 struct RowBlock {
-  std::int64_t row = 0;  ///< the first one, in the chunk; 0 for a scalar
+  std::int64_t row = 0;  ///< the first row within the chunk; 0 for a scalar
   at::Tensor values;
 };
 
-/// A block of a tensor, in a file.
+/// A block of a tensor in a file.
 struct FileChunk {
-  std::string tensor;  ///< its stored name
+  std::string tensor;  ///< the tensor's stored name
   c10::ScalarType dtype;
   std::vector<std::int64_t> offset, sizes;
-  std::vector<RowBlock> blocks;  ///< one after another
+  std::vector<RowBlock> blocks;  ///< consecutive parts of the block
 };
 
 struct ShardFile {

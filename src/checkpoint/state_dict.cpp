@@ -1,4 +1,4 @@
-// State dicts in memory. A set compares everything before it changes anything.
+// In-memory state dicts. The set_...() functions compare everything before they change anything.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -36,13 +36,13 @@ namespace tessera::checkpoint {
 
 /// A tensor of a model or an optimizer, and its names in a state dict.
 struct StateItem {
-  nn::SlotPtr slot;  ///< of the parameter, also for the optimizer's state beside it
+  nn::SlotPtr slot;  ///< the parameter's slot, also for its optimizer state
   at::Tensor tensor;
-  std::vector<std::string> names;  ///< several for tied parameters
-  bool is_left_out = false;        ///< the options leave it out
+  std::vector<std::string> names;  ///< the item's names; several for tied parameters
+  bool is_left_out = false;        ///< whether the options exclude the item
 };
 
-/// The same list on every rank, if the ranks have the same model.
+/// The list is equal on every rank if the ranks have the same model.
 std::vector<StateItem> model_items(const nn::ModuleBase& model, const StateDictOptions& options);
 /// Throws Error for state of a parameter that the model lacks.
 std::vector<StateItem> optimizer_items(const nn::ModuleBase& model, const NamedTensors& named_state,
@@ -84,7 +84,7 @@ namespace {
 
 using Items = std::function<std::vector<StateItem>()>;
 
-/// On rank 0; an undefined tensor on the others.
+/// Returns the whole tensor on rank 0, and an undefined tensor on the other ranks.
 at::Tensor gather_on_rank0(const at::Tensor& tensor, comm::World& world) {
   at::Tensor whole;
   if (world.rank() == 0) {
@@ -141,7 +141,7 @@ TensorDict get_state_dict(comm::World& world, const StateDictOptions& options,
       }
     }
   } catch (...) {
-    world.abort();  // the others wait for this rank's blocks
+    world.abort();  // aborts, because the other ranks wait for this rank's blocks
     throw;
   }
   return dict;
@@ -167,7 +167,7 @@ namespace {
 
 using Items = std::function<std::vector<StateItem>()>;
 
-/// The dict of rank 0: on rank 0 its tensors, on other ranks meta tensors.
+/// Rank 0's dict: its tensors on rank 0, meta tensors of the same sizes and types on other ranks.
 TensorDict outline_of_rank0(comm::World& world, const TensorDict& state) {
   nlohmann::json outline = nlohmann::json::object();
   for (const auto& [name, tensor] : state) {
@@ -188,7 +188,7 @@ TensorDict outline_of_rank0(comm::World& world, const TensorDict& state) {
   return tensors;
 }
 
-/// A tensor to fill, and its source.
+/// A tensor to fill, and the value for it.
 struct Source {
   const StateItem* item;
   at::Tensor value;
@@ -220,7 +220,7 @@ void check_source(const Source& source, const StateDictOptions& options) {
   }
 }
 
-/// A tied tensor must have the same values under all of its names.
+/// Throws Error unless a tied tensor has equal values under all of its names.
 void check_ties(const StateItem& item, const TensorDict& state, const std::string& taken) {
   const at::Tensor one = local_tensor(state.at(taken)).detach();
   for (const std::string& name : item.names) {
@@ -237,7 +237,7 @@ void check_ties(const StateItem& item, const TensorDict& state, const std::strin
   }
 }
 
-/// Compares a state dict with the tensors that it is for.
+/// Matches a state dict with the tensors that it fills.
 std::vector<Source> compare_state(const std::vector<StateItem>& items, const TensorDict& state,
                                   const StateDictOptions& options, IncompatibleKeys& keys) {
   std::vector<Source> sources;
@@ -271,12 +271,12 @@ std::vector<Source> compare_state(const std::vector<StateItem>& items, const Ten
   return sources;
 }
 
-/// Copies this rank's part of a piece of a tensor, which begins at `offset`.
+/// Copies this rank's part of a piece of a tensor. The piece begins at `offset`.
 void fill_piece(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                 const at::Tensor& piece) {
   const at::Tensor local = local_tensor(tensor).detach();
   for (const Box& box : owned_blocks(tensor)) {
-    // From the start of the piece.
+    // Converts global offsets to offsets in the piece.
     if (const auto here = common_block(box.global_offset, box.sizes, offset, piece.sizes())) {
       std::vector<std::int64_t> within = here->global_offset;
       std::ranges::transform(within, box.global_offset, within.begin(), std::minus<>());
@@ -312,7 +312,7 @@ void fill(comm::World& world, const Source& source, const StateDictOptions& opti
   }
 }
 
-/// `fills_slots`: the items are parameters.
+/// `fills_slots`: whether the items are parameters.
 IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
                                 const StateDictOptions& options, const Items& items_of,
                                 bool fills_slots) {
@@ -335,7 +335,7 @@ IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
       }
     }
   } catch (...) {
-    world.abort();  // the others wait for this rank
+    world.abort();  // aborts, because the other ranks wait for this rank
     throw;
   }
   return keys;

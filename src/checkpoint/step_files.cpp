@@ -21,7 +21,8 @@
 
 namespace tessera::checkpoint {
 
-/// The size before the header is read: a file of another size is missing a part, or is another.
+/// Checks the file's size before its header: a file of another size is truncated, or is a different
+/// file.
 SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record) {
   const std::filesystem::path path = folder / record.name;
   std::error_code error;
@@ -73,7 +74,8 @@ std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::
   }
 }
 
-/// Adds the blocks of one file. A tensor is as large as its blocks reach.
+/// Adds the blocks of one file to a manifest. A tensor's sizes are the maximum extent of its
+/// blocks.
 void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
   TESSERA_CHECK(metadata != file.metadata().end(), "it has no DCP_SHARDING_INFO");
@@ -98,7 +100,7 @@ void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   }
 }
 
-/// PyTorch's writer names its version in a shard; a save does not.
+/// Whether a shard was written by a Tessera save: PyTorch's writer records its version in a shard.
 bool is_of_a_save(const SafetensorsFile& file) {
   return file.metadata().contains("format") && !file.metadata().contains("DCP_VERSION");
 }

@@ -11,11 +11,11 @@
 
 namespace tessera::checkpoint {
 
-/// Throws Error for a file that is missing or of another size, and for a header that differs from
-/// the one written.
+/// Opens a file of a step. Throws Error for a file that is missing or of another size, and for a
+/// header whose bytes do not match their checksum.
 SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record);
 
-/// Throws Error unless a file has a chunk of a tensor as the manifest says.
+/// Throws Error unless a file has this chunk of the tensor as the manifest describes it.
 void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,
                  const ManifestChunk& chunk);
 
@@ -24,18 +24,18 @@ void check_entry(const SafetensorsFile& file, const std::string& name, const Man
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// Whether a folder has what PyTorch's HuggingFaceStorageWriter writes with save_distributed:
-/// shards without a manifest, and without the marker of an unfinished save of ours.
+/// Whether a folder was written by PyTorch's HuggingFaceStorageWriter with save_distributed: it has
+/// shards, but no manifest and no marker of an unfinished Tessera save.
 bool has_torch_hf_shards(const std::filesystem::path& folder);
 
-/// Throws Error for a folder in torch.distributed.checkpoint's own format, whose pickles are not
-/// read here. The message names a converter.
+/// Throws Error for a folder in torch.distributed.checkpoint's own format, because Tessera does not
+/// read pickles. The message names a converter.
 void refuse_torch_checkpoint(const std::filesystem::path& folder);
 
-/// A manifest made from those shards, without checksums. A missing last shard can't be
-/// distinguished from a smaller tensor. Throws Error for files that are not valid, that do not say
-/// where their blocks are, or that a save of ours has written, whose manifest is missing, and for
-/// blocks that overlap or leave holes.
+/// Makes a manifest, without checksums, from PyTorch's shards. A missing last shard can't be
+/// distinguished from a smaller tensor. Throws Error for invalid files, for files without block
+/// offsets, for files of a Tessera save whose manifest is missing, and for blocks that overlap or
+/// leave holes.
 Manifest manifest_of_shards(const std::filesystem::path& folder);
 
 }  // namespace tessera::checkpoint

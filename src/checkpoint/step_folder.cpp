@@ -36,12 +36,12 @@ constexpr const char* kMarker = "INCOMPLETE";
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::uint64_t kMaxMarkerBytes = 10'000;
 
-/// Whether an unfinished save or removal of this run has left its marker in a folder.
+/// Whether a folder has the marker of this run's unfinished save or removal.
 bool is_marked_by(const fs::path& folder, const std::string& run_id) {
   return marker_of(folder) == run_id;
 }
 
-/// Whether the folder has at most the temporary file of a marker whose writer was killed.
+/// Whether the folder is empty, or has only the temporary file of a marker whose writer was killed.
 bool is_untouched(const fs::path& folder) {
   std::error_code error;
   fs::directory_iterator entries(folder, error);
@@ -56,7 +56,7 @@ void remove_file(const fs::path& path) {
   comm::note_progress(flight::Work::kWriting);
 }
 
-/// All but the marker.
+/// Removes all files except the marker.
 void remove_under_marker(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -67,8 +67,8 @@ void remove_under_marker(const fs::path& folder) {
   std::ranges::for_each(files, remove_file);
 }
 
-/// To be called before the manifest is removed: a step that cannot be removed must stay complete.
-/// No save makes subfolders.
+/// Throws Error if the step cannot be removed. Call it before the manifest is removed, so that such
+/// a step stays complete. Saves create no subfolders, so a subfolder is not removed.
 void check_removable(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     TESSERA_CHECK(!fs::is_directory(entry.symlink_status()), "it has the folder '",
@@ -77,7 +77,8 @@ void check_removable(const fs::path& folder) {
   }
 }
 
-/// Whether a warning is the first of its words: each save finds the same folder.
+/// Whether this process has not yet printed the warning, because every save finds the same folder
+/// again.
 bool is_new(const std::string& warning) {
   static std::mutex mutex;
   static std::set<std::string> warnings;
@@ -85,8 +86,8 @@ bool is_new(const std::string& warning) {
   return warnings.insert(warning).second;
 }
 
-/// The manifest is removed first: then the step no longer exists. The marker is removed last: until
-/// then the next save of the run finds the rest.
+/// Removes the manifest first, so that the step no longer exists. Removes the marker last, so that
+/// the run's next save finds the remaining files if this removal is interrupted.
 void remove_step(const fs::path& folder) {
   remove_file(folder / kManifestFile);
   files::sync_folder(folder);
@@ -97,8 +98,8 @@ void remove_step(const fs::path& folder) {
                 "': ", std::strerror(errno), ": remove it yourself");
 }
 
-/// nullopt, with a warning, for a manifest that is not valid; without one, for none. Throws
-/// ReadError for one that cannot be read for the moment, which may be valid.
+/// Returns the manifest of a complete step. nullopt if there is no manifest; nullopt and a warning
+/// if it is invalid. Throws ReadError if it cannot be read at the moment, because it may be valid.
 std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   if (lacks_manifest(folder)) {
     return std::nullopt;
@@ -111,7 +112,7 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
     return manifest;
   } catch (const detail::ReadError&) {
     if (lacks_manifest(folder)) {
-      return std::nullopt;  // removed since
+      return std::nullopt;  // the step was removed in the meantime
     }
     throw;
   } catch (const Error& problem) {
@@ -181,27 +182,27 @@ StepFolder::StepFolder(const fs::path& dir, std::int64_t step, std::string run_i
       path_(dir_ / step_folder_name(step)),
       run_id_(std::move(run_id)) {}
 
-/// The marker decides between runs that begin the same step at the same time.
+/// The marker decides between runs that start the same step at the same time.
 void StepFolder::claim() const {
   files::create_folders(dir_);
   TESSERA_CHECK(mkdir(path_.c_str(), 0777) == 0 || errno == EEXIST, "cannot make the folder '",
                 path_.string(), "': ", std::strerror(errno),
                 ": name a folder that may be written and has room");
   std::error_code error;
-  // A link may lead to the files of another program.
+  // A link is rejected, because it may lead to the files of another program.
   TESSERA_CHECK(fs::is_directory(fs::symlink_status(path_, error)), "'", path_.string(),
                 "' is where the step goes, and is not a folder: move it away");
   check_not_there();
   if (is_untouched(path_) && files::write_new_file(path_ / kMarker, run_id_)) {
     if (!lacks_manifest(path_)) {
-      remove_file(path_ / kMarker);  // another run has completed the step meanwhile
+      remove_file(path_ / kMarker);  // another run has completed the step in the meantime
     }
     return check_not_there();
   }
   TESSERA_CHECK(is_marked_by(path_, run_id_), "'", path_.string(),
                 "' is the unfinished save of another run: remove it first");
   remove_under_marker(path_);
-  files::sync_folder(path_);  // also the marker of a save that was killed before it had done so
+  files::sync_folder(path_);  // also makes the marker of a killed save durable
 }
 
 void StepFolder::check_not_there() const {
@@ -243,15 +244,15 @@ void StepFolder::withdraw() const {
 void StepFolder::discard() const noexcept {
   try {
     remove_step(path_);
-  } catch (const std::exception&) {  // errors are ignored: see the header
+  } catch (const std::exception&) {  // errors are ignored, as the header documents
   }
 }
 
 void StepFolder::clean_up_others(int keep) const {
-  int kept = 1;  // this step, even if there are higher ones
+  int kept = 1;  // counts the step being saved, even if there are higher steps
   for (const auto& [step, folder] : steps_in(dir_)) {
     std::error_code ignored;
-    // The target of a link may belong to another run.
+    // A linked folder is not removed, because its target may belong to another run.
     if (step == step_ || fs::is_symlink(folder, ignored)) {
       continue;
     }
@@ -283,7 +284,8 @@ void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, i
     files::write_file(folder / kMarker, run_id_);
     remove_step(folder);
   } else if (marked) {
-    remove_file(folder / kMarker);  // of a save that was killed after its commit
+    remove_file(folder / kMarker);  // the marker was left by a save that was killed after its
+                                    // commit
   }
 }
 

@@ -56,7 +56,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
   Tasks left(tasks);
   const tessera::detail::StateOfThread state;
   const comm::ListedThread& caller = comm::listed_thread();
-  // Joins the threads, also after an exception.
+  // std::jthread joins the threads, also after an exception.
   std::vector<std::jthread> others;
   try {
     while (static_cast<int>(others.size()) + 1 < threads) {
@@ -67,7 +67,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
       });
     }
   } catch (const std::exception&) {
-    // No thread, or no memory for it: fewer threads do the same work.
+    // If a thread or its memory is not available, fewer threads do the same work.
   }
   left.run_what_is_left();
   others.clear();
@@ -76,7 +76,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
 
 namespace {
 
-/// A thread for less would cost more than it saves.
+/// Fewer bytes are not worth the cost of a further thread.
 constexpr std::int64_t kLeastBytesOfAThread = std::int64_t{4} << 20;
 
 void read_piece(const SafetensorsFile& file, const std::string& name,
@@ -92,7 +92,8 @@ void read_piece(const SafetensorsFile& file, const std::string& name,
 
 }  // namespace
 
-/// A piece is in memory in the file's type too, which may be the wider one.
+/// Splits a read into pieces. A piece is limited in the wider of the two types, because it is also
+/// in memory in the file's type.
 void PieceReads::add(const SafetensorsFile& file, const std::string& name,
                      std::span<const std::int64_t> from, const at::Tensor& target) {
   const std::int64_t width = std::max(
@@ -107,8 +108,9 @@ void PieceReads::add(const SafetensorsFile& file, const std::string& name,
   bytes_ += static_cast<std::int64_t>(target.nbytes());
 }
 
-/// Each thread that needs a part of a shared MiB reads it. So a thread takes several neighbours at
-/// a time: few shares, but more of them than threads, which may differ in speed.
+/// Every thread that needs a part of a 1 MiB granule reads the whole granule. So a thread takes
+/// several neighbouring pieces at a time. There are more shares than threads, because threads may
+/// differ in speed.
 void PieceReads::run() {
   const auto threads = std::clamp<std::int64_t>(bytes_ / kLeastBytesOfAThread, 1, limits_.threads);
   const std::int64_t bytes_of_share = std::max(bytes_ / (4 * threads), kLeastBytesOfAThread);
@@ -180,7 +182,8 @@ void StoredStep::check() const {
 void StoredStep::read(const ReadLimits& limits) {
   for (const auto& [index, wanted] : std::exchange(wanted_, {})) {
     const SafetensorsFile file = open(index, wanted);
-    // In the file's order: a MiB that neighbours share is read once.
+    // The requests are sorted by file offset, so that a granule that neighbouring chunks share is
+    // read once.
     std::vector<const Wanted*> order;
     std::ranges::transform(wanted, std::back_inserter(order),
                            [](const auto& each) { return &each; });

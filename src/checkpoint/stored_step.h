@@ -1,4 +1,4 @@
-// A step on disk, and how a rank reads the bytes that it needs, with several threads.
+// A step on disk, and multi-threaded reading of the bytes that a rank needs.
 
 #pragma once
 
@@ -21,10 +21,10 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// Runs each task once, started in their order, several at a time: on this thread and up to
-/// `threads` - 1 others. These get this thread's thread-local state (gradient mode, scopes), and
-/// the progress that they note counts as this thread's. Returns when all have ended. Throws the
-/// error of the first task that failed; tasks that had not begun are then skipped.
+/// Runs each task once. Tasks start in order and run concurrently, on this thread and up to
+/// `threads` - 1 others. The other threads get this thread's thread-local state (gradient mode,
+/// scopes), and progress that they report counts as this thread's. Returns when all tasks have
+/// ended. Throws the error of the first failed task; tasks that had not started are then skipped.
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks);
 
 }  // namespace tessera::checkpoint
@@ -32,23 +32,24 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::checkpoint {
 
-/// Buffers for reading hold at most a piece for each thread.
+/// Each thread's read buffer has at most one piece.
 struct ReadLimits {
   int threads = 4;
   std::int64_t piece_bytes = kMostPieceBytes;
 };
 
-/// Fills blocks of memory from files, a piece at a time, by several threads where there is much.
+/// Fills blocks of memory from files, one piece at a time, with several threads if there are enough
+/// bytes.
 class PieceReads {
  public:
   explicit PieceReads(const ReadLimits& limits = {}) : limits_(limits) {}
 
-  /// Notes that `target` is to be filled with the values of a tensor of `file` at `from`, converted
-  /// to its type. The file must outlive run().
+  /// Requests that `target` be filled with the values of a tensor of `file` at `from`, converted to
+  /// its type. The file must outlive run().
   void add(const SafetensorsFile& file, const std::string& name, std::span<const std::int64_t> from,
            const at::Tensor& target);
-  /// Reads the added pieces in order. Throws the error of the first read that fails; an Error that
-  /// is not about reading itself names the tensor.
+  /// Reads the requested pieces in order. Throws the error of the first read that fails; an Error
+  /// with another cause than reading gets the tensor's name.
   void run();
 
  private:
@@ -66,46 +67,46 @@ class PieceReads {
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// A step on the disk, for reading. Requests are collected first: then one file after another is
-/// opened, however many ranks have written the step.
+/// A step on disk, for reading. Requests are collected first, so that each file is opened only
+/// once, one after another, no matter how many ranks have written the step.
 class StoredStep {
  public:
   StoredStep(std::filesystem::path folder, Manifest manifest);
 
   const Manifest& manifest() const { return manifest_; }
   const std::filesystem::path& folder() const { return folder_; }
-  /// The tensor of this name, also by a tied tensor's other name; nullptr if there is none.
+  /// Finds a tensor by its name or a tied name; nullptr if there is none.
   const ManifestTensor* find(const std::string& name) const;
 
-  /// Notes that `block` is to be filled with the values of a tensor at `offset`, converted to its
+  /// Requests that `block` be filled with the values of a tensor at `offset`, converted to its
   /// type.
   void want(const std::string& name, std::span<const std::int64_t> offset, const at::Tensor& block);
   /// Checks the headers of the files with requested tensors. Throws Error for a file that is
   /// missing, has another size, or differs from the manifest.
   void check() const;
-  /// Fills the requested blocks, by several threads where there is much; then no request is left.
-  /// Throws Error as check() does, and for bytes that differ from those written.
+  /// Fills the requested blocks, with several threads if there are enough bytes, and clears the
+  /// requests. Throws Error as check() does, and for bytes that do not match their checksum.
   void read(const ReadLimits& limits = {});
 
  private:
-  /// A part of a chunk, and where it goes.
+  /// A part of a chunk, and its destination.
   struct Wanted {
-    std::string name;  ///< that the file has
+    std::string name;  ///< the tensor's name in the file
     const ManifestTensor* tensor;
     const ManifestChunk* chunk;
-    std::vector<std::int64_t> from;  ///< within the chunk
+    std::vector<std::int64_t> from;  ///< offset of the requested part within the chunk
     at::Tensor target;
   };
 
-  /// The name under which the files have it.
+  /// The name under which the files store a tensor.
   const std::string& stored_name(const std::string& name) const;
-  /// Opens a file and compares what is wanted of it with its header.
+  /// Opens a file, and compares the requested tensors with its header.
   SafetensorsFile open(std::size_t file, const std::vector<Wanted>& wanted) const;
 
   std::filesystem::path folder_;
   Manifest manifest_;
   std::map<std::string, std::string> stored_names_;
-  std::map<std::size_t, std::vector<Wanted>> wanted_;  ///< by file
+  std::map<std::size_t, std::vector<Wanted>> wanted_;  ///< requested tensors by file
 };
 
 }  // namespace tessera::checkpoint

@@ -1,6 +1,6 @@
-// Small collectives by which ranks compare values and share verdicts. They use only a Communicator,
-// and so run on every back end. Each begins below autograd: the caller may be recording a graph,
-// and these tensors must not be in it.
+// Small collectives by which ranks compare values and share decisions. They use only a
+// Communicator, and so work with every back end. Each runs below autograd, because the caller may
+// be recording a graph, and the tensors made here must not be in it.
 
 #include "tessera/comm/agreement.h"
 
@@ -20,39 +20,41 @@
 namespace tessera::comm {
 namespace {
 
-/// A tensor over host memory that the caller owns. Made without a factory function: in a MetaDevice
-/// scope that would make a tensor without memory.
+/// A tensor over host memory that the caller owns. Made without a factory function, which would
+/// make a tensor without memory in a MetaDevice scope.
 at::Tensor over(const std::int64_t* values, std::size_t count) {
   return at::from_blob(const_cast<std::int64_t*>(values), {static_cast<std::int64_t>(count)},
                        at::kLong);
 }
 
-/// The device through which a group on `device` sends values. Meta tensors have none (meta_world).
+/// The device through which a group on `device` sends values. For meta tensors, which have no
+/// memory (meta_world), the CPU.
 c10::Device carrier(c10::Device device) {
   return device.is_meta() ? c10::Device(c10::kCPU) : device;
 }
 
-/// `own`, padded with zeros to `length` bytes and to numbers of 8 bytes, on `device`: text takes
-/// the wide way through NCCL, too.
+/// `own` padded with zeros to `length` bytes and to a multiple of 8 bytes, on `device`. Sent as
+/// 8-byte numbers, which NCCL also moves in wide accesses.
 at::Tensor to_numbers(std::string own, std::int64_t length, c10::Device device) {
   constexpr std::int64_t kWidth = sizeof(std::int64_t);
   const std::int64_t count = tessera::detail::ceil_div(length, kWidth);
-  // The copy is needed on a CPU too: the bytes belong to `own`, which ends with this function.
+  // The copy is needed on a CPU too, because the bytes belong to `own`, which is destroyed when
+  // this function returns.
   own.resize(static_cast<std::size_t>(count * kWidth));
   return at::from_blob(own.data(), {count}, at::kLong)
       .to(carrier(device), at::kLong, /*non_blocking=*/false, /*copy=*/true);
 }
 
-/// Bytes after `length` are padding.
+/// The first `length` bytes of `numbers` as text; the rest is padding.
 std::string to_text(const at::Tensor& numbers, std::int64_t length) {
   const at::Tensor host = numbers.cpu();
   return {static_cast<const char*>(host.const_data_ptr()), static_cast<std::size_t>(length)};
 }
 
-/// The number of all ranks, reduced. 4 bytes, not 8: factorisations of a batch pay this on every
-/// call.
+/// The reduction of all ranks' `own`. Uses 4 bytes and not 8, because factorisations of a batch
+/// call this every time.
 int reduce(Communicator& group, c10::Device device, int own, ReduceOp op) {
-  // A copy on a CPU as well: all_reduce writes it.
+  // Copies on a CPU as well, because all_reduce writes to the tensor.
   const at::Tensor number =
       at::from_blob(&own, {1}, at::kInt)
           .to(carrier(device), at::kInt, /*non_blocking=*/false, /*copy=*/true);
@@ -60,13 +62,13 @@ int reduce(Communicator& group, c10::Device device, int own, ReduceOp op) {
   return number.cpu().const_data_ptr<int>()[0];
 }
 
-/// What `work` throws, in one line; empty if nothing.
+/// The message of the exception that `work` throws, in one line; empty if it throws none.
 std::string message_of(const std::function<void()>& work) {
   std::string message;
   try {
     work();
     return message;
-    // Its what() would append a stack trace.
+    // A c10::Error is handled separately, because its what() would append a stack trace.
   } catch (const c10::Error& error) {
     message = error.what_without_backtrace();
   } catch (const std::exception& error) {
@@ -98,7 +100,7 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
   return all;
 }
 
-// Each rank sets flags at its own position: one for its presence, and one for each bit of its
+// Each rank sets flags at its own position: one flag for its presence, and one for each bit of its
 // values.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own) {
@@ -135,7 +137,8 @@ std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
                                       const std::string& own) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto lengths = gather_values(group, device, {static_cast<std::int64_t>(own.size())});
-  // An all-gather moves equally many bytes from each rank, so all are padded to the longest.
+  // An all-gather moves the same number of bytes from each rank, so all texts are padded to the
+  // longest.
   const auto longest = std::ranges::max_element(lengths)->front();
   const at::Tensor input = to_numbers(own, longest, device);
   const at::Tensor output = at::empty({group.size(), input.numel()}, input.options());
@@ -167,7 +170,7 @@ std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std:
   return others;
 }
 
-/// Two broadcasts, because the peers cannot allocate before they know the length.
+/// Uses two broadcasts, because the other ranks cannot allocate memory before they know the length.
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
                            const std::string& own) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -183,11 +186,11 @@ std::string broadcast_text(Communicator& group, c10::Device device, int root,
 
 std::optional<Failure> first_failure(Communicator& group, c10::Device device,
                                      const std::function<void()>& work) {
-  // Before the guard: the work runs in the dispatch state of the caller.
+  // The work runs before the guard is set, in the caller's dispatch state.
   const std::string own = message_of(work);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  // A rank without a failure sends a number greater than any rank, so that the minimum is the first
-  // rank that failed.
+  // A rank without a failure sends a number greater than any rank, so the minimum is the first rank
+  // that failed.
   const int first =
       reduce(group, device, own.empty() ? group.size() : group.rank(), ReduceOp::kMin);
   if (first == group.size()) {

@@ -1,6 +1,6 @@
-// The back ends for collectives but NCCL, which is in libtessera_cuda.so (cuda/cuda_backend.h). A
-// world chooses one for each group (rendezvous/store_world.cpp) and wraps it
-// (checked/checked_communicator.h).
+// The back ends for collectives, except NCCL's, which is in libtessera_cuda.so
+// (cuda/cuda_backend.h). A world chooses a back end for each group (rendezvous/store_world.cpp) and
+// wraps it (checked/checked_communicator.h).
 
 #pragma once
 
@@ -20,28 +20,29 @@ namespace tessera::comm {
 CommunicatorPtr make_solo_communicator();
 
 /// A group of `size` ranks of which only `rank` exists. Its data is used as the data of all ranks.
-/// `start` returns the Work of a call; without it, or if it returns nullptr, the call is complete
-/// when it returns.
+/// `start` returns the Work of a call. Without `start`, or if it returns nullptr, the call is
+/// complete when it returns.
 using LoopbackStart = std::function<WorkPtr(const char* collective, std::int64_t bytes)>;
 CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart start);
 
-/// Collectives of CPU tensors through memory that the ranks share. Collective; nullptr on every
-/// rank if one of them cannot reach the memory (another host or container) or has TESSERA_SHM=0.
-/// `store` is this group's alone.
+/// Collectives of CPU tensors through shared memory. Collective; returns nullptr on every rank if
+/// one of the ranks cannot reach the memory (because it is on another host or in another container)
+/// or has TESSERA_SHM=0. Only this group may use `store`.
 ///
 /// A call writes this rank's data to the shared memory and returns; Work::wait() reads the data of
-/// the other ranks. The next call first waits for the call before.
+/// the other ranks. A call first waits until the previous call is complete.
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group);
 
-/// Gloo over TCP between the ranks of `group`, for CPU tensors. `store` is this group's alone; the
-/// peers reach this host by `address`. Collective. Reduce-scatter is an all-to-all and a local sum:
-/// libtorch's own costs a whole all-reduce.
+/// Gloo over TCP between the ranks of `group`, for CPU tensors. Only this group may use `store`;
+/// the other ranks reach this host at `address`. Collective. Reduce-scatter is an all-to-all and a
+/// local sum, because libtorch's own implementation costs a whole all-reduce.
 CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const std::string& address);
 
-/// Collectives of CUDA tensors through `host`, a communicator of CPU tensors: for ranks that share
-/// a GPU, which NCCL refuses. Inputs are copied to pinned memory by the call, which therefore waits
-/// for the current stream; results are copied back, on the then current stream, by Work::wait().
+/// Collectives of CUDA tensors through `host`, a communicator of CPU tensors; for ranks that share
+/// a GPU, which NCCL does not support. A call copies its inputs to pinned memory, and therefore
+/// waits for the current stream. Work::wait() copies the results back, on the stream that is then
+/// current.
 CommunicatorPtr make_staged_communicator(CommunicatorPtr host);
 
 /// The Work of a collective that was complete when its call returned.
@@ -50,7 +51,7 @@ class DoneWork final : public Work {
   void wait() override {}
 };
 
-/// One object for all of them: it has no state.
+/// One shared object, because DoneWork has no state.
 inline WorkPtr done_work() {
   static const WorkPtr done = std::make_shared<DoneWork>();
   return done;

@@ -1,5 +1,5 @@
-// The defaults of a back end: a refusal for each collective that it lacks, groups of tensors packed
-// into one, plain allocation, flags through an all-reduce.
+// The default implementations for a back end: an error for each collective that it lacks, groups of
+// tensors packed into one tensor, plain allocation, and flags exchanged by an all-reduce.
 
 #include "tessera/comm/communicator.h"
 
@@ -12,21 +12,22 @@
 namespace tessera::comm {
 namespace {
 
-/// Names the back end: the caller has chosen it, perhaps through a mesh, far from this call.
+/// Throws Error with the back end's name, because the caller may have chosen it far from this call,
+/// for example through a mesh.
 [[noreturn]] void unsupported(const Communicator& communicator, const char* collective) {
   fail(collective, " is not implemented by the communicator '", communicator.name(),
        "'; choose another backend in WorldOptions");
 }
 
-/// A packed collective: wait() copies the result into the tensors. `packed` has as many rows as
-/// they; each of its rows is the tensors' rows, one after another.
+/// The Work of a packed collective: wait() copies the result into the tensors. `packed` has as many
+/// rows as each tensor; each of its rows contains the tensors' rows, one after another.
 class UnpackingWork final : public Work {
  public:
   UnpackingWork(WorkPtr work, at::Tensor packed, std::vector<at::Tensor> tensors)
       : work_(std::move(work)), packed_(std::move(packed)), tensors_(std::move(tensors)) {}
 
   void wait() override {
-    // Waited for before.
+    // The work has already been waited for.
     if (work_ == nullptr) {
       return;
     }
@@ -38,19 +39,20 @@ class UnpackingWork final : public Work {
       rows.copy_(packed_.narrow(1, offset, rows.size(1)));
       offset += rows.size(1);
     }
-    // Owners of the work must not keep its memory alive.
+    // Releases the tensors, because owners of this Work must not keep their memory alive.
     packed_.reset();
     tensors_.clear();
   }
 
  private:
-  // nullptr once it was waited for.
+  // nullptr once it has been waited for.
   WorkPtr work_;
   at::Tensor packed_;
   std::vector<at::Tensor> tensors_;
 };
 
-/// Contiguous tensors, each cut into `rows` equal rows, side by side: (rows, columns of all).
+/// Cuts each of the contiguous tensors into `rows` equal rows and joins the tensors' rows: (rows,
+/// columns of all tensors).
 at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) {
   std::vector<at::Tensor> cut;
   for (const at::Tensor& tensor : tensors) {
@@ -61,8 +63,9 @@ at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) 
 
 }  // namespace
 
-// One collective instead of many, so that its start-up is paid once; the price is a copy into the
-// packed input and one out of the packed output. Back ends that move groups in place override both.
+// Makes one collective instead of many, so that its start-up cost is paid once, at the cost of a
+// copy into the packed input and one out of the packed output. Back ends with
+// moves_groups_in_place() override both functions.
 WorkPtr Communicator::all_gather_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -104,7 +107,7 @@ at::Tensor Communicator::allocate(std::int64_t numel, const c10::TensorOptions& 
   return at::empty({numel}, options);
 }
 
-// On the host, in place: from_blob() shares the caller's bytes.
+// Runs on the host and in place, because from_blob() shares the caller's bytes.
 void Communicator::any_rank(std::span<std::uint8_t> flags) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto numel = static_cast<std::int64_t>(flags.size());

@@ -1,5 +1,5 @@
-// The texts with which every message about a collective begins. A message names world ranks, which
-// are those that a launcher shows, never ranks within the group.
+// The beginning of every message about a collective. Messages name world ranks, which are the ranks
+// that a launcher shows, never ranks within the group.
 
 #include "group_info.h"
 
@@ -28,7 +28,7 @@ std::uint64_t hash_of(std::string_view text, std::uint64_t before) {
   return before;
 }
 
-/// What c10d throws is often a line for us and a stack trace below it.
+/// The first line of a c10d exception, which is often followed by a stack trace.
 std::string first_line(const std::string& message) {
   std::string line = message.substr(0, message.find('\n'));
   if (line.starts_with('[')) {

@@ -1,4 +1,4 @@
-// The identity of a group. Messages need it before the group's Communicator exists.
+// The identity of a process group. Messages need it before the group's Communicator exists.
 
 #pragma once
 
@@ -20,29 +20,30 @@ class GroupWatch;
 struct GroupInfo {
   std::string name;
   std::vector<int> ranks;  ///< world ranks in group order
-  int rank = 0;            ///< this rank's number in the group
+  int rank = 0;            ///< this rank's index in the group
   std::chrono::milliseconds timeout{};
-  /// Records the calls of the group; nullptr for a group of one rank, or of fake ranks.
+  /// Records the calls of the group; nullptr for a group of one rank or of fake ranks.
   std::shared_ptr<GroupWatch> watch{};
-  /// The number of each rank's host, in group order. Empty: not known, or all on one host.
+  /// The number of each rank's host, in group order. Empty if unknown, or if all ranks are on one
+  /// host.
   std::vector<int> hosts{};
-  int ranks_here = 1;  ///< ranks of the world on this rank's host
+  int ranks_here = 1;  ///< number of the world's ranks on this rank's host
 
   int world_rank() const { return ranks[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-/// "all_gather in group 'tp' (ranks 0, 1), rank 1": the beginning of each message about a
-/// collective.
+/// The beginning of each message about a collective: "all_gather in group 'tp' (ranks 0, 1), rank
+/// 1".
 std::string describe(const GroupInfo& group, const char* collective);
-/// "all_gather for unit 'head'"; `purpose` may be empty.
+/// A call with its purpose as text: "all_gather for unit 'head'". `purpose` may be empty.
 std::string with_purpose(const char* collective, const std::string& purpose);
-/// The end of a message about a call on a group of an ended world.
+/// The end of a message about a call on a group of a world that has ended.
 inline constexpr auto kWorldHasEnded =
     ": its world has ended; keep the world, and make this call before World::shutdown()";
-/// FNV-1a of a text, which continues the hash `before`. The same in every process.
+/// The FNV-1a hash of a text, continuing from the hash `before`. The same in every process.
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
-/// "0, 1, 5".
+/// The ranks as text: "0, 1, 5".
 std::string join(const std::vector<int>& ranks);
 /// The first line of a message, without libtorch's "[file:line]" prefix.
 std::string first_line(const std::string& message);

@@ -1,6 +1,6 @@
-// Collectives without peers: a group of one, and groups where only this rank exists (fake_world).
-// Results have the sizes that real peers would give, so that plans and counts of traffic are those
-// of the real group.
+// Collectives without other ranks: a group of one rank, and groups in which only this rank exists
+// (fake_world). Results have the sizes that real ranks would give, so that plans and traffic counts
+// equal those of a real group.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Both kinds of group without peers: one rank, or several where the others do not exist.
+/// Both kinds of group without other ranks: with size 1, or with a larger size of which only this
+/// rank exists.
 class LoopbackCommunicator final : public Communicator {
  public:
   LoopbackCommunicator(int rank, int size, LoopbackStart start)
@@ -37,7 +38,7 @@ class LoopbackCommunicator final : public Communicator {
                            const std::vector<at::Tensor>& inputs) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      // Every row is this rank's: the copy broadcasts.
+      // Every row is this rank's data; copy_ broadcasts it.
       outputs[i].view({size(), -1}).copy_(inputs[i].view({1, -1}));
     }
     return started("all_gather", inputs);
@@ -53,11 +54,11 @@ class LoopbackCommunicator final : public Communicator {
     return started("reduce_scatter", inputs);
   }
 
-  // No packing, no comparison: there are no peers.
+  // Without other ranks nothing is packed or compared.
   bool moves_groups_in_place() const override { return true; }
   bool compares_calls() const override { return true; }
 
-  // Each peer counts as sending what this rank keeps for itself. If a peer should send more, the
+  // Each other rank is assumed to send what this rank keeps for itself. If it should send more, the
   // rest is zero.
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,

@@ -1,5 +1,5 @@
-// The counters of a rank's collectives, which CheckedCommunicator feeds. Forward and backward run
-// on different threads, hence the lock.
+// The counters of a rank's collectives, written by CheckedCommunicator. A lock protects them,
+// because forward and backward run on different threads.
 
 #include "tessera/comm/trace.h"
 
@@ -8,7 +8,8 @@
 namespace tessera::comm {
 namespace {
 
-/// "GatherSequenceFunction" of "tessera::nn::GatherSequenceFunction".
+/// The last part of a qualified name: "GatherSequenceFunction" for
+/// "tessera::nn::GatherSequenceFunction".
 std::string short_name(const std::string& name) {
   const std::size_t scope = name.substr(0, name.find('<')).rfind("::");
   return scope == std::string::npos ? name : name.substr(scope + 2);
@@ -20,7 +21,8 @@ std::string purpose_of_call(const std::string& purpose) {
     return purpose;
   }
   std::string text(CallerScope::current());
-  // In a backward pass the operator alone does not tell which gradient needs the call.
+  // In backward the operator alone does not show which gradient needs the call, so autograd's node
+  // is added.
   const std::string node = tessera::detail::running_node();
   if (node.empty()) {
     return text;
@@ -42,7 +44,7 @@ CollectiveCallPtr TrafficCounter::record(const std::string& group, const char* c
   Traffic& entry = table_[{group, collective}];
   ++entry.calls;
   entry.bytes += bytes;
-  // The text is made only for a recorder.
+  // The call's text is made only if there is a recorder.
   if (lists_.empty()) {
     return nullptr;
   }
@@ -85,12 +87,13 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
     entry.bytes -= before.bytes;
     entry.link_bytes -= before.link_bytes;
   }
-  // A group that was not used since is left out rather than listed with zeros.
+  // A group that was not used since `earlier` is left out instead of listed with zeros.
   std::erase_if(now, [](const auto& item) { return item.second.calls == 0; });
   return now;
 }
 
-/// The counter holds a pointer to the list; the destructor removes it under the same lock.
+/// The counter stores a pointer to the list; the destructor removes the pointer under the same
+/// lock.
 CallRecorder::CallRecorder(TrafficCounter& counter) : counter_(counter) {
   const std::lock_guard lock(counter_.mutex_);
   counter_.lists_.push_back(&calls_);

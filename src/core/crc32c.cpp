@@ -1,4 +1,4 @@
-// CRC-32C by a table, and by the instruction of SSE 4.2 where the processor has it.
+// CRC-32C by a table, and by the SSE 4.2 instruction if the processor has it.
 
 #include "tessera/core/detail/crc32c.h"
 
@@ -15,7 +15,7 @@ namespace {
 /// The polynomial; the coefficient of x^31 is in the lowest bit.
 constexpr std::uint32_t kPolynomial = 0x82f63b78;
 
-/// The change that each byte makes to the sum.
+/// The change of the checksum for each byte value.
 constexpr std::array<std::uint32_t, 256> kTable = [] {
   std::array<std::uint32_t, 256> table{};
   for (std::uint32_t byte = 0; byte < table.size(); ++byte) {
@@ -37,7 +37,7 @@ std::uint32_t by_table(std::span<const std::byte> bytes, std::uint32_t before) {
 }
 
 #if defined(__x86_64__)
-/// Eight bytes an instruction.
+/// Processes eight bytes with each instruction.
 __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::span<const std::byte> bytes,
                                                                std::uint32_t before) {
   std::uint64_t crc = ~before;

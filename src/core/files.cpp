@@ -17,30 +17,30 @@
 
 namespace tessera::files {
 
-// Files that are complete or absent. Checkpoints, token shards and reports are written so: a reader
-// that opens the final name never sees a part of the data, also after a crash. The life of a file:
-// a temporary name in the same folder (rename() is atomic within one file system only), write,
-// fsync, rename, fsync of the folder.
+// Files that are complete or absent. Checkpoints, token shards and reports are written in this way:
+// a reader that opens the final name never sees partial data, even after a crash. The steps: write
+// to a temporary name in the same folder (rename() is atomic only within one file system), fsync,
+// rename, fsync of the folder.
 
 namespace {
 
-/// What follows the final name in temporary names of this host. Locks may hold on one host only, so
-/// that no writer removes the file of another host's.
+/// The part of temporary names after the final name. It contains the host's name, because locks may
+/// work on one host only; so no writer removes a file of another host.
 std::string temporary_mark() {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
   return std::string(".tmp-") + host.data() + "-";
 }
 
-/// Without the number at its end. It begins with a dot, so that patterns of a shell do not match
-/// it, and holds the final name, so that a later writer of the same file knows whose remains they
-/// are.
+/// The temporary name without the number at its end. It begins with a dot, so that shell patterns
+/// do not match it, and contains the final name, so that a later writer of the same file recognises
+/// the remains.
 std::string temporary_prefix(const std::filesystem::path& path) {
   return "." + path.filename().string() + temporary_mark();
 }
 
-/// Bytes that may wait for the disk. No sync() takes long then, whatever the file's size: other
-/// ranks may wait for this one in a collective.
+/// The most bytes that may wait for the disk. The limit keeps sync() short whatever the file's
+/// size, because other ranks may wait for this one in a collective.
 constexpr std::uint64_t kMostUnsynced = std::uint64_t{16} << 20;
 
 /// The result of a system call, repeated while a signal interrupts it.
@@ -53,34 +53,34 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-/// A bare file name has an empty parent path, which open() does not take.
+/// The file's folder; "." for a bare file name, whose parent path is empty and cannot be opened.
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// Whether the file still has a name. Another writer that clears stale files may have unlinked it
-/// between our open() and our flock(): what is written to it then would be lost.
+/// Whether the file still has a name. Another writer that removes stale files may have unlinked it
+/// between this process's open() and flock(); data written to it would then be lost.
 bool still_linked(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink > 0;
 }
 
-/// Whether a link was made: NFS asks again after an answer that was lost, and then finds the name
-/// taken.
+/// Whether the link was made although link() failed: NFS repeats a request whose answer was lost,
+/// and then finds the name taken.
 bool has_two_names(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink == 2;
 }
 
-/// A file that is moved to the name of a device or a pipe would replace it.
+/// Throws Error if the path is a device, a pipe or a socket, which the rename would replace.
 void check_replaceable(const std::filesystem::path& path) {
-  std::error_code ignored;  // that of the file itself says more
+  std::error_code ignored;  // opening the file gives a better error
   const auto status = std::filesystem::status(path, ignored);
   TESSERA_CHECK(!std::filesystem::is_other(status), "cannot write '", path.string(),
                 "', which is a device, a pipe or a socket: give the name of a file");
 }
 
-/// Without a name as yet.
+/// Writes all of the text to the still unpublished file.
 void write_whole(AtomicFile& file, const std::string& text) {
   file.write_at(0, std::as_bytes(std::span(text)));
   file.sync();
@@ -101,7 +101,7 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(absolute_path(path)) 
   open_temporary();
 }
 
-/// publish() clears the temporary name; so a name here means that the file was given up.
+/// publish() clears the temporary name, so a remaining name means that the file was abandoned.
 AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) {
     unlink(temporary_.c_str());
@@ -112,14 +112,14 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::open_temporary() {
-  // Threads of one process may write the same path at once (ranks as threads do), so that the
-  // process id alone is not unique.
+  // The counter is needed because threads of one process may write the same path at once (ranks as
+  // threads), so the process id alone is not unique.
   static std::atomic<int> counter{0};
   while (fd_ < 0) {
     temporary_ = folder_of(path_) / (temporary_prefix(path_) + std::to_string(getpid()) + "-" +
                                      std::to_string(counter++));
     fd_ = open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    // The name of a process that has ended and whose id came round again.
+    // The name belongs to a process that has ended and whose id was reused.
     if (fd_ < 0 && errno == EEXIST) {
       continue;
     }
@@ -127,8 +127,8 @@ void AtomicFile::open_temporary() {
       temporary_.clear();
       fail_system("cannot write");
     }
-    // The lock tells others that the writer is alive. One that looked before it may have removed
-    // the file, or be about to: then take another name.
+    // The lock shows other writers that this writer is alive. A writer that checked before the lock
+    // was taken may have removed the file, or may be about to; then another name is tried.
     const bool is_taken = flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (is_taken || !still_linked(fd_)) {
       close(std::exchange(fd_, -1));
@@ -136,8 +136,9 @@ void AtomicFile::open_temporary() {
   }
 }
 
-/// fallocate() extends the file as well, which is right here: the callers reserve exactly what they
-/// write. On a file system without it (NFS before 4.2) nothing is reserved.
+/// Allocates disk space. fallocate() also extends the file, which is correct because callers
+/// reserve exactly what they write. On a file system without fallocate (NFS before 4.2) nothing is
+/// reserved.
 void AtomicFile::reserve(std::uint64_t bytes) {
   const auto allocate = [&] { return fallocate(fd_, 0, 0, static_cast<off_t>(bytes)); };
   if (bytes == 0 || uninterrupted(allocate) == 0) {
@@ -148,14 +149,14 @@ void AtomicFile::reserve(std::uint64_t bytes) {
   }
 }
 
-/// pwrite() may write less than it was given, above 2 GiB always. Takes an offset and no position,
-/// so that the caller decides about the order.
+/// pwrite() may write fewer bytes than requested; above 2 GiB it always does. It takes an offset,
+/// so the caller may write in any order.
 void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const auto written = uninterrupted(
         [&] { return pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (written <= 0) {
-      errno = written == 0 ? EIO : errno;  // 0 is no error by itself, and would never end
+      errno = written == 0 ? EIO : errno;  // 0 is no error but would loop forever
       fail_system("cannot write");
     }
     offset += static_cast<std::uint64_t>(written);
@@ -167,7 +168,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
   }
 }
 
-/// Before publish(): a rename may reach the disk before the data that it names.
+/// To be called before publish(), because a rename may reach the disk before the data.
 void AtomicFile::sync() {
   if (uninterrupted([&] { return fsync(fd_); }) != 0) {
     fail_system("cannot make durable");
@@ -184,14 +185,14 @@ void AtomicFile::publish() {
   sync_folder(folder_of(path_));
 }
 
-/// rename() would replace another's file; link() does not.
+/// Uses link(), because rename() would replace a file of another writer.
 bool AtomicFile::publish_new() {
   const bool linked = link(temporary_.c_str(), path_.c_str()) == 0 || has_two_names(fd_);
   if (!linked && errno == EEXIST) {
     return false;
   }
   if (!linked && (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS)) {
-    publish();  // a file system without hard links
+    publish();  // for file systems without hard links
     return true;
   }
   if (!linked) {
@@ -220,7 +221,7 @@ bool write_new_file(const std::filesystem::path& path, const std::string& text) 
   return file.publish_new();
 }
 
-// The kernel drops a lock with its process: a file that can be locked has no writer.
+// The kernel releases a lock when its process ends, so a file that can be locked has no writer.
 void remove_leftovers(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& of) {
   const std::string mark = temporary_mark();
@@ -231,8 +232,9 @@ void remove_leftovers(const std::filesystem::path& folder,
     if (end == std::string::npos || !name.starts_with('.') || !of(name.substr(1, end - 1))) {
       continue;
     }
-    // For writing: NFS grants an exclusive lock for nothing else. O_NOFOLLOW and O_NONBLOCK:
-    // whatever lies there under such a name must neither lead elsewhere nor block (a FIFO).
+    // The file is opened for writing, because NFS grants an exclusive lock only then. O_NOFOLLOW
+    // and O_NONBLOCK are set, because an unknown entry of such a name must neither lead elsewhere
+    // nor block (a FIFO).
     const int fd = open(entry.path().c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
       continue;
@@ -247,12 +249,12 @@ void remove_leftovers(const std::filesystem::path& folder,
 void sync_folder(const std::filesystem::path& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const bool synced = fd >= 0 && uninterrupted([&] { return fsync(fd); }) == 0;
-  // close() below may overwrite it.
+  // errno is saved, because close() may overwrite it.
   const int error = errno;
   if (fd >= 0) {
     close(fd);
   }
-  // Some file systems have nothing to sync for a folder, and say so.
+  // Some file systems have nothing to sync for a folder and return these errors.
   const bool not_needed = error == EINVAL || error == EOPNOTSUPP;
   TESSERA_CHECK(synced || not_needed, "cannot make the folder '", folder.string(),
                 "' durable: ", std::strerror(error),
@@ -286,7 +288,7 @@ namespace {
       error == ENOENT ? path : std::filesystem::path());
 }
 
-/// A pointer of git-lfs has about 130 bytes.
+/// Rejects git-lfs pointers, which are about 130 bytes long.
 void check_content(const InputFile& file) {
   constexpr std::uint64_t kLeastPointer = 100, kMostPointer = 300;
   if (file.size() >= kLeastPointer && file.size() <= kMostPointer) {
@@ -300,11 +302,11 @@ void check_content(const InputFile& file) {
 
 InputFile::InputFile(std::filesystem::path path, std::string what, Symlinks symlinks)
     : path_(std::move(path)) {
-  // O_NONBLOCK: opening a FIFO must not wait for a writer.
+  // O_NONBLOCK, because opening a FIFO must not wait for a writer.
   const int nofollow = symlinks == Symlinks::kRefuse ? O_NOFOLLOW : 0;
   fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | nofollow);
   try {
-    // The error of O_NOFOLLOW for a link.
+    // ELOOP is the error of O_NOFOLLOW for a symbolic link.
     TESSERA_CHECK(fd_ >= 0 || errno != ELOOP, "'", path_.string(),
                   "' is a symbolic link, which is not followed here: put the file itself there");
     if (fd_ < 0) {
@@ -334,7 +336,7 @@ InputFile::~InputFile() {
 InputFile::InputFile(InputFile&& other) noexcept
     : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
 
-/// pread() may return less than requested; 0 means that the file ends here.
+/// pread() may return fewer bytes than requested; 0 means the end of the file.
 void InputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
     const auto got = pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));

@@ -1,5 +1,5 @@
-// The layout of the cache is that of `huggingface_hub`: models--ORG--NAME/refs/REVISION holds a
-// commit, models--ORG--NAME/snapshots/COMMIT links to the files in models--ORG--NAME/blobs.
+// The cache has the layout of `huggingface_hub`: models--ORG--NAME/refs/REVISION contains a commit,
+// and models--ORG--NAME/snapshots/COMMIT links to the files in models--ORG--NAME/blobs.
 
 #include "tessera/core/hub_cache.h"
 
@@ -26,10 +26,10 @@ constexpr std::uint64_t kMostIndexBytes = 100'000'000;
 constexpr std::uint64_t kMostRefBytes = 1000;
 constexpr const char* kFolderPrefix = "models--";
 
-/// A model as the hub names it.
+/// A model's name on the hub.
 struct HubName {
   std::string model;
-  std::string revision;  ///< "": main
+  std::string revision;  ///< "" means main
 
   std::string folder() const {
     return kFolderPrefix + std::regex_replace(model, std::regex("/"), "--");
@@ -53,7 +53,8 @@ std::string home() {
   return user != nullptr ? user->pw_dir : "/";
 }
 
-/// As os.path.expanduser() and expandvars(): the name of an unset variable stays in the text.
+/// Expands "~" and variables, as os.path.expanduser() and expandvars() do: the name of an unset
+/// variable stays in the text.
 fs::path expanded(std::string text) {
   if (text == "~" || text.starts_with("~/")) {
     text = home() + text.substr(1);
@@ -71,7 +72,7 @@ fs::path expanded(std::string text) {
   return result.append(rest, text.cend());
 }
 
-/// nullopt for what can only be a path.
+/// Parses a name of the hub; nullopt for a text that can only be a path.
 std::optional<HubName> parse_name(const std::string& text) {
   static const std::regex kForm(R"(((?:\w[\w.-]*/)?\w[\w.-]{0,95})(?:@([\w.-]+(?:/[\w.-]+)*))?)");
   static const std::regex kFile(R"(.*(--|\.\.|\.git$|\.json$|\.model$|[.-]$|[.-]/).*)");
@@ -83,7 +84,7 @@ std::optional<HubName> parse_name(const std::string& text) {
   return HubName{parts.str(1), parts.str(2)};
 }
 
-/// The commit that a branch or tag stands for; else the revision is one.
+/// The commit that a branch or tag refers to; otherwise `revision` itself is the commit.
 std::string commit_of(const fs::path& model, const std::string& revision) {
   const fs::path ref = model / "refs" / (revision.empty() ? "main" : revision);
   std::error_code error;
@@ -91,7 +92,7 @@ std::string commit_of(const fs::path& model, const std::string& revision) {
                                          : ref.filename().string();
 }
 
-/// Links to blobs that are gone count as missing.
+/// Whether the folder contains the file. A link to a missing blob counts as missing.
 bool has(const fs::path& folder, const char* file) {
   std::error_code error;
   return fs::exists(folder / file, error);
@@ -108,7 +109,7 @@ void check_has(const fs::path& snapshot, const HubName& name,
        snapshot.string(), "'); ", name.fetch());
 }
 
-/// The one that a snapshot is of; nullopt for other folders.
+/// The name of the model of a snapshot; nullopt for other folders.
 std::optional<HubName> name_of(const fs::path& snapshot) {
   const std::string model = snapshot.parent_path().parent_path().filename().string();
   if (snapshot.parent_path().filename() != "snapshots" || !model.starts_with(kFolderPrefix)) {
@@ -130,7 +131,7 @@ std::set<std::string> shards_of(const fs::path& index) {
   return shards;
 }
 
-/// nullopt where the cache knows nothing of the model.
+/// The snapshot of a model; nullopt if the cache does not contain the model.
 std::optional<fs::path> find_snapshot(const HubName& name) {
   const fs::path model = hub_cache() / name.folder();
   std::error_code error;

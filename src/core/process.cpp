@@ -16,9 +16,9 @@
 namespace tessera::detail {
 
 // Switches from the environment, read where they are used (comm, dtensor, fsdp). A misspelt value
-// is an error and not "off": a check that the user wants would silently not run.
+// is an error and does not mean "off": otherwise a requested check would silently not run.
 
-/// An empty variable counts as not set, as shells leave one behind by NAME= .
+/// An empty variable counts as not set, because NAME= in a shell leaves one behind.
 std::optional<bool> environment_switch(const char* name) {
   static constexpr std::array<std::string_view, 3> kOn{"1", "true", "on"};
   static constexpr std::array<std::string_view, 3> kOff{"0", "false", "off"};
@@ -33,8 +33,8 @@ std::optional<bool> environment_switch(const char* name) {
   return on;
 }
 
-/// Checks that cost communication. `unset`: what the caller does without the variable, which
-/// differs by how much its check costs.
+/// Checks that cost communication. `unset`: the result if the variable is not set; callers choose
+/// it by the cost of their check.
 bool debug_checks(bool unset) {
   return environment_switch("TESSERA_DEBUG").value_or(unset);
 }
@@ -46,7 +46,7 @@ namespace {
 
 constexpr std::array kStopSignals = {SIGTERM, SIGUSR1};
 
-// A handler reaches nothing but what is static.
+// Static, because a signal handler can access only static objects.
 std::atomic<bool> stop_came = false;
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal's handler may not wait for a lock");
 std::array<struct sigaction, kStopSignals.size()> old_actions;
@@ -62,7 +62,7 @@ StopSignals::StopSignals() {
   struct sigaction action {};
   action.sa_handler = note_stop;
   sigemptyset(&action.sa_mask);
-  // Reads and writes continue: only the loop that checks reacts to a stop.
+  // Interrupted reads and writes are restarted, so only the loop that checks reacts to a stop.
   action.sa_flags = SA_RESTART;
   for (std::size_t i = 0; i < kStopSignals.size(); ++i) {
     sigaction(kStopSignals[i], &action, &old_actions[i]);
@@ -102,14 +102,14 @@ void keep_freed_memory() {
   if (chosen_by_user()) {
     return;
   }
-  // Free memory at the heap's end, and blocks that are not on the heap. To set one ends glibc's own
-  // adjustment of both.
+  // Keeps free memory at the end of the heap, and uses the heap for large blocks. Setting one of
+  // the two ends glibc's automatic adjustment of both.
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
 #endif
 }
 
-/// One write for the whole line: lines of several ranks must not mix.
+/// Written in one call, so that lines of several ranks do not mix.
 void end_program(const std::string& who, std::string message) {
   message.resize(std::min(message.find("\nException raised from "), message.size()));
   std::ranges::replace(message, '\n', ' ');

@@ -14,9 +14,9 @@ namespace {
 
 using nlohmann::json;
 
-/// Looks at the text before there is a tree, which would silently keep the last of duplicate keys.
-/// Does not use the parser's callback, with which the parser visits all siblings at the end of each
-/// object.
+/// Checks the text before a tree is built, because a tree silently keeps the last of duplicate
+/// keys. Does not use the parser's callback, with which the parser would visit all siblings at the
+/// end of each object.
 class Checker final : public nlohmann::json_sax<json> {
  public:
   explicit Checker(const JsonLimits& limits) : limits_(limits) {}
@@ -73,11 +73,11 @@ class Checker final : public nlohmann::json_sax<json> {
 }  // namespace
 
 void check_strict_json(std::string_view text, const JsonLimits& limits) {
-  // No white space, no byte order mark, no other kind of value.
+  // Rejects leading white space, a byte order mark, and values other than objects.
   TESSERA_CHECK(!text.starts_with(detail::kByteOrderMark),
                 "JSON begins with a byte order mark: save it without one");
   TESSERA_CHECK(text.starts_with('{'), "JSON does not begin with '{'");
-  // The parser takes a NUL as the end of its input and would ignore what follows.
+  // The parser takes a NUL as the end of its input and would ignore the rest.
   TESSERA_CHECK(text.find('\0') == std::string::npos, "JSON contains a NUL byte");
   Checker checker(limits);
   json::sax_parse(text, &checker);
@@ -114,7 +114,8 @@ void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view cont
 namespace tessera {
 namespace {
 
-/// One row of the table at a time; `diagonal` is the value that the row has just overwritten.
+/// Computes one row of the Levenshtein table at a time; `diagonal` is the value that the row has
+/// just overwritten.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});

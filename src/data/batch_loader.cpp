@@ -1,5 +1,6 @@
-// Batches by step number. There is no state: a batch depends only on the step and the data, so that
-// a resumed run reads the same batches, and each data-parallel rank loads its rows independently.
+// Batches by step number. The loader has no state: a batch depends only on the step and the data.
+// So a resumed run reads the same batches, and each data-parallel rank loads its rows
+// independently.
 
 #include "tessera/data/batch_loader.h"
 
@@ -20,8 +21,8 @@
 namespace tessera::data {
 namespace {
 
-/// Each bit of the result depends on all of `value`: the finalizer of splitmix64 (Steele et al.
-/// 2014).
+/// A hash in which each bit of the result depends on all bits of `value`: the finalizer of
+/// splitmix64 (Steele et al. 2014).
 std::uint64_t mix(std::uint64_t value) {
   value += 0x9e3779b97f4a7c15;
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
@@ -29,13 +30,13 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-/// A random permutation of [0, count) for a seed and an epoch. Each value is computed alone,
-/// without a table: a Feistel network (Luby & Rackoff 1988) over the next power of four, repeated
-/// until the value is in the range, at most four times on average.
+/// A pseudo-random permutation of [0, count) for a seed and an epoch. Each value is computed
+/// independently, without a table: a Feistel network (Luby & Rackoff 1988) over the next power of
+/// four, repeated until the value is in the range (at most four times on average).
 class Permutation {
  public:
   Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t number);
-  /// `index` is in [0, count).
+  /// The permuted value of `index`, which is in [0, count).
   std::int64_t operator()(std::int64_t index) const;
 
  private:
@@ -77,46 +78,47 @@ std::uint64_t Permutation::encipher(std::uint64_t value) const {
   return (left << half_bits_) | right;
 }
 
-/// Products of two shares fit into 62 bits.
+/// Resolution of a source's fraction; the product of two fractions fits into 62 bits.
 constexpr double kUnits = std::int64_t{1} << 30;
 
-/// round(n * part / all), exactly, and without an overflow for any n.
+/// round(n * part / all), exact and without overflow for any n.
 std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
   return n / all * part + (n % all * part + all / 2) / all;
 }
 
 }  // namespace
 
-/// The order in which samples are taken from several weighted sources, computed for each number
-/// alone. The sources are a binary tree. As Bresenham draws a line, the first half of a node gets
-/// round(n p) of the first n samples of the node. So in any prefix each source has its share,
-/// within one half for each of the log2 levels.
+/// The order in which samples are taken from several weighted sources, computed independently for
+/// each index. The sources are the leaves of a binary tree. As in Bresenham's line algorithm, the
+/// first half of a node gets round(n p) of the node's first n samples. So in any prefix, each
+/// source has its fraction within one half per level, of which there are log2 of the number of
+/// sources.
 class Mixture {
  public:
-  /// `weights` are positive.
+  /// Takes positive weights of the sources.
   explicit Mixture(const std::vector<double>& weights);
 
   struct Place {
     std::size_t source;
-    std::int64_t index;  ///< among the samples of that source
+    std::int64_t index;  ///< index among the source's samples
   };
-  /// Where sample n >= 0 comes from.
+  /// The source and index of sample n >= 0.
   Place operator()(std::int64_t n) const;
-  /// The most samples of a source among so many samples in a row.
+  /// The maximum number of samples of one source among `samples` consecutive samples.
   std::int64_t most(std::size_t source, std::int64_t samples) const;
 
  private:
-  /// The sources [first, last), the share of its first half and of all.
+  /// The sources [first, last), split at `middle`; the weight of the first half, and of all.
   struct Node {
     std::size_t first, middle, last;
     std::int64_t part, all;
   };
   Node node(std::size_t first, std::size_t last) const;
 
-  std::vector<std::int64_t> sums_;  ///< of the shares of earlier sources, in units of 2^-30
+  std::vector<std::int64_t> sums_;  ///< cumulative fractions of the sources, in units of 2^-30
 };
 
-/// Shares are integers, so that every machine rounds equally.
+/// Fractions are integers, so that every machine rounds equally.
 Mixture::Mixture(const std::vector<double>& weights) : sums_{0} {
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   for (const double weight : weights) {
@@ -147,7 +149,7 @@ Mixture::Place Mixture::operator()(std::int64_t n) const {
   return {first, n};
 }
 
-/// Among m consecutive samples a source with share p gets at most ceil(m p).
+/// Among m consecutive samples, a node with fraction p gets at most ceil(m p).
 std::int64_t Mixture::most(std::size_t source, std::int64_t samples) const {
   std::size_t first = 0;
   std::size_t last = sums_.size() - 1;
@@ -173,8 +175,8 @@ std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
   return weights;
 }
 
-/// Sets the positions of one row within its documents. The token behind an end token belongs to
-/// another document and is not a target.
+/// Sets the positions of one row within its documents. The token after an end token belongs to the
+/// next document, so it is not a target.
 void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions) {
   std::int64_t position = 0;
@@ -224,7 +226,8 @@ void BatchLoader::check_sizes() const {
     const SampleSource& source = *sources_[i].samples;
     TESSERA_CHECK(source.sequence() == sequence_, "a source has sequences of ", source.sequence(),
                   " tokens and another of ", sequence_, "; give all the same");
-    // Otherwise a step would have a sample twice.
+    // A step must not contain a sample twice, so a source needs at least its maximum number of
+    // samples per batch.
     const std::int64_t most = mixture_->most(i, options_.batch);
     const bool alone = sources_.size() == 1;
     TESSERA_CHECK(source.size() >= most, alone ? "the data hold " : "a source holds ",
@@ -277,7 +280,7 @@ void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) c
   }
 }
 
-/// A source repeats after its last sample.
+/// A source starts over after its last sample.
 BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   const Mixture::Place at = (*mixture_)(n);
   const SampleSource* source = sources_[at.source].samples.get();
@@ -285,7 +288,7 @@ BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   if (!options_.shuffle) {
     return {source, sample};
   }
-  // Sources of equal size get different orders.
+  // Adds the source's index to the seed, so that sources of equal size get different orders.
   const std::uint64_t seed = *options_.shuffle + at.source * 0x9e3779b97f4a7c15;
   const auto pass = static_cast<std::uint64_t>(at.index / source->size());
   return {source, Permutation(source->size(), seed, pass)(sample)};
@@ -305,7 +308,7 @@ bool BatchLoader::ignores_targets() const {
          });
 }
 
-/// Pinned memory may be freed at once: its allocator waits for the copies.
+/// Pinned memory may be freed immediately, because its allocator waits for the copies.
 BatchLoader::Batch BatchLoader::Batch::to(c10::Device device) const {
   const auto copy = [device](const at::Tensor& host) {
     return host.defined() ? host.to(host.options().device(device).pinned_memory(false),
@@ -324,7 +327,8 @@ BatchLoader::Batch BatchLoader::Batch::rows(std::int64_t first, std::int64_t cou
 
 namespace {
 
-/// The current GPU of the calling thread: a guard without an index changes nothing.
+/// The current GPU of the calling thread. A DeviceGuard without an index does not change the
+/// device.
 c10::Device current_gpu() {
   return c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device();
 }
@@ -341,16 +345,17 @@ PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader,
 
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
-  // A new thread uses the first GPU, where page-locked memory would create another context.
+  // A new thread would use the first GPU, where allocating page-locked memory would create another
+  // CUDA context.
   const c10::Device device = pinned_ ? current_gpu() : c10::Device(c10::kCPU);
-  // Copies, since this object may be moved during the load.
+  // The task captures copies, because this object may be moved during the load.
   batch_ = std::async(beside_ ? std::launch::async : std::launch::deferred,
                       [loader = loader_, ranges = ranges_, pinned = pinned_, step, device] {
                         const c10::DeviceGuard guard(device);
                         return loader->load(step, ranges, pinned);
                       });
   if (!beside_) {
-    batch_.wait();  // runs it
+    batch_.wait();  // runs the deferred load now, on this thread
   }
 }
 
@@ -359,7 +364,7 @@ BatchLoader::Batch PrefetchLoader::load(std::int64_t step) {
   if (step != step_) {
     begin(step);
   }
-  // If get() throws, the next call starts again.
+  // If get() throws, the next call loads the step again.
   step_ = -1;
   BatchLoader::Batch batch = batch_.get();
   begin(step + 1);

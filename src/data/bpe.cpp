@@ -16,22 +16,22 @@
 namespace tessera::data {
 namespace {
 
-/// SentencePiece's mark of a space.
+/// SentencePiece's symbol for a space.
 constexpr std::string_view kMark = "\xe2\x96\x81";
 
-/// What a pair of tokens becomes.
+/// The result of merging a pair of tokens.
 struct MergedPair {
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
-  std::uint32_t rank = kNone;  ///< kNone: no merge
+  std::uint32_t rank = kNone;  ///< kNone: the pair is not merged
   TokenId result = 0;
 };
 
-/// Merges by pair. A flat hash table, since most of the time of encoding is look-ups.
+/// Merges by pair, in a flat hash table, because most of the encoding time is lookups.
 class MergeTable {
  public:
-  /// If a pair has several merges, the last one counts.
+  /// If a pair has several merges, the last one applies.
   explicit MergeTable(const std::vector<Merge>& merges)
-      // At most half full, so that searches are short.
+      // The hash table is at most half full, so that searches are short.
       : slots_(std::bit_ceil(std::max<std::size_t>(2 * merges.size(), 16))),
         shift_(64 - std::countr_zero(slots_.size())) {
     for (const Merge& merge : merges) {
@@ -67,11 +67,11 @@ class MergeTable {
   int shift_;
 };
 
-/// The tokens of a recent word, in one cache line.
+/// The tokens of a recently encoded word, in one cache line.
 struct CachedWord {
   std::array<TokenId, 8> tokens{};
   std::array<char, 30> word{};
-  std::uint8_t bytes = 0;  ///< 0: empty
+  std::uint8_t bytes = 0;  ///< length of the word; 0: the entry is empty
   std::uint8_t count = 0;
 
   bool holds(std::string_view other) const {
@@ -94,23 +94,24 @@ struct Symbol {
   bool merged_away = false;
 };
 
-/// Ordered by rank, then by position.
+/// A possible merge; ordered by rank, then by position.
 struct Candidate {
   std::uint64_t rank_and_position = 0;
   TokenId result = 0;
 };
 
-/// Memory that is reused by encoding. One thread at a time.
+/// Memory that is reused between encodings, by one thread at a time.
 struct Workspace {
   static constexpr std::size_t kCachedWords = std::size_t{1} << 15;
 
-  std::vector<CachedWord> cache{kCachedWords};  ///< a later word replaces an earlier one
+  std::vector<CachedWord> cache{kCachedWords};  ///< recently encoded words; a later word replaces
+                                                ///< an earlier one
   std::vector<TokenId> ids;
   std::vector<Symbol> symbols;
   std::vector<Candidate> candidates;
 };
 
-/// Merges workspace.ids until no pair has a merge: the lowest rank first, then the leftmost.
+/// Merges workspace.ids until no pair has a merge: the lowest rank first, then the leftmost pair.
 /// Symbols are a linked list, candidates a heap. Outdated candidates are skipped.
 class HeapMerge {
  public:
@@ -196,7 +197,7 @@ class HeapMerge {
   std::vector<Candidate>& heap_;
 };
 
-/// Encodes words. Immutable.
+/// Encodes words with byte-pair merges. Immutable.
 class Bpe {
  public:
   explicit Bpe(BpeModel model) : model_(std::move(model)), merges_(model_.merges) {
@@ -211,7 +212,8 @@ class Bpe {
     find_inner_borders();
   }
 
-  /// Appends the tokens of a word, which is not empty and, unless tokens are bytes, valid UTF-8.
+  /// Appends the tokens of a word. The word is not empty, and is valid UTF-8 unless tokens are
+  /// bytes.
   void encode(std::string_view word, std::vector<std::int64_t>& ids, Workspace& workspace) const {
     while (!word.empty()) {
       const std::size_t end = divisible_ ? next_border(word) : word.size();
@@ -232,9 +234,10 @@ class Bpe {
   }
 
  private:
-  /// Without a pre-tokenizer the whole text is one word. It may be cut between two characters that
-  /// are neighbors in no token, since no merge crosses that place. Cuts before marks are enough,
-  /// and give words for the cache.
+  /// Finds places where a word may be cut. Without a pre-tokenizer the whole text is one word. It
+  /// may be cut between two characters that are adjacent in no token, because no merge crosses this
+  /// place. Only places before a space symbol are used; they suffice, and give words that the cache
+  /// can reuse.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {
@@ -264,7 +267,7 @@ class Bpe {
     return std::min(at, text.size());
   }
 
-  /// Fills workspace.ids.
+  /// Fills workspace.ids with the merged tokens of a word.
   void merge_word(std::string_view word, Workspace& workspace) const {
     const auto whole = model_.vocabulary.find(word);
     if (model_.ignore_merges && whole != model_.vocabulary.end()) {
@@ -276,9 +279,10 @@ class Bpe {
     HeapMerge(merges_, workspace).run();
   }
 
-  /// The order of unknown tokens and byte-fallback tokens is that of the `tokenizers` package.
+  /// Sets the tokens of a word before merging. Unknown tokens and byte-fallback tokens are in the
+  /// order of the `tokenizers` package.
   void first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
-    bool unknown = false;  // an unknown token is not appended yet
+    bool unknown = false;  // whether an unknown token is pending
     while (!word.empty()) {
       const std::string_view character =
           word.substr(0, model_.byte_level ? 1 : first_character(word).bytes);
@@ -323,12 +327,13 @@ class Bpe {
   BpeModel model_;
   MergeTable merges_;
   std::array<std::optional<TokenId>, 256> bytes_;     ///< tokens of bytes, or of ASCII characters
-  std::array<std::optional<TokenId>, 256> fallback_;  ///< tokens <0xHH>
-  bool divisible_ = false;                            ///< words may be cut at their marks
-  std::unordered_set<std::string> before_mark_;       ///< characters that a token has before a mark
+  std::array<std::optional<TokenId>, 256> fallback_;  ///< ids of the byte-fallback tokens <0xHH>
+  bool divisible_ = false;                       ///< whether words may be cut before space symbols
+  std::unordered_set<std::string> before_mark_;  ///< characters that precede a space symbol in a
+                                                 ///< token
 };
 
-/// Added tokens, normalization, splitting, byte-pair encoding; and back.
+/// Encodes (added tokens, normalization, splitting, byte-pair encoding) and decodes.
 class BpeTokenizer final : public Tokenizer {
  public:
   explicit BpeTokenizer(BpeTokenizerParts parts)
@@ -362,7 +367,7 @@ class BpeTokenizer final : public Tokenizer {
     const auto on_token = [&](TokenId id) { ids.push_back(id); };
     const auto on_word = [&](Piece word) { bpe_.encode(word.text, ids, *workspace); };
     const auto on_part = [&](std::string_view part, bool first) {
-      // No copy without a normalizer.
+      // The text is copied only if there are normalizers.
       const std::string copy = parts_.normalizers.empty() ? "" : normalize(part);
       const auto on_text = [&](std::string_view piece, bool first_of_part) {
         parts_.pre_tokenizers.split({piece, first && first_of_part}, on_word);
@@ -420,11 +425,12 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   BpeTokenizerParts parts_;
-  AddedTokens raw_;            ///< found in the original text
-  AddedTokens normalized_;     ///< found in the normalized text
-  std::vector<bool> special_;  ///< by id
+  AddedTokens raw_;            ///< added tokens to find in the original text
+  AddedTokens normalized_;     ///< added tokens to find in the normalized text
+  std::vector<bool> special_;  ///< whether a token id is special
   Bpe bpe_;
-  /// Of the threads that encode. A later call uses the cache of an earlier one.
+  /// One Workspace per concurrently encoding thread. A later call reuses the cache of an earlier
+  /// one.
   mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
   mutable std::mutex mutex_;
 };

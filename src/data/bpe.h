@@ -15,7 +15,7 @@
 
 namespace tessera::data {
 
-/// Two neighbors become one token; lower ranks first.
+/// Two adjacent tokens that become one token; merges with lower ranks are applied first.
 struct Merge {
   TokenId left = 0;
   TokenId right = 0;
@@ -23,7 +23,7 @@ struct Merge {
   std::uint32_t rank = 0;
 };
 
-/// Finds by string_view.
+/// A hash for strings that allows lookups by string_view.
 struct TextHash {
   using is_transparent = void;
   std::size_t operator()(std::string_view text) const {
@@ -32,18 +32,18 @@ struct TextHash {
 };
 using Vocabulary = std::unordered_map<std::string, TokenId, TextHash, std::equal_to<>>;
 
-/// A byte-pair model. The defaults are tiktoken's form.
+/// A byte-pair model. The defaults are those of the tiktoken format.
 struct BpeModel {
-  Vocabulary vocabulary;  ///< raw bytes if byte_level, else UTF-8
+  Vocabulary vocabulary;  ///< token texts: raw bytes if byte_level, else UTF-8
   std::vector<Merge> merges;
-  bool byte_level = true;      ///< words begin as bytes; else as characters
-  bool byte_fallback = false;  ///< characters without a token are tokens <0xHH>
-  bool ignore_merges = true;   ///< a word that is a token is that token
-  bool fuse_unknown = false;   ///< adjacent characters without a token are one unknown token
+  bool byte_level = true;      ///< words are split into bytes; else into characters
+  bool byte_fallback = false;  ///< characters without a token become tokens <0xHH>
+  bool ignore_merges = true;   ///< a word that is itself a token is not split
+  bool fuse_unknown = false;   ///< adjacent characters without a token become one unknown token
   std::optional<TokenId> unknown;
 };
 
-/// Ids are below this; eight times the largest vocabularies.
+/// Upper limit of token ids; eight times the largest known vocabulary.
 inline constexpr TokenId kMaxTokenId = 2'000'000;
 
 struct BpeTokenizerParts {
@@ -52,10 +52,11 @@ struct BpeTokenizerParts {
   PreTokenizers pre_tokenizers;
   BpeModel model;
   Decoders decoders;
-  std::vector<std::string> texts;  ///< by id, before the decoders; "" for an id without a token
+  std::vector<std::string> texts;  ///< token texts by id, before the decoders; "" for an id without
+                                   ///< a token
   bool joined_by_spaces = false;   ///< how texts are joined if there are no decoders
   std::vector<std::int64_t> begin_tokens;
-  std::optional<bool> begins_texts;  ///< with begin_tokens; nullopt: unknown
+  std::optional<bool> begins_texts;  ///< whether texts begin with begin_tokens; nullopt: unknown
   std::vector<std::int64_t> end_tokens;
 };
 

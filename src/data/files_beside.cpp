@@ -1,4 +1,5 @@
-// Reads these files as transformers' PreTrainedTokenizerBase.from_pretrained() does.
+// Reads the files next to a tokenizer as PreTrainedTokenizerBase.from_pretrained() in
+// `transformers` does.
 
 #include "files_beside.h"
 
@@ -23,7 +24,7 @@ constexpr std::array kSpecialKeys{"bos_token", "eos_token", "unk_token", "sep_to
                                   "pad_token", "cls_token", "mask_token"};
 constexpr const char* kExtraTokens = "extra_special_tokens";
 
-/// Null without such a file; else the file is added to `read`.
+/// Reads a JSON file and adds its path to `files.read`; null if it does not exist.
 json read_json(const std::filesystem::path& file, FilesBeside& files) {
   if (!has_file(file)) {
     return {};
@@ -37,7 +38,7 @@ json read_json(const std::filesystem::path& file, FilesBeside& files) {
   }
 }
 
-/// A text, or an object with flags.
+/// Reads a token that is a string or an object with flags.
 AddedToken read_token(const JsonField& field, bool special) {
   if (field.json().is_string()) {
     return {.content = field.text(), .normalized = !special, .special = special};
@@ -57,7 +58,7 @@ void read_decoder(const JsonField& field, FilesBeside& files) {
   }
 }
 
-/// The older form of added_tokens_decoder.
+/// Reads added_tokens.json, the older form of added_tokens_decoder.
 void read_added_tokens(const JsonField& field, FilesBeside& files) {
   field.require(field.json().is_object(), "an object of ids by their tokens");
   for (const auto& [content, unused] : field.json().items()) {
@@ -70,7 +71,7 @@ bool is_empty_text(const nlohmann::json& value) {
   return value.is_string() && value.get_ref<const std::string&>().empty();
 }
 
-/// The tokens of a key, in the order of the file.
+/// The special tokens of a key, in the order of the file.
 std::vector<AddedToken> special_tokens_of(const JsonField& root, const char* key) {
   std::vector<AddedToken> tokens;
   const JsonField field = root.at(key);
@@ -82,7 +83,7 @@ std::vector<AddedToken> special_tokens_of(const JsonField& root, const char* key
   return tokens;
 }
 
-/// The token may have an id already.
+/// Adds a special token, which may already be known with an id.
 void add_special_token(AddedToken token, FilesBeside& files) {
   token.special = true;
   const auto known = std::ranges::find(files.tokens, token.content,
@@ -109,7 +110,8 @@ void add_special_tokens(const JsonField& root, FilesBeside& files) {
   }
 }
 
-/// The names of extra_special_tokens in the order of the file, which new ids follow.
+/// The names in extra_special_tokens in the order of the file, because new ids are assigned in this
+/// order.
 std::vector<std::string> names_of_extra_tokens(const std::filesystem::path& config) {
   std::vector<std::string> names;
   const auto all = nlohmann::ordered_json::parse(
@@ -121,7 +123,7 @@ std::vector<std::string> names_of_extra_tokens(const std::filesystem::path& conf
   return names;
 }
 
-/// An object, as transformers 4 writes it.
+/// Reads extra_special_tokens if it is an object, as `transformers` 4 writes it.
 void add_extra_tokens(const JsonField& root, const std::filesystem::path& config,
                       FilesBeside& files) {
   const JsonField field = root.at(kExtraTokens);
@@ -144,7 +146,8 @@ std::optional<bool> flag(const JsonField& root, const char* key) {
   return field.is_null() ? std::nullopt : std::optional(field.flag_or(false));
 }
 
-/// Llama's tokenizer classes add the tokens around a text themselves.
+/// Reads the begin and end tokens. Llama's tokenizer classes add the tokens around a text
+/// themselves.
 void read_ends(const JsonField& root, FilesBeside& files) {
   const JsonField name = root.at("tokenizer_class");
   const bool is_llama = !name.is_null() && name.text().find("LlamaTokenizer") != std::string::npos;
@@ -183,7 +186,7 @@ FilesBeside read_files_beside(const std::filesystem::path& tokenizer) {
   json config = read_json(folder / "tokenizer_config.json", files);
   const bool names_tokens = config.contains("added_tokens_decoder");
   if (!names_tokens) {
-    // Its special tokens override the configuration's.
+    // special_tokens_map.json overrides the special tokens of tokenizer_config.json.
     const json map = read_json(folder / "special_tokens_map.json", files);
     if (map.is_object()) {
       config.update(map);
@@ -223,7 +226,7 @@ Ids ids_of(const std::vector<std::string>& texts) {
   return ids;
 }
 
-/// A token outside the vocabulary gets the next id, as in transformers.
+/// The token's id. A token outside the vocabulary gets the next id, as in `transformers`.
 TokenId id_of(const NamedToken& named, Ids& ids, std::vector<std::string>& texts) {
   const std::string& content = named.token.content;
   const auto [known, is_new] = ids.try_emplace(content, static_cast<TokenId>(texts.size()));
@@ -239,7 +242,7 @@ TokenId id_of(const NamedToken& named, Ids& ids, std::vector<std::string>& texts
   return id;
 }
 
-/// One end of a text, as the files beside the tokenizer describe it.
+/// The begin or end of a text, as described by the files next to the tokenizer.
 struct End {
   const char* key;
   std::optional<bool> adds;

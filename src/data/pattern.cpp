@@ -18,26 +18,29 @@
 namespace tessera::data {
 namespace {
 
-/// A pattern of a tokenizer takes a few steps for a word. One word may be the whole text.
+/// Limits of PCRE2's match steps: at least this many, and this many per byte. A tokenizer's pattern
+/// needs a few steps per word, but a word may be the whole text.
 constexpr std::size_t kMinMatchLimit = 1'000'000;
 constexpr std::size_t kMatchStepsOfByte = 16;
-/// The interpreter's limit, in KiB.
+/// The limit of the interpreter's heap, in KiB.
 constexpr std::uint32_t kHeapLimit = 64 * 1024;
 constexpr std::size_t kMaxPatternBytes = 100'000;
 constexpr int kMaxClassDepth = 16;
-/// CPU time of this thread for all matches of a text. A tokenizer's pattern needs 0.05 us a byte.
+/// Limits of the CPU time for all matches of a text. A tokenizer's pattern needs about 0.05 us per
+/// byte.
 constexpr double kFreeSeconds = 1;
 constexpr double kSecondsOfByte = 5e-6;
 constexpr std::size_t kMatchesBetweenLooks = 64;
 constexpr std::size_t kBytesBetweenLooks = 1024;
 
-// Elements of a class. PCRE2's own \s has U+180E, and its \w has no marks.
+// Elements of character classes, as in Oniguruma. PCRE2's own \s contains U+180E, and its \w
+// contains no marks.
 constexpr std::string_view kSpace =
     R"(\x09-\x0d\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
-/// Oniguruma counts these as \w outside of a class alone.
+/// Characters that Oniguruma counts as \w only outside of a class.
 constexpr std::string_view kWordOutside = R"(\xb2\xb3\xb9\xbc-\xbe)";
-/// Escapes of sets by their letters; upper case is the complement.
+/// Escapes of character sets by letter; the upper-case letter is the complement.
 constexpr std::array<std::pair<char, std::string_view>, 4> kSets{
     {{'s', kSpace}, {'w', kWord}, {'d', R"(\p{Nd})"}, {'h', "0-9a-fA-F"}}};
 
@@ -84,8 +87,8 @@ bool is_alphanumeric(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/// Writes an expression of Oniguruma for PCRE2. A construct that may mean something else in PCRE2
-/// is refused.
+/// Translates an Oniguruma expression to PCRE2. A construct that may mean something else in PCRE2
+/// throws Error.
 class Translation {
  public:
   explicit Translation(std::string_view expression) : whole_(expression), rest_(expression) {}
@@ -113,12 +116,12 @@ class Translation {
   }
 
  private:
-  /// A class. `plain` are elements that PCRE2 can have in one class; `parts` are expressions that
-  /// each match one character more.
+  /// A character class. `plain`: elements that PCRE2 allows in one class. `parts`: expressions that
+  /// each match one further kind of character.
   struct Class {
     std::string plain;
     std::vector<std::string> parts;
-    std::string also = {};  ///< what a character must match as well ("&&")
+    std::string also = {};  ///< a further expression that a character must match ("&&")
     bool negated = false;
 
     bool is_plain() const { return parts.empty() && also.empty() && !plain.empty(); }
@@ -162,8 +165,8 @@ class Translation {
     copy(rest_.starts_with('?') ? 1 : 0);
   }
 
-  /// {n,m}+ is possessive in PCRE2 alone, {n}? takes few in PCRE2 alone, {,m} is an interval in
-  /// Oniguruma alone.
+  /// Translates an interval. {n,m}+ is possessive only in PCRE2, {n}? is lazy only in PCRE2, and
+  /// {,m} is an interval only in Oniguruma.
   void interval() {
     const std::size_t end = rest_.find('}');
     refuse_if(end == std::string_view::npos, "{");
@@ -225,7 +228,7 @@ class Translation {
     }
   }
 
-  /// PCRE2's \p{Han} has the script's extensions, which Oniguruma's has not.
+  /// PCRE2's \p{Han} includes script extensions, Oniguruma's does not.
   void add_property(Class& set) {
     const std::size_t end = rest_.find('}');
     refuse_if(end == std::string_view::npos, rest_.substr(0, 3));
@@ -249,7 +252,7 @@ class Translation {
     set.plain += (negated ? "\\P{" : "\\p{") + std::string(is_script ? "sc:" : "") + name + "}";
   }
 
-  /// \x1F, \x{1F600}, \u1F60.
+  /// Adds the code point of \x1F, \x{1F600} or \u1F60 to a class.
   void add_number(Class& set) {
     const std::string_view construct = rest_.substr(0, 4);
     const bool braced = rest_.starts_with("\\x{");
@@ -260,7 +263,7 @@ class Translation {
     std::uint32_t code = 0;
     const char* const last = digits.data() + digits.size();
     const auto [stop, error] = std::from_chars(digits.data(), last, code, 16);
-    // Two digits from 80 are a byte in Oniguruma, not a character.
+    // Two digits from 80 on are a byte in Oniguruma, not a character.
     refuse_if(error != std::errc() || stop != last || code > 0x10ffff ||
                   (!braced && rest_[1] == 'x' && code >= 0x80),
               construct);
@@ -268,7 +271,7 @@ class Translation {
     set.plain += "\\x{" + digits + "}";
   }
 
-  /// The elements up to "]" or "&&".
+  /// Reads the elements up to "]" or "&&".
   Class take_items() {
     Class set;
     while (!rest_.empty() && rest_[0] != ']' && !rest_.starts_with("&&")) {
@@ -288,7 +291,7 @@ class Translation {
         is_set = false;
         set.plain += take(first_character(rest_).bytes);
       }
-      // Behind a set "-" is itself.
+      // After a set in a class, "-" is a literal.
       if (is_set && rest_.starts_with('-')) {
         take(1);
         set.plain += "\\-";
@@ -298,7 +301,7 @@ class Translation {
     return set;
   }
 
-  /// Classes within a class are added; "&&" binds less.
+  /// Reads a class. Nested classes are united; "&&" has lower precedence.
   Class take_class() {
     refuse_if(++depth_ > kMaxClassDepth, "[[");
     take(1);
@@ -332,7 +335,7 @@ double seconds_of_thread() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// Where the next character begins, at `at` or later.
+/// The start of the first character at or after `at`.
 std::size_t character_at(std::string_view text, std::size_t at) {
   while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0U) == 0x80U) {
     ++at;
@@ -347,7 +350,7 @@ pcre2_code* compile(std::string_view expression) {
   pcre2_code* code = try_compile(Translation(expression).run(), error);
   TESSERA_CHECK(code != nullptr, "the tokenizer's pattern '", printable(expression),
                 "' is not a regular expression (", pcre2_message(error), ")");
-  // Without a compiler for this machine the interpreter runs the pattern.
+  // If JIT compilation is not available on this machine, the interpreter runs the pattern.
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
   return code;
 }
@@ -393,12 +396,14 @@ void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
   };
   std::optional<std::size_t> last_end;
   for (std::size_t at = 0, searches = 1; at <= text.size(); ++searches) {
-    // Loops over one character count no steps, so the time is checked between parts of the text.
+    // Loops over a single character count no match steps, so the time is also checked after each
+    // part of the text.
     const std::size_t end_of_part = character_at(text, at + kBytesBetweenLooks);
     pcre2_set_offset_limit(context.get(), end_of_part - 1);
     int found = match(at, PCRE2_NO_UTF_CHECK);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
-      found = match(at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT);  // with a heap
+      // The interpreter uses the heap instead of the JIT stack.
+      found = match(at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT);
     }
     if (found == PCRE2_ERROR_NOMATCH || searches % kMatchesBetweenLooks == 0) {
       check_time();
@@ -411,7 +416,7 @@ void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
                   "' cannot be matched in a text of ", text.size(), " bytes (",
                   pcre2_message(found), "): use a tokenizer with a simpler pattern");
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
-    // An empty match where the last match ended does not count.
+    // Skips an empty match at the end of the previous match.
     if (range[0] == range[1] && last_end == range[1]) {
       at = character_at(text, range[1] + 1);
       continue;

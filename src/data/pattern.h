@@ -12,17 +12,18 @@ struct pcre2_real_code_8;
 namespace tessera::data {
 
 /// A regular expression of a tokenizer. The syntax is Oniguruma's, which the `tokenizers` package
-/// uses; PCRE2 runs it. The expression may be untrusted, so a search has limits. Immutable.
+/// uses; PCRE2 executes it. The expression may be untrusted, so searches are limited in steps,
+/// memory and time. Immutable.
 class Pattern {
  public:
-  /// Throws Error for an expression that is wrong or not implemented.
+  /// Throws Error for an invalid or unsupported expression.
   explicit Pattern(std::string_view expression);
-  /// Matches `text` itself.
+  /// A pattern that matches exactly `text`.
   static Pattern literal(std::string_view text);
 
   using OnMatch = c10::function_ref<void(std::size_t begin, std::size_t end)>;
-  /// Reports all matches in valid UTF-8 from left to right, empty matches too. Throws Error if the
-  /// search exceeds a limit.
+  /// Reports all matches in valid UTF-8 from left to right, including empty ones. Throws Error if
+  /// the search exceeds a limit.
   void for_each_match(std::string_view text, OnMatch on_match) const;
 
  private:
@@ -30,8 +31,8 @@ class Pattern {
     void operator()(pcre2_real_code_8* code) const;
   };
 
-  std::string expression_;  ///< as given, for messages
-  std::string literal_;     ///< matched in place of the expression, unless empty
+  std::string expression_;  ///< the expression as given, for messages
+  std::string literal_;     ///< if not empty, matched instead of the expression
   std::unique_ptr<pcre2_real_code_8, Free> code_;
 };
 

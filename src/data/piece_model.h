@@ -1,6 +1,7 @@
-// The interface to a SentencePiece model. Only libtessera_sentencepiece.so links the library, and
-// it is loaded when a model is opened. The library and libc10 both export FLAGS_minloglevel, with
-// different types: in one scope of names its constructors overwrite libc10's memory.
+// The interface to a SentencePiece model. Only libtessera_sentencepiece.so links the SentencePiece
+// library, and it is loaded when a model is opened. Reason: SentencePiece and libc10 both export
+// FLAGS_minloglevel, with different types; in one symbol scope, SentencePiece's constructors would
+// overwrite libc10's memory.
 #pragma once
 
 #include <memory>
@@ -10,28 +11,29 @@
 
 namespace tessera::data {
 
-/// A loaded model. Its calls are thread safe.
+/// A loaded SentencePiece model. Its calls are thread safe.
 class PieceModel {
  public:
   virtual ~PieceModel() = default;
   virtual int size() const = 0;
   virtual int id_of_unknown() const = 0;
-  virtual int id_of_begin() const = 0;  ///< -1: none
-  virtual int id_of_end() const = 0;    ///< -1: none
+  virtual int id_of_begin() const = 0;  ///< -1: the model has no begin token
+  virtual int id_of_end() const = 0;    ///< -1: the model has no end token
   virtual std::string piece(int id) const = 0;
-  /// The id of the unknown token for other texts.
+  /// Returns the id of a piece, or the id of the unknown token if there is no such piece.
   virtual int id(const std::string& piece) const = 0;
-  /// Return an error, or "".
+  /// encode() and decode() return an error message, or "".
   virtual std::string encode(std::string_view text, std::vector<int>& ids) const = 0;
   virtual std::string decode(const std::vector<int>& ids, std::string& text) const = 0;
 };
 
-/// Loads a model from its protobuf, or returns nullptr and sets `fault`. The only function of
-/// libtessera_sentencepiece.so.
+/// The name of the only function of libtessera_sentencepiece.so. It loads a model from its
+/// protobuf, or returns nullptr and sets `fault`.
 using LoadPieceModel = PieceModel* (*)(const std::string& model, std::string& fault);
 inline constexpr const char* kLoadPieceModel = "tessera_load_piece_model";
 
-/// Calls that library. Throws Error if Tessera was built without SentencePiece.
+/// Loads a model through libtessera_sentencepiece.so. Throws Error if Tessera was built without
+/// SentencePiece.
 std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::string& fault);
 
 }  // namespace tessera::data

@@ -12,10 +12,10 @@
 namespace tessera::data {
 namespace {
 
-/// Tokens that are checked before the first step, within a second. Later tokens are checked when
-/// they are read.
+/// The number of tokens that are checked before the first step, which takes less than a second.
+/// Later tokens are checked when they are read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
-/// Fits into the cache.
+/// The number of tokens that are checked at once; they fit into the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
 
 class TokenWindows final : public SampleSource {
@@ -27,7 +27,7 @@ class TokenWindows final : public SampleSource {
     check_start();
   }
 
-  // The last target of a sample is the first input of the next.
+  // One token fewer, because the last target of a sample is the first input of the next sample.
   std::int64_t size() const override {
     return std::max<std::int64_t>(tokens_->size() - 1, 0) / sequence_;
   }
@@ -50,7 +50,7 @@ class TokenWindows final : public SampleSource {
   }
 
  private:
-  /// Finds most wrong tokenizers before the first step.
+  /// Detects most mismatched tokenizers before the first step.
   void check_start() const {
     const std::int64_t end = std::min(tokens_->size(), kCheckedAtStart);
     std::vector<std::int64_t> piece;
@@ -61,8 +61,8 @@ class TokenWindows final : public SampleSource {
     }
   }
 
-  /// An index outside the embedding would crash on a GPU, far from the cause. `begin`: for the
-  /// message.
+  /// Throws Error for a token outside the vocabulary, because an index outside the embedding would
+  /// crash on a GPU far from the cause. `begin`: position of the first token, for the message.
   void check_vocabulary(std::int64_t begin, std::span<const std::int64_t> tokens) const {
     const auto outside = [this](std::int64_t token) { return token < 0 || token >= vocabulary_; };
     const auto bad = std::find_if(tokens.begin(), tokens.end(), outside);
@@ -89,7 +89,7 @@ struct Sample {
   std::vector<bool> learned;
 };
 
-/// The length of the common prefix.
+/// The number of tokens in the common prefix.
 std::size_t common_tokens(const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
   return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
@@ -134,7 +134,7 @@ class PromptCompletions final : public SampleSource {
   }
 
  private:
-  /// `learned` from `prompt` on.
+  /// A sample whose targets begin at token `prompt`.
   static Sample sample_of(std::vector<std::int64_t> tokens, std::size_t prompt) {
     std::vector<bool> learned(tokens.size(), true);
     std::fill_n(learned.begin(), std::min(prompt, learned.size()), false);
@@ -158,7 +158,7 @@ class PromptCompletions final : public SampleSource {
   }
 
   /// Cuts the beginning of a prompt that leaves no room for a target, until the whole completion
-  /// has room or one token of the prompt is left. The begin tokens stay.
+  /// fits or one token of the prompt remains. The begin tokens are not cut.
   void cut_prompt(std::vector<std::int64_t>& tokens, std::size_t& prompt, std::size_t room) const {
     const std::size_t fixed = options_.begin.size();
     if (!options_.truncate || prompt < room || room <= fixed + 1) {
@@ -174,7 +174,8 @@ class PromptCompletions final : public SampleSource {
   Sample encode_conversation(const Tokenizer& tokenizer, const std::vector<std::string>& prompts,
                              const std::vector<std::string>& completions) const {
     std::string text;
-    std::vector<std::pair<std::size_t, std::size_t>> learned;  // in bytes
+    // Byte ranges of the completions in `text`.
+    std::vector<std::pair<std::size_t, std::size_t>> learned;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       text += prompts[i];
       learned.emplace_back(text.size(), text.size() + completions[i].size());
@@ -194,7 +195,7 @@ class PromptCompletions final : public SampleSource {
     return sample;
   }
 
-  /// `origin`: file and line.
+  /// Adds the sample of a line. `origin`: file and line number.
   void add(const std::string& line, const Tokenizer& tokenizer, const std::string& origin) {
     const auto room = static_cast<std::size_t>(sequence_) + 1;
     const std::vector<JsonTexts> fields =
@@ -230,8 +231,8 @@ class PromptCompletions final : public SampleSource {
 
   std::int64_t sequence_;
   PromptOptions options_;
-  std::vector<std::uint32_t> tokens_;  ///< of all samples, concatenated
-  std::vector<bool> learned_;          ///< which of these are targets
+  std::vector<std::uint32_t> tokens_;  ///< tokens of all samples, concatenated
+  std::vector<bool> learned_;          ///< whether each token in tokens_ is a target
   std::vector<std::size_t> begins_;    ///< where each sample begins in tokens_
 };
 
@@ -244,7 +245,7 @@ SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& toke
 
 SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options) {
-  // Refuses anything but a regular file.
+  // Throws Error for anything but a regular file.
   const files::InputFile input(file, "a JSON Lines file");
   std::ifstream in(file, std::ios::binary);
   std::int64_t number = 0;

@@ -1,4 +1,5 @@
-// SentencePiece models, with transformers' special tokens and spaces around the library's pieces.
+// Tokenizers of SentencePiece models. Special tokens and spaces are handled as in `transformers`,
+// around the pieces of the SentencePiece library.
 
 #include <dlfcn.h>
 
@@ -23,11 +24,12 @@
 namespace tessera::data {
 namespace {
 
-// libtessera_sentencepiece.so is loaded with the first model.
+// libtessera_sentencepiece.so is loaded when the first model is opened.
 
 constexpr auto kLibrary = "libtessera_sentencepiece.so." TESSERA_SOVERSION;
 
-/// SentencePiece must find its own names first. AddressSanitizer refuses that.
+/// dlopen() flags: RTLD_DEEPBIND makes SentencePiece find its own symbols first. AddressSanitizer
+/// does not allow this flag.
 int scope_of_names() {
   const bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") != nullptr;
   return sanitized ? RTLD_LOCAL : RTLD_LOCAL | RTLD_DEEPBIND;
@@ -36,7 +38,7 @@ int scope_of_names() {
 LoadPieceModel load_library() {
   const std::string path =
       detail::library_beside(reinterpret_cast<const void*>(&load_library), kLibrary);
-  // Never unloaded, since its models may live until the end.
+  // The library is never unloaded, because its models may live until the process ends.
   void* const library = dlopen(path.c_str(), RTLD_NOW | scope_of_names());
   TESSERA_CHECK(library != nullptr, "a SentencePiece model (tokenizer.model) was given, but ",
                 kLibrary, " cannot be loaded: ", dlerror(),
@@ -50,7 +52,7 @@ LoadPieceModel load_library() {
 }  // namespace
 
 std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::string& fault) {
-  // If loading throws, the next call tries again.
+  // If loading the library throws, the next call tries again.
   static const LoadPieceModel load = load_library();
   return std::unique_ptr<PieceModel>(load(model, fault));
 }
@@ -61,22 +63,22 @@ TokenizerPtr sentencepiece_tokenizer(const std::string& path) {
 
 namespace {
 
-/// Ten times the largest that are known.
+/// Maximum size of a model file: ten times the largest known model.
 constexpr std::uint64_t kMaxModelBytes = 100'000'000;
 
-/// The protobuf field normalizer_spec { add_dummy_prefix: false }. Behind a model it is merged with
-/// the model's normalizer_spec.
+/// The protobuf field normalizer_spec { add_dummy_prefix: false }. Appended to a model, it is
+/// merged into the model's normalizer_spec.
 constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
 
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 
-// -1: the model has no such token.
+// A token id of -1 means that the model has no such token.
 std::vector<std::int64_t> present(int id) {
   return id < 0 ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{id};
 }
 
-/// Finds special and added tokens in the text, as transformers' LlamaTokenizer does. The library
-/// encodes the parts between them; its const calls are thread safe.
+/// Finds special and added tokens in the text as LlamaTokenizer in `transformers` does. The
+/// SentencePiece library encodes the parts between them; its const calls are thread safe.
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   SentencePieceTokenizer(const std::string& path, const FilesBeside& beside)
@@ -103,7 +105,8 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
     std::vector<std::int64_t> all;
-    // The library would make a U+FFFD of each byte.
+    // Invalid UTF-8 is replaced here, because the library would replace each byte by its own
+    // U+FFFD.
     std::string valid;
     added_.split(
         replace_invalid_utf8(text, valid),
@@ -113,7 +116,7 @@ class SentencePieceTokenizer final : public Tokenizer {
           all.insert(all.end(), ids.begin(), ids.end());
         },
         [&](TokenId id) {
-          // transformers drops a single space before a special token as a prefix.
+          // `transformers` treats a single space before a special token as the prefix and drops it.
           if (!prefix_ && all.size() == 1 && special_.contains(id) && is_space(all[0])) {
             all.clear();
           }
@@ -129,7 +132,7 @@ class SentencePieceTokenizer final : public Tokenizer {
       TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
                     " is outside the tokenizer's vocabulary of ", vocabulary(),
                     ": decode with the tokenizer that made it");
-      // Special tokens do not separate their neighbors.
+      // Special tokens do not separate their neighbours.
       if (special_.contains(token)) {
         continue;
       }
@@ -149,7 +152,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::optional<bool> begins_texts() const override { return begins_texts_; }
 
  private:
-  /// The tokens of the model and of the files beside it.
+  /// Adds the tokens of the model and of the files next to it to the tokens that are found in
+  /// texts.
   void add_tokens(const FilesBeside& beside) {
     std::vector<AddedToken> tokens;
     for (const int id : {model_->id_of_unknown(), model_->id_of_begin(), model_->id_of_end()}) {
@@ -185,7 +189,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     return id < model_->size() && model_->piece(static_cast<int>(id)) == kSpaceMark;
   }
 
-  /// The id of a token's text; the next id for a new one.
+  /// The id of a token's text; a new text gets the next id.
   std::int64_t id_of(const std::string& content) const {
     if (const auto known = ids_.find(content); known != ids_.end()) {
       return known->second;
@@ -201,8 +205,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     return ids;
   }
 
-  /// Encodes a part behind the first. The library drops a space before a text. As transformers
-  /// does, an unknown token before it preserves the space; its pieces are removed.
+  /// Encodes a part after the first. The library would drop a space at the begin of the part. As in
+  /// `transformers`, an unknown token put before it preserves the space; its pieces are removed
+  /// from the result.
   std::vector<int> pieces_within(std::string_view part) const {
     if (!part.starts_with(' ') && !part.starts_with(kSpaceMark)) {
       return pieces_of(*within_, part);
@@ -223,13 +228,13 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   std::unique_ptr<PieceModel> model_;
-  std::unique_ptr<PieceModel> within_;  ///< adds no space before a text
-  bool legacy_ = true;                  ///< each part of a text between special tokens gets one
-  bool prefix_ = true;                  ///< the first part gets one
+  std::unique_ptr<PieceModel> within_;  ///< the same model without a space added before the text
+  bool legacy_ = true;                  ///< each part between special tokens gets a leading space
+  bool prefix_ = true;                  ///< the first part gets a leading space
   AddedTokens added_;
-  std::set<std::int64_t> special_;           ///< have no text
-  std::map<std::string, std::int64_t> ids_;  ///< of the tokens in added_
-  std::vector<std::string> behind_;          ///< texts of tokens behind the model's
+  std::set<std::int64_t> special_;           ///< tokens that decode to nothing
+  std::map<std::string, std::int64_t> ids_;  ///< ids of the tokens in added_, by text
+  std::vector<std::string> behind_;          ///< texts of tokens with ids above the model's
   std::vector<std::int64_t> begin_, end_;
   std::optional<bool> begins_texts_;
 };

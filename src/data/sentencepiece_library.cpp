@@ -1,4 +1,4 @@
-// libtessera_sentencepiece.so: see piece_model.h.
+// The source of libtessera_sentencepiece.so: see piece_model.h.
 
 #include <sentencepiece_processor.h>
 
@@ -16,7 +16,7 @@ std::string fault_of(const sentencepiece::util::Status& status) {
 
 class LibraryModel final : public PieceModel {
  public:
-  /// Returns the error of the library, which throws for some faults.
+  /// Returns the library's error as text; the library throws for some faults.
   std::string load(const std::string& model) {
     try {
       return fault_of(processor_.LoadFromSerializedProto(model));

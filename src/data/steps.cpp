@@ -14,7 +14,7 @@ namespace {
 const nlohmann::json kNull;
 constexpr std::size_t kMaxShown = 80;
 
-/// As ASCII JSON: untrusted keys and texts may hold anything.
+/// The value as ASCII JSON, cut to a maximum length: untrusted keys and texts may contain anything.
 std::string short_text(const nlohmann::json& value) {
   const std::string text = value.dump(-1, ' ', true);
   return text.size() <= kMaxShown ? text : text.substr(0, kMaxShown) + "...";
@@ -78,7 +78,7 @@ std::string JsonField::shown() const {
 
 namespace {
 
-/// 0 for an empty text.
+/// The first code point of a text; 0 if it is empty.
 char32_t first_of(std::string_view text) {
   return text.empty() ? 0 : code_point(text.substr(0, first_character(text).bytes));
 }
@@ -134,7 +134,7 @@ const AddedToken* AddedTokens::match_at(std::string_view text) const {
 
 void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token) const {
   std::size_t given = 0;
-  std::size_t space_end = 0;  // of the white space that a token has taken behind it
+  std::size_t space_end = 0;  // end of the white space that a token has consumed after itself
   const auto give_to = [&](std::size_t end) {
     if (given < end) {
       on_text(text.substr(given, end - given), given == 0);
@@ -154,16 +154,17 @@ void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token)
       continue;
     }
     if (token->lstrip) {
-      // Space that the last token has taken is gone.
+      // White space that the previous token has consumed is not part of the text before this token.
       begin = given + without_trailing_space(text.substr(given, std::max(begin, given) - given));
     }
     if (token->rstrip) {
-      // Tokens may lie in that space: each looks no further for its end.
+      // A token extends its end over the following white space. Tokens may be inside that white
+      // space; their own search is limited, so that the total time is linear.
       space_end =
           std::max(space_end, end + (end < space_end ? 0 : leading_space(text.substr(end))));
       end = space_end;
     }
-    // A token of white space that another has taken is gone too.
+    // Skips a white-space token inside white space that another token has consumed.
     if (begin >= end) {
       continue;
     }
@@ -176,8 +177,8 @@ void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token)
 
 namespace {
 
-/// Printable bytes of Latin-1 stand for themselves, the others for U+0100, U+0101, ... in their
-/// order.
+/// Whether a byte represents itself in GPT-2's alphabet: printable bytes of Latin-1 do. The others
+/// are represented by U+0100, U+0101, ... in their order.
 constexpr bool stands_for_itself(int byte) {
   return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
 }
@@ -242,7 +243,7 @@ std::optional<unsigned char> byte_of_fallback_token(std::string_view token) {
 }
 
 void check_growth(std::size_t from, std::size_t to) {
-  constexpr std::size_t kMaxGrowth = 32;  // of U+FDFA, twice
+  constexpr std::size_t kMaxGrowth = 32;  // reached by U+FDFA normalized twice
   constexpr std::size_t kFree = 1000;
   TESSERA_CHECK(to <= kFree + kMaxGrowth * from, "the tokenizer makes of a text of ", from,
                 " bytes one of more than ", kMaxGrowth,
@@ -251,7 +252,7 @@ void check_growth(std::size_t from, std::size_t to) {
 
 namespace {
 
-/// {"String": text} or {"Regex": expression}.
+/// Reads a pattern: {"String": text} or {"Regex": expression}.
 Pattern read_pattern(const JsonField& field) {
   field.only({"String", "Regex"});
   const JsonField literal = field.at("String");
@@ -262,7 +263,7 @@ Pattern read_pattern(const JsonField& field) {
 
 using Replace = std::function<std::string(std::string_view text)>;
 
-/// Copies a text with "content" for each match of "pattern".
+/// Returns a function that replaces each match of "pattern" in a text by "content".
 Replace read_replace(const JsonField& field) {
   field.only({"pattern", "content"});
   const auto pattern = std::make_shared<const Pattern>(read_pattern(field.at("pattern")));
@@ -331,14 +332,14 @@ SplitBehavior read_split_behavior(const JsonField& field) {
   return static_cast<SplitBehavior>(found - kNames.begin());
 }
 
-/// Joins matches and the texts between them to pieces.
+/// Joins matches and the texts between them into pieces, according to a SplitBehavior.
 class BehaviorSplitter {
  public:
   using Give = c10::function_ref<void(std::size_t begin, std::size_t end)>;
 
   BehaviorSplitter(SplitBehavior behavior, Give give) : behavior_(behavior), give_(give) {}
 
-  /// From left to right, without holes.
+  /// Adds the next part; parts come from left to right, without holes.
   void add(std::size_t begin, std::size_t end, bool match) {
     if (begin_ == end_ || !joins(match)) {
       finish();
@@ -372,9 +373,9 @@ class BehaviorSplitter {
 
   SplitBehavior behavior_;
   Give give_;
-  std::size_t begin_ = 0;  ///< of the last piece, which may still grow
+  std::size_t begin_ = 0;  ///< start of the last piece, which may still grow
   std::size_t end_ = 0;
-  bool match_ = false;  ///< whether its last part is a match
+  bool match_ = false;  ///< whether the piece's last part is a match
 };
 
 PreTokenizers::Step split_step(Pattern expression, SplitBehavior behavior, bool invert) {
@@ -403,7 +404,7 @@ PreTokenizers::Step split_step(Pattern expression, SplitBehavior behavior, bool 
   };
 }
 
-/// A step behind ByteLevel splits the characters that stand for bytes.
+/// Adds a split. After ByteLevel, the split applies to the characters that represent bytes.
 void add_split(Pattern pattern, SplitBehavior behavior, bool invert, PreTokenizers& all) {
   PreTokenizers::Step step = split_step(std::move(pattern), behavior, invert);
   if (all.byte_level) {
@@ -418,7 +419,7 @@ void add_split(Pattern pattern, SplitBehavior behavior, bool invert, PreTokenize
   all.steps.push_back(std::move(step));
 }
 
-/// The piece with `mark` for each space, and with a mark before it if `prepended`.
+/// The piece with each space replaced by `mark`, and with a leading mark if `prepended`.
 std::string marked(std::string_view piece, const std::string& mark, bool prepended) {
   std::string text;
   for (const char c : piece) {
@@ -427,7 +428,7 @@ std::string marked(std::string_view piece, const std::string& mark, bool prepend
   return prepended && !text.starts_with(mark) ? mark + text : text;
 }
 
-/// SentencePiece's handling of spaces.
+/// Adds SentencePiece's handling of spaces.
 void add_metaspace(const JsonField& field, PreTokenizers& all) {
   field.require(!all.byte_level, "before ByteLevel");
   field.only({"replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
@@ -436,7 +437,7 @@ void add_metaspace(const JsonField& field, PreTokenizers& all) {
   if (prepend != "always" && prepend != "first" && prepend != "never") {
     scheme.refuse();
   }
-  // The older name of the same.
+  // add_prefix_space is the older name of prepend_scheme.
   const JsonField older = field.at("add_prefix_space");
   if (!older.flag_or(true) && prepend != "never") {
     scheme.is_null() ? void(prepend = "never") : older.refuse();
@@ -455,9 +456,9 @@ void add_metaspace(const JsonField& field, PreTokenizers& all) {
   });
 }
 
-/// The model's vocabulary is turned into bytes, so that the text stays bytes as well.
+/// Adds ByteLevel. The text stays as bytes; the model's vocabulary is converted to bytes instead.
 void add_byte_level(const JsonField& field, PreTokenizers& all) {
-  /// GPT-2's, for "use_regex".
+  /// GPT-2's splitting pattern, for "use_regex".
   constexpr const char* kGpt2Pattern =
       R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
   field.require(!all.byte_level, "the only ByteLevel");
@@ -505,7 +506,8 @@ void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
   }
 }
 
-/// Removes up to `left` and `right` times the character at the ends of each token.
+/// Removes the character up to `left` times from the begin and up to `right` times from the end of
+/// each token.
 void add_strip(const JsonField& field, Decoders& steps) {
   constexpr std::uint32_t kMaxStripped = 1000;
   field.only({"content", "start", "stop"});
@@ -532,7 +534,7 @@ void add_metaspace_decoder(const JsonField& field, Decoders& steps) {
       scheme.is_null() ? field.at("add_prefix_space").flag_or(true) : scheme.text() != "never";
   steps.emplace_back([mark = field.at("replacement").character(), prepended](auto& tokens) {
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-      // The space before the first word does not belong to the text.
+      // The space before the first word was added by the tokenizer and is removed.
       const std::string_view space = i == 0 && prepended ? "" : " ";
       for (std::size_t at = tokens[i].find(mark); at != std::string::npos;
            at = tokens[i].find(mark, at + space.size())) {
@@ -552,7 +554,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
     field.at("decoders").for_each([&](const JsonField& step) { add_decoder(step, steps); });
   } else if (type == "ByteLevel") {
     field.only({"add_prefix_space", "trim_offsets", "use_regex"});
-    // A token with another character is text.
+    // A token with characters outside GPT-2's alphabet is kept as text.
     add_for_each([](std::string& token) { token = bytes_of_token(token).value_or(token); });
   } else if (type == "ByteFallback") {
     field.only({});
@@ -564,7 +566,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
   } else if (type == "Metaspace") {
     add_metaspace_decoder(field, steps);
   } else if (type == "Replace") {
-    // Incomplete characters are not text yet.
+    // Incomplete characters are not replaced, because further tokens may complete them.
     add_for_each([replace = read_replace(field)](std::string& token) {
       std::string storage;
       if (replace_invalid_utf8(token, storage).data() == token.data()) {
@@ -587,7 +589,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
   }
 }
 
-/// Adds the ids that "special_tokens" has by this name.
+/// Appends the token ids that "special_tokens" has under `name`.
 void add_special(const JsonField& name, const JsonField& special_tokens, TokenId vocabulary,
                  std::vector<std::int64_t>& tokens) {
   special_tokens.at(name.text().c_str()).at("ids").for_each([&](const JsonField& id) {
@@ -623,10 +625,11 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
       add_post_processor(step, vocabulary, tokens);
     });
   } else if (type == "TemplateProcessing") {
-    // It takes the existing template for a pair of texts.
+    // Only one template may have tokens: the `tokenizers` package would process the first one's
+    // result as a pair of texts in the second template.
     field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
     tokens = read_template(field, vocabulary);
-  } else if (type != "ByteLevel") {  // that one only changes offsets into the text
+  } else if (type != "ByteLevel") {  // ByteLevel only changes offsets into the text
     field.at("type").refuse();
   }
 }
@@ -662,7 +665,7 @@ void PreTokenizers::split_from(std::size_t step, Piece piece, OnPiece on_piece) 
     on_piece(piece);
     return;
   }
-  // NOLINTNEXTLINE(misc-no-recursion): as deep as there are steps.
+  // NOLINTNEXTLINE(misc-no-recursion): the recursion depth is the number of steps.
   steps[step](piece, [&](Piece part) { split_from(step + 1, part, on_piece); });
 }
 

@@ -1,4 +1,5 @@
-// The steps around a tokenizer's model: JSON objects of tokenizer.json and what they do to a text.
+// The processing steps around a tokenizer's model: the JSON objects of tokenizer.json, and what
+// they do to a text.
 
 #pragma once
 
@@ -21,7 +22,7 @@ namespace tessera::data {
 
 using TokenId = std::uint32_t;
 
-/// A value of a tokenizer.json, with its place for messages. The JSON must outlive it.
+/// A value of a tokenizer.json, with its path for messages. The JSON must outlive it.
 class JsonField {
  public:
   JsonField(const nlohmann::json& value, std::string place)
@@ -29,7 +30,7 @@ class JsonField {
 
   const nlohmann::json& json() const { return value_; }
   bool is_null() const { return value_.is_null(); }
-  /// A missing key is null.
+  /// The value of a key; null if the key is missing.
   JsonField at(const char* key) const;
   /// Calls `body` for each element of an array.
   template <class Body>
@@ -40,56 +41,56 @@ class JsonField {
     }
   }
   const std::string& text() const;
-  /// A text of one character.
+  /// A text of exactly one character.
   const std::string& character() const;
-  /// Null is `otherwise`.
+  /// The field's bool; `otherwise` if it is null.
   bool flag_or(bool otherwise) const;
   std::uint32_t number_below(std::uint32_t limit) const;
-  /// The "type" of an object.
+  /// The "type" of a JSON object.
   const std::string& type() const { return at("type").text(); }
 
-  /// Throws unless the object has no other keys than "type" and these.
+  /// Throws Error if the object has keys other than "type" and `keys`.
   void only(std::initializer_list<std::string_view> keys) const;
-  /// Throws unless `condition`: the value must be `what`.
+  /// Throws Error unless `condition` is true; the message says that the value must be `what`.
   void require(bool condition, std::string_view what) const;
-  /// Throws: this value is not implemented.
+  /// Throws Error that the field's value is not supported.
   [[noreturn]] void refuse() const;
 
  private:
-  /// The value as in the file, if it is short.
+  /// The value as JSON text for messages, shortened.
   std::string shown() const;
 
   const nlohmann::json& value_;
   std::string place_;
 };
 
-/// Added tokens may not be longer; those of published tokenizers have less than 100 bytes.
+/// The maximum length of added tokens; published tokenizers have less than 100 bytes.
 inline constexpr std::size_t kMaxAddedTokenBytes = 1000;
 
-/// A token that is found in the text itself, before the text is split.
+/// A token that is found in the text before the text is split.
 struct AddedToken {
   std::string content;
   TokenId id = 0;
-  bool single_word = false;  ///< not within a word
-  bool lstrip = false;       ///< takes the white space before it
-  bool rstrip = false;       ///< takes the white space behind it
-  bool normalized = false;   ///< found in the normalized text
-  bool special = false;      ///< has no text
+  bool single_word = false;  ///< the token does not match inside a word
+  bool lstrip = false;       ///< the token includes the white space before it
+  bool rstrip = false;       ///< the token includes the white space after it
+  bool normalized = false;   ///< the token is searched in the normalized text
+  bool special = false;      ///< the token decodes to nothing
 };
-/// Reads all but the id. `special`: the value if the object has none.
+/// Reads everything except the id. `special`: the value if the object does not specify it.
 AddedToken added_token_of(const JsonField& field, bool special);
 
-/// Finds added tokens: the leftmost, and of these the longest. Immutable.
+/// Finds added tokens in a text: the leftmost one, and among those the longest. Immutable.
 class AddedTokens {
  public:
   AddedTokens() = default;
-  /// No `content` is empty.
+  /// No `content` of a token may be empty.
   explicit AddedTokens(std::vector<AddedToken> tokens);
 
   using OnText = c10::function_ref<void(std::string_view text, bool first)>;
   using OnToken = c10::function_ref<void(TokenId id)>;
-  /// Reports the tokens of valid UTF-8 and the texts between them, which are not empty. `first`:
-  /// the part begins where `text` begins.
+  /// Reports the tokens in valid UTF-8, and the non-empty texts between them. `first`: whether the
+  /// part is at the beginning of `text`.
   void split(std::string_view text, OnText on_text, OnToken on_token) const;
 
  private:
@@ -104,43 +105,43 @@ class AddedTokens {
 
   std::vector<AddedToken> tokens_;
   std::vector<Node> trie_{1};
-  std::array<bool, 256> begins_{};  ///< whether a token begins with a byte
+  std::array<bool, 256> begins_{};  ///< whether any token begins with this byte
 };
 
 /// The bytes of a token in GPT-2's alphabet, which writes each byte as one printable character;
-/// nullopt for other characters.
+/// nullopt if the token has other characters.
 std::optional<std::string> bytes_of_token(std::string_view token);
-/// Bytes in that alphabet, in UTF-8.
+/// Bytes as UTF-8 text in GPT-2's alphabet.
 std::string token_of_bytes(std::string_view bytes);
-/// The byte of a token "<0xHH>" of a model with byte fallback.
+/// The byte of a token "<0xHH>" of a model with byte fallback; nullopt for other tokens.
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token);
 
-/// Throws Error if a text of `from` bytes grows to more than any tokenizer makes of it.
+/// Throws Error if a text of `from` bytes has grown to more bytes than any real tokenizer produces.
 void check_growth(std::size_t from, std::size_t to);
 
-/// Steps that change valid UTF-8 in place before it is split. All readers throw Error for what is
-/// not implemented.
+/// Steps that modify valid UTF-8 in place before it is split. All read_...() functions throw Error
+/// for unsupported steps.
 using Normalizers = std::vector<std::function<void(std::string& text)>>;
 Normalizers read_normalizers(const JsonField& field);
 
-/// Steps that turn the texts of tokens into the decoded text.
+/// Steps that convert the texts of tokens to the decoded text.
 using Decoders = std::vector<std::function<void(std::vector<std::string>& tokens)>>;
 Decoders read_decoders(const JsonField& field);
 
-/// A part of a text that is tokenized alone.
+/// A part of a text that is tokenized separately.
 struct Piece {
   std::string_view text;
-  bool first = false;  ///< at the beginning of the whole text
+  bool first = false;  ///< whether the piece is at the beginning of the whole text
 };
 using OnPiece = c10::function_ref<void(Piece)>;
 
 /// Steps that split pieces, in order.
 struct PreTokenizers {
-  /// Reports the pieces from left to right, without empty ones; a piece is valid during the call.
-  /// Pieces are valid UTF-8, except behind ByteLevel.
+  /// Reports non-empty pieces from left to right; a piece is valid only during the call. Pieces are
+  /// valid UTF-8, except after ByteLevel.
   using Step = std::function<void(Piece piece, OnPiece on_piece)>;
   std::vector<Step> steps;
-  bool byte_level = false;  ///< the model's tokens are bytes: ByteLevel is one of the steps
+  bool byte_level = false;  ///< ByteLevel is one of the steps, so the model's tokens are bytes
 
   void split(Piece piece, OnPiece on_piece) const { split_from(0, piece, on_piece); }
 
@@ -148,15 +149,15 @@ struct PreTokenizers {
   void split_from(std::size_t step, Piece piece, OnPiece on_piece) const;
 };
 PreTokenizers read_pre_tokenizers(const JsonField& field);
-/// Splits at the matches of an expression, which are pieces too.
+/// Splits at the matches of an expression; the matches are pieces too.
 PreTokenizers::Step split_by_pattern(std::string_view expression);
 
-/// The tokens that a template puts around a text.
+/// The tokens that a template puts before and after a text.
 struct TemplateTokens {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
 };
-/// Also throws Error for tokens outside the vocabulary.
+/// Reads the template. Also throws Error for tokens outside the vocabulary.
 TemplateTokens read_post_processor(const JsonField& field, TokenId vocabulary);
 
 }  // namespace tessera::data

@@ -19,7 +19,8 @@
 
 namespace tessera::data {
 
-/// A folder opens as a stream and fails at the first read, without a reason.
+/// Rejects folders explicitly: a folder opens as a stream and fails at the first read, without a
+/// reason.
 std::string read_text(const std::string& path) {
   TESSERA_CHECK(!std::filesystem::is_directory(path), "'", path, "' is a folder: give a text file");
   std::ifstream in(path, std::ios::binary);
@@ -30,12 +31,12 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-/// Nats per byte after the first.
+/// The loss is in nats per byte, excluding the first byte.
 double bigram_entropy(std::string_view text) {
   if (text.size() < 2) {
     return 0;
   }
-  // 512 KiB are too much for the stack.
+  // The table is on the heap, because 512 KiB are too much for the stack.
   std::vector<std::array<std::int64_t, 256>> pairs(256);
   for (std::size_t i = 1; i < text.size(); ++i) {
     ++pairs[static_cast<unsigned char>(text[i - 1])][static_cast<unsigned char>(text[i])];
@@ -47,7 +48,7 @@ double bigram_entropy(std::string_view text) {
       total += count;
     }
     for (const auto count : followers) {
-      // 0 log 0 is 0.
+      // Count 0 is skipped, because 0 log 0 is 0.
       if (count > 0) {
         nats -= static_cast<double>(count) * std::log(double(count) / double(total));
       }
@@ -58,7 +59,7 @@ double bigram_entropy(std::string_view text) {
 
 namespace {
 
-/// nlohmann's parser uses the heap for its depth.
+/// nlohmann's parser stores its nesting on the heap, so deep nesting cannot overflow the stack.
 nlohmann::json parse_line(std::string_view line, const std::string& origin) {
   TESSERA_CHECK(!line.starts_with(detail::kByteOrderMark), origin,
                 ": the line begins with a byte order mark; save the file without one");
@@ -121,7 +122,7 @@ namespace {
 constexpr std::uint64_t kPieces = 64;
 constexpr std::uint64_t kPieceBytes = 4096;
 
-/// The beginnings of the pieces. The pieces of a small file cover it.
+/// The offsets of the pieces to be read. The pieces of a small file cover it completely.
 std::vector<std::uint64_t> piece_offsets(std::uint64_t bytes) {
   std::vector<std::uint64_t> offsets;
   if (bytes <= kPieces * kPieceBytes) {

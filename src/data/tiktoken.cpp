@@ -1,5 +1,5 @@
-// Meta's tokenizer.model of Llama 3 and 4, in tiktoken's form: one line for each token, with its
-// bytes in base64 and its rank.
+// Meta's tokenizer.model of Llama 3 and 4 in tiktoken's format: one line per token, with its bytes
+// in base64 and its rank.
 
 #include <algorithm>
 #include <array>
@@ -17,19 +17,22 @@
 namespace tessera::data {
 namespace {
 
-// From Meta's package llama-models, where they are in the code beside each file.
+// The patterns and special tokens are from Meta's package llama-models, where they are in the code
+// next to each tokenizer file.
 
-/// What a model's tokenizer has beside its file in tiktoken's form.
+/// The parts of a model's tokenizer that are not in its tiktoken file.
 struct TiktokenModelParts {
   const char* name;
-  std::size_t ranks;  ///< tokens of the file
+  std::size_t ranks;  ///< number of tokens in the file
   const char* pattern;
-  std::vector<std::string> (*special_tokens)();  ///< in the order of their ids, behind the others
+  std::vector<std::string> (*special_tokens)();  ///< special tokens in the order of their ids,
+                                                 ///< which follow the file's tokens
 };
 
 constexpr const char* kLlama3Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-/// OpenAI's o200k_base: splits words before a capital; contractions belong to the word.
+/// OpenAI's o200k_base pattern: splits words before a capital letter; contractions belong to the
+/// word.
 constexpr const char* kLlama4Pattern =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
@@ -41,7 +44,7 @@ void append(std::vector<std::string>& names, std::initializer_list<const char*> 
   }
 }
 
-/// The reserved names of a group from `first` on, until there are `total` names.
+/// Appends reserved names of a group, numbered from `first`, until there are `total` names.
 void append_reserved(std::vector<std::string>& names, const std::string& group, int first,
                      std::size_t total) {
   for (int i = first; names.size() < total; ++i) {
@@ -49,7 +52,8 @@ void append_reserved(std::vector<std::string>& names, const std::string& group, 
   }
 }
 
-/// Llama 3.1 to 3.3. Llama 3.0 has the same or reserved names.
+/// Special tokens of Llama 3.1 to 3.3. Llama 3.0 has the same names, or reserved names in their
+/// places.
 std::vector<std::string> llama3_special_tokens() {
   std::vector<std::string> names;
   append(names, {"begin_of_text", "end_of_text", "reserved_special_token_0",
@@ -77,7 +81,7 @@ std::vector<std::string> llama4_special_tokens() {
   return names;
 }
 
-/// By TiktokenModel.
+/// The models' parts, indexed by TiktokenModel.
 constexpr std::array<TiktokenModelParts, 2> kModels{
     {{"Llama 3", 128'000, kLlama3Pattern, llama3_special_tokens},
      {"Llama 4", 200'000, kLlama4Pattern, llama4_special_tokens}}};
@@ -100,18 +104,18 @@ TiktokenModel tiktoken_model_of(std::size_t ranks) {
   return static_cast<TiktokenModel>(found - kModels.begin());
 }
 
-/// Ten times that of Llama 4.
+/// Maximum size of a tokenizer file: ten times the file of Llama 4.
 constexpr std::uint64_t kMaxModelFileBytes = 100'000'000;
-/// The longest of Llama 3 has 128.
+/// Maximum size of a token; the longest token of Llama 3 has 128 bytes.
 constexpr std::size_t kMaxTokenBytes = 1000;
-/// The sum of the squared sizes of all tokens, which is the time to find merges. Llama 3 has 10
-/// million.
+/// Limits the sum of the squared sizes of all tokens, which is proportional to the time for finding
+/// merges. Llama 3 has 10 million.
 constexpr std::size_t kMaxMergeWork = 1'000'000'000;
 
 constexpr std::string_view kBase64Alphabet =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// The bytes of base64 (RFC 4648, with padding); nullopt for other texts.
+/// Decodes base64 (RFC 4648, with padding); nullopt for invalid text.
 std::optional<std::string> decode_base64(std::string_view text) {
   if (text.size() % 4 != 0) {
     return std::nullopt;
@@ -136,7 +140,7 @@ std::optional<std::string> decode_base64(std::string_view text) {
   return bytes;
 }
 
-/// The tokens of the file by rank, which is their id.
+/// The tokens of the file by rank, which is also their id.
 std::vector<std::string> read_ranks(std::string_view text) {
   std::vector<std::string> tokens;
   std::size_t merge_work = 0;
@@ -161,7 +165,8 @@ std::vector<std::string> read_ranks(std::string_view text) {
   return tokens;
 }
 
-/// Two tokens are merged if their bytes together are a token; its rank counts.
+/// Derives merges: two tokens are merged if their concatenated bytes are a token, whose rank is the
+/// merge's rank.
 std::vector<Merge> merges_of_ranks(const Vocabulary& vocabulary) {
   std::vector<Merge> merges;
   for (const auto& [bytes, id] : vocabulary) {

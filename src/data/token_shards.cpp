@@ -1,5 +1,5 @@
-// Token shards in the format of llm.c, which its tools and datasets use: a header, then tokens of
-// 16 or 32 bits. Several shards are one sequence of tokens.
+// Token shards in the format of llm.c, which its tools and data sets use: a header, then tokens of
+// 16 or 32 bits. Several shards form one sequence of tokens.
 #include "tessera/data/token_shards.h"
 
 #include <glob.h>
@@ -22,14 +22,14 @@
 namespace tessera::data {
 namespace {
 
-/// The header of an llm.c token shard: 256 int32; the first three are used.
+/// The header of an llm.c token shard is 256 int32, of which the first three are used.
 using ShardHeader = std::array<std::int32_t, 256>;
 constexpr std::size_t kShardHeaderBytes = sizeof(ShardHeader);
 
-/// One of the two kinds of shard.
+/// The properties of one of the two kinds of shard.
 struct ShardKind {
   std::int32_t magic;
-  std::int32_t version;  ///< that llm.c writes
+  std::int32_t version;  ///< the version that llm.c writes
   std::size_t token_bytes;
 };
 constexpr ShardKind kUint16Shard{20240520, 1, sizeof(std::uint16_t)};
@@ -37,8 +37,8 @@ constexpr ShardKind kUint32Shard{20240801, 7, sizeof(std::uint32_t)};
 
 static_assert(std::endian::native == std::endian::little, "token shards are little endian");
 
-/// The magic number tells the size of a token. Version 1 is accepted for both kinds: the data are
-/// the same.
+/// Determines the token size from the magic number. Version 1 is accepted for both kinds, because
+/// the data are the same.
 const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
   for (const ShardKind* kind : {&kUint16Shard, &kUint32Shard}) {
     if (header[0] != kind->magic) {
@@ -54,11 +54,11 @@ const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
        " (uint32): give token shards, or tokenize the text first (llama_train --text does)");
 }
 
-/// A shard's file is open only during a read: a data set may have more shards than a process may
-/// have open files.
+/// A shard. Its file is open only during a read, because a data set may have more shards than a
+/// process may have open files.
 class Shard {
  public:
-  // All checks are here, so that later reads are inside the tokens.
+  // The constructor makes all checks, so that later reads stay inside the tokens.
   explicit Shard(const std::string& path) : path_(path) {
     const files::InputFile file = open();
     const std::uint64_t bytes = file.size();
@@ -71,7 +71,7 @@ class Shard {
     TESSERA_CHECK(header[2] >= 0, "token shard '", path, "' says that it holds ", header[2],
                   " tokens: write it again");
     size_ = header[2];
-    // Finds an incomplete copy before training begins.
+    // Detects an incomplete copy before training begins.
     const auto expected = kShardHeaderBytes + static_cast<std::size_t>(size_) * token_bytes_;
     TESSERA_CHECK(bytes == expected, "token shard '", path, "' says that it holds ", size_,
                   " tokens (", expected, " bytes with the header) but has ", bytes,
@@ -92,7 +92,7 @@ class Shard {
  private:
   files::InputFile open() const { return {path_, "token shards"}; }
 
-  // Token ids are int64 for libtorch, whatever the file has.
+  // Converts to int64, libtorch's type for token ids, from the file's type.
   template <class Token>
   void widen(std::int64_t begin, std::span<std::int64_t> out) const {
     std::vector<Token> tokens(out.size());
@@ -106,7 +106,8 @@ class Shard {
   std::int64_t size_ = 0;
 };
 
-/// Immutable, so that threads may read at the same time.
+/// The tokens of several shards as one sequence. Immutable, so that threads may read at the same
+/// time.
 class ShardedTokens final : public TokenSource {
  public:
   explicit ShardedTokens(const std::vector<std::string>& paths) {
@@ -120,7 +121,7 @@ class ShardedTokens final : public TokenSource {
 
   void read(std::int64_t begin, std::span<std::int64_t> out) const override {
     check_range(begin, static_cast<std::int64_t>(out.size()));
-    // The first shard that ends behind `begin`; empty ones are skipped.
+    // The first shard that ends after `begin`; empty shards are skipped.
     auto shard = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) -
                                           ends_.begin());
     for (; !out.empty(); ++shard) {
@@ -133,14 +134,15 @@ class ShardedTokens final : public TokenSource {
 
  private:
   std::vector<Shard> shards_;
-  std::vector<std::int64_t> ends_;  ///< position after each shard's last token
+  std::vector<std::int64_t> ends_;  ///< for each shard, the position after its last token
 };
 
 const ShardKind& kind_of(TokenWidth width) {
   return width == TokenWidth::kUint16 ? kUint16Shard : kUint32Shard;
 }
 
-/// `before`: the number of earlier tokens of the shard, for the message.
+/// Converts tokens to the shard's type. `before`: number of earlier tokens in the shard, for the
+/// message.
 template <class Token>
 std::vector<Token> narrow(std::span<const std::int64_t> tokens, std::int64_t before) {
   std::vector<Token> result;
@@ -190,7 +192,7 @@ void TokenShardWriter::write(std::span<const std::int64_t> tokens) {
                   std::as_bytes(std::span(narrowed)));
 }
 
-/// The header counts tokens in an int32.
+/// The number of tokens is limited, because the header stores it in an int32.
 void TokenShardWriter::append(std::span<const std::int64_t> tokens) {
   const auto all = static_cast<std::int64_t>(tokens.size()) + size_;
   TESSERA_CHECK(all <= std::numeric_limits<std::int32_t>::max(), all,
@@ -210,7 +212,7 @@ void TokenShardWriter::finish() {
   header[1] = kind_of(width_).version;
   header[2] = static_cast<std::int32_t>(size_);
   file_->write_at(0, std::as_bytes(std::span(header)));
-  // Durable before it has its name (AtomicFile).
+  // The file is synced to disk before it gets its final name (AtomicFile).
   file_->sync();
   file_->publish();
 }
@@ -241,7 +243,7 @@ class MemoryTokens final : public TokenSource {
   std::vector<Token> tokens_;
 };
 
-/// Whether a type has all values from `least` to `most`.
+/// Whether a type can represent all values from `least` to `most`.
 template <class Token>
 bool fits(std::int64_t least, std::int64_t most) {
   return least >= 0 && most <= std::numeric_limits<Token>::max();
@@ -249,14 +251,14 @@ bool fits(std::int64_t least, std::int64_t most) {
 
 }  // namespace
 
-/// begin + count could overflow.
+/// Avoids begin + count, which could overflow.
 void TokenSource::check_range(std::int64_t begin, std::int64_t count) const {
   TESSERA_CHECK(begin >= 0 && begin <= size() && count <= size() - begin, "tokens [", begin, ", ",
                 begin + count, ") were asked for, but there are ", size(),
                 ": ask for a range inside them");
 }
 
-/// Uses the smallest type: a text of bytes would otherwise take eight times its size.
+/// Uses the smallest type that fits: otherwise a text of bytes would take eight times its size.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens) {
   const auto [least, most] = std::ranges::minmax_element(tokens);
   if (tokens.empty() || fits<std::uint8_t>(*least, *most)) {

@@ -17,7 +17,7 @@ namespace {
 
 enum class TokenizerForm { kJson, kTiktoken, kSentencePiece };
 
-/// The beginning of a file, enough for a line of tiktoken's form.
+/// The beginning of a file, long enough for one line of the tiktoken format.
 std::string beginning_of(const std::filesystem::path& path) {
   constexpr std::uint64_t kBytes = 16 * 1024;
   const tessera::files::InputFile file(path, "a tokenizer");
@@ -26,10 +26,10 @@ std::string beginning_of(const std::filesystem::path& path) {
   return text;
 }
 
-/// "TOKEN RANK", the token in base64.
+/// Whether a line has the form "TOKEN RANK" with the token in base64.
 bool is_tiktoken_line(std::string_view line) {
   if (line.ends_with('\r')) {
-    line.remove_suffix(1);  // refused by the reader
+    line.remove_suffix(1);  // the reader rejects the carriage return later
   }
   const std::size_t space = line.find(' ');
   const auto is_base64 = [](char c) {
@@ -50,7 +50,7 @@ TokenizerForm form_of(std::string_view text) {
                                                            : TokenizerForm::kSentencePiece;
 }
 
-/// The path itself, or the tokenizer's file in a folder.
+/// Returns the path itself, or the tokenizer's file in a folder.
 std::string file_of(const std::string& path) {
   if (!std::filesystem::is_directory(path)) {
     return path;
@@ -106,13 +106,13 @@ TokenizerPtr open_tokenizer(const std::string& path) {
 
 namespace {
 
-/// For tests and small examples: needs no file.
+/// A tokenizer for tests and small examples, which needs no file.
 class ByteTokenizer final : public Tokenizer {
  public:
   std::int64_t vocabulary() const override { return 256; }
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
-    // Unsigned, as ids begin at 0.
+    // Bytes are read as unsigned, because token ids begin at 0.
     const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
     return {bytes, bytes + text.size()};
   }
@@ -137,10 +137,10 @@ TokenizerPtr byte_tokenizer() {
 
 namespace {
 
-/// A character has at most four bytes.
+/// The maximum bytes of an incomplete character, because a character has at most four bytes.
 constexpr std::size_t kMaxUnfinished = 3;
-/// Earlier tokens that change how the next are decoded (the space before a word). More than the
-/// tokens of an incomplete character.
+/// The number of earlier tokens that can change how the next tokens are decoded (for example, the
+/// space before a word): one more than the tokens of an incomplete character.
 constexpr std::size_t kContext = kMaxUnfinished + 1;
 
 /// The number of bytes at the end of `text` that further tokens may change. Some tokenizers decode
@@ -185,13 +185,15 @@ std::string StreamDecoder::finish() {
   return take_new(0, tokenizer_->decode(window_));
 }
 
-/// The padding of a model's vocabulary has no text, as in transformers.
+/// Whether a token alone decodes to text. The padding of a model's vocabulary does not, as in
+/// `transformers`.
 bool StreamDecoder::has_own_text(std::int64_t token) const {
-  // Twice, since some decoders remove the space at the beginning.
+  // Decodes the token twice, because some decoders remove a leading space.
   return token < tokenizer_->vocabulary() && !tokenizer_->decode({token, token}).empty();
 }
 
-/// Where a decoder removes all space at the beginning, a space has text only behind other tokens.
+/// Whether a token has text after other tokens. If a decoder removes all leading space, a space
+/// token has text only after other tokens.
 bool StreamDecoder::has_text(std::int64_t token) const {
   if (token >= tokenizer_->vocabulary()) {
     return false;
@@ -218,7 +220,7 @@ std::string StreamDecoder::take_new(std::size_t unfinished, std::string_view tex
 void StreamDecoder::shorten_window() {
   const auto end_of_old = window_.end() - kContext;
   std::vector<std::int64_t> window(end_of_old, window_.end());
-  // Spaces need a token with text before them.
+  // Space tokens need a preceding token with text.
   if (tokenizer_->decode(window).empty()) {
     const auto text = std::find_if(std::reverse_iterator(end_of_old), window_.rend(),
                                    [&](std::int64_t token) { return has_own_text(token); });

@@ -9,7 +9,7 @@
 namespace tessera::data {
 namespace {
 
-/// Three times the largest that are known.
+/// Maximum size of a tokenizer.json: three times the largest known file.
 constexpr std::uint64_t kMaxTokenizerBytes = 100'000'000;
 constexpr tessera::JsonLimits kTokenizerLimits{
     .depth = 16, .keys = 5'000'000, .values = 20'000'000};
@@ -21,7 +21,7 @@ void set_text(std::vector<std::string>& texts, TokenId id, const std::string& te
   texts[id] = text;
 }
 
-/// Ids by the texts of the file.
+/// Maps the token texts of the file to ids.
 Vocabulary read_vocabulary(const JsonField& field, std::vector<std::string>& texts) {
   field.require(field.json().is_object(), "an object of tokens");
   Vocabulary vocabulary;
@@ -36,7 +36,7 @@ Vocabulary read_vocabulary(const JsonField& field, std::vector<std::string>& tex
   return vocabulary;
 }
 
-/// "left right", or a list of both.
+/// Reads a merge: "left right", or a list of both.
 std::pair<std::string_view, std::string_view> read_merge(const JsonField& field) {
   const nlohmann::json& merge = field.json();
   if (merge.is_array()) {
@@ -67,7 +67,8 @@ std::vector<Merge> read_merges(const JsonField& field, const Vocabulary& vocabul
   return merges;
 }
 
-/// The tokens as bytes. Tokens that are no bytes cannot occur.
+/// The vocabulary with tokens as bytes. Tokens outside GPT-2's alphabet are dropped, because they
+/// cannot occur.
 Vocabulary as_bytes(const Vocabulary& vocabulary) {
   Vocabulary bytes;
   bytes.reserve(vocabulary.size());
@@ -140,10 +141,10 @@ void read_added_tokens(const JsonField& field, const Vocabulary& vocabulary,
 }
 
 BpeTokenizerParts read_parts(const JsonField& root) {
-  // "truncation" and "padding" concern batches and are ignored.
+  // "truncation" and "padding" apply to batches and are ignored.
   root.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
              "post_processor", "decoder", "model"});
-  // Checked first: other models have other vocabularies. Old files do not name the type.
+  // Checked first, because other models have other vocabularies. Old files do not name the type.
   if (const JsonField type = root.at("model").at("type"); !type.is_null() && type.text() != "BPE") {
     type.refuse();
   }
@@ -163,8 +164,8 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   return parts;
 }
 
-/// transformers sets the flag of a ByteLevel that is the whole pre_tokenizer from
-/// tokenizer_config.json; without one it is false for classes other than Llama's.
+/// Checks add_prefix_space. If a ByteLevel is the whole pre_tokenizer, `transformers` sets its flag
+/// from tokenizer_config.json; if that has no flag, it is false for classes other than Llama's.
 void check_prefix(const JsonField& step, const FilesBeside& beside) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

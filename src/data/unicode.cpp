@@ -11,10 +11,10 @@
 namespace tessera::data {
 namespace {
 
-/// The size of a character by its first byte, and the range of its second byte, which excludes
-/// overlong forms, surrogates and code points above U+10FFFF.
+/// The size of a character according to its first byte, and the range of its second byte, which
+/// excludes overlong forms, surrogates and code points above U+10FFFF.
 struct Lead {
-  std::size_t bytes = 0;  ///< 0: not a first byte
+  std::size_t bytes = 0;  ///< bytes of the character; 0: not a first byte
   unsigned char low = 0x80;
   unsigned char high = 0xbf;
 };
@@ -41,7 +41,7 @@ constexpr Lead lead_of(unsigned char byte) {
 std::size_t valid_prefix(std::string_view text) {
   std::size_t at = 0;
   while (at < text.size()) {
-    // Eight ASCII characters at once.
+    // Tests eight ASCII characters at once.
     std::uint64_t eight = 0;
     if (text.size() - at >= sizeof(eight)) {
       std::memcpy(&eight, text.data() + at, sizeof(eight));
@@ -115,7 +115,7 @@ std::string_view replace_invalid_utf8(std::string_view text, std::string& storag
 }
 
 std::size_t incomplete_suffix(std::string_view text) {
-  // The longest character has four bytes.
+  // An incomplete character has at most three bytes.
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
     const Utf8Step step = first_character(text.substr(text.size() - back));
     if (step.cut && step.bytes == back) {
@@ -147,8 +147,8 @@ utf8proc_propval_t combining_class(utf8proc_int32_t code) {
   return utf8proc_get_property(code)->combining_class;
 }
 
-/// utf8proc orders marks in quadratic time, so each character is decomposed alone and long runs of
-/// marks are sorted here.
+/// Sorts runs of combining marks. utf8proc sorts marks in quadratic time, so each character is
+/// decomposed separately and the runs are sorted here.
 void order_marks(Codes& codes) {
   const auto is_mark = [](utf8proc_int32_t code) { return combining_class(code) != 0; };
   for (auto end = codes.begin(); end != codes.end();) {
@@ -168,7 +168,7 @@ bool is_space(char32_t code) {
 }
 
 void append_normalized(std::string_view text, NormalizationForm form, std::string& out) {
-  // A character has at most 18 code points in any form.
+  // A character has at most 18 code points in any normalization form.
   constexpr std::size_t kMostCodes = 32;
   const auto decompose =
       static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | (form.compatible ? UTF8PROC_COMPAT : 0));
@@ -200,7 +200,7 @@ bool is_ascii(char byte) {
 
 }  // namespace
 
-/// ASCII stays as it is; only its last character may be composed with the marks behind it.
+/// ASCII is not changed, except that its last character may be composed with the marks after it.
 std::string normalized(std::string_view text, NormalizationForm form) {
   std::string out;
   while (!text.empty()) {
@@ -219,7 +219,8 @@ std::string normalized(std::string_view text, NormalizationForm form) {
 }
 
 std::string lower_case(std::string_view text) {
-  constexpr char32_t kCapitalIWithDot = 0x130;  // the only one whose lower case is two characters
+  constexpr char32_t kCapitalIWithDot = 0x130;  // the only character whose lower case consists of
+                                                // two characters
   std::string out;
   for (std::size_t bytes = 0; !text.empty(); text.remove_prefix(bytes)) {
     bytes = first_character(text).bytes;
@@ -234,7 +235,7 @@ std::string lower_case(std::string_view text) {
   return out;
 }
 
-/// Letters, marks, decimal and letter numbers, connectors, joiners, and letters in circles.
+/// Letters, marks, decimal digits, letter numbers, connectors, joiners, and circled letters.
 bool is_word(char32_t code) {
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
   static_assert(UTF8PROC_CATEGORY_LU == 1 && UTF8PROC_CATEGORY_NL == 10);

@@ -1,4 +1,4 @@
-// UTF-8, and what tokenizers need of Unicode (from utf8proc).
+// UTF-8, and the Unicode functions that tokenizers need (from utf8proc).
 
 #pragma once
 
@@ -10,45 +10,46 @@ namespace tessera::data {
 
 inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+FFFD
 
-/// The first character of a text, or the bytes in its place that are no character.
+/// The first character of a text, or the invalid bytes in its place.
 struct Utf8Step {
   std::size_t bytes = 0;
   bool valid = false;
-  bool cut = false;  ///< the text ends within a character
+  bool cut = false;  ///< the text ends inside a character
 };
 
-/// `text` is not empty. Invalid bytes are grouped as the Unicode standard recommends (section 3.9,
-/// maximal subparts), as Python and Rust do.
+/// The first character of a non-empty text. Invalid bytes are grouped as the Unicode standard
+/// recommends (section 3.9, maximal subparts), as in Python and Rust.
 Utf8Step first_character(std::string_view text);
-/// The last character of valid UTF-8, which is not empty.
+/// The last character of non-empty, valid UTF-8.
 std::string_view last_character(std::string_view text);
 /// The code point of a valid character.
 char32_t code_point(std::string_view character);
-/// Appends a code point that is not a surrogate.
+/// Appends a code point, which must not be a surrogate.
 void append_character(char32_t code, std::string& text);
 
-/// Returns `text` if it is UTF-8, else a copy in `storage` with U+FFFD for each invalid group.
+/// Returns `text` if it is valid UTF-8, else a copy in `storage` with U+FFFD for each invalid
+/// group.
 std::string_view replace_invalid_utf8(std::string_view text, std::string& storage);
-/// The number of bytes at the end of `text` that begin an incomplete character.
+/// The number of bytes at the end of `text` that belong to an incomplete character.
 std::size_t incomplete_suffix(std::string_view text);
-/// For messages: control characters become \xNN, so that a message is one line.
+/// Replaces control characters by \xNN, so that a message stays on one line.
 std::string printable(std::string_view text);
 
 /// A Unicode normalization form (UAX #15).
 struct NormalizationForm {
-  bool compatible = false;  ///< NFKC, NFKD
-  bool composed = false;    ///< NFC, NFKC
+  bool compatible = false;  ///< compatibility form: NFKC or NFKD
+  bool composed = false;    ///< composed form: NFC or NFKC
 };
-/// `text` is valid UTF-8. Takes linear time.
+/// Normalizes valid UTF-8 in linear time.
 std::string normalized(std::string_view text, NormalizationForm form);
-/// Lower case of each character alone, as Rust's char::to_lowercase.
+/// Converts each character separately, as Rust's char::to_lowercase does.
 std::string lower_case(std::string_view text);
 
 /// Whether a code point is part of a word: \w of Rust's regex crate.
 bool is_word(char32_t code);
 /// The number of bytes of white space (White_Space) at the beginning of valid UTF-8.
 std::size_t leading_space(std::string_view text);
-/// The number of bytes of valid UTF-8 before the white space at its end.
+/// The number of bytes of valid UTF-8 before the trailing white space.
 std::size_t without_trailing_space(std::string_view text);
 
 }  // namespace tessera::data

@@ -1,5 +1,5 @@
-// torch.ops.tessera: the library driven from Python. Meshes are numbers; the world comes from the
-// standard environment variables.
+// torch.ops.tessera: operators for using the library from Python. Meshes are numbers; the world is
+// set up from the standard environment variables.
 
 #include <torch/library.h>
 
@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-/// The meshes of this process. Never destroyed: tensors may outlive everything else at exit.
+/// The meshes of this process. Never destroyed, because tensors may outlive other objects at exit.
 struct Meshes {
   static Meshes& instance() {
     static auto* meshes = new Meshes;
@@ -42,8 +42,7 @@ struct Meshes {
   }
 
  private:
-  /// One world for each device type, made when the first mesh asks for it. The caller holds the
-  /// lock.
+  /// The world of a device type, created for its first mesh. The caller must have locked the mutex.
   const comm::WorldPtr& world(const std::string& device) {
     auto& made = worlds[device];
     if (!made) {
@@ -60,7 +59,7 @@ struct Meshes {
   std::vector<DeviceMesh> all;
 };
 
-/// Placements from texts as "Shard(0)" or "R", one for each mesh dimension.
+/// Placements from texts such as "Shard(0)" or "R", one for each mesh dimension.
 Placements parse(const std::vector<std::string>& texts) {
   Placements placements;
   for (const auto& text : texts) {
@@ -75,8 +74,8 @@ std::int64_t make_mesh(std::string device, std::vector<std::int64_t> shape,
 }
 
 // Each function below is an operator: it converts arguments that a schema can express (numbers,
-// texts) to the library's types, and calls its namesake. A handle converts to the tensor that it
-// wraps.
+// texts) to the library's types, and calls the function of the same name. A handle converts to the
+// tensor that it wraps.
 at::Tensor distribute(const at::Tensor& tensor, std::int64_t mesh,
                       std::vector<std::string> placements) {
   return distribute_tensor(tensor, Meshes::instance().get(mesh), parse(placements));
@@ -108,12 +107,12 @@ std::vector<std::string> placements(const at::Tensor& tensor) {
   return texts;
 }
 
-/// Switches strictness on or off for good for this thread; returns what was before.
+/// Sets this thread's strictness permanently; returns the previous value.
 bool set_strict(bool strict) {
   return detail::RankState::here()->strict.exchange(strict);
 }
 
-/// Likewise a scope.
+/// Sets the implicit replication of this thread permanently; returns the previous value.
 bool set_replication(bool replicate) {
   thread_local std::optional<ReplicationScope> scope;
   const bool before = plain_tensors_are_replicated();
@@ -121,7 +120,8 @@ bool set_replication(bool replicate) {
   return before;
 }
 
-// A definition with a function makes a composite operator: autograd sees what the function calls.
+// A definition with a function makes a composite operator: autograd sees the operators that the
+// function calls.
 TORCH_LIBRARY(tessera, library) {
   library.def("init_device_mesh(str device, int[] shape, str[] names) -> int", &make_mesh);
   library.def("distribute_tensor(Tensor tensor, int mesh, str[] placements) -> Tensor",

@@ -97,7 +97,8 @@ bool is_in_backward(const Node* node) {
   if (nodes == nullptr || !nodes->contains(key)) {
     return false;
   }
-  // Empty where all nodes run; else those that lead to the tensors that a gradient was asked of.
+  // Empty if all nodes run; otherwise it contains the nodes that lead to the tensors whose gradient
+  // was requested.
   const auto* executed = torch::autograd::get_current_graph_task_exec_info();
   if (executed == nullptr || executed->empty()) {
     return true;
@@ -129,12 +130,12 @@ void queue_end_of_backward(std::function<void()> callback) {
 
 namespace {
 
-/// What nodes show to classes that derive from them.
+/// Gives access to a protected member of nodes.
 struct Opened : Node {
   static std::mutex& mutex_of(Node& node) { return node.*(&Opened::mutex_); }
 };
 
-/// Whether the backward of this thread adds to the gradients of all leaves that it reaches.
+/// Whether this thread's backward adds to the gradients of all leaves that it reaches.
 bool accumulates_all() {
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
   return asked != nullptr && asked->empty() && !c10::GradMode::is_enabled();
@@ -161,7 +162,8 @@ namespace {
 using torch::autograd::FunctionPreHook;
 using CppHook = std::function<at::TensorBase(const at::TensorBase&)>;
 
-/// A class rather than a lambda, so that it is found among the hooks of a tensor or a node.
+/// A hook of the library. It is a class and not a lambda, so that it can be recognised among the
+/// hooks of a tensor or a node.
 struct Tagged {
   OwnHook what;
   std::function<at::Tensor(const at::Tensor&)> hook;
@@ -171,17 +173,17 @@ struct Tagged {
   }
 };
 
-/// A hook that was taken away leaves its place in the list.
+/// Whether a hook belongs to the program. A removed hook leaves an empty entry in the list.
 bool is_of_program(const CppHook& hook) {
   return hook && hook.target<Tagged>() == nullptr;
 }
 
-// libtorch does not export the type information of its hooks' classes. So dynamic_cast to them does
-// not link, nor a sanitizer's check of a cast or an access; an object itself only tells its class's
-// mangled name.
+// libtorch does not export the type information of its hooks' classes. So neither dynamic_cast to
+// them nor a sanitizer's check of a cast or an access links; only an object's own mangled class
+// name is available.
 #define TESSERA_WITHOUT_TYPE_CHECK __attribute__((no_sanitize("vptr")))
 
-/// `hook` if it is a T.
+/// `hook` as a T; nullptr if it is of another class.
 template <class T>
 TESSERA_WITHOUT_TYPE_CHECK const T* hook_cast(const FunctionPreHook& hook,
                                               std::string_view mangled) {

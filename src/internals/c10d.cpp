@@ -91,19 +91,20 @@ GroupWorkPtr start_barrier(Group& group) {
 namespace {
 
 struct Source {
-  std::string_view file;        ///< as a message names it, before the line's number
-  std::string_view severities;  ///< what is noise there: E for errors, W for warnings
+  std::string_view file;        ///< as a message contains it, before the line number
+  std::string_view severities;  ///< severities to drop: E for errors, W for warnings
 };
 
-/// The library's watchdog reports errors of a group; failures of the store are thrown.
+/// The messages to drop. This library's watchdog reports errors of a group, and failures of the
+/// store are thrown.
 constexpr std::array<Source, 5> kNoise = {{{"ProcessGroupNCCL.cpp:", "E"},
                                            {"TCPStore.cpp:", "WE"},
                                            {"TCPStoreBackend.cpp:", "WE"},
                                            {"TCPStoreLibUvBackend.cpp:", "WE"},
                                            {"socket.cpp:", "WE"}}};
 
-/// "[E1122 23:40:19.069930443 socket.cpp:612] text", and before it "[rank1]:" where libtorch knows
-/// the rank.
+/// Whether a log message is to be dropped. Its form is "[E1122 23:40:19.069930443 socket.cpp:612]
+/// text", preceded by "[rank1]:" if libtorch knows the rank.
 bool is_noise(std::string_view text) {
   if (text.starts_with("[rank")) {
     text.remove_prefix(std::min(text.find(':'), text.size() - 1) + 1);
@@ -119,7 +120,8 @@ bool is_noise(std::string_view text) {
 
 std::atomic<int> open_scopes = 0;
 
-/// Passes on all but the noise. It keeps nothing, so that threads need no lock.
+/// A stream buffer that passes on all messages except those to be dropped. It stores nothing, so
+/// threads need no lock.
 class Filter final : public std::streambuf {
  public:
   explicit Filter(std::streambuf& to) : to_(to) {}
@@ -140,7 +142,8 @@ class Filter final : public std::streambuf {
   std::streambuf& to_;
 };
 
-/// Once, and for good: a thread may be about to write when the last scope ends.
+/// Installs the filter once and permanently, because a thread may be about to write when the last
+/// scope ends.
 void filter_errors() {
   static std::streambuf* const before = std::cerr.rdbuf(new Filter(*std::cerr.rdbuf()));
   static_cast<void>(before);

@@ -41,7 +41,7 @@ void empty_cache(c10::DeviceType type) {
   c10::getDeviceAllocator(type)->emptyCache();
 }
 
-/// The base class answers if CUDA is not loaded.
+/// Whether CUDA's part of libtorch is loaded; otherwise the hooks are of the base class.
 bool has_found_cuda() {
   const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
   return typeid(hooks) != typeid(at::CUDAHooksInterface);

@@ -8,11 +8,11 @@ namespace {
 
 using torch::autograd::Engine;
 
-/// nullptr: not installed.
+/// nullptr until the engine is installed.
 std::atomic<const EngineAnswers*> answers_of_process = nullptr;
 
 Engine& answering_engine() {
-  // Lives to the end of the process, as autograd's threads do.
+  // Lives until the end of the process, as autograd's threads do.
   static AnsweringEngine engine;
   return engine;
 }

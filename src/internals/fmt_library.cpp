@@ -1,5 +1,5 @@
-// What fmt compiles into its library, for the copy of fmt that libtorch brings without one:
-// compiled here once, instead of in every unit that formats.
+// The parts of fmt that belong into its library, compiled once here: libtorch ships fmt's headers
+// without the library.
 
 #include <fmt/format-inl.h>
 

@@ -17,7 +17,7 @@
 namespace tessera::detail {
 namespace {
 
-/// A tensor without memory, of any type.
+/// A tensor with sizes and strides but without memory, of any type.
 class ShapeOnly final : public c10::TensorImpl {
  public:
   ShapeOnly(c10::IntArrayRef sizes, c10::IntArrayRef strides)
@@ -40,19 +40,19 @@ class ShapeOnly final : public c10::TensorImpl {
 
 void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t bytes) {
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
-  // noswap: the old pointer is not needed.
+  // The noswap variant is used because the old pointer is not needed.
   impl.set_data_ptr_noswap(std::move(memory));
   impl.set_nbytes(static_cast<std::size_t>(bytes));
 }
 
 void free_memory(const c10::Storage& storage) {
-  // The null pointer keeps the device, which tensors over the storage report.
+  // The null pointer has the device that tensors over this storage report.
   set_memory(storage, at::DataPtr(nullptr, storage.device()), 0);
 }
 
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // libtorch forbids it for tensors that came from detach().
+  // libtorch forbids the change for tensors made by detach(), so it is allowed first.
   impl.set_allow_tensor_metadata_change(true);
   impl.set_storage_keep_dtype(storage);
   impl.set_storage_offset(offset);
@@ -78,7 +78,7 @@ PlaceholderTensor::PlaceholderTensor(const at::Tensor& like)
 c10::intrusive_ptr<c10::TensorImpl> PlaceholderTensor::shallow_copy_and_detach(
     const c10::VariableVersion&, bool) const {
   refuse();
-  return nullptr;  // g++ warns without: it does not believe that a virtual function never returns
+  return nullptr;  // g++ warns without a return statement
 }
 
 c10::intrusive_ptr<c10::TensorImpl> PlaceholderTensor::shallow_copy_and_detach(

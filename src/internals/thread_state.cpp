@@ -29,7 +29,7 @@ void set_autocast_state(const AutocastState& state) {
 }
 
 bool autocasts(c10::DeviceType device) {
-  // libtorch throws for a device that has none, as the meta device.
+  // libtorch throws for a device without autocast, such as the meta device.
   return std::ranges::find(kCastDevices, device) != kCastDevices.end() &&
          at::autocast::is_autocast_enabled(device);
 }

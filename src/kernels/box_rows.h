@@ -1,4 +1,4 @@
-// Tensors as rows of boxes.
+// Iteration over tensors as rows of boxes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,11 +15,11 @@
 
 namespace tessera::kernels {
 
-// How local tensors are walked on the host. random.cu has its own walk, element by element, as a
-// GPU's threads do.
+// Iteration over local tensors on the host. random.cu iterates element by element instead, as GPU
+// threads do.
 
-/// The rows of a box, that is its runs along the last dimension. A range of elements of the box,
-/// numbered in row-major order, is a list of runs: so threads can share a box evenly.
+/// The rows of a box, that is, its runs along the last dimension. A range of the box's elements,
+/// numbered in row-major order, is a list of runs, so threads can divide a box evenly.
 class BoxRows {
  public:
   // Keeps references to its arguments. A box without dimensions is one element.
@@ -36,8 +36,9 @@ class BoxRows {
 
   std::int64_t numel() const { return numel_; }
 
-  /// Calls run(local offset, global index, length) for the runs of elements [begin, end).
-  /// A run ends with its row, as the next one begins elsewhere in memory and in the global tensor.
+  /// Calls run(local offset, global index, length) for the runs of the elements [begin, end). A run
+  /// ends at the end of its row, because the next row begins elsewhere in memory and in the global
+  /// tensor.
   template <class Run>
   void for_range(std::int64_t begin, std::int64_t end, Run&& run) const {
     while (begin < end) {
@@ -55,7 +56,7 @@ class BoxRows {
     std::int64_t global;
   };
 
-  // Once a run and not once an element: it divides for each dimension.
+  // Called once per run instead of once per element, because it divides for each dimension.
   Position locate(std::int64_t element) const {
     Position position{0, 0};
     for (std::size_t d = box_.sizes.size(); d-- > 0;) {
@@ -70,18 +71,18 @@ class BoxRows {
   const Box& box_;
   c10::IntArrayRef strides_;
   std::vector<std::int64_t> global_strides_;
-  // The strides of the box, not of the tensor.
+  // The strides of the box itself, not of the tensor.
   std::int64_t columns_ = 1;
   std::int64_t numel_ = 1;
 };
 
-/// A dimension that two tensors are walked along: its size, and a step's length on both sides.
+/// One dimension in a joint iteration over two tensors: its size, and its stride in each tensor.
 struct Extent {
   std::int64_t size, from_stride, to_stride;
 };
 
-/// Adds the dimension before those that are there, the last one of the tensors first. It is joined
-/// with its neighbour where the two are one on both sides.
+/// Adds a dimension in front of the existing ones; call it for the tensors' last dimension first.
+/// The dimension is merged with its neighbour if they are contiguous in both tensors.
 inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
   if (next.size == 1) {
     return;
@@ -99,7 +100,8 @@ inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-/// A copy between tensors of equal sizes as rows; nullopt if one of them does not lie so.
+/// A copy between tensors of equal sizes, as rows; nullopt if one of the tensors does not consist
+/// of equally spaced rows.
 std::optional<PackPiece> pack_piece(const at::Tensor& from, const at::Tensor& to);
 
 }  // namespace tessera::kernels

@@ -13,18 +13,19 @@
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/fake_mode.h"
 
-// The cross entropy of rows as ATen operators: of fp64, of fp16 on a CPU, and without values.
+// Cross entropy of rows as ATen operators: for fp64, for fp16 on a CPU, and for meta tensors.
 namespace tessera::kernels::by_operators {
 
 void make_relative(const LossRows& rows, const RowTerms& terms);
 
 namespace {
 
-/// Calls `body(first_row, rows)` for blocks of rows small enough that their working copy stays in
-/// cache on a CPU and in a modest buffer on a GPU.
+/// Calls `body(first_row, rows)` for blocks of rows that are small enough for their working copy to
+/// stay in cache on a CPU, or in a modest buffer on a GPU.
 template <class Body>
 void for_each_row_block(const at::Tensor& matrix, Body&& body) {
-  // In fp32: 256 KiB, a CPU core's cache; 256 MiB, little compared with the logits on a GPU.
+  // In fp32: 256 KiB, a CPU core's cache; or 256 MiB, which is little compared to the logits on a
+  // GPU.
   const bool on_cpu = matrix.is_cpu() && fake_device() == c10::DeviceType::CPU;
   const std::int64_t block_elements = on_cpu ? std::int64_t{1} << 16 : std::int64_t{1} << 26;
   const std::int64_t step =
@@ -34,13 +35,13 @@ void for_each_row_block(const at::Tensor& matrix, Body&& body) {
   }
 }
 
-/// The column of each target in this shard, (rows, 1). Where another shard has the target, the
-/// column is any valid one and `is_here`, (rows, 1), is false.
+/// The column of each target in this shard, (rows, 1). If another shard has the target, the column
+/// is any valid one and `is_here`, (rows, 1), is false.
 struct TargetColumns {
   explicit TargetColumns(const LossRows& rows)
       : column(rows.targets.sub(rows.first_column).unsqueeze(1)),
         is_here(column.ge(0).bitwise_and_(column.lt(rows.logits.size(1)))) {
-    // Because gather and scatter read the column before the mask can hide it.
+    // Clamped because gather and scatter read the column before the mask can hide it.
     column = column.clamp(0, std::max<std::int64_t>(0, rows.logits.size(1) - 1));
   }
   at::Tensor column;
@@ -57,17 +58,17 @@ at::Tensor row_maximum(const at::Tensor& logits) {
   return logits.amax(1).to(loss_type(logits));
 }
 
-/// The offset of the exponentials, which is finite also without columns or for -inf alone.
+/// The offset of the exponentials, which is finite even without columns or if all logits are -inf.
 at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
 
-/// What backward multiplies a row's softmax by, and its one-hot target; then adds to each column.
-/// All (rows), but the last.
+/// The factors of backward, (rows) each: of a row's softmax, of its one-hot target, and a term that
+/// is added to each column.
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
-  at::Tensor all;  ///< undefined: nothing
+  at::Tensor all;  ///< term for every column; undefined: no term
 };
 
 RowScales row_scales(const LossRows& rows, const at::Tensor& of_row,
@@ -158,7 +159,7 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
     const auto column = [&](const at::Tensor& values) {
       return values.narrow(0, row, count).unsqueeze(1);
     };
-    // A copy, also of the same type: `gradient` may be `logits`.
+    // Always a copy, even for the same type, because `gradient` may be `logits`.
     at::Tensor block = logits.narrow(0, row, count)
                            .to(type)
                            .sub(column(high))
@@ -183,11 +184,12 @@ void scale(const at::Tensor& x, const at::Tensor& factor, const at::Tensor& out)
 
 namespace tessera::kernels {
 
-// The cross entropy of rows of logits: which kernels run, for whole and for split vocabularies.
+// Cross entropy of rows of logits: selects the kernels, for whole and for split vocabularies.
 
 namespace {
 
-/// Whether rows are consecutive elements, which is all that the kernels ask of their layout.
+/// Whether the elements of a row are consecutive, which is the only layout requirement of the
+/// kernels.
 bool has_dense_rows(const at::Tensor& x) {
   return x.size(1) <= 1 || x.stride(1) == 1;
 }
@@ -196,7 +198,7 @@ bool has_loss_kernels(const at::Tensor& logits) {
   return has_kernels(logits) && has_dense_rows(logits);
 }
 
-/// `targets` is contiguous.
+/// `targets` must be contiguous.
 Logits call_of(const LossRows& rows, const at::Tensor& targets) {
   return {.data = rows.logits.const_data_ptr(),
           .stride = rows.logits.stride(0),
@@ -224,13 +226,13 @@ void for_rows(const at::Tensor& logits, Body&& body) {
   });
 }
 
-/// A row, or nothing of a rank without columns, which has no memory for them.
+/// The address of a row; null for a rank without columns, which has no memory for them.
 template <class T>
 T* row_of(T* data, std::int64_t row, std::int64_t stride) {
   return data == nullptr ? nullptr : data + row * stride;
 }
 
-/// A step on a CPU; the arithmetic of a row's few numbers is that of the CUDA kernels.
+/// One step on a CPU. The arithmetic on a row's few numbers is the same as in the CUDA kernels.
 void run_on_cpu(const CrossEntropy& call, const at::Tensor& logits) {
   const Logits& in = call.logits;
   const bool reads = call.step == CrossEntropyStep::kWhole || call.step == CrossEntropyStep::kTerms;
@@ -258,7 +260,7 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
     }
     const RowScales scales = scales_of_row(call, row);
     const T* const x = row_of(static_cast<const T*>(in.data), row, in.stride);
-    // Before the gradient takes its place.
+    // Read before the gradient overwrites the logits.
     const T at_target = in.has_target(row) ? x[in.target(row)] : T(0);
     const auto [high, low] = two_floats(call.log_sum_exp[row]);
     kernels.softmax(x, out, in.columns, high, low, scales.softmax, -scales.all);
@@ -269,7 +271,7 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
   });
 }
 
-/// As run_cuda_kernel, and on a CPU. A rank may have rows without columns.
+/// Runs the call like run_cuda_kernel, but also on a CPU. A rank may have rows without columns.
 template <class Call>
 void run(const Call& call, const at::Tensor& logits, const char* name,
          std::initializer_list<at::Tensor> inputs, std::initializer_list<at::Tensor> results) {
@@ -369,7 +371,8 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
   run(CrossEntropyBackward{.logits = call_of(rows, targets),
                            .log_sum_exp = in<double>(sums),
                            .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
-                           // A gradient with one number for all rows, as of a sum, is not copied.
+                           // A gradient with one number for all rows, such as that of a sum, is not
+                           // copied.
                            .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
                            .gradient = gradient.mutable_data_ptr(),
                            .gradient_stride = gradient.stride(0)},

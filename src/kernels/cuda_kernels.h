@@ -10,19 +10,19 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// A kernel of src/kernels/device/. The call has the addresses; `like` is one of its tensors, which
-/// are of one device and type, and not empty.
+/// A kernel of src/kernels/device/. The call contains the addresses. `like` is one of the call's
+/// tensors, which have one device and type and are not empty.
 template <class Call>
 using DeviceKernel = void (*)(const Call& call, const at::Tensor& like);
 
-/// The CUDA kernels, which are in libtessera_cuda.so. It registers them when it is loaded, so that
-/// CPU programs do not load CUDA.
+/// The CUDA kernels in libtessera_cuda.so. The library registers them when it is loaded, so CPU
+/// programs do not load CUDA.
 struct CudaKernels {
   void (*fill_random)(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key);
   void (*dropout)(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
                   PhiloxKey key);
-  /// Found by the type of the call.
+  /// The kernels, indexed by the type of the call.
   std::tuple<
       DeviceKernel<struct AdamW>, DeviceKernel<struct CheckIndices>, DeviceKernel<struct ClipNorm>,
       DeviceKernel<struct CrossEntropy>, DeviceKernel<struct CrossEntropyBackward>,

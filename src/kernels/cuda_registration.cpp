@@ -1,4 +1,4 @@
-// Part of libtessera_cuda.so: makes its kernels known to the library when it is loaded.
+// Part of libtessera_cuda.so: registers its kernels when the library is loaded.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -25,13 +25,13 @@ Element element_of(const at::Tensor& x) {
   }
 }
 
-/// The tensor's device need not be the current one. Kernels run on the current stream, where the
-/// caller's other work on the tensor is.
+/// The tensor's device need not be the current one. Kernels run on the current stream, like the
+/// caller's other work on the tensor.
 template <class Call>
 void run(const Call& call, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
-  if constexpr (requires { launch(call, stream); }) {  // of one type of elements
+  if constexpr (requires { launch(call, stream); }) {  // a kernel for one element type only
     launch(call, stream);
   } else {
     launch(call, element_of(like), stream);
@@ -39,7 +39,7 @@ void run(const Call& call, const at::Tensor& like) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-/// A run() for each kernel that the library asks for.
+/// A run() function for each kernel that CudaKernels declares.
 template <class... Calls>
 std::tuple<DeviceKernel<Calls>...> runs_of(const std::tuple<DeviceKernel<Calls>...>&) {
   return {&run<Calls>...};

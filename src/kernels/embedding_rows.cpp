@@ -1,6 +1,6 @@
-// Lookup in a shard of an embedding table, where the vocabulary is sharded. at::embedding throws
-// for indices outside of the shard; here these give zeros, and the all-reduce over the ranks adds
-// up to the whole lookup.
+// Look-up in a shard of an embedding table whose vocabulary is sharded. at::embedding throws for
+// indices outside of the shard; here such indices give zeros, so that an all-reduce over the ranks
+// gives the whole look-up.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
@@ -24,14 +24,15 @@
 namespace tessera::kernels {
 namespace {
 
-/// One vector for each index: (..., dim).
+/// The sizes of the result, with one vector for each index: (..., dim).
 std::vector<std::int64_t> result_sizes(const at::Tensor& indices, std::int64_t dim) {
   std::vector<std::int64_t> sizes = indices.sizes().vec();
   sizes.push_back(dim);
   return sizes;
 }
 
-/// Against the whole table: an index that no rank has would otherwise come out as zeros on all.
+/// Checks indices against the whole table, because an index that no rank has would give zeros on
+/// all ranks.
 void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t total_rows) {
   for (std::int64_t i = 0; i < count; ++i) {
     TESSERA_CHECK(indices[i] >= 0 && indices[i] < total_rows, "embedding: index ", indices[i],
@@ -39,8 +40,8 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
-/// Other types and devices. Out-of-range indices look up row 0 and are zeroed afterwards; to check
-/// them would make the host wait for the device.
+/// For other types and devices. Out-of-range indices look up row 0 and are zeroed afterwards;
+/// checking them would make the host wait for the device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
   const at::Tensor local = indices.flatten() - first_row;
@@ -56,7 +57,7 @@ at::Tensor composed_backward(const at::Tensor& grad, const at::Tensor& indices,
                              std::int64_t first_row, std::int64_t rows) {
   const at::Tensor local = indices - first_row;
   const at::Tensor elsewhere = (local < 0).logical_or(local >= rows);
-  // One more row, which takes the indices of other rows and is dropped.
+  // One additional row receives the indices of other shards' rows and is dropped.
   return at::embedding_dense_backward(grad, local.masked_fill(elsewhere, rows), rows + 1, rows,
                                       /*scale_grad_by_freq=*/false)
       .narrow(0, 0, rows)
@@ -76,7 +77,8 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
                             .total_rows = total_rows,
                             .size = weight.size(1),
                             .out = result.mutable_data_ptr()},
-                  // It reads as many bytes of the table as it writes.
+                  // `result` stands for the table among the inputs: the kernel reads as many bytes
+                  // of the table as it writes.
                   "tessera::embedding", {result, flat}, {result});
   return result;
 }
@@ -84,7 +86,7 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
 at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
                             std::int64_t first_row, std::int64_t rows) {
   const at::Tensor terms = grad.contiguous();
-  // Stable: equal indices keep the order of their positions.
+  // A stable sort, so that equal indices keep the order of their positions.
   const auto [sorted, positions] = at::sort(indices.flatten(), std::optional(true), /*dim=*/0);
   const std::int64_t size = grad.size(-1);
   at::Tensor weight_grad = at::zeros({rows, size}, grad.options());
@@ -105,9 +107,9 @@ at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
   return weight_grad;
 }
 
-/// Positions whose index is one of the rows, ordered by row and then by position.
-/// Sorted, so that each row is summed by one thread in a fixed order: no atomic additions, the same
-/// bits each time.
+/// The positions whose index is a row of this shard, sorted by row and then by position. One thread
+/// then sums each row in a fixed order, so no atomic additions are needed and the bits are the same
+/// each time.
 std::vector<std::int64_t> positions_by_row(const std::int64_t* indices, std::int64_t count,
                                            std::int64_t first_row, std::int64_t rows) {
   std::vector<std::int64_t> positions;
@@ -122,7 +124,7 @@ std::vector<std::int64_t> positions_by_row(const std::int64_t* indices, std::int
   return positions;
 }
 
-/// Stands in for RowKernels::add, and the next one for RowKernels::round.
+/// These two functions replace RowKernels::add and RowKernels::round for types without row kernels.
 template <class T, class Compute>
 void add(const T* x, Compute* sum, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
@@ -137,8 +139,8 @@ void round(const Compute* sum, T* out, std::int64_t n) {
   }
 }
 
-/// Where the run of each row begins in `positions`; last, where the last one ends.
-/// `positions` is ordered by row.
+/// The start of each row's run in `positions`, which is sorted by row, followed by the end of the
+/// last run.
 std::vector<std::size_t> run_starts(const std::int64_t* indices,
                                     const std::vector<std::int64_t>& positions) {
   std::vector<std::size_t> starts;
@@ -151,7 +153,7 @@ std::vector<std::size_t> run_starts(const std::int64_t* indices,
   return starts;
 }
 
-/// The gradient of the shard's rows. `weight_grad` holds zeros.
+/// Computes the gradient of the shard's rows. `weight_grad` must contain zeros.
 struct Backward {
   const at::Tensor& grad;
   const at::Tensor& weight_grad;
@@ -168,11 +170,11 @@ struct Backward {
     const auto starts = run_starts(indices, positions);
     const auto* from = in<T>(grad);
     auto* to = out<T>(weight_grad);
-    // Rows that occur often are not divided among threads. Rows that do not occur stay zero.
+    // A frequent row is not divided among threads. Rows that do not occur stay zero.
     parallel_for(0, static_cast<std::int64_t>(starts.size()) - 1, 8,
                  [&](std::int64_t begin, std::int64_t end) {
-                   // In the type of the sums, so that only the result is rounded. One for all rows
-                   // of a task.
+                   // A buffer in the type of the sums, so that only the result is rounded; one for
+                   // all rows of a task.
                    std::vector<Compute> sum(static_cast<std::size_t>(dim));
                    for (auto row = static_cast<std::size_t>(begin);
                         row < static_cast<std::size_t>(end); ++row) {
@@ -191,7 +193,7 @@ struct Backward {
 
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows) {
-  // Shapes alone: libtorch's C++ has no meta kernels for what follows.
+  // Returns only shapes: libtorch's C++ library has no meta kernels for the operators below.
   if (weight.is_meta()) {
     return at::zeros(result_sizes(indices, weight.size(1)), weight.options());
   }
@@ -217,7 +219,7 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
   parallel_for(0, flat.numel(), 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t row = rows[i] - first_row;
-      // Another rank has it; the result is zero there already.
+      // Another rank has this row; the result is already zero there.
       if (row < 0 || row >= table.size(0)) {
         continue;
       }
@@ -248,7 +250,7 @@ at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& ind
                      [&](const auto& kernels, auto) { backward.run(kernels.add, kernels.round); });
   } else if (!in_fake_mode()) {
     with_float_type(grad.scalar_type(), "the gradient of an embedding", [&]<class T>() {
-      // fp16 and fp64, for which there are no row kernels.
+      // For fp16 and fp64, which have no row kernels.
       using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
       backward.run(&add<T, Compute>, &round<T, Compute>);
     });

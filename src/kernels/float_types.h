@@ -1,5 +1,5 @@
-// From a scalar type of libtorch, known when the program runs, to a C++ type. Shared with CUDA
-// code, so that both accept the same types with the same message.
+// Maps a libtorch scalar type, known at run time, to a C++ type. Shared with CUDA code, so that
+// both accept the same types with the same message.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +8,8 @@
 
 namespace tessera::kernels {
 
-/// body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for others;
-/// `what` completes the message: "dropout of a Long tensor was asked for".
+/// Calls body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for
+/// other types; `what` completes the message: "dropout of a Long tensor was asked for".
 template <class Body>
 decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& body) {
   switch (type) {

@@ -1,6 +1,6 @@
-// Row-wise scaling as in torchao's recipe "rowwise": e4m3 for all factors, scales that are powers
-// of two. These change no bits of a value but where it is subnormal, so that a row's values are the
-// same on a rank that has a part of the row.
+// Row-wise scaling as in torchao's "rowwise" recipe: e4m3 for all factors, with scales that are
+// powers of two. Such a scale changes the bits of a value only if the value is subnormal, so a
+// row's values are the same on a rank that has only a part of the row.
 #include "tessera/kernels/fp8.h"
 
 #include <ATen/TensorOperators.h>
@@ -26,16 +26,16 @@ namespace tessera::kernels {
 namespace {
 
 constexpr c10::ScalarType kFp8 = c10::ScalarType::Float8_e4m3fn;
-/// at::_scaled_mm takes multiples of it, for both sizes of the second factor.
+/// at::_scaled_mm requires multiples of this number for both sizes of the second factor.
 constexpr std::int64_t kMultiple = 16;
 
-/// The biased exponents of the scales of rows with these maxima, of fp32.
+/// The biased exponents of the scales of rows with these fp32 maxima.
 at::Tensor scale_exponents(const at::Tensor& amax) {
-  // 448 is 1.75 * 2^8. The sum carries into the exponent where a fraction is above 0.75. That of a
-  // NaN could overflow.
+  // 448 is 1.75 * 2^8. The sum carries into the exponent if the fraction is above 0.75. Clamped,
+  // because the bits of a NaN could overflow.
   const at::Tensor bits = amax.view(at::kInt).clamp_max(0x7F800000);
   const at::Tensor rounded = at::bitwise_right_shift(bits + 0x1FFFFF, 23);
-  // From 2^-100 on the inverse is a normal number, and so are all values in bf16.
+  // With scales from 2^-100 on, the inverse is a normal number, and so are all values in bf16.
   return (rounded - 8).clamp_min(127 - 100);
 }
 
@@ -51,7 +51,8 @@ at::Tensor row_maxima(const at::Tensor& x) {
 Fp8Rows composed_quantized(const at::Tensor& x) {
   const at::Tensor amax = row_maxima(x);
   const at::Tensor exponents = scale_exponents(amax);
-  // The difference is 0, or NaN for a row that is not finite: casts saturate on some processors.
+  // amax - amax is 0, or NaN for a row that is not finite; needed because casts saturate on some
+  // processors.
   const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
   const at::Tensor scaled = x.to(compute_type(x)) * inverse;
   return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};
@@ -86,7 +87,7 @@ Fp8Rows quantized_on_cuda(const at::Tensor& x, const at::Tensor& factors) {
   return rows;
 }
 
-/// The rows of x times `factors`, (1, columns) powers of two, or undefined for ones.
+/// Quantises the rows of x times `factors`, (1, columns) powers of two, or undefined for ones.
 Fp8Rows quantized(const at::Tensor& x, const at::Tensor& factors) {
   if (has_cuda_kernels(x) && x.numel() > 0) {
     return quantized_on_cuda(x, factors);
@@ -94,12 +95,12 @@ Fp8Rows quantized(const at::Tensor& x, const at::Tensor& factors) {
   return composed_quantized(factors.defined() ? x * factors.to(x.scalar_type()) : x);
 }
 
-/// Whether products are libtorch's own of eight bits; a plan for a GPU makes its calls.
+/// Whether products use libtorch's fp8 matmul. A memory plan for a GPU makes the GPU's calls.
 bool has_scaled_products(const at::Tensor& x) {
   return x.is_cuda() || (x.is_cpu() && fake_device() == c10::DeviceType::CUDA);
 }
 
-/// Rows of zeros behind those of x, up to a multiple of 16: they change no sum over rows.
+/// Pads x with rows of zeros to a multiple of 16; they do not change sums over rows.
 at::Tensor with_rows_for_gpu(const at::Tensor& x) {
   const std::int64_t missing = tessera::detail::round_up(x.size(0), kMultiple) - x.size(0);
   return missing == 0 || !has_scaled_products(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
@@ -111,7 +112,7 @@ void check_range(c10::ScalarType type) {
                 "or fp32");
 }
 
-/// a b^T as `type`.
+/// The product a b^T in type `type`.
 at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type) {
   check_range(type);
   if (!has_scaled_products(a.values)) {
@@ -135,7 +136,7 @@ at::Tensor as_rows(const at::Tensor& x) {
   return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
 }
 
-/// `rows` with the leading sizes of `like`.
+/// `rows` reshaped to the leading sizes of `like`.
 at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
   std::vector<std::int64_t> sizes = like.sizes().vec();
   sizes.back() = rows.size(1);

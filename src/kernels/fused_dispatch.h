@@ -1,5 +1,5 @@
-// Which of three ways a fused operation takes: the row kernels (fp32 and bf16 on a CPU), the CUDA
-// kernels (also fp16), or a composition of ATen operators. All compute the same formula; the
+// Selects the implementation of a fused operation: the row kernels (fp32 and bf16 on a CPU), the
+// CUDA kernels (fp16 too), or a composition of ATen operators. All compute the same formula; the
 // kernels read memory once.
 #pragma once
 
@@ -16,17 +16,17 @@
 
 namespace tessera::kernels {
 
-/// Whether the CUDA kernels take tensors of this device and type.
+/// Whether the CUDA kernels support this device and type.
 inline bool has_cuda_kernels(const at::Tensor& x) {
-  // A plan for a GPU allocates what the kernels do there.
+  // A memory plan for a GPU allocates the same memory as the kernels do there.
   return (x.is_cuda() || (x.is_cpu() && fake_device() == c10::DeviceType::CUDA)) &&
          (x.scalar_type() == c10::ScalarType::Float ||
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
 }
 
-/// Runs a call of the CUDA kernels, or in a FakeMode tells its observer: `name` and the tensors of
-/// the operator. The kernel is chosen by the device and type of `like`. Does nothing if that has no
-/// elements: a grid of no blocks is an error.
+/// Runs a call of the CUDA kernels; in a FakeMode passes it to the observer, with the operator's
+/// `name` and tensors. The device and type of `like` select the kernel. Does nothing if `like` has
+/// no elements, because a grid without blocks is an error.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
                      at::TensorList results, const at::Tensor& like) {
@@ -38,14 +38,14 @@ void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
   }
 }
 
-/// The same, with the kernels of the first result's type.
+/// run_cuda_kernel() with the first result as `like`.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, std::initializer_list<at::Tensor> inputs,
                      std::initializer_list<at::Tensor> results) {
   run_cuda_kernel(call, name, at::TensorList(inputs), at::TensorList(results), *results.begin());
 }
 
-/// Whether the row kernels take tensors of this device and type.
+/// Whether the row kernels support this device and type.
 inline bool has_row_kernels(const at::Tensor& x) {
   return x.is_cpu() && fake_device() == c10::DeviceType::CPU &&
          (x.scalar_type() == c10::ScalarType::Float ||
@@ -57,8 +57,7 @@ inline bool has_kernels(const at::Tensor& x) {
 }
 
 /// Calls body(kernels, element) with the row kernels for x's type, and a value of their element
-/// type. In a FakeMode it does nothing.
-/// The lambda is compiled once for each of the two types.
+/// type. Does nothing in a FakeMode. The lambda is compiled once for each of the two types.
 template <class Body>
 void with_row_kernels(const at::Tensor& x, Body&& body) {
   if (in_fake_mode()) {
@@ -71,7 +70,8 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
   }
 }
 
-/// data_ptr<T>() checks the scalar type, and Bf16 is only the bits of a bfloat16: hence the cast.
+/// Casts the pointer, because data_ptr<T>() checks the scalar type, and Bf16 is only the bits of a
+/// bfloat16.
 template <class T>
 const T* in(const at::Tensor& x) {
   return static_cast<const T*>(x.const_data_ptr());
@@ -82,8 +82,8 @@ T* out(const at::Tensor& x) {
   return static_cast<T*>(x.mutable_data_ptr());
 }
 
-/// The type that ATen's formulas compute in: half precision is computed in fp32 and rounded once,
-/// as the row kernels do. Throws Error for numbers that are not real.
+/// The type in which ATen's formulas compute: half precision is computed in fp32 and rounded once,
+/// as in the row kernels. Throws Error for types that are not floating point.
 inline c10::ScalarType compute_type(const at::Tensor& x) {
   TESSERA_CHECK(x.is_floating_point(),
                 "an operator of floating-point numbers was given a tensor of ", x.scalar_type(),

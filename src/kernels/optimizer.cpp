@@ -20,14 +20,15 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// Tensors of one type, and the number of their first chunk among those of all.
+/// A launch for tensors of one type, and the number of their first chunk among all chunks.
 struct NormLaunch {
   SquareSums call;
   std::vector<at::Tensor> tensors;
   std::int64_t first = 0;
 };
 
-/// Cuts the tensors of one kind into launches, type by type. Returns the number of the next chunk.
+/// Splits the tensors of one kind into launches, type by type. Returns the number of the next
+/// chunk.
 std::int64_t add_launches(std::vector<NormLaunch>& launches, std::vector<at::Tensor> tensors,
                           std::int64_t chunks) {
   std::ranges::stable_sort(tensors, {}, &at::Tensor::scalar_type);
@@ -93,24 +94,25 @@ NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm) {
   return {both[0], both[1], rounded};
 }
 
-// AdamW over lists of tensors: pieces for the kernel of device/adamw.h, which the CPU runs as well.
+// AdamW over lists of tensors: makes pieces for the kernel in device/adamw.h, which the CPU runs as
+// well.
 
 namespace {
 
 /// The rows of a dense local tensor: runs that are consecutive in the whole tensor too.
 struct PlacedRows {
-  std::int64_t local = 0;  ///< where the first begins
+  std::int64_t local = 0;  ///< offset of the first row
   std::int64_t count = 1;
   std::int64_t size = 1;
-  std::int64_t stride = 0;  ///< from one to the next in the whole tensor
-  std::int64_t place = 0;   ///< of the first element
+  std::int64_t stride = 0;  ///< distance between rows in the whole tensor
+  std::int64_t place = 0;   ///< place of the first element in the whole tensor
 };
 
-/// A row goes from the last dimension that the box has in part to the end: its elements are
-/// consecutive.
+/// The rows of a box. A row spans the dimensions from the last one that the box has only partly to
+/// the end, so its elements are consecutive.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
-  std::vector<Extent> extents;  // here, and in the whole tensor
+  std::vector<Extent> extents;  // strides in the local and in the whole tensor
   std::int64_t local_stride = 1;
   std::int64_t global_stride = 1;
   for (std::size_t d = box.sizes.size(); d-- > 0;) {
@@ -143,7 +145,7 @@ std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::In
   return all;
 }
 
-/// fp32 moments have no random numbers: all elements are one row.
+/// fp32 moments need no random numbers, so all elements are one row.
 std::vector<PlacedRows> rows_of(const AdamWTensors& tensors) {
   const std::int64_t numel = tensors.parameter.numel();
   if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {
@@ -186,13 +188,13 @@ void run_on_cpu(const AdamW& call) {
   });
 }
 
-/// The work of one launch: the call, and the tensors for a FakeMode.
+/// One launch of the AdamW kernel: the call, and the tensors for a FakeMode.
 struct AdamWLaunch {
   AdamW call{};
   std::vector<at::Tensor> read;
   std::vector<at::Tensor> written;
 
-  /// Once, however many pieces a tensor has.
+  /// Records a tensor once, however many pieces it has.
   void note(const AdamWTensors& each) {
     if (written.empty() || !written.back().is_same(each.exp_avg_sq)) {
       read.insert(read.end(), {each.gradient, each.parameter, each.exp_avg, each.exp_avg_sq});

@@ -1,5 +1,5 @@
-// Copies of many tensors. The CUDA kernel takes rows: a tensor and its place in a buffer with a row
-// for each rank, on either side.
+// Copies of many tensors. The CUDA kernel copies rows: for example between a tensor and its place
+// in a buffer that has a row for each rank.
 #include "tessera/kernels/detail/pack.h"
 
 #include <ATen/ops/_foreach_copy.h>
@@ -14,7 +14,7 @@
 namespace tessera::kernels {
 namespace {
 
-/// Whether the kernel takes the types and devices.
+/// Whether the kernel supports the types and devices.
 bool is_for_kernel(const at::Tensor& from, const at::Tensor& to) {
   return has_cuda_kernels(from) && has_cuda_kernels(to) && from.device() == to.device() &&
          from.sizes() == to.sizes();
@@ -26,7 +26,7 @@ Element element_of(c10::ScalarType type) {
                                              : Element::kHalf;
 }
 
-/// Copies between two types on one device.
+/// A launch of copies between two types on one device.
 class PackLaunch {
  public:
   PackLaunch() = default;

@@ -1,4 +1,4 @@
-// Alone in its file: CMakeLists.txt compiles it with OpenMP, and nothing else.
+// A separate file, because CMakeLists.txt compiles only this one with OpenMP.
 #include "parallel.h"
 
 #include <ATen/Parallel.h>

@@ -1,5 +1,5 @@
-// oneDNN instead of MKL for large products of fp32 matrices, in programs that ask for it. MKL
-// leaves half of the vector width of some processors unused; oneDNN is twice as fast there.
+// oneDNN instead of MKL for large fp32 matrix products, in programs that request it. On some
+// processors MKL uses only half of the vector width, and oneDNN is twice as fast.
 #include "rows/processor.h"
 
 #include <ATen/ops/empty.h>
@@ -16,8 +16,8 @@ using tessera::detail::has_onednn;
 using tessera::detail::onednn_product;
 namespace libtorch = tessera::detail::libtorch_cpu;
 
-/// Up to these sizes MKL is as fast: for few multiplications oneDNN spends its time on looking up a
-/// kernel, and for few rows or columns reading the other matrix dominates.
+/// Up to these sizes MKL is as fast: for few multiplications oneDNN spends its time on the kernel
+/// look-up, and for few rows or columns reading the other matrix dominates.
 constexpr std::int64_t kMostMultiplications = 2'000'000;
 constexpr std::int64_t kShortSide = 7;
 
@@ -81,7 +81,7 @@ void use_fast_products() {
     return;
   }
   static const auto* const library = [] {
-    // libtorch warns once that a kernel replaces its own.
+    // Silences libtorch's warning that a kernel replaces its own.
     Silent silent;
     const c10::WarningUtils::WarningHandlerGuard guard(&silent);
     auto* made =

@@ -1,5 +1,5 @@
-// Random numbers on a CPU, the registration of the CUDA kernels that do the same, and dropout. Each
-// number is a function of key and global index, so that loops may run in any order on any number of
+// Random numbers on a CPU, the registration of the equivalent CUDA kernels, and dropout. Each
+// number is a function of key and global index, so loops may run in any order on any number of
 // threads.
 #include "tessera/kernels/detail/random.h"
 
@@ -21,10 +21,10 @@
 namespace tessera::kernels {
 namespace {
 
-/// Set when libtessera_cuda.so is loaded, which may be while other threads run.
+/// Set when libtessera_cuda.so is loaded, which may happen while other threads run.
 std::atomic<const CudaKernels*> registered = nullptr;
 
-constexpr std::int64_t kGrain = 4096;  // elements that are worth a thread
+constexpr std::int64_t kGrain = 4096;  // minimum number of elements for a thread
 
 /// Calls run(local offset, index for the random number, length) for every row, in parallel.
 template <class Run>
@@ -41,11 +41,12 @@ void for_each_row(const at::Tensor& local, const GlobalPlace& place, Run&& run) 
 
 constexpr std::int64_t kBatch = 64;  // numbers that are drawn at once, on the stack
 
-/// Turns uniform numbers into draws, with the same bits as draw(u). Computes the central quantile
-/// for all at once, which the compiler vectorises, and then again the few that are in the tails.
+/// Converts uniform numbers to draws, with the same bits as draw(u). Computes the central quantile
+/// for all numbers, which the compiler vectorises, and then recomputes the few that are in the
+/// tails.
 template <class Draw>
 void draw_batch(const Draw& draw, double* values, std::int64_t n) {
-  // Only for distributions with normal quantiles: the other ones are cheap without it.
+  // Batching is only for distributions with normal quantiles; the others are cheap anyway.
   if constexpr (requires { draw.probability(0.5); }) {
     double p[kBatch];
     for (std::int64_t i = 0; i < n; ++i) {
@@ -55,7 +56,8 @@ void draw_batch(const Draw& draw, double* values, std::int64_t n) {
       values[i] = central_quantile(p[i]);
     }
     for (std::int64_t i = 0; i < n; ++i) {
-      // A branch in the loop above would keep it from being vectorised; the tails are few.
+      // Separate from the loop above, where a branch would prevent vectorisation; few numbers are
+      // in the tails.
       if (!is_central(p[i])) {
         values[i] = tail_quantile(p[i]);
       }
@@ -77,11 +79,12 @@ void uniform_batch(PhiloxKey key, std::uint64_t index, double* values, std::int6
   }
 }
 
-/// Batches on the stack: no memory is allocated for a fill of any size. Rounds once, from fp64.
+/// Works in batches on the stack, so a fill of any size allocates no memory. Rounds once, from
+/// fp64.
 template <class T, class Draw>
 void fill_as(const at::Tensor& local, const GlobalPlace& place, const Draw& draw, PhiloxKey key) {
   auto* data = static_cast<T*>(local.data_ptr());
-  // Any strides are taken: a parameter may be a view.
+  // All strides are supported, because a parameter may be a view.
   const std::int64_t stride = local.dim() == 0 ? 1 : local.strides().back();
   for_each_row(local, place, [&](std::int64_t offset, std::uint64_t index, std::int64_t length) {
     double values[kBatch];
@@ -97,7 +100,7 @@ void fill_as(const at::Tensor& local, const GlobalPlace& place, const Draw& draw
   });
 }
 
-/// `x` and `out` are contiguous, so one offset is good for both.
+/// `x` and `out` are contiguous, so they have the same offsets.
 template <class T>
 void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
                 PhiloxKey key) {
@@ -107,7 +110,7 @@ void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& p
   const auto scale = static_cast<Compute>(1.0 / (1.0 - p));
   for_each_row(x, place, [&](std::int64_t offset, std::uint64_t index, std::int64_t length) {
     for (std::int64_t i = 0; i < length; ++i) {
-      // Compared in fp64: p keeps its exact meaning in half precision.
+      // Compared in fp64, so that p is exact even in half precision.
       const double u = uniform_at(key.seed, key.stream, index + static_cast<std::uint64_t>(i));
       const auto value = static_cast<Compute>(from[offset + i]);
       to[offset + i] = u < p ? T(0) : static_cast<T>(value * scale);
@@ -117,7 +120,7 @@ void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& p
 
 }  // namespace
 
-/// Never freed: destructors of statics may use kernels.
+/// Never freed, because destructors of static objects may use kernels.
 void register_cuda_kernels(const CudaKernels& kernels) {
   registered = new CudaKernels(kernels);
 }
@@ -131,8 +134,8 @@ const CudaKernels& cuda_kernels() {
   return *kernels;
 }
 
-/// Mirrored where the interval is more in the upper tail: probabilities near 1 have few digits left
-/// (see TruncatedNormal).
+/// Mirrored if most of the interval is in the upper tail, because probabilities near 1 have few
+/// significant digits left (see TruncatedNormal).
 TruncatedNormal truncated_normal(double mean, double std, double low, double high) {
   TESSERA_CHECK(std > 0.0 && low < high, "a truncated normal with std ", std, " between ", low,
                 " and ", high, " was asked for; std must be positive and the bounds in order");
@@ -146,7 +149,7 @@ TruncatedNormal truncated_normal(double mean, double std, double low, double hig
   return {mean, mirrored ? -std : std, low, high, from, to - from};
 }
 
-/// One box from the origin, with equal local and global offsets.
+/// The place consists of one box from the origin, with equal local and global offsets.
 GlobalPlace GlobalPlace::whole(std::vector<std::int64_t> sizes, std::int64_t first_element) {
   const std::vector<std::int64_t> origin(sizes.size(), 0);
   return {{Box{origin, origin, sizes}}, sizes, first_element};
@@ -157,7 +160,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
   if (local.is_cuda()) {
     return cuda_kernels().fill_random(local, place, distribution, key);
   }
-  // The meta device above all: parameters whose memory was never made.
+  // Mainly refuses the meta device, for parameters whose memory was never allocated.
   TESSERA_CHECK(local.is_cpu(), "random numbers for a tensor on ", local.device(),
                 " were asked for; call nn::to_empty, or put it on cpu or cuda");
   if (in_fake_mode()) {
@@ -169,7 +172,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
 }
 
 at::Tensor dropout(const at::Tensor& x, const GlobalPlace& place, double p, PhiloxKey key) {
-  // Also for CUDA: the kernels index `out` as they index `x`.
+  // x must be contiguous for CUDA too: the kernels index `out` and `x` in the same way.
   const at::Tensor from = x.contiguous();
   at::Tensor out = at::empty_like(from);
   if (from.is_cuda()) {

@@ -11,13 +11,13 @@
 #include "float_types.h"
 #include "tessera/core/error.h"
 
-// The twin of random.cpp: the same headers, compiled with --fmad=false, give the same bits.
+// The GPU version of random.cpp: the same headers, compiled with --fmad=false, give the same bits.
 namespace tessera::kernels {
 namespace {
 
 constexpr int kThreads = 256;
 
-// A grid-stride loop: any number of elements with a bounded grid.
+// Grid-stride loops: any number of elements with a bounded grid.
 __device__ std::int64_t first_of_thread() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
@@ -36,7 +36,7 @@ __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Comput
   drop_elements(out, x, box, p, scale, key, first_of_thread(), threads_of_grid());
 }
 
-/// Starts and strides are computed on the host, once for all elements.
+/// Starts and strides are computed once on the host.
 BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
   TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers on CUDA for a tensor of ",
                 box.sizes.size(), " dimensions were asked for; at most ", kMaxDims,
@@ -57,7 +57,8 @@ BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& loca
   return view;
 }
 
-/// 65536 blocks of 256 threads are more than a GPU runs at once; the loop above does the rest.
+/// 65536 blocks of 256 threads are more than a GPU runs at once; the grid-stride loop handles
+/// further elements.
 unsigned blocks_for(const BoxView& box) {
   return static_cast<unsigned>(
       std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));
@@ -67,8 +68,8 @@ unsigned blocks_for(const BoxView& box) {
 
 void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key) {
-  // The tensor's device need not be the current one. Kernels run on the current stream, where the
-  // caller's other work on the tensor is.
+  // The tensor's device need not be the current one. Kernels run on the current stream, like the
+  // caller's other work on the tensor.
   const c10::cuda::CUDAGuard guard(local.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Box& box : place.boxes) {

@@ -1,5 +1,5 @@
-// Random numbers element by element, as the threads of a GPU take them. random.cu compiles them for
-// GPUs; tests without one compile them for the host.
+// Random numbers element by element, for GPU threads. random.cu compiles them for GPUs; tests
+// compile them for the host.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -16,15 +16,15 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-/// `value` as a T, as if rounded once, to nearest even. For types narrower than float, rounds to a
-/// float first, to odd: the second rounding then gives the result of a single one (Boldo and
-/// Melquiond 2008).
+/// Converts `value` to T with the result of a single rounding to nearest even. For types narrower
+/// than float it first rounds to a float, to odd; the second rounding then gives the result of a
+/// single one (Boldo and Melquiond 2008).
 template <class T>
 TESSERA_HOST_DEVICE inline T narrow(double value) {
   return static_cast<T>(value);
 }
 
-/// The float next to `value` in either direction whose last bit is 1, if `value` is no float.
+/// `value` if it is a float; otherwise the adjacent float whose last bit is 1.
 TESSERA_HOST_DEVICE inline float round_to_odd(double value) {
   auto rounded = static_cast<float>(value);
   const auto back = static_cast<double>(rounded);
@@ -49,11 +49,11 @@ TESSERA_HOST_DEVICE inline c10::Half narrow<c10::Half>(double value) {
   return static_cast<c10::Half>(round_to_odd(value));
 }
 
-/// Boxes are passed to kernels by value, so that their arrays have a fixed size.
+/// Boxes are passed to kernels by value, so their arrays have a fixed size.
 constexpr int kMaxDims = 8;
 
-/// A box as its elements are walked: sizes, and strides in the local and in the global tensor.
-/// Plain arrays: it is passed to kernels by value.
+/// A box for iteration over its elements: sizes, and strides in the local and in the global tensor.
+/// Plain arrays, because it is passed to kernels by value.
 struct BoxView {
   int dims = 0;
   std::int64_t numel = 1;
@@ -64,13 +64,14 @@ struct BoxView {
   std::int64_t global_strides[kMaxDims];
 };
 
-/// Where an element is in local memory, and which random number is its own.
+/// An element's offset in local memory, and its index in the global tensor, which selects its
+/// random number.
 struct Position {
   std::int64_t local;
   std::uint64_t global;
 };
 
-/// Divides for each dimension and element; the transforms cost more.
+/// Divides for each dimension and element, which costs less than the transforms.
 TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t element) {
   std::int64_t local = box.local_start;
   std::int64_t global = box.global_start;
@@ -93,7 +94,7 @@ TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& 
   }
 }
 
-/// Dropout of the box's elements `first`, `first` + `step` and so on.
+/// Applies dropout to the box's elements `first`, `first` + `step` and so on.
 template <class T, class Compute>
 TESSERA_HOST_DEVICE void drop_elements(T* out, const T* x, const BoxView& box, double p,
                                        Compute scale, PhiloxKey key, std::int64_t first,

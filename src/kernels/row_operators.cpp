@@ -24,15 +24,15 @@
 
 namespace tessera::kernels {
 
-// RMSNorm of a tensor or of the sum of two, forward and backward, with fp32 statistics.
+// RMSNorm of a tensor, or of the sum of two tensors, forward and backward, with fp32 statistics.
 
 namespace {
 
-// The rows are summed in this many blocks, whatever the number of threads, so that the weight's
-// gradient has the same bits for any number.
+// The rows are summed in this number of blocks, whatever the number of threads, so that the
+// weight's gradient always has the same bits.
 constexpr std::int64_t kBlocks = 16;
 
-/// How the rows are shared among threads: `grain` rows are some 16 K elements, enough for a task.
+/// The division of rows among threads: `grain` rows have about 16 K elements, enough for a task.
 struct Rows {
   explicit Rows(const at::Tensor& x)
       : dim(x.size(-1)),
@@ -43,23 +43,26 @@ struct Rows {
   std::int64_t grain;
 };
 
-/// The kernels take null for a weight of ones, and for what is not added.
+/// The address of an element; null for an undefined tensor, which the kernels interpret as a weight
+/// of ones or as no term.
 template <class T>
 const T* pointer(const at::Tensor& tensor, std::int64_t element = 0) {
   return tensor.defined() ? in<T>(tensor) + element : nullptr;
 }
 
-/// In the type of x, as the kernels need it: under autocast a gradient may have another type.
+/// Converts to the type of x, as the kernels require: under autocast a gradient may have another
+/// type.
 at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()).contiguous() : tensor;
 }
 
-/// A weight is small: converting it costs nothing compared with the rows.
+/// Converts the weight to fp32. The weight is small, so this costs nothing compared to the rows.
 at::Tensor float_weight(const at::Tensor& weight) {
   return weight.defined() ? weight.to(c10::ScalarType::Float).contiguous() : weight;
 }
 
-/// In the order of the row kernels: x * rstd, then the weight, one rounding at the end.
+/// RMSNorm as ATen operators, in the order of the row kernels: x * rstd, then the weight, one
+/// rounding at the end.
 AddRmsNormResult composed(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                           double eps) {
   const at::Tensor sum = residual.defined() ? x.add(residual) : x;
@@ -92,20 +95,20 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 
-/// (..., 1), fp32, for x of (..., size).
+/// An fp32 tensor (..., 1) for x of (..., size).
 at::Tensor empty_rstd(const at::Tensor& x) {
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = 1;
   return at::empty(sizes, x.options().dtype(c10::ScalarType::Float));
 }
 
-/// The weight as the CUDA kernels take it: fp32, or of the type of x.
+/// The weight in a type that the CUDA kernels support: fp32, or the type of x.
 at::Tensor cuda_weight(const at::Tensor& weight, const at::Tensor& x) {
   return weight.defined() && weight.scalar_type() == x.scalar_type() ? weight.contiguous()
                                                                      : float_weight(weight);
 }
 
-/// The inputs of a call; `x` and `weight` are contiguous.
+/// The inputs of a CUDA call; `x` and `weight` must be contiguous.
 RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
   const Rows rows(x);
   return {.x = x.const_data_ptr(),
@@ -115,7 +118,7 @@ RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
           .size = rows.dim};
 }
 
-/// x is dense, and so is the residual, if one is added.
+/// x must be dense, and so must the residual, if it is defined.
 void norm_on_cuda(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                   double eps, const AddRmsNormResult& result) {
   const at::Tensor scale = cuda_weight(weight, x);
@@ -151,7 +154,7 @@ void norm_by_rows(const at::Tensor& x, const at::Tensor& residual, const at::Ten
   });
 }
 
-/// The norm of x where the residual is undefined; then the sum is not of use.
+/// The norm of x + residual; if the residual is undefined, the norm of x, without a meaningful sum.
 AddRmsNormResult norm_of_sum(const at::Tensor& x, const at::Tensor& residual,
                              const at::Tensor& weight, double eps) {
   if (!has_kernels(x)) {
@@ -175,14 +178,14 @@ std::pair<at::Tensor, at::Tensor> backward_on_cuda(const at::Tensor& g, const at
   RmsNormBackward call{.forward = cuda_call(x, scale),
                        .grad = g.const_data_ptr(),
                        .x_grad = x_grad.mutable_data_ptr()};
-  // Backward only reads it.
+  // The cast is safe, because backward only reads it.
   call.forward.rstd = const_cast<float*>(in<float>(of_rows));
   at::Tensor weight_grad;
   at::Tensor terms;
   if (weight.defined()) {
     const Rows rows(x);
     terms = at::empty({rms_norm_blocks(rows.count, rows.dim), rows.dim}, rstd.options());
-    // Without rows there is no launch.
+    // Without rows there is no launch that would write the gradient.
     weight_grad = rows.count == 0 ? at::zeros_like(scale) : at::empty_like(scale);
     call.weight_grad = weight_grad.mutable_data_ptr();
     call.terms = out<float>(terms);
@@ -202,10 +205,10 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   const at::Tensor scale = float_weight(weight);
   const Rows rows(x);
   const at::Tensor x_grad = at::empty_like(x);
-  // Each block adds to a separate row, so that threads never add to one place.
+  // Each block adds to a separate row, so threads never add to the same place.
   const at::Tensor terms =
       weight.defined() ? at::zeros({kBlocks, rows.dim}, rstd.options()) : at::Tensor();
-  // The last blocks may be short or empty.
+  // The last blocks may be shorter or empty.
   const std::int64_t block = (rows.count + kBlocks - 1) / kBlocks;
   with_row_kernels(x, [&](const auto& kernels, auto element) {
     using T = decltype(element);
@@ -226,7 +229,7 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   if (!weight.defined()) {
     return {x_grad, {}};
   }
-  // 16 rows, which are summed in one order whatever the number of threads.
+  // Sums 16 rows, in the same order whatever the number of threads.
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 
@@ -261,16 +264,16 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
                              : backward_by_rows(g, x.contiguous(), weight, rstd, sum_g);
 }
 
-// The gate of SwiGLU. Elementwise: threads share the elements, and rows are for inputs that are
-// parts of one product.
+// The gate of SwiGLU. The operation is elementwise: threads divide the elements, and rows permit
+// inputs that are parts of one product.
 
 namespace {
 
-/// Elements that are worth a thread.
+/// Minimum number of elements for a thread.
 constexpr std::int64_t kSiluGrain = 16384;  // a multiple of the vector width
 
-/// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). silu is not saved by the forward: to
-/// recompute it is cheaper than to read it.
+/// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Forward does not save silu, because
+/// recomputing it is cheaper than reading it.
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up) {
   const c10::ScalarType type = compute_type(gate);
@@ -281,8 +284,8 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {(d * up.to(type) * slope).to(gate.scalar_type()), (d * g * sigmoid).to(up.scalar_type())};
 }
 
-/// How far the rows of x are apart, if that is one number and their elements are consecutive; 0
-/// otherwise.
+/// The distance between the rows of x, if it is constant and the elements of a row are consecutive;
+/// otherwise 0.
 std::int64_t row_stride(const at::Tensor& x) {
   if (x.dim() < 2 || x.stride(-1) != 1) {
     return 0;
@@ -295,11 +298,11 @@ std::int64_t row_stride(const at::Tensor& x) {
   return x.stride(-2);
 }
 
-/// The tensors as the kernels take them: parts of one product without a copy.
+/// The inputs in the format of the kernels; parts of one product are not copied.
 struct GateRows {
   GateRows(const at::Tensor& gate_in, const at::Tensor& up_in)
       : gate(gate_in), up(up_in), apart(row_stride(gate) > 0 && row_stride(up) > 0) {
-    // Dense inputs are one row, however many they have.
+    // Dense inputs are treated as a single row.
     apart = apart && !(gate.is_contiguous() && up.is_contiguous());
     if (!apart) {
       gate = gate.contiguous();
@@ -361,7 +364,7 @@ void on_host(const RowKernels<T>& kernels, const SiluMulBackward& p) {
   });
 }
 
-/// The tensors of an operator, for the observer of a FakeMode.
+/// An operator's tensors for the observer of a FakeMode.
 struct Observed {
   const char* name;
   std::initializer_list<at::Tensor> inputs;
@@ -375,8 +378,8 @@ void run_forward(const GateRows& rows, const at::Tensor& result, const Observed&
   with_row_kernels(result, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-/// `product`: undefined, or what gets the forward's result again. `gradients`: the operator's other
-/// results.
+/// `product`: receives the recomputed result of forward, unless it is undefined. `gradients`: the
+/// operator's other results.
 void run_backward(const at::Tensor& grad, const GateRows& rows, const at::Tensor& gate_grad,
                   const at::Tensor& up_grad, const at::Tensor& product, const Observed& observed,
                   at::TensorList gradients) {
@@ -400,9 +403,9 @@ void run_backward(const at::Tensor& grad, const GateRows& rows, const at::Tensor
 std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at::Tensor& gate,
                                                const at::Tensor& up, const at::Tensor& product,
                                                const char* name) {
-  // A gradient may come in another type under autocast.
+  // Under autocast a gradient may have another type.
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
-  // `up` has the type and sizes of `gate`, so that one type of kernel serves both.
+  // `up` has the type and sizes of `gate`, so both gradients use the same kernel.
   const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
   const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
   run_backward(g, {gate, up}, gate_grad, up_grad, product, {name, {g, gate, up}},
@@ -451,8 +454,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
 
 namespace {
 
-/// `transposed` is the backward: a rotation by the negative angle, except that cos and sin need not
-/// be equal on both halves, so that the sine is applied before the halves are swapped.
+/// `transposed` is the backward: a rotation by the negative angle. cos and sin may differ between
+/// the two halves, so the sine is applied before the halves are swapped.
 at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                     bool transposed) {
   const c10::ScalarType type = compute_type(x);
@@ -467,7 +470,7 @@ at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor
   return (v * c + across).to(x.scalar_type());
 }
 
-/// Tensors that one pass reads and writes: (batch, sequence, heads, head_dim).
+/// The tensors that one pass reads and writes: (batch, sequence, heads, head_dim).
 struct Heads {
   at::Tensor x;
   at::Tensor out;
@@ -489,15 +492,15 @@ std::int64_t offset_of(const HeadStrides& strides, std::int64_t sample, std::int
   return sample * strides.batch + place * strides.position;
 }
 
-/// The heads of a part, of one position.
+/// Rotates the heads of a part at one position.
 template <class T>
 void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHeads& part,
                    std::int64_t position) {
   const std::int64_t sample = position / p.sequence;
   const std::int64_t place = position % p.sequence;
-  // The same tables for each sample of the batch.
+  // All samples of the batch use the same tables.
   const std::int64_t table = place * 2 * p.half;
-  // A kernel's heads are dense in `out`.
+  // The kernel writes its heads densely, so it processes all heads at once only if `out` is dense.
   const std::int64_t at_once = part.to.head == 2 * p.half ? part.heads : 1;
   const T* x = static_cast<const T*>(part.x) + offset_of(part.from, sample, place);
   T* out = static_cast<T*>(part.out) + offset_of(part.to, sample, place);
@@ -509,7 +512,7 @@ void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHe
 
 template <class T>
 void on_host(const RowKernels<T>& kernels, const Rotary& p) {
-  // Positions that are worth a thread: some 16 K elements.
+  // Minimum number of positions for a thread: about 16 K elements.
   const std::int64_t elements = heads_of_position(p) * 2 * p.half;
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(elements, 1));
   parallel_for(0, p.batch * p.sequence, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -546,7 +549,8 @@ void run(std::initializer_list<Heads> tensors, const Tables& tables, const char*
   with_row_kernels(first, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-/// Heads and positions may have any stride: parts of a joint projection are taken without a copy.
+/// Makes the elements of a head consecutive. Heads and positions may have any stride, so parts of a
+/// joint projection are used without a copy.
 at::Tensor with_dense_heads(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
 }

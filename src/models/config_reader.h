@@ -1,4 +1,4 @@
-// A JSON object of a model folder, and its values, each checked as it is read.
+// Reads JSON objects of a model folder, and checks each value when it is read.
 
 #pragma once
 
@@ -14,10 +14,12 @@
 
 namespace tessera::models {
 
-/// Far above those of any model: the file may come from anywhere.
+/// An upper limit far above the size of any real file, because the file may come from an untrusted
+/// source.
 inline constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Limits the depth of nesting to that of configurations: messages contain values.
+/// Parses a JSON object. Limits the nesting depth to what configurations need, because messages
+/// quote values.
 inline nlohmann::json parse_object(const std::string& text, const std::string& origin) {
   try {
     const std::size_t begin = text.find_first_not_of(" \t\r\n");
@@ -30,15 +32,15 @@ inline nlohmann::json parse_object(const std::string& text, const std::string& o
   }
 }
 
-/// A config.json with its name, for messages.
+/// A config.json and its name for messages.
 class ConfigReader {
  public:
   ConfigReader(const nlohmann::json& json, const std::string& origin)
       : json_(json), origin_(origin) {}
 
-  /// Whether the key exists, also with null.
+  /// Whether the key exists, even with the value null.
   bool names(const char* key) const { return json_.contains(key); }
-  // Hugging Face writes null for "not set".
+  // Whether the key has a value. Hugging Face writes null for "not set".
   bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
 
   std::int64_t positive(const char* key) const {
@@ -101,7 +103,7 @@ class ConfigReader {
     return ids;
   }
 
-  /// Throws unless `key` is absent, null or one of the values of a Llama.
+  /// Throws Error unless `key` is absent, null, or one of the allowed values.
   void only(const char* key, std::initializer_list<nlohmann::json> allowed,
             const char* feature) const {
     if (!has(key)) {
@@ -120,7 +122,7 @@ class ConfigReader {
   const std::string& origin() const { return origin_; }
 
  private:
-  // Below 2^31, so that products of two sizes fit into 64 bits.
+  // Values must be below 2^31, so that the product of two sizes fits into 64 bits.
   std::int64_t checked_positive(const char* key, const nlohmann::json& value) const {
     TESSERA_CHECK(value.is_number_integer() && value.get<std::int64_t>() > 0 &&
                       value.get<std::int64_t>() < (std::int64_t{1} << 31),

@@ -1,6 +1,6 @@
-// The model, top to bottom: rotary tables, cache, masks, attention, block, backbone, head, initial
-// values, and the declarations for parallelize(). The computation has no communication: the same
-// code runs on one rank, under tensor parallelism and under FSDP.
+// The Llama model, in this order: rotary tables, cache, masks, attention, block, backbone, head,
+// initialization, and the declarations for parallelize(). The model's code has no communication:
+// the same code runs on one rank, under tensor parallelism and under FSDP.
 
 #include "tessera/models/llama.h"
 
@@ -41,14 +41,14 @@
 namespace tessera::models {
 namespace {
 
-/// theta^(-2i / head_dim), (head_dim / 2).
+/// The unscaled rotary frequencies theta^(-2i / head_dim), as a tensor of (head_dim / 2).
 at::Tensor plain_frequencies(double theta, std::int64_t head_dim, c10::Device device) {
   const auto fp32 = at::TensorOptions().dtype(c10::kFloat).device(device);
   return 1.0 / at::pow(theta, at::arange(0, head_dim, 2, fp32) / static_cast<double>(head_dim));
 }
 
-/// Enlarges theta so that the lowest frequency turns in `length` tokens as far as in the original
-/// context.
+/// Increases theta so that the lowest frequency rotates as far over `length` tokens as it did over
+/// the original context.
 double dynamic_theta(const Rope& rope, std::int64_t head_dim, std::int64_t length) {
   const auto original = static_cast<double>(rope.scaling.original_positions);
   const double stretch = std::max(static_cast<double>(length), original) / original;
@@ -57,8 +57,9 @@ double dynamic_theta(const Rope& rope, std::int64_t head_dim, std::int64_t lengt
   return rope.theta * std::pow(base, dim / (dim - 2));
 }
 
-/// Divides frequencies that turn less than low_freq_factor times in the original context. Those of
-/// more than high_freq_factor turns stay.
+/// Divides the frequencies that rotate fewer than low_freq_factor times in the original context.
+/// Frequencies with more than high_freq_factor rotations are unchanged; those between are
+/// interpolated.
 at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   const at::Tensor turns =
       plain * (static_cast<double>(s.original_positions) / (2 * std::numbers::pi));
@@ -67,7 +68,7 @@ at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   return plain * kept + plain / s.factor * (1 - kept);
 }
 
-/// The index of the frequency that turns `turns` times in the original context.
+/// The (fractional) index of the frequency that rotates `turns` times in the original context.
 double index_of_turns(const Rope& rope, std::int64_t head_dim, double turns) {
   const auto original = static_cast<double>(rope.scaling.original_positions);
   return static_cast<double>(head_dim) * std::log(original / (turns * 2 * std::numbers::pi)) /
@@ -85,7 +86,7 @@ at::Tensor yarn_frequencies(const Rope& rope, std::int64_t head_dim, const at::T
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(head_dim - 1));
   if (low == high) {
-    high += 0.001;  // a step instead of a ramp
+    high += 0.001;  // makes the ramp a step, without division by 0
   }
   const at::Tensor divided =
       ((at::arange(head_dim / 2, plain.options()) - low) / (high - low)).clamp(0, 1);
@@ -122,9 +123,9 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t hea
   return {angle.cos() * factor, angle.sin() * factor};
 }
 
-// Position p is in slot p mod slots. Without a window there are as many slots as positions; with a
-// window the slots are a ring. Attention needs no order of keys, because rotary embedding was
-// applied before.
+// KvCache: position p is stored in slot p mod slots. Without a window there is one slot per
+// position; with a window the slots are a ring. The order of keys does not matter to attention,
+// because rotary embedding has already been applied.
 
 KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding)
     : positions_(positions),
@@ -150,7 +151,8 @@ KvCache::Layer KvCache::append(std::size_t layer, const at::Tensor& keys,
   return {kept.keys.narrow(2, 0, filled), kept.values.narrow(2, 0, filled)};
 }
 
-/// Allocated by the first call, which has this rank's heads and their type.
+/// Allocates the cache of a layer at the first call, which determines the number of this rank's
+/// heads and their type.
 KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   if (layer >= layers_.size()) {
     layers_.resize(layer + 1);
@@ -158,13 +160,14 @@ KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   Layer& kept = layers_[layer];
   if (!kept.keys.defined()) {
     const std::vector<std::int64_t> sizes{keys.size(0), keys.size(1), slots_, keys.size(3)};
-    kept = {keys.new_empty(sizes), keys.new_empty(sizes)};  // distributed like the keys
+    // The cache is distributed like the keys.
+    kept = {keys.new_empty(sizes), keys.new_empty(sizes)};
   }
   return kept;
 }
 
-/// `values`: of the positions that follow. If there are more positions than slots, the last ones
-/// stay.
+/// `values` belong to the positions that follow the cached ones. If there are more positions than
+/// slots, only the last ones are stored.
 void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
   const std::int64_t count = std::min(values.size(2), slots_);
   const std::int64_t skipped = values.size(2) - count;
@@ -179,7 +182,7 @@ void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
 
 at::Tensor KvCache::mask(c10::Device device) const {
   const std::int64_t filled = std::min(tokens_ + 1, slots_);
-  // The oldest position in the cache after this one is added.
+  // The oldest cached position once the new position has been added.
   if (*std::ranges::max_element(padding_) <= tokens_ + 1 - filled) {
     return {};
   }
@@ -190,12 +193,12 @@ at::Tensor KvCache::mask(c10::Device device) const {
   return position.ge(first.unsqueeze(1)).unsqueeze(1).unsqueeze(1);
 }
 
-/// The inputs that all blocks of one call share.
+/// The inputs that all blocks of one forward call share.
 struct Context : nn::AttentionInputs {
-  KvCache* cache = nullptr;  ///< generation only
+  KvCache* cache = nullptr;  ///< the cache; set only in generation
 };
 
-/// The parts of a model that its contexts are made from.
+/// The parts of a model that a Context is made from.
 struct ContextParts {
   const LlamaConfig& config;
   const at::Tensor& cos;  ///< rotary tables (positions, head_dim)
@@ -203,25 +206,26 @@ struct ContextParts {
   const nn::ContextParallelPtr& context_parallel;
 };
 
-/// For tokens (batch, sequence) that follow those in the cache, if there is one. Throws Error for a
-/// cache of another number of texts.
+/// The context of tokens (batch, sequence) that follow those in the cache, if there is a cache.
+/// Throws Error for a cache for a different number of texts.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache);
-/// The positions of tokens in documents, and the documents; nullptr: made from the positions.
+/// The positions of tokens within documents, and the documents; with nullptr, they are derived from
+/// the positions.
 struct InDocuments {
-  const at::Tensor& positions;  ///< (batch, sequence)
+  const at::Tensor& positions;  ///< positions (batch, sequence)
   const nn::DocumentsPtr& documents;
 };
-/// The same for tokens of documents. Throws Error for a cache, and where the sizes differ.
+/// The context of tokens in documents. Throws Error for a cache, and for sizes that differ.
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                          const InDocuments& places, const KvCache* cache);
 
-// The inputs of attention besides activations: the angles of positions, and the visible keys.
+// Rotary angles and masks of visible keys, which attention needs besides the activations.
 
 namespace {
 
 using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, (positions, head_dim)
 
-/// A slice of the tables, unless the angles depend on the length of the text.
+/// A slice of the rotary tables, or newly computed angles if they depend on the length of the text.
 Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t last) {
   const LlamaConfig& c = parts.config;
   if (c.rope.depends_on_length(last)) {
@@ -230,8 +234,8 @@ Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t las
   return {parts.cos.slice(0, first, last), parts.sin.slice(0, first, last)};
 }
 
-/// (batch * (last - first), head_dim): text i starts at position padding[i]. Padding, which no
-/// token sees, gets the angles of the text's first token.
+/// The angles of left-padded texts, (batch * (last - first), head_dim): text i starts at position
+/// padding[i]. Padding, which no token attends to, gets the angles of the text's first token.
 Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t first, std::int64_t last) {
   std::vector<at::Tensor> cos, sin;
@@ -247,8 +251,8 @@ Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t
   return {at::cat(cos), at::cat(sin)};
 }
 
-/// (batch, 1, sequence, sequence): tokens don't see padding. Padding sees itself, because attention
-/// to no key is NaN.
+/// The mask of left-padded prompts, (batch, 1, sequence, sequence): tokens do not attend to
+/// padding. Padding attends to itself, because attention over no keys is NaN.
 at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t sequence) {
   const c10::Device device = parts.cos.device();
@@ -260,7 +264,8 @@ at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t
   return causal.logical_and(is_token.unsqueeze(1)).logical_or(itself).unsqueeze(1);
 }
 
-/// The angles are those of the whole sequence, at the positions that this rank has.
+/// The context under context parallelism: the angles of the whole sequence at this rank's
+/// positions.
 Context split_context(const ContextParts& parts, const at::Tensor& tokens) {
   const nn::ContextParallel& split = *parts.context_parallel;
   const auto [cos, sin] = angles_of(parts, 0, tokens.size(1) * split.mesh().size());
@@ -273,7 +278,7 @@ Context split_context(const ContextParts& parts, const at::Tensor& tokens) {
 
 }  // namespace
 
-/// The causal mask covers the tokens of this call.
+/// The causal mask covers only the tokens of this call.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache) {
   if (parts.context_parallel) {
     return split_context(parts, tokens);
@@ -352,15 +357,15 @@ nn::MlpOptions mlp_options(const LlamaConfig& c) {
 
 }  // namespace
 
-/// nn::Attention with a cache for generation. x: (tokens, hidden) folded, all sequences of the
-/// batch one after another; so is the result.
+/// nn::Attention with a cache for generation. Input and output are folded to (tokens, hidden): the
+/// sequences of the batch one after another.
 class Llama::Attention : public nn::Attention {
  public:
   Attention(const LlamaConfig& c, std::size_t layer)
       : nn::Attention(attention_options(c)), layer_(layer) {}
 
  private:
-  /// Each call of a Llama passes a Context, so the cast is safe.
+  /// The cast to Context is safe, because each call from a Llama passes a Context.
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const nn::AttentionInputs& inputs) override {
     KvCache* cache = static_cast<const Context&>(inputs).cache;
@@ -378,7 +383,8 @@ class Llama::Attention : public nn::Attention {
   std::size_t layer_;
 };
 
-/// Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)); in training with dropout of both sums.
+/// A pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)). In training, dropout is applied
+/// to the outputs of attention and MLP.
 class Llama::Block : public nn::Module<Llama::Block> {
  public:
   Block(const LlamaConfig& c, std::size_t layer, double dropout)
@@ -395,7 +401,7 @@ class Llama::Block : public nn::Module<Llama::Block> {
   }
 
  private:
-  /// The numbers are those of tessera::manual_seed, the same on every mesh.
+  /// Dropout uses the random numbers of tessera::manual_seed, which are equal on every mesh.
   at::Tensor drop(const at::Tensor& x) const {
     return dropout_ > 0 && is_training() ? at::dropout(x, dropout_, /*train=*/true) : x;
   }
@@ -407,7 +413,7 @@ class Llama::Block : public nn::Module<Llama::Block> {
   double dropout_;
 };
 
-/// Embedding, blocks and final norm: "model" in Hugging Face's names.
+/// Embedding, blocks and final norm: the module "model" in Hugging Face's names.
 class Llama::Backbone : public nn::Module<Llama::Backbone> {
  public:
   Backbone(const LlamaConfig& c, double dropout)
@@ -419,11 +425,12 @@ class Llama::Backbone : public nn::Module<Llama::Backbone> {
     }
   }
 
-  /// tokens: (batch * sequence) -> (batch * sequence, hidden).
+  /// Maps tokens, (batch * sequence), to (batch * sequence, hidden).
   at::Tensor forward(const at::Tensor& tokens, const Context& context) {
     at::Tensor x = embed_tokens(tokens);
     for (const auto& block : blocks) {
-      // Called as a module, not by forward(), so that hooks run: FSDP's and checkpointing's.
+      // The block is called as a module, not as forward(), so that the hooks of FSDP and activation
+      // checkpointing run.
       x = (*block)(x, context);
     }
     return norm(x);
@@ -441,12 +448,14 @@ Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
   const nn::LinearOptions no_bias{.bias = false};
   lm_head_ = register_module(
       "lm_head", std::make_shared<nn::Linear>(config_.hidden_size, config_.vocab_size, no_bias));
-  // Slots, not plain tensors: on the meta device they are made without values, like the parameters.
+  // Buffer slots instead of plain tensors: on the meta device they are created without values, like
+  // the parameters.
   cos_ = register_buffer_slot("rope_cos", {max_sequence, config_.head_dim},
                               /*persistent=*/false);
   sin_ = register_buffer_slot("rope_sin", {max_sequence, config_.head_dim},
                               /*persistent=*/false);
-  // One parameter with two names; FSDP shards it once, and its gradients from both uses add up.
+  // Ties head and embedding: one parameter with two names. FSDP shards it once, and the gradients
+  // of both uses add up.
   if (config_.tie_word_embeddings) {
     lm_head_->tie_slot("weight", model_->embed_tokens->weight.slot());
   }
@@ -463,14 +472,16 @@ at::Tensor Llama::forward(const at::Tensor& tokens, KvCache* cache, const at::Te
 
 at::Tensor Llama::forward(const at::Tensor& tokens, const HeadLoss& loss) {
   const at::Tensor hidden = features(tokens, nullptr, loss.positions, loss.documents);
-  // linear_cross_entropy takes the weight alone, without an adapter's term.
+  // With an adapter, head and loss are computed separately: linear_cross_entropy takes only the
+  // weight and would ignore the adapter.
   if (lm_head_->attached<nn::LoraBranch>()) {
     return tensor_parallel::cross_entropy((*lm_head_)(hidden), loss.targets, loss.options.loss);
   }
   return tensor_parallel::linear_cross_entropy(hidden, *lm_head_, loss.targets, loss.options);
 }
 
-/// All but the head: (batch, sequence) -> (batch * sequence, hidden), with a cache (batch, hidden).
+/// Everything except the head: (batch, sequence) -> (batch * sequence, hidden), or with a cache
+/// (batch, hidden).
 at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
                            const nn::DocumentsPtr& documents) {
   const std::int64_t past = cache != nullptr ? cache->tokens() : 0;
@@ -505,25 +516,26 @@ KvCache Llama::new_cache(std::int64_t positions, std::vector<std::int64_t> paddi
   return {positions, config_.sliding_window, std::move(padding)};
 }
 
-/// The first matching pattern of a parameter counts: special patterns come first.
+/// The first matching pattern of a parameter applies, so specific patterns come first.
 void Llama::reset_parameters(const nn::InitContext& init) {
   using nn::init::ones;
   using nn::init::zeros;
-  // Truncated at three standard deviations: an outlier in a large matrix can disturb the first
-  // steps.
+  // Truncated at three standard deviations, because an outlier in a large matrix can disturb the
+  // first steps.
   const auto normal = [](double std) {
     return nn::init::trunc_normal(0.0, std, -3.0 * std, 3.0 * std);
   };
   const double std = config_.initializer_range;
-  // Output projections add to the residual stream 2 L times: scaled so that its variance does not
-  // grow with depth (GPT-2).
+  // Output projections add to the residual stream 2 L times. Their standard deviation is scaled so
+  // that the stream's variance does not grow with depth (GPT-2).
   const double output_std = std / std::sqrt(2.0 * static_cast<double>(config_.num_hidden_layers));
   nn::Initializers table{{"model.layers.*.self_attn.o_proj.weight", normal(output_std)},
                          {"model.layers.*.mlp.down_proj.weight", normal(output_std)},
                          {"model.layers.*.*layernorm.weight", ones()},
                          {"model.norm.weight", ones()},
                          {"model.embed_tokens.weight", normal(std)}};
-  // An initialiser that matches nothing is an error.
+  // These norms are initialized only if the model has them: an initializer that matches nothing is
+  // an error.
   if (config_.query_key_norm) {
     table.emplace_back("model.layers.*.self_attn.*_norm.weight", ones());
   }
@@ -541,14 +553,15 @@ void Llama::reset_parameters(const nn::InitContext& init) {
   init.set_buffer(sin_, sin);
 }
 
-/// The usual plan of Megatron and torchtitan: a half of a block costs one gather and one
-/// reduce-scatter with sequence parallelism, or one all-reduce without.
+/// The plan of Megatron and torchtitan: each half of a block costs one all-gather and one
+/// reduce-scatter with sequence parallelism, or one all-reduce without it.
 tensor_parallel::ParallelizePlan Llama::tensor_parallel_plan(
     const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const {
   using namespace tensor_parallel;  // NOLINT(google-build-using-namespace): as programs write plans
   check_tensor_parallel(config_, mesh.size());
-  // Activations are folded to (tokens, hidden): the sequence dimension is 0. Between the halves of
-  // a block they are sharded on it, or replicated without sequence parallelism.
+  // Activations are folded to (tokens, hidden), so the sequence dimension is 0. Between the halves
+  // of a block, activations are sharded on this dimension, or replicated without sequence
+  // parallelism.
   const Placement between = options.sequence_parallel ? Placement(Shard{0}) : Replicate{};
   const StylePtr norm =
       options.sequence_parallel ? sequence_parallel({.sequence_dim = 0}) : replicate_parallel();
@@ -574,8 +587,8 @@ std::vector<nn::ModuleBase*> Llama::blocks() const {
   return blocks;
 }
 
-/// The units of torchtitan. The embedding is a separate one: it is not gathered while the blocks
-/// run.
+/// The same units as in torchtitan. The embedding is a separate unit, so that it is not gathered
+/// while the blocks run.
 std::vector<std::vector<nn::ModuleBase*>> Llama::fsdp_units() {
   std::vector<std::vector<nn::ModuleBase*>> units;
   const bool tied = config_.tie_word_embeddings;

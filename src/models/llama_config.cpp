@@ -16,17 +16,17 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Far above those of any model: the file may come from anywhere.
+/// An upper limit far above any real model, because the file may come from an untrusted source.
 constexpr std::int64_t kMaxLayers = 10'000;
 
-/// Properties of a "model_type" that its file does not name.
+/// Properties that depend on the "model_type" and are not written in config.json.
 struct Architecture {
   const char* type;
   const char* class_name;
-  bool query_key_value_bias;  ///< always
+  bool query_key_value_bias;  ///< whether the model always has these biases
   bool query_key_norm;
-  bool begins_texts;                      ///< tokenizers put bos_token_id before a text
-  bool has_attention_bias, has_mlp_bias;  ///< possible, if the file says so
+  bool begins_texts;                      ///< whether tokenizers put bos_token_id before a text
+  bool has_attention_bias, has_mlp_bias;  ///< whether these biases exist if config.json says so
 };
 constexpr std::array<Architecture, 4> kArchitectures{{
     {"llama", "LlamaForCausalLM", false, false, true, true, true},
@@ -35,7 +35,7 @@ constexpr std::array<Architecture, 4> kArchitectures{{
     {"qwen3", "Qwen3ForCausalLM", false, true, false, true, false},
 }};
 
-/// A file without a type is a Llama's.
+/// A file without "model_type" is read as a Llama.
 const Architecture& architecture_of(const ConfigReader& reader) {
   const std::string type = reader.has("model_type") ? reader.text("model_type") : "llama";
   const auto* const found = std::ranges::find(kArchitectures, type, &Architecture::type);
@@ -47,7 +47,8 @@ const Architecture& architecture_of(const ConfigReader& reader) {
   return *found;
 }
 
-/// Only keys that change the result. Others, such as torch_dtype, may hold anything.
+/// Rejects settings that change the result and are not implemented. Other keys, such as
+/// torch_dtype, are ignored.
 void refuse_unimplemented(const ConfigReader& reader) {
   reader.only("hidden_act", {"silu", "swish"}, "activations other than silu are");
   reader.only("pretraining_tp", {1}, "pretraining_tp is");
@@ -56,7 +57,7 @@ void refuse_unimplemented(const ConfigReader& reader) {
   reader.only("is_causal", {true}, "attention to later tokens is");
 }
 
-/// The settings of single layers must agree with the window of all layers.
+/// Throws Error unless the settings of single layers agree with the window of all layers.
 void check_layer_types(const ConfigReader& reader, std::int64_t window) {
   if (!reader.has("layer_types")) {
     return;
@@ -70,7 +71,7 @@ void check_layer_types(const ConfigReader& reader, std::int64_t window) {
   }
 }
 
-/// In Mistral's files a window is for all layers. Qwen's files have one that is used only with
+/// In Mistral's files, a window applies to all layers. In Qwen's files, a window applies only with
 /// "use_sliding_window".
 std::int64_t read_sliding_window(const ConfigReader& reader, const std::string& type) {
   if (type == "mistral") {
@@ -98,7 +99,7 @@ RopeScaling::Kind scaling_kind(const ConfigReader& rope, const char* key) {
   return found->second;
 }
 
-/// The factor of scores for a context that is `scale` times as long (YaRN, equation 22).
+/// The factor of attention scores for a context that is `scale` times as long (YaRN, equation 22).
 double yarn_scale(double scale, double weight) {
   return scale <= 1 ? 1 : 0.1 * weight * std::log(scale) + 1;
 }
@@ -113,7 +114,8 @@ double yarn_attention_factor(const ConfigReader& rope, double factor) {
   return rope.number_or("attention_factor", factor);
 }
 
-/// Versions of transformers use the positions of the file or those of the scaling: both must agree.
+/// Throws Error unless the model's and the scaling's original positions agree, because versions of
+/// `transformers` differ in which of them they use.
 void check_original_positions(const ConfigReader& file, const RopeScaling& scaling) {
   constexpr const char* kKey = "original_max_position_embeddings";
   const bool takes =
@@ -124,12 +126,13 @@ void check_original_positions(const ConfigReader& file, const RopeScaling& scali
                 "; leave out the one that is not meant");
 }
 
-/// `positions`: the model's, for a scaling without "original_max_position_embeddings".
+/// `positions`: the model's positions, used if the scaling has no
+/// "original_max_position_embeddings".
 RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   using Kind = RopeScaling::Kind;
   RopeScaling s;
   s.kind = scaling_kind(rope, rope.has("rope_type") ? "rope_type" : "type");
-  // Versions of transformers read one or the other.
+  // Both keys must agree, because versions of `transformers` differ in which of them they read.
   TESSERA_CHECK(!rope.has("rope_type") || !rope.has("type") || scaling_kind(rope, "type") == s.kind,
                 rope.origin(), ": rope scaling has \"rope_type\" ", rope.at("rope_type").dump(),
                 " and \"type\" ", rope.at("type").dump(), "; leave out the one that is not meant");
@@ -142,7 +145,7 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   if (s.kind == Kind::kLinear) {
     return s;
   }
-  // transformers does not read the original positions of a dynamic scaling.
+  // `transformers` does not read the original positions of a dynamic scaling.
   s.original_positions = s.kind == Kind::kDynamic
                              ? positions
                              : rope.positive_or("original_max_position_embeddings", positions);
@@ -158,14 +161,14 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   if (s.kind == Kind::kYarn) {
     s.beta_fast = rope.number_or("beta_fast", s.beta_fast);
     s.beta_slow = rope.number_or("beta_slow", s.beta_slow);
-    // null means none, as in transformers.
+    // As in `transformers`, an explicit null means no truncation.
     s.truncate = rope.flag_or("truncate", !rope.names("truncate"));
     s.attention_factor = yarn_attention_factor(rope, s.factor);
   }
   return s;
 }
 
-/// Reads "rope_scaling" or "rope_parameters", whose keys are the same.
+/// Reads "rope_scaling" or "rope_parameters", which have the same keys.
 Rope read_rope_object(const ConfigReader& reader, const char* key) {
   const Json& object = reader.at(key);
   TESSERA_CHECK(object.is_object(), reader.origin(), ": \"", key, "\" is ", object.dump(),
@@ -188,7 +191,7 @@ Rope read_rope_object(const ConfigReader& reader, const char* key) {
   return rope;
 }
 
-/// Older files have rope_theta and rope_scaling, newer ones both in rope_parameters.
+/// Older files have rope_theta and rope_scaling; newer files have both in rope_parameters.
 Rope read_rope(const ConfigReader& reader) {
   const bool older = reader.has("rope_scaling"), newer = reader.has("rope_parameters");
   if (!older && !newer) {
@@ -204,17 +207,18 @@ Rope read_rope(const ConfigReader& reader) {
   return rope;
 }
 
-/// Some files give the positions with their scaling, others without.
+/// The model's positions with scaling, whether or not max_position_embeddings already includes the
+/// scaling.
 std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& scaling) {
   const std::int64_t said = reader.positive_or("max_position_embeddings", 0);
   const std::int64_t original = scaling.original_positions > 0 ? scaling.original_positions : said;
   const double scaled = scaling.factor * static_cast<double>(original);
-  // Far above any model's: the file may come from anywhere.
+  // An upper limit far above any real model, because the file may come from an untrusted source.
   constexpr double kMost = 1e15;
   return std::max(said, static_cast<std::int64_t>(std::min(scaled, kMost)));
 }
 
-/// Grouped-query attention shares each key-value head among equally many query heads.
+/// Grouped-query attention assigns the same number of query heads to each key-value head.
 void check_heads(const LlamaConfig& c, const std::string& origin) {
   TESSERA_CHECK(c.num_attention_heads % c.num_key_value_heads == 0, origin,
                 ": num_attention_heads ", c.num_attention_heads,
@@ -238,13 +242,14 @@ LlamaConfig parse_config(const std::string& text, const std::string& origin) {
   TESSERA_CHECK(c.num_hidden_layers <= kMaxLayers, origin, ": num_hidden_layers is ",
                 c.num_hidden_layers, "; models have at most ", kMaxLayers);
   c.num_attention_heads = reader.positive("num_attention_heads");
-  // For other types transformers has another default. null means the number of heads.
+  // For other model types, the default in `transformers` is different. null means the number of
+  // attention heads.
   const bool by_heads =
       architecture.type == std::string_view("llama") || reader.names("num_key_value_heads");
   c.num_key_value_heads = by_heads
                               ? reader.positive_or("num_key_value_heads", c.num_attention_heads)
                               : reader.positive("num_key_value_heads");
-  // Only a derived head size must be a whole number.
+  // If "head_dim" is missing, hidden_size must be divisible by the number of heads.
   if (!reader.has("head_dim")) {
     TESSERA_CHECK(c.hidden_size % c.num_attention_heads == 0, origin, ": hidden_size ",
                   c.hidden_size, " is not a multiple of num_attention_heads ",
@@ -271,19 +276,19 @@ LlamaConfig parse_config(const std::string& text, const std::string& origin) {
   c.sliding_window = read_sliding_window(reader, architecture.type);
   check_layer_types(reader, c.sliding_window);
   c.tie_word_embeddings = reader.flag_or("tie_word_embeddings", false);
-  // The export writes the text unchanged, with keys that are not read here.
+  // The text is saved, because exports write it unchanged, including keys that are not read here.
   c.json = text;
   check_heads(c, origin);
   return c;
 }
 
-/// Reads bytes, because exports write the text unchanged.
+/// Reads the file's bytes, because exports write the text unchanged.
 LlamaConfig read_config(const std::filesystem::path& file) {
   return parse_config(files::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
                       file.string());
 }
 
-/// Attention runs on whole heads. Each rank needs equally many.
+/// Attention runs on whole heads, and each rank must have the same number of heads.
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t heads = config.num_attention_heads;
   const std::int64_t kv_heads = config.num_key_value_heads;
@@ -307,11 +312,11 @@ std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp
                                       " tensor-parallel ranks, each on ", copies, " of them");
 }
 
-/// By arithmetic, because no rank may have the whole model.
+/// Counted from the sizes alone, because no rank may have the whole model.
 ParameterCount count_parameters(const LlamaConfig& c) {
   const std::int64_t embedding = c.vocab_size * c.hidden_size;
   const std::int64_t heads = c.num_attention_heads + c.num_key_value_heads;
-  // Queries and output have num_attention_heads heads, keys and values num_key_value_heads.
+  // Queries and output have num_attention_heads heads; keys and values have num_key_value_heads.
   const std::int64_t attention =
       2 * c.hidden_size * heads * c.head_dim +
       (c.query_key_value_bias ? (heads + c.num_key_value_heads) * c.head_dim : 0) +

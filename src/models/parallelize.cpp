@@ -20,8 +20,8 @@ bool has_dim(const DeviceMesh& mesh, const char* name) {
   return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
 }
 
-/// Saves the results of attention and of every other matrix multiplication: in a block of a Llama
-/// the queries, the values and the gate. torchtitan's choice.
+/// Saves the results of attention and of every other matrix product, as torchtitan does. In a Llama
+/// block these are the queries, the values and the gate.
 nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear";
@@ -29,7 +29,7 @@ nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
   return other ? nn::SavePolicy::kPreferRecompute : costly(call);
 }
 
-/// FSDP and checkpointing have the same units: the blocks.
+/// Applies activation checkpointing to the blocks, which are also FSDP units.
 void checkpoint_blocks(nn::ModuleBase& model, const Modules& blocks, ActivationMemory activations) {
   if (activations == ActivationMemory::kAll) {
     return;
@@ -44,8 +44,8 @@ void checkpoint_blocks(nn::ModuleBase& model, const Modules& blocks, ActivationM
   nn::apply_activation_checkpointing(model, {.select = is_block, .options = options});
 }
 
-/// How many units, from the first, are freed after forward. Backward would gather the last block
-/// and the units after it again at once.
+/// The number of units, from the first, that are resharded after forward. By default the last block
+/// and the units after it are not, because backward would gather them again immediately.
 std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules& blocks,
                                const ParallelOptions& options) {
   if (!options.fsdp.reshard_after_forward.value_or(true)) {
@@ -61,7 +61,8 @@ std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules&
 void shard_units(const std::vector<Modules>& units, const Modules& blocks, const DeviceMesh& mesh,
                  const ParallelOptions& options) {
   const std::ptrdiff_t resharded = count_resharded(units, blocks, options);
-  // The model comes last: a unit takes the parameters below it that no other unit has.
+  // The model comes last: each unit takes the parameters below its modules that belong to no other
+  // unit.
   for (std::ptrdiff_t i = 0; i < std::ssize(units); ++i) {
     const Modules& modules = units[static_cast<std::size_t>(i)];
     fsdp::Options unit = options.fsdp;
@@ -71,7 +72,7 @@ void shard_units(const std::vector<Modules>& units, const Modules& blocks, const
       return dynamic_cast<const nn::Embedding*>(module) != nullptr;
     };
     if (std::ranges::all_of(modules, is_embedding)) {
-      // The gradient of a look-up does not need the table.
+      // The gradient of an embedding lookup does not need the table.
       fsdp::set_unshard_in_backward(*modules.front(), false);
     }
   }
@@ -88,7 +89,8 @@ DeviceMesh batch_mesh(const DeviceMesh& mesh) {
   return has_dim(mesh, "dp_replicate") ? mesh[{"dp_replicate", "dp"}] : mesh["dp"];
 }
 
-/// HSDP takes a mesh of two dimensions: replicate over the first, shard over the second.
+/// HSDP needs a 2-D mesh: parameters are replicated over the first dimension and sharded over the
+/// second.
 DeviceMesh data_mesh(const DeviceMesh& mesh) {
   if (!has_dim(mesh, "cp")) {
     return batch_mesh(mesh);
@@ -115,7 +117,7 @@ void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOp
   TESSERA_CHECK(declared != nullptr, "a ", model.name(),
                 " was given to parallelize(), but it declares no units; derive it from "
                 "models::DeclaresUnits, or apply parallelize_module and fully_shard to it");
-  // Tensor parallelism first: FSDP then shards each rank's part.
+  // Tensor parallelism is applied before FSDP, so that FSDP shards each rank's part.
   apply_tensor_parallel(model, mesh["tp"], options);
   if (has_dim(mesh, "cp")) {
     declared->set_context_parallel(mesh["cp"]);

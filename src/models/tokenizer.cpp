@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::int64_t kByteVocabulary = 256;
 
-/// A tokenizer may have more tokens than the model. A text with one of these is an error: its id is
-/// beyond the embedding.
+/// A tokenizer with more tokens than the model. encode() throws Error for a text with a token that
+/// the model's embedding lacks.
 class LimitedTokenizer final : public data::Tokenizer {
  public:
   LimitedTokenizer(data::TokenizerPtr all, std::int64_t limit)
@@ -55,11 +55,13 @@ std::string tokenizer_file(const std::string& file, const std::filesystem::path&
   if (!std::filesystem::is_directory(path)) {
     return file;
   }
-  // For a folder without one the reader of the returned path throws the error.
+  // If the folder has no tokenizer, the path is returned unchanged, and opening it throws the
+  // error.
   return data::find_tokenizer(path).value_or(file);
 }
 
-/// A model of 256 tokens is one of bytes. In other models the ids of bytes mean other texts.
+/// A model with 256 tokens is assumed to use bytes. In other models, byte values would be ids of
+/// unrelated tokens.
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text) {
   const std::string found = tokenizer_file(file, folder);
@@ -74,7 +76,7 @@ data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem
              : std::make_shared<LimitedTokenizer>(std::move(tokenizer), config.vocab_size);
 }
 
-/// For chat models generation_config.json is newer than config.json.
+/// generation_config.json takes precedence: for chat models it is newer than config.json.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config) {
   const std::string of_model = (folder / "config.json").string();
   const std::filesystem::path file = folder / "generation_config.json";

@@ -1,5 +1,6 @@
-// Modules of libtorch in a tree of slots. A swap of a slot changes the member that forward reads
-// and libtorch's own table, so that nothing keeps the unsharded tensor.
+// Wraps libtorch modules so that their parameters live in slots (nn::Hooked, nn::adopt). A swap of
+// a slot updates both the class member that forward reads and libtorch's own parameter table, so
+// that neither keeps the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
 
@@ -35,10 +36,11 @@
 
 namespace tessera::nn {
 
-/// Adds the members of one of libtorch's modules that hold its own parameters and buffers.
+/// If `module` has a libtorch class, appends its class members that contain its own parameters and
+/// buffers.
 void find_in_libtorch(torch::nn::Module& module, detail::ModuleMembers& found);
 
-/// libtorch's own table of the parameters of `module`, which is for classes that derive from it.
+/// libtorch's parameter table of `module`. It is a protected member, hence the derived class.
 inline torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::Module& module) {
   struct Derived : torch::nn::Module {
     static auto table() { return &Derived::parameters_; }
@@ -46,12 +48,13 @@ inline torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::M
   return module.*Derived::table();
 }
 
-/// The initial value of a norm's running statistic: 1 for "running_var", 0 for others.
+/// The initial value of a running statistic of a norm: 1 for "running_var", 0 for others.
 inline double first_of_statistic(const std::string& name) {
   return name == "running_var" ? 1.0 : 0.0;
 }
 
-// The classes of libtorch that register parameters or buffers, and the members with these tensors.
+// The libtorch classes that register parameters or buffers, and their class members with these
+// tensors.
 
 namespace {
 
@@ -111,7 +114,7 @@ void add_cells(torch::nn::Module& module, ModuleMembers& found) {
   (add_those_of(dynamic_cast<Cells*>(&module)), ...);
 }
 
-/// The weights of all layers are one list, which forward reads.
+/// Finds the weights of RNN, LSTM and GRU: forward reads the weights of all layers from one list.
 template <class M>
 struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
   static void add(torch::nn::Module& module, ModuleMembers& found) {
@@ -126,7 +129,7 @@ struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
   }
 };
 
-/// Parameter lists and dicts read their parameters from libtorch's table.
+/// ParameterList and ParameterDict read their parameters from libtorch's table.
 void add_registered(torch::nn::Module& module, ModuleMembers& found) {
   if (dynamic_cast<torch::nn::ParameterListImpl*>(&module) == nullptr &&
       dynamic_cast<torch::nn::ParameterDictImpl*>(&module) == nullptr) {
@@ -157,7 +160,7 @@ void find_in_libtorch(torch::nn::Module& module, ModuleMembers& found) {
   add_registered(module, found);
 }
 
-// The tree of slots.
+// Construction of the tree of AdoptedModule objects and their slots.
 
 namespace {
 
@@ -165,7 +168,7 @@ bool has_tensors(const torch::nn::Module& module) {
   return !module.parameters().empty() || !module.buffers().empty();
 }
 
-/// The member of that name with `tensor`, or the end.
+/// Iterator to the member of this name that contains `tensor`; the end if there is none.
 auto find_member(const detail::ModuleMembers& members, const std::string& name,
                  const at::Tensor& tensor) {
   return std::ranges::find_if(members, [&](const auto& each) {
@@ -187,13 +190,13 @@ auto find_member(const detail::ModuleMembers& members, const std::string& name,
        "nn::adopt<Class>(module), or derive it from nn::Module");
 }
 
-/// Modules that are adopted.
+/// All libtorch modules that are currently adopted.
 struct Taken {
   std::mutex mutex;
   std::unordered_set<const torch::nn::Module*> modules;
 };
 
-/// Never destroyed: an adopted module may outlive other statics.
+/// Never destroyed, because an adopted module may outlive other static objects.
 Taken& taken() {
   static auto* const all = new Taken;
   return *all;
@@ -242,7 +245,8 @@ detail::ModuleMembers AdoptedModule::Maker::tensors_of(torch::nn::Module& module
   return found;
 }
 
-/// The slot has the same tensor until it is sharded, so that optimizers made before train it.
+/// The slot has the same tensor as the module until the tensor is sharded, so optimizers that were
+/// made before adopt() train it.
 void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module& module,
                                           const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -265,8 +269,8 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
   }
 }
 
-/// The same tensor, which forward writes in place. The statistics of norms are small: on the meta
-/// device they get memory and initial values at once.
+/// The slot has the same buffer tensor, which forward writes in place. Running statistics of norms
+/// are small: on the meta device they get memory and initial values at once.
 void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
                                        const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -290,7 +294,7 @@ void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& mo
 std::shared_ptr<ModuleBase> AdoptedModule::Maker::part_of(
     const std::shared_ptr<torch::nn::Module>& module, const std::string& fqn) {
   if (auto ours = std::dynamic_pointer_cast<ModuleBase>(module)) {
-    return ours;  // has slots and hooks
+    return ours;  // a ModuleBase already has slots and hooks
   }
   if (const auto found = parts_.find(module.get()); found != parts_.end()) {
     return found->second;
@@ -300,8 +304,8 @@ std::shared_ptr<ModuleBase> AdoptedModule::Maker::part_of(
   return part;
 }
 
-// Initial values of libtorch's classes: the distributions of their reset_parameters, with random
-// numbers by global element.
+// Initial values for libtorch's classes: the distributions of their reset_parameters, with random
+// numbers that depend on the global element index.
 
 namespace {
 
@@ -310,7 +314,7 @@ bool is_any(const torch::nn::Module& module) {
   return ((dynamic_cast<const Classes*>(&module) != nullptr) || ...);
 }
 
-/// The slots of a module, by name. A name without a slot is ignored.
+/// The slots of a module, by name. Requests for a name without a slot are ignored.
 class Slots {
  public:
   Slots(const ModuleBase& holder, const InitContext& init) : holder_(holder), init_(init) {}
@@ -326,7 +330,7 @@ class Slots {
       init_.fill(slot, initializer);
     }
   }
-  /// Statistics that a load has filled stay.
+  /// Resets running statistics, except those that a load has filled.
   void reset_statistics() const {
     for (const auto& statistic : holder_.named_buffers(/*recurse=*/false)) {
       const at::Tensor& tensor = statistic.value();
@@ -363,7 +367,7 @@ Initializer xavier_uniform(at::IntArrayRef sizes) {
   return symmetric(std::sqrt(3.0) * xavier_deviation(sizes));
 }
 
-/// Without communication: the rank that has the row writes it.
+/// Zeroes a row without communication: the rank that has the row writes it.
 void zero_row(const at::Tensor& tensor, std::int64_t row) {
   const at::Tensor local = local_tensor(tensor).detach();
   if (!tessera::is_distributed(tensor)) {
@@ -402,7 +406,7 @@ void fill_linear(const Slots& slots, const torch::nn::Module& module) {
   slots.fill("bias", by_inputs(inputs));
 }
 
-/// Also the bias of the output projection, a Linear below it.
+/// Fills MultiheadAttention, including the bias of its output projection, a child Linear.
 void fill_attention(const Slots& slots, const ModuleBase& holder, const InitContext& init) {
   for (const auto& [name, slot] : holder.slots()) {
     const at::IntArrayRef sizes = slot->get().sizes();
@@ -412,7 +416,7 @@ void fill_attention(const Slots& slots, const ModuleBase& holder, const InitCont
       init.fill(dynamic_cast<const ModuleBase&>(*output).slot("bias"), init::zeros());
     } else if (sizes.size() == 2) {
       init.fill(slot, xavier_uniform(sizes));
-    } else {  // bias_k, bias_v
+    } else {  // the parameters bias_k and bias_v
       init.fill(slot, init::normal(0.0, xavier_deviation(sizes)));
     }
   }
@@ -426,7 +430,8 @@ void fill_transformer(const ModuleBase& holder, const InitContext& init) {
   }
 }
 
-/// Weights of a module of these classes are uniform, by the size of its state.
+/// Fills the weights of RNN classes: uniform with a bound that depends on the size of the hidden
+/// state.
 template <class... Classes>
 void fill_recurrent(const Slots& slots, const torch::nn::Module& module) {
   std::int64_t size = 0;

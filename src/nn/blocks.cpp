@@ -1,4 +1,4 @@
-// Attention and MLPs of language models.
+// The blocks of language models: Attention, SwiGlu, GeluMlp.
 
 #include "tessera/nn/attention.h"
 
@@ -17,8 +17,8 @@
 
 namespace tessera::nn::detail {
 
-/// Fills the Linears of a block: those of `in` that are not null, normal with `std`, then `out`,
-/// with `out_std` if that is above 0; biases are zeros.
+/// Fills a block's Linears: the non-null ones of `in` from normal(0, std), then `out` with
+/// `out_std` if it is above 0, else with `std`. Biases are zero.
 void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
                   const Linear& out, double std, double out_std);
 
@@ -42,18 +42,18 @@ void fill_linears(const InitContext& init, std::initializer_list<const Linear*> 
 
 namespace tessera::nn {
 
-// Self-attention. The number of heads follows from the sizes of the projections: under tensor
-// parallelism these are the heads of a rank.
+// Self-attention. The number of heads is computed from the sizes of the projections' results, so
+// under tensor parallelism each rank uses its own heads.
 
 namespace {
 
-/// (batch, tokens, ...) in the shape of the tables of positions: if each sequence has its own
-/// positions, the tables have all tokens, as of one sequence.
+/// Reshapes (batch, tokens, ...) to match the rotary tables. If each sequence has its own
+/// positions, the tables list all tokens, so the batch is folded to one sequence.
 at::Tensor along_tables(const at::Tensor& x, const AttentionInputs& inputs) {
   return inputs.cos.size(0) == x.size(1) ? x : x.flatten(0, 1).unsqueeze(0);
 }
 
-/// The inverse: with the batch and tokens of `like`.
+/// Inverse of along_tables(): restores the batch and tokens of `like`.
 at::Tensor as_batch(const at::Tensor& x, const at::Tensor& like) {
   return x.size(1) == like.size(1) ? x : x.squeeze(0).unflatten(0, {like.size(0), like.size(1)});
 }
@@ -98,8 +98,8 @@ Attention::Attention(const AttentionOptions& options) : options_(completed(optio
         name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
   };
   if (o.fused_qkv) {
-    // In groups a rank has the query heads for its keys, and its rows of the weight are
-    // consecutive.
+    // With groups, a rank has exactly the query heads that use its keys, and its rows of the weight
+    // are consecutive.
     const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
     fused_ = register_module(
         names.fused,
@@ -217,7 +217,8 @@ SwiGlu::SwiGlu(const MlpOptions& options) : options_(checked_mlp(options)) {
 at::Tensor SwiGlu::forward(const at::Tensor& x) {
   check_called();
   const std::vector<at::Tensor> gate_up = linear_products(x, {*gate_, *up_});
-  // One kernel for the activation and the product: the activation's result is not saved.
+  // silu_mul computes the activation and the product in one kernel; the activation's result is not
+  // saved.
   return (*down_)(silu_mul(gate_up[0], gate_up[1]));
 }
 

@@ -1,5 +1,5 @@
 // checkpoint() and apply_activation_checkpointing(): the forward of a checkpointed function, the
-// policies, and the choice of modules.
+// operator policies, and the selection of modules.
 
 #include "tessera/nn/checkpoint.h"
 
@@ -20,14 +20,15 @@ namespace tessera::nn {
 namespace detail {
 namespace {
 
-/// The placeholder that autograd saves: the frame, and the tensor's number in it.
+/// The placeholder that autograd saves instead of a tensor: the frame, and the tensor's number in
+/// it.
 class Placeholder final : public tessera::detail::SavedVariableHooks {
  public:
   explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
   ~Placeholder() override {
-    // A placeholder that autograd made but never packed has no number.
+    // A placeholder that autograd created but never packed has no number.
     if (index_) {
-      // Its node was destroyed: recomputations need not save this tensor.
+      // The graph node was destroyed, so recomputations need not save this tensor.
       frame_->release(*index_);
     }
   }
@@ -41,7 +42,7 @@ class Placeholder final : public tessera::detail::SavedVariableHooks {
 
 }  // namespace
 
-/// The forward of a checkpointed function, as a scope.
+/// Scope around the forward of a checkpointed function.
 class CheckpointedForward final : public CheckpointedRegion {
  public:
   CheckpointedForward(std::shared_ptr<Frame> frame, std::span<at::Tensor* const> inputs)
@@ -69,7 +70,7 @@ class CheckpointedForward final : public CheckpointedRegion {
 
 CheckpointedRegionScope::CheckpointedRegionScope(const CheckpointOptions& options,
                                                  std::span<at::Tensor* const> inputs, Rerun rerun) {
-  // Nothing is saved without gradients, so that a checkpointed inference costs nothing.
+  // Without gradients nothing is saved, so checkpointed inference has no overhead.
   if (!c10::GradMode::is_enabled()) {
     return;
   }
@@ -99,7 +100,8 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // The operators with the most compute for their memory; attention by each kernel's name.
+  // The operators with the most compute per byte of result. Attention is listed under each kernel's
+  // name.
   return save_operators(
       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
        "aten::convolution", "aten::_scaled_dot_product_flash_attention",
@@ -109,7 +111,7 @@ OperatorPolicy save_matmuls_and_attention() {
        "tessera::chunked_attention"});
 }
 
-// The choice of modules: by a predicate or a pattern, and of these every n-th.
+// Selection of modules: by a predicate or a pattern, then every n-th of them.
 
 namespace {
 
@@ -117,7 +119,7 @@ using NamedModules = std::vector<std::pair<std::string, ModuleBase*>>;
 
 NamedModules select_modules(ModuleBase& root, const ModulePredicate& select) {
   NamedModules selected;
-  // At every place: a pattern may name any of a shared module's FQNs.
+  // Visits every place of a shared module, because a pattern may match any of its FQNs.
   visit_modules(root,
                 [&](const std::string& fqn, ModuleBase& module) {
                   if (select(fqn, module)) {
@@ -147,7 +149,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
   std::vector<std::string> applied;
   for (std::size_t i = 0; i < selected.size(); i += what.every) {
     const auto& [fqn, module] = selected[i];
-    // Checkpointed before, or visited at another place.
+    // The module is already checkpointed, or was visited at another place.
     if (module->checkpoints_calls()) {
       continue;
     }

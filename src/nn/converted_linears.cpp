@@ -1,4 +1,4 @@
-// Conversions of the Linears of a model: fp8 products, and LoRA adapters.
+// Conversions of a model's Linears: fp8 products, and LoRA adapters.
 
 #include "tessera/nn/lora.h"
 
@@ -32,14 +32,14 @@ struct NamedLinear {
   std::string fqn;
   Linear* linear = nullptr;
 
-  /// Whether one of `patterns` matches its name (matches_fqn).
+  /// Whether one of `patterns` matches its FQN (matches_fqn).
   bool is_named_by(const std::vector<std::string>& patterns) const;
 };
-/// Every Linear of `root`, itself included, in its order.
+/// Every Linear of `root`, including root itself, in order of registration.
 std::vector<NamedLinear> linears_below(const ModuleBase& root);
 
-/// Throws Error unless each pattern names one of `linears`, those of `root`. `caller` and `remedy`:
-/// begin and end of the message.
+/// Throws Error unless each pattern matches one of `linears`, the Linears of `root`. `caller` and
+/// `remedy` are the beginning and the end of the message.
 void check_each_matches(std::string_view caller, const std::vector<std::string>& patterns,
                         const std::vector<NamedLinear>& linears, const ModuleBase& root,
                         std::string_view remedy);
@@ -78,7 +78,8 @@ namespace {
 
 using detail::NamedLinear;
 
-/// Attached to a Linear. Styles of parallelism with a product of their own read it.
+/// Attached to a Linear that convert_to_fp8() has converted. Parallel styles that replace the
+/// product check for it.
 struct Fp8Mark {};
 
 void check_convertible(const NamedLinear& found) {
@@ -153,8 +154,9 @@ NamedSlots fp8_weights(const ModuleBase& module) {
   return weights;
 }
 
-// LoRA is a branch of Linear's forward and not a hook: styles of tensor parallelism change the
-// inputs and results of a call, and the branch needs the input and the result of the weight.
+// LoRA is a branch inside Linear's forward instead of a hook: tensor-parallel hooks change the
+// inputs and results of a call, and the adapter needs the same input and result as the weight's
+// product.
 
 namespace {
 
@@ -176,7 +178,7 @@ void check_target(const NamedLinear& target) {
   }
 }
 
-/// The Linears that a pattern names. All are checked before the first one is changed.
+/// The Linears that match a pattern. All are checked before the first one is changed.
 std::vector<NamedLinear> find_targets(const ModuleBase& root,
                                       const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),
@@ -190,7 +192,7 @@ std::vector<NamedLinear> find_targets(const ModuleBase& root,
   return targets;
 }
 
-/// A Linear without bias, of the type and on the device of `weight`.
+/// A new Linear without bias, with the type and device of `weight`.
 std::shared_ptr<Linear> matrix_beside(const at::Tensor& weight, std::int64_t in, std::int64_t out) {
   std::optional<MetaDevice> meta;
   if (weight.is_meta()) {
@@ -214,7 +216,7 @@ void add_branch(Linear& linear, const LoraOptions& options) {
   linear.attach(branch);
 }
 
-/// A small parameter, whole, on the device of `like`.
+/// Gathers a small parameter on every rank, on the mesh's device.
 at::Tensor whole(const at::Tensor& parameter) {
   if (!tessera::is_distributed(parameter)) {
     return parameter.detach();
@@ -248,7 +250,8 @@ void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor
 }  // namespace
 
 at::Tensor LoraBranch::term(const at::Tensor& x, bool training) const {
-  // Not an nn::Dropout, which would be a module among the Linear's: PEFT's names have none.
+  // at::dropout instead of an nn::Dropout module, because a child module would change PEFT's
+  // parameter names.
   return (*b)((*a)(training && dropout > 0 ? at::dropout(x, dropout, /*train=*/true) : x));
 }
 
@@ -258,7 +261,7 @@ void apply_lora(ModuleBase& module, const LoraOptions& options) {
   TESSERA_CHECK(options.dropout >= 0 && options.dropout < 1, "apply_lora with dropout ",
                 options.dropout, " was asked for; it must be in [0, 1)");
   const std::vector<NamedLinear> targets = find_targets(module, options.targets);
-  // The adapters' own parameters, those of an earlier call too, stay trainable.
+  // The adapters' own parameters, including those of earlier apply_lora calls, stay trainable.
   const NamedSlots adapters = lora_slots(module);
   for (const auto& entry : module.named_slots()) {
     if (std::ranges::find(adapters, entry) == adapters.end()) {
@@ -294,7 +297,8 @@ void merge_lora(ModuleBase& module) {
   const std::vector<LoraLinear> linears = lora_linears(module);
   TESSERA_CHECK(!linears.empty(), "merge_lora: a ", module.name(),
                 " has no adapters; call apply_lora first");
-  // All checks come before the first change: the product must be added once.
+  // All checks precede the first change, so that a failed merge has not added any product and can
+  // be repeated.
   for (const LoraLinear& each : linears) {
     for (const SlotPtr& slot : {each.linear->weight.slot(), each.branch->a->weight.slot(),
                                 each.branch->b->weight.slot()}) {

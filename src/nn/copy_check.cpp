@@ -29,8 +29,8 @@ namespace {
 
 using tessera::detail::Peers;
 
-/// Digests of this many sets of tensors are exchanged at once. A model has two or three sets; all
-/// further ones share the last digest.
+/// Number of tensor sets whose digests are exchanged at once. A model has two or three sets; all
+/// sets beyond this number share the last digest.
 constexpr std::size_t kSets = 6;
 
 std::int64_t hash_of(std::string_view text) {
@@ -41,12 +41,12 @@ bool has_dim(const DeviceMesh& mesh, const std::string& name) {
   return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
 }
 
-/// Numbers that are close for tensors which differ by rounding only: the norm, and the product with
-/// a fixed vector.
+/// Two numbers that are close for tensors that differ only by rounding: the norm, and the dot
+/// product with a fixed vector.
 struct Sketch {
   double norm = 0;
   double product = 0;
-  double tolerance = 0;  ///< as a share of the norm; 0: equal bits
+  double tolerance = 0;  ///< permitted difference relative to the norm; 0: the bits must be equal
 };
 
 Sketch sketch_of(const CopiedTensor& tensor) {
@@ -69,10 +69,10 @@ Sketch sketch_of(const CopiedTensor& tensor) {
   return sketch;
 }
 
-/// A tensor as the peers see it.
+/// The data about one tensor that peers exchange.
 struct Entry {
-  std::int64_t place = 0;  ///< equal for tensors that must be copies
-  std::int64_t hash = 0;   ///< of the values; 0: none
+  std::int64_t place = 0;  ///< hash that is equal for tensors that must be copies
+  std::int64_t hash = 0;   ///< hash of the values; 0: no values on this rank
   Sketch sketch;
   std::string name;
 };
@@ -133,7 +133,7 @@ class Comparison {
     }
   }
 
-  /// Collective.
+  /// Runs the comparison. Collective.
   void run() {
     const auto all = comm::gather_on_hosts(*peers_.group, digests());
     if (!may_differ(all)) {
@@ -160,7 +160,7 @@ class Comparison {
     return tensor.slot->distinct_along();
   }
 
-  /// Along which dimensions of `root` the parameter is distinct.
+  /// For each dimension of `root`, whether the parameter is distinct along it.
   std::vector<bool> distinct_dims(const CopiedTensor& tensor, const DeviceMesh& root) const {
     std::vector<bool> distinct(static_cast<std::size_t>(root.ndim()), false);
     for (const std::string& name : check_.distinct_along) {
@@ -182,7 +182,8 @@ class Comparison {
     return is_distributed(parameter) ? sharding_spec(parameter).mesh.root() : check.root;
   }
 
-  /// Equal for tensors of one name that must be copies; none if nothing is to be compared.
+  /// A hash that is equal for tensors of the same name that must be copies; nullopt if the tensor
+  /// is not compared.
   std::optional<std::int64_t> place_of(const CopiedTensor& tensor) const {
     const at::Tensor& parameter = tensor.slot->persistent();
     const DeviceMesh root = root_of(tensor, check_);
@@ -217,8 +218,8 @@ class Comparison {
     return copies == 1 ? std::nullopt : std::optional(hash_of(place));
   }
 
-  /// Whether the mesh of a parameter has only some ranks of a dimension of its root, as one that
-  /// unflatten() has made may.
+  /// Whether a parameter's mesh has only some ranks of a dimension of its root, which is possible
+  /// for a mesh from unflatten().
   static bool is_part_of_dim(const at::Tensor& parameter, const DeviceMesh& root, std::size_t d) {
     const DeviceMesh& mesh = sharding_spec(parameter).mesh;
     const std::vector<bool> dims = dims_in_root(mesh);
@@ -229,7 +230,7 @@ class Comparison {
     return dims[d] && whole != mesh.size();
   }
 
-  /// For each place, in the order in which they appear: the place, and a digest of its tensors.
+  /// For each place, in order of first appearance: the place, and a digest of its tensors.
   std::vector<std::int64_t> digests() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> sets;
     for (const Entry& entry : entries_) {
@@ -250,7 +251,8 @@ class Comparison {
     return numbers;
   }
 
-  /// Whether two peers have other digests of one set. The same on every rank.
+  /// Whether two peers have different digests of the same set. The result is the same on every
+  /// rank.
   static bool may_differ(const std::vector<std::vector<std::int64_t>>& all) {
     std::map<std::int64_t, std::int64_t> known;
     for (const std::vector<std::int64_t>& numbers : all) {
@@ -264,8 +266,9 @@ class Comparison {
     return false;
   }
 
-  /// The same on every rank: by the order of the first rank that has the tensor; of the ranks that
-  /// differ from it, one that is a neighbour along a mesh dimension, if there is one.
+  /// The first difference, the same on every rank. Tensors are ordered by the first rank that has
+  /// them. Among the ranks that differ from that rank, a neighbour along a mesh dimension is
+  /// preferred.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {
       std::size_t peer = 0, index = 0;
@@ -306,7 +309,7 @@ class Comparison {
     return tensor == nullptr ? check_.root : root_of(*tensor, check_);
   }
 
-  /// The dimensions of the root along which two peers differ.
+  /// The dimensions of the root mesh along which two peers differ.
   std::vector<std::string> dims_between(const std::string& name, std::size_t a,
                                         std::size_t b) const {
     const DeviceMesh root = root_of(name);
@@ -378,7 +381,7 @@ class Comparison {
   const std::vector<CopiedTensor>& tensors_;
   const CopyCheck& check_;
   std::vector<Entry> entries_;
-  std::vector<const CopiedTensor*> sources_;  ///< beside entries_
+  std::vector<const CopiedTensor*> sources_;  ///< sources_[i] belongs to entries_[i]
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Matching of FQNs: shell patterns by segment, and "**" for any number of segments. Without
-// std::regex, which is slow to build, recurses, and throws for characters that are special only in
-// a regex.
+// Matching of FQNs: shell patterns within a segment, and "**" for any number of segments.
+// std::regex is not used: it is slow to construct, recurses, and throws for characters that are
+// special only in a regex.
 
 #include "tessera/nn/fqn_pattern.h"
 
@@ -14,15 +14,15 @@ namespace {
 
 using Texts = std::vector<std::string_view>;
 
-/// "layers.*.w" -> "layers", "*", "w"; "" has no segment.
+/// Splits at the dots: "layers.*.w" -> "layers", "*", "w". "" has no segments.
 Texts split_at_dots(std::string_view text) {
   Texts segments;
   while (!text.empty()) {
-    // npos becomes the end: the last segment is no special case.
+    // npos is clamped to the end, so that the last segment needs no special case.
     const std::size_t dot = std::min(text.find('.'), text.size());
     segments.push_back(text.substr(0, dot));
     if (dot + 1 == text.size()) {
-      segments.emplace_back();  // a dot at the end: an empty segment, which no name has
+      segments.emplace_back();  // a dot at the end gives an empty segment, which no name has
     }
     text.remove_prefix(std::min(dot + 1, text.size()));
   }
@@ -39,7 +39,7 @@ std::size_t length_of_set(std::string_view pattern) {
   return end == std::string_view::npos ? 1 : end + 1;
 }
 
-/// The tokens of a segment: one for each character, and stars: "[qk]_*" -> "[qk]", "_", "*".
+/// Splits a segment into tokens, one per character, set or star: "[qk]_*" -> "[qk]", "_", "*".
 Texts split_into_tokens(std::string_view segment) {
   Texts tokens;
   while (!segment.empty()) {
@@ -50,11 +50,11 @@ Texts split_into_tokens(std::string_view segment) {
   return tokens;
 }
 
-/// `set`: "[a-cx]" or "[!a-cx]".
+/// Whether the set contains the character. `set`: "[a-cx]" or "[!a-cx]".
 bool is_in_set(std::string_view set, char character) {
   const bool negated = set[1] == '!' || set[1] == '^';
   const std::string_view members = set.substr(negated ? 2 : 1, set.size() - (negated ? 3 : 2));
-  // A '-' at either end of the set stands for itself.
+  // A '-' at either end of the set is an ordinary character.
   bool found = false;
   for (std::size_t i = 0; i < members.size(); ++i) {
     const bool is_range = i + 2 < members.size() && members[i + 1] == '-';
@@ -65,7 +65,7 @@ bool is_in_set(std::string_view set, char character) {
   return found != negated;
 }
 
-/// A token of one character is itself; '?' is any; longer ones are sets.
+/// A token of one character matches itself, '?' matches any character, and longer tokens are sets.
 bool matches_character(std::string_view token, char character) {
   if (token.size() > 1) {
     return is_in_set(token, character);
@@ -73,19 +73,20 @@ bool matches_character(std::string_view token, char character) {
   return token == "?" || token.front() == character;
 }
 
-/// The first item of each part of `pattern`, and the end of the items; nullopt if it does not match
-/// `items`. The part `star` matches any number of items, each other part one item, by
-/// `matches_one`. Greedy: after a mismatch the last star takes one more item. Earlier stars need no
-/// change, because the parts between two stars were matched at the first possible place. So no pair
-/// of a part and an item is compared twice.
+/// Matches `pattern` against `items`. Returns the index of the first item of each pattern part,
+/// followed by the number of items; nullopt if there is no match. The part `star` matches any
+/// number of items; each other part matches one item, by `matches_one`. Greedy: after a mismatch
+/// the last star takes one more item. Earlier stars need no change, because the parts between two
+/// stars were matched at the first possible place. So no pair of a part and an item is compared
+/// twice.
 template <class Items, class MatchesOne>
 std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, const Items& items,
                                                          std::string_view star,
                                                          const MatchesOne& matches_one) {
   std::vector<std::size_t> begins(pattern.size() + 1, items.size());
   std::size_t part = 0;
-  std::size_t after_star = 0;  // the part after the last star; 0: none yet
-  std::size_t resume = 0;      // the first item that is not the last star's
+  std::size_t after_star = 0;  // index of the part after the last star; 0: no star yet
+  std::size_t resume = 0;      // the first item that the last star has not taken
   for (std::size_t item = 0; item < items.size();) {
     if (part < pattern.size() && pattern[part] == star) {
       begins[part] = item;
@@ -102,7 +103,8 @@ std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, c
       return std::nullopt;
     }
   }
-  // All items are matched: the rest of the pattern must match nothing.
+  // All items are matched: the rest of the pattern must match nothing, so it may contain only
+  // stars.
   for (std::size_t i = part; i < pattern.size(); ++i) {
     if (pattern[i] != star) {
       return std::nullopt;
@@ -112,7 +114,7 @@ std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, c
   return begins;
 }
 
-/// The same algorithm on two levels: characters within a segment, segments within an FQN.
+/// The same algorithm serves two levels: characters within a segment, and segments within an FQN.
 bool matches_segment(std::string_view pattern, std::string_view name) {
   return match_with_stars(split_into_tokens(pattern), name, "*", &matches_character).has_value();
 }
@@ -150,7 +152,7 @@ std::string joined(const Texts& names, std::size_t begin, std::size_t end) {
   return text;
 }
 
-/// The matches of the wildcards in a segment that matches.
+/// Appends the text that each wildcard of `pattern` matches in `name`. The segment must match.
 void add_captures(std::string_view pattern, std::string_view name,
                   std::vector<std::string>& captures) {
   const Texts tokens = split_into_tokens(pattern);
@@ -162,7 +164,7 @@ void add_captures(std::string_view pattern, std::string_view name,
   }
 }
 
-/// The matches of the wildcards in a name; nullopt if it does not match.
+/// The text that each wildcard matches in an FQN; nullopt if the FQN does not match.
 std::optional<std::vector<std::string>> captures_of(std::string_view pattern,
                                                     std::string_view fqn) {
   const Texts segments = split_at_dots(pattern);
@@ -182,7 +184,8 @@ std::optional<std::vector<std::string>> captures_of(std::string_view pattern,
   return captures;
 }
 
-/// A "**" that matches nothing removes its dot as well.
+/// Replaces the wildcards of `pattern` by `captures`. A "**" that matches nothing also loses its
+/// dot.
 std::string filled_in(std::string_view pattern, const std::vector<std::string>& captures) {
   std::string name;
   auto next = captures.begin();

@@ -1,5 +1,5 @@
 // The functions of tessera::nn: the library's own operators, attention, attention with documents
-// and windows, and attention of split sequences.
+// and windows, and context-parallel attention.
 
 #include "tessera/nn/functional.h"
 
@@ -45,7 +45,7 @@
 namespace tessera::nn {
 namespace {
 
-/// A number for each call, because a caller may use a key twice.
+/// A different number for each call, because a caller may pass the same key twice.
 RandomKey next_id() {
   thread_local std::uint64_t calls = 0;
   return {stream_of("nn::dropout"), replayed_count(calls)};
@@ -79,13 +79,14 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return tessera::detail::embedding(weight, indices);
 }
 
-/// The running forward knows the rows of the batch. The operator sees only the layout of x.
+/// The part of the global tensor is found here, because the running forward knows the rows of the
+/// batch; the operator sees only the layout of x.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key) {
   const auto place = tessera::detail::random_place({"dropout", x, x, next_id()});
   return tessera::detail::dropout(x, p, key, place.elements.first_element);
 }
 
-// How many ranks share a batch.
+// The number of ranks that share a batch.
 
 namespace {
 
@@ -117,14 +118,15 @@ void note_weighing() {
 using Attend =
     std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
 
-/// Throws Error, which begins with `call`, unless q, k and v are (batch, heads, tokens, width) of
-/// the same sequences and tokens, with as many heads or with key and value heads that divide them,
-/// and for a window below 0.
+/// Throws Error, with a message that begins with `call`, unless q, k and v are (batch, heads,
+/// tokens, width) with the same batch and tokens, and the number of key and value heads divides the
+/// number of query heads. Also throws for a negative window.
 void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v, std::int64_t window);
 
-/// `attend` of each rank's own heads; laid out as q. Throws Error, which begins with `call`, unless
-/// all three are split by heads alone, or with `by_batch` by sequences too.
+/// Calls `attend` on each rank's own heads; the result has the layout of q. Throws Error, with a
+/// message that begins with `call`, unless all three tensors are sharded by heads only. With
+/// `by_batch` they may be sharded by batch too.
 at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const Attend& attend);
 
@@ -165,7 +167,7 @@ at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tens
       .front();
 }
 
-// The choice of an attention kernel.
+// Selection of an attention kernel.
 
 namespace {
 
@@ -197,7 +199,7 @@ AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t 
   const at::Tensor one = at::empty({1, 1, 1, width}, options).requires_grad_();
   const at::Tensor q = one.expand({1, heads, tokens, width});
   const at::Tensor kv = one.expand({1, kv_heads, tokens, width});
-  // Kernels need contiguous rows of the mask.
+  // Attention kernels need contiguous rows of the mask.
   const at::Tensor mask =
       masked ? at::empty({tokens}, options.dtype(c10::kBool)).expand({tokens, tokens})
              : at::Tensor();
@@ -216,7 +218,7 @@ at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device dev
 
 namespace {
 
-/// Page-locked for a GPU, so that the copy is asynchronous.
+/// Uses page-locked memory for a GPU, so that the copy is asynchronous.
 at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device device) {
   const at::Tensor host =
       at::empty({std::ssize(numbers)}, at::dtype(at::kInt).pinned_memory(device.is_cuda()));
@@ -244,7 +246,8 @@ Documents::Documents(const at::Tensor& positions, c10::Device device) {
   for (const std::int64_t length : lengths()) {
     longest_ = std::max(longest_, length);
   }
-  // Made in inference mode, it may be used in training later.
+  // The offsets may be made in inference mode and used in training later, so they must be ordinary
+  // tensors.
   const c10::InferenceMode ordinary(false);
   device_offsets_ = copied_to(offsets_, device);
 }
@@ -276,27 +279,28 @@ at::Tensor Documents::mask(std::int64_t window) const {
       .unsqueeze(1);
 }
 
-// Causal attention of packed documents and within windows, without a mask: by the starts of
-// documents, by the window of a kernel, or by the keys that a call gets.
+// Causal attention with packed documents and windows, without a mask tensor. It uses the documents'
+// offsets, a kernel's window option, or several calls that each get only the visible keys.
 
 namespace {
 
 /// Dimension of the tokens in (batch, heads, tokens, width).
 constexpr std::int64_t kSequenceDim = 2;
 
-/// (batch, tokens, ...) -> (batch * tokens, ...), all sequences one after another.
+/// (batch, heads, tokens, ...) -> (batch * tokens, heads, ...): all sequences one after another.
 at::Tensor packed(const at::Tensor& by_heads) {
   return by_heads.transpose(1, kSequenceDim).flatten(0, 1);
 }
 
-/// The inverse, for the sizes of `like`.
+/// Inverse of packed(), with the batch and tokens of `like`.
 at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
   return rows.unflatten(0, {like.size(0), like.size(kSequenceDim)}).transpose(1, kSequenceDim);
 }
 
-// On a GPU.
+// Kernels for a GPU.
 
-/// The flash kernel needs a multiple of 8 features. Further features of zero change no score.
+/// The flash kernel needs a multiple of 8 features. Additional features of zero do not change the
+/// scores.
 at::Tensor padded(const at::Tensor& heads) {
   const std::int64_t missing = (8 - heads.size(-1) % 8) % 8;
   return missing == 0 ? heads : at::constant_pad_nd(heads, {0, missing});
@@ -310,7 +314,7 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   const auto offsets =
       documents != nullptr ? std::optional(documents->device_offsets()) : std::nullopt;
   const std::int64_t longest = documents != nullptr ? documents->longest() : q.size(kSequenceDim);
-  // The kernel's windows leave out a query's own position; -1: none.
+  // The flash kernel's window does not count the query's own position; -1: no window.
   const std::int64_t left = window > 0 ? window - 1 : -1;
   const std::int64_t right = window > 0 ? 0 : -1;
   const at::Tensor mixed = std::get<0>(at::_flash_attention_forward(
@@ -321,7 +325,8 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return documents != nullptr ? unpacked(own, q) : own.transpose(1, kSequenceDim);
 }
 
-/// The kernel needs as many key and value heads as heads.
+/// Variable-length attention by the memory-efficient kernel, which needs as many key and value
+/// heads as query heads.
 at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents) {
   constexpr std::int64_t kCausal = 1;  // sdp::CustomMaskType::CausalFromTopLeft
@@ -339,17 +344,18 @@ at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tens
                   q);
 }
 
-// In several calls.
+// Attention in several kernel calls.
 
-/// Queries [first, first + count).
+/// A block of queries [first, first + count).
 struct Block {
   std::int64_t first, count;
-  /// Whether the window covers all keys that causality allows.
+  /// Whether the window covers all earlier keys, so that the causal flag is sufficient.
   bool is_causal(std::int64_t window) const { return first == 0 && count <= window; }
 };
 
-/// The first block is only causal, unless the window is small. Further blocks of up to 512 queries
-/// have the keys of `window` - 1 positions before them, and a mask.
+/// Splits the queries into blocks. The first block needs only the causal flag, unless the window is
+/// small. Further blocks of up to 512 queries use the keys of the `window` - 1 positions before
+/// them, their own keys, and a mask.
 std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
   const std::int64_t most = std::clamp<std::int64_t>(window, 128, 512);
   std::vector<Block> blocks{{0, std::min(tokens, std::max(window, most))}};
@@ -364,11 +370,11 @@ at::Tensor by_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   const std::vector<Block> blocks = blocks_of(q.size(kSequenceDim), window);
   std::vector<std::int64_t> counts;
   std::ranges::transform(blocks, std::back_inserter(counts), &Block::count);
-  std::int64_t masked = 0;  // queries of the largest block with a mask
+  std::int64_t masked = 0;  // queries in the largest block that needs a mask
   for (const Block& block : blocks) {
     masked = std::max(masked, block.is_causal(window) ? 0 : block.count);
   }
-  // For `window` - 1 keys before a block, and its own.
+  // The mask covers the `window` - 1 keys before a block, and the block's own keys.
   const at::Tensor mask = tessera::detail::window_term(
       {.queries = masked, .keys = masked + window - 1, .own = window - 1, .length = window}, q);
   const std::vector<at::Tensor> queries = q.split_with_sizes(counts, kSequenceDim);
@@ -393,7 +399,8 @@ at::Tensor in_window(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                                                      : attention(q, k, v, /*causal=*/true);
 }
 
-/// One split, so that backward joins the gradients in one operation.
+/// Computes each document in a separate call. One split operation for all documents, so that
+/// backward joins the gradients in one operation.
 at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents, std::int64_t window) {
   const auto split = [lengths = documents.lengths()](const at::Tensor& heads) {
@@ -425,7 +432,7 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     case at::SDPBackend::flash_attention:
       return by_flash(q, k, v, documents, options.window);
     case at::SDPBackend::efficient_attention:
-      // The gradient of its own window is wrong before libtorch 2.15.
+      // The efficient kernel's own window has wrong gradients before libtorch 2.15.
       if (options.window == 0) {
         return by_efficient(q, k, v, *documents);
       }
@@ -435,7 +442,7 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   }
 }
 
-/// The options of the same call, without a window or documents that change nothing.
+/// The options without a window or documents that have no effect.
 CausalAttentionOptions needed(CausalAttentionOptions options, std::int64_t tokens) {
   if (options.documents != nullptr && options.documents->are_sequences()) {
     options.documents = nullptr;
@@ -457,7 +464,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
   }
   const CausalAttentionOptions own = needed(options, q.size(kSequenceDim));
   const bool plain = own.documents == nullptr && own.window == 0;
-  // A step on a GPU is planned on a CPU, whose kernels have no windows.
+  // A memory plan of a GPU step runs on a CPU with fake tensors; CPU kernels have no windows.
   if (plain || q.is_meta() || kernels::fake_device() == c10::DeviceType::CUDA) {
     return attention(q, k, v, /*causal=*/true, {}, own.dropout);
   }
@@ -485,18 +492,19 @@ AttentionKernel packed_kernel(AttentionKernel kernel) {
   return kernel;
 }
 
-// Context parallelism: the positions of a rank, and attention of its two chunks to gathered keys.
+// Context parallelism: the positions of a rank's tokens, and attention of the rank's two chunks to
+// the gathered keys.
 
 namespace {
 
-// All-gather of a sequence that is split into head and tail chunks. One autograd function rather
-// than a redistribution with views around it: keys and values are one collective, and the chunks
-// are ordered while they are copied out of its buffer.
+// All-gather of a sequence that is split into head and tail chunks. It is one autograd function
+// instead of a redistribution with views: keys and values share one collective, and the chunks are
+// put in order while they are copied out of the collective's buffer.
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// A custom class, so that autograd's context can save it.
+/// A custom class, because autograd's context can save only such objects.
 struct Sequence : torch::CustomClassHolder {
   Sequence(std::int64_t d, DeviceMesh m, const char* p) : dim(d), mesh(std::move(m)), purpose(p) {}
   std::int64_t dim;
@@ -505,13 +513,13 @@ struct Sequence : torch::CustomClassHolder {
 };
 using SequencePtr = c10::intrusive_ptr<Sequence>;
 
-/// A collective takes a complex number as two real ones.
+/// Views a complex tensor as real numbers, because collectives take only real types.
 at::Tensor sent(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Runs the collective of `start(group)` and waits for it, if there is something to exchange. The
-/// collective of a meta tensor is only counted.
+/// Runs the collective that `start(group)` starts and waits for it; skipped if there is nothing to
+/// exchange. A collective of meta tensors is only counted.
 template <class Start>
 void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
   comm::Communicator& group = sequence.mesh.group();
@@ -523,7 +531,7 @@ void exchange(const at::Tensor& own, const Sequence& sequence, const Start& star
   start(group)->wait();
 }
 
-/// (ranks, ...) of every rank's `own`.
+/// All-gathers `own`: (ranks, ...).
 at::Tensor all_gathered(const at::Tensor& own, const Sequence& sequence) {
   if (sequence.mesh.size() == 1) {
     return own.unsqueeze(0);
@@ -536,7 +544,7 @@ at::Tensor all_gathered(const at::Tensor& own, const Sequence& sequence) {
   return of_ranks;
 }
 
-/// This rank's part of `of_ranks`, (ranks, ...), summed over all ranks.
+/// Reduce-scatters `of_ranks`, (ranks, ...): this rank's part, summed over all ranks.
 at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence) {
   if (sequence.mesh.size() == 1) {
     return of_ranks.select(0, 0);
@@ -548,8 +556,8 @@ at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence
   return own;
 }
 
-/// (ranks, ...), each with its head and tail chunk along `dim` -> the whole, without the first
-/// dimension.
+/// Joins (ranks, ...), each rank's head and tail chunk along `dim`, to the whole sequence, without
+/// the first dimension.
 at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   std::vector<at::Tensor> chunks(static_cast<std::size_t>(2 * ranks));
@@ -561,7 +569,7 @@ at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   return at::cat(chunks, dim);
 }
 
-/// The inverse of in_order(): copies the chunks of `whole` to their ranks' places.
+/// Inverse of in_order(): copies the chunks of `whole` to the places of their ranks.
 void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   const std::int64_t length = whole.size(dim) / (2 * ranks);
@@ -590,7 +598,8 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
         "attention over a sequence that is split is differentiable once; a gradient of its "
         "gradient was asked for (create_graph): write it with at:: operators there");
     const auto saved = context->saved_data.at("sequence").toCapsule();
-    const auto& sequence = static_cast<const Sequence&>(*saved);  // owned by the context
+    const auto& sequence = static_cast<const Sequence&>(*saved);  // a reference is safe, because
+                                                                  // the context owns the object
     const auto count = std::ssize(grads);
     std::vector<std::int64_t> sizes{sequence.mesh.size(), count};
     sizes.insert(sizes.end(), grads[0].sizes().begin(), grads[0].sizes().end());
@@ -604,15 +613,16 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
     for (std::int64_t i = 0; i < count; ++i) {
       of_arguments.push_back(own.select(0, i));
     }
-    of_arguments.emplace_back();  // the sequence's
+    of_arguments.emplace_back();  // no gradient for the `sequence` argument
     return of_arguments;
   }
 };
 
-/// Each of `parts`, of equal sizes and one type, is this rank's head and tail chunk along `dim`:
-/// returns the whole of each, in the order of the sequence. Collective over the 1-D `mesh`, one
-/// all-gather for all. Gradient: the sum over the ranks, one reduce-scatter; differentiable once.
-/// `purpose`: what both are for, a literal, for traces and for messages.
+/// Gathers sequences. Each of `parts`, of equal sizes and one type, is this rank's head and tail
+/// chunk along `dim`. Returns the whole tensors, in the order of the sequence. Collective over the
+/// 1-D `mesh`: one all-gather for all parts. Gradient: the sum over the ranks, by one
+/// reduce-scatter; differentiable once. `purpose`: a string literal that names the collectives in
+/// traces and messages.
 std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, std::int64_t dim,
                                         const DeviceMesh& mesh, const char* purpose) {
   return GatherSequenceFunction::apply(at::TensorList(parts),

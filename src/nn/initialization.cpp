@@ -1,6 +1,7 @@
 // to_empty and init_weights. Weights are initialised after sharding: each rank fills its own part.
-// Values depend on the seed, the parameter's FQN and the global index, so that they are equal on
-// every mesh. Slots record whether they were filled; a call with unfilled storage is an error.
+// Values depend on the seed, the parameter's FQN and the element's global index, so they are equal
+// on every mesh. Slots record whether they have been filled; a call of a module with unfilled
+// storage throws Error.
 
 #include "tessera/nn/initialization.h"
 
@@ -20,7 +21,8 @@
 
 namespace tessera::nn {
 
-/// The state of one init_weights: all slots with their names, and the filled ones.
+/// The state of one init_weights() call: all slots with their names, and the set of slots already
+/// filled.
 struct InitRun {
   InitRun(const ModuleBase& root, std::uint64_t run_seed) : seed(run_seed) {
     for (const auto& [name, slot] : root.named_slots()) {
@@ -31,8 +33,8 @@ struct InitRun {
     }
   }
 
-  /// Parents first, so that a block's own choice for a Linear below it comes before the Linear's
-  /// default.
+  /// Parents come first, so that a block's initialisation of a child Linear takes precedence over
+  /// the Linear's default.
   void reset_all(ModuleBase& root) {
     visit_modules(root, [this](const std::string& fqn, ModuleBase& module) {
       module.reset_parameters(InitContext(*this, fqn));
@@ -42,19 +44,20 @@ struct InitRun {
   std::uint64_t seed;
   bool buffers_only = false;
   bool unfilled_only = false;
-  // A tied parameter has one name here, the first, and so one set of values.
+  // A tied parameter has one entry, with its first FQN, and therefore one set of values.
   std::unordered_map<const ParameterSlot*, std::string> fqn_of;
   std::unordered_set<const ParameterSlot*> filled;
 };
 
 namespace {
 
-/// Advice for parameters that no initialisation has filled.
+/// Advice in the message about parameters that no initialiser has filled.
 constexpr auto kFillOthers =
     "fill them in reset_parameters of their class or, below what nn::adopt returned, by its "
     "set_initializers";
 
-/// The parts of a fused parameter, each with the stream of a parameter by its name in files.
+/// The parts of a fused parameter. Each has the random stream of a separate parameter with the
+/// part's name in files.
 std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
   std::vector<RandomPart> parts;
   if (slot.stored_parts()) {
@@ -65,7 +68,7 @@ std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& sl
   return parts;
 }
 
-/// Storage for this rank's shard alone, with the layout that the meta tensor has.
+/// Allocates storage for this rank's shard only, with the layout of the meta tensor.
 at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
   const bool requires_grad = tensor.requires_grad();
   const at::Tensor local = at::empty_like(local_tensor(tensor).detach(), at::device(device));
@@ -76,15 +79,15 @@ at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
 }
 
 void materialise(ParameterSlot& slot, c10::Device device) {
-  // A model may be partly filled: a slot with storage keeps its values.
+  // A model may be partly filled: a slot that already has storage keeps its values.
   if (!slot.persistent().is_meta()) {
     return;
   }
-  // The meta tensor cannot get storage: another tensor takes its place.
+  // A meta tensor cannot get storage, so a new tensor replaces it.
   const at::Tensor fresh = empty_on(slot.persistent(), device);
   retire_parameter(slot.persistent(), fresh, "nn::to_empty");
   if (slot.has_persistent()) {
-    // FSDP's unit finds the new shard when its next iteration begins (adopt).
+    // The FSDP unit adopts the new shard when its next iteration begins.
     slot.set_persistent(fresh);
   }
   slot.swap(fresh);
@@ -102,17 +105,18 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   const auto found = run_.fqn_of.find(slot.get());
   TESSERA_CHECK(found != run_.fqn_of.end(), "module '", fqn_,
                 "' asked to fill a parameter that is not below the module being initialised");
-  // A module above has filled it, or only buffers are to be filled (after a load).
+  // A module above has already filled the parameter, or only buffers are to be filled (after a
+  // load).
   if (run_.buffers_only || !run_.filled.insert(slot.get()).second) {
     return;
   }
   if (run_.unfilled_only && slot->initialized()) {
-    return;  // by a load
+    return;  // the parameter was filled by a load
   }
   TESSERA_CHECK(!slot->persistent().is_meta(), "parameter '", found->second,
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
-  // The name is hashed into the stream, so that a parameter's values do not change when others are
-  // added to the model.
+  // The FQN is hashed into the random stream, so that a parameter's values do not change when other
+  // parameters are added to the model.
   const std::vector<RandomPart> parts = parts_of(found->second, *slot);
   initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str()), parts});
   slot->set_initialized(true);
@@ -123,7 +127,7 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
   const NamedSlots slots = module.named_slots();
   std::vector<bool> used(table.size());
   for (const auto& [name, slot] : slots) {
-    // A table of weights ("**.weight") does not apply to adapters, which start without effect.
+    // Tables of weights ("**.weight") skip adapters, which must start without effect.
     if (slot->of_adapter()) {
       continue;
     }
@@ -132,8 +136,8 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
       if (!matches_fqn(table[i].first, name)) {
         continue;
       }
-      // Also if an earlier row has filled it: a general row may be shadowed, but must match a
-      // parameter.
+      // Marked as used even if an earlier row has filled the parameter: a general row may be
+      // shadowed, but must match a parameter.
       used[i] = true;
       if (!taken) {
         fill(slot, table[i].second);
@@ -154,9 +158,9 @@ void InitContext::set_buffer(const Parameter& buffer, const at::Tensor& values) 
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
   const bool after_load = run_.buffers_only || run_.unfilled_only;
   if (after_load && slot->saved() && slot->initialized()) {
-    return;  // by a load
+    return;  // the buffer was filled by a load
   }
-  // Buffers are plain: every rank computes the same.
+  // Buffers are plain tensors: every rank computes the same values.
   slot->set(values.to(slot->get().device()));
 }
 
@@ -192,7 +196,8 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed) {
 void init_buffers(ModuleBase& module, std::uint64_t seed) {
   const c10::AutoGradMode no_grad(false);
   InitRun run(module, seed);
-  // Modules fill buffers in reset_parameters, together with parameters, which are skipped.
+  // Modules fill buffers in reset_parameters, together with parameters; fill() then skips the
+  // parameters.
   run.buffers_only = true;
   run.reset_all(module);
 }
@@ -205,7 +210,7 @@ void mark_initialized(const SlotPtr& slot) {
 
 namespace tessera::nn::init {
 
-// The local tensor: every element is the same, wherever it is.
+// Fills the local tensor, since every element has the same value.
 Initializer constant(double value) {
   return [=](const at::Tensor& tensor, RandomKey) { local_tensor(tensor).detach().fill_(value); };
 }

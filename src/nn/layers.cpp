@@ -1,4 +1,5 @@
-// Linear, Embedding, norms, dropout, and the products of Linears.
+// The layers Linear, Embedding, RMSNorm, LayerNorm, Dropout and FusedLinear, and the products of
+// several Linears.
 
 #include "tessera/nn/linear.h"
 
@@ -35,9 +36,9 @@
 
 namespace tessera::nn::detail {
 
-// The product of a Linear has one node in autograd's graph, where libtorch has two. Forward and
-// gradients call the same operators as libtorch, so that results have the same bits and, on
-// distributed tensors, the same layouts and collectives. Products of one x share a node for its
+// A Linear's product has one node in autograd's graph, where libtorch has two. Forward and
+// gradients call the same operators as libtorch, so results have the same bits and, with
+// distributed tensors, the same layouts and collectives. Products of one x share a node for x's
 // gradient.
 
 namespace {
@@ -50,7 +51,7 @@ at::Tensor as_matrix(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor : tensor.flatten(0, -2);
 }
 
-/// The reduction by sums over `mesh_dims` only.
+/// Whether the layout is a pending sum over exactly these mesh dimensions.
 bool sums_over(const Layout& layout, std::vector<int> mesh_dims) {
   std::ranges::sort(mesh_dims);
   return std::ranges::equal(layout.partial(), mesh_dims, [](const PartialDim& partial, int dim) {
@@ -58,7 +59,7 @@ bool sums_over(const Layout& layout, std::vector<int> mesh_dims) {
   });
 }
 
-/// Two matrices that are multiplied, and the dimension of each that is summed over.
+/// Two matrices that are multiplied, and for each the dimension that is summed over.
 struct Factors {
   const at::Tensor& a;
   int summed_of_a;
@@ -69,7 +70,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether the local part of `sum` is the sum of products of the local parts of a and b.
+/// Whether the local part of `sum` equals the product of the local parts of a and b.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);
@@ -82,15 +83,15 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
          sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
 }
 
-/// Whether a product is computed in the type of `sum`. On CUDA a product of 16-bit matrices may be
-/// fp32.
+/// Whether a product can be computed in the type of `sum`. On CUDA a product of 16-bit matrices may
+/// have an fp32 result.
 bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
          (sum.scalar_type() == a.scalar_type() ||
           (sum.is_cuda() && sum.scalar_type() == at::kFloat && a.element_size() == 2));
 }
 
-/// sum += a b, as it is computed.
+/// sum += a b in one operation.
 void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   if (sum.scalar_type() == a.scalar_type()) {
     sum.addmm_(a, b);
@@ -100,7 +101,7 @@ void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b
   }
 }
 
-/// Whether the product may be added to `sum` as it is computed.
+/// Whether the product may be added directly to `sum` while it is computed.
 bool can_add(const at::Tensor& sum, const Factors& factors) {
   const auto& [a, summed_of_a, b, summed_of_b] = factors;
   if (!sum.defined() || sum.layout() != c10::kStrided || !has_type_of_product(sum, a, b) ||
@@ -114,8 +115,8 @@ bool can_add(const at::Tensor& sum, const Factors& factors) {
 }
 
 struct LinearNode final : tessera::detail::Node {
-  /// Made before its product. `of_input`: the node that computes the gradient of x; nullptr: this
-  /// node.
+  /// Create the node before its product. `of_input`: the node that computes the gradient of x;
+  /// nullptr: this node.
   LinearNode(const at::Tensor& x, const at::Tensor& weight, SharedInputNode* of_input) {
     if (weight.requires_grad()) {
       x_.emplace(x);
@@ -136,8 +137,9 @@ struct LinearNode final : tessera::detail::Node {
     const std::lock_guard lock(mutex_);
     const at::Tensor rows = as_matrix(gradient);
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
-    // First the gradient of x, if x_ can then be recomputed together with the gradients of its
-    // inputs. Otherwise memory is freed before more is needed.
+    // Computes the gradient of x first if x_ can then be recomputed together with the gradients of
+    // its inputs. Otherwise the weight's gradient is first, so that x_ is freed before more memory
+    // is needed.
     if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }
@@ -148,8 +150,8 @@ struct LinearNode final : tessera::detail::Node {
       results[0] = weight_ ? gradient_of_input(gradient, rows) : gradient;
     }
     if (task_should_compute_output(2)) {
-      // The engine sums the gradient to the bias's sizes. For one row it would not copy it,
-      // although the gradient is read later.
+      // The engine sums the gradient to the bias's sizes. With a single row the engine would not
+      // copy the gradient, although it is read later, so this sums here.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;
@@ -175,12 +177,12 @@ struct LinearNode final : tessera::detail::Node {
     return at::mm(rows, weight).reshape(sizes);
   }
 
-  std::optional<KeptTensor> x_;          ///< for the gradient of the weight
-  std::optional<SavedVariable> weight_;  ///< for the gradient of x, if this node computes it
+  std::optional<KeptTensor> x_;          ///< saved for the gradient of the weight
+  std::optional<SavedVariable> weight_;  ///< saved for the gradient of x, if this node computes it
 };
 
-/// Whether the node's formulas apply. libtorch's own node computes other cases: vectors, autocast,
-/// a plain tensor with a distributed one.
+/// Whether LinearNode can compute the gradients. libtorch's own node handles the other cases:
+/// vectors, autocast, and a mix of plain and distributed tensors.
 bool takes_node(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!tessera::detail::is_recorded(x, weight, bias) || x.dim() < 2 || weight.dim() != 2 ||
       x.layout() != c10::kStrided || weight.layout() != c10::kStrided ||
@@ -196,10 +198,10 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
 }
 
-/// A product with a LinearNode. `of_input`: as there.
+/// A product with a LinearNode. `of_input`: the argument of LinearNode's constructor.
 at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             SharedInputNode* of_input) {
-  // Before the product: a recomputation ends with the last saved tensor.
+  // Created before the product, because a recomputation ends with the last saved tensor.
   const auto node = tessera::detail::make_node<LinearNode>(x, weight, of_input);
   tessera::detail::set_inputs(*node, x, weight, bias);
   at::Tensor y;
@@ -210,7 +212,8 @@ at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const
   if (of_input != nullptr) {
     node->set_next_edge(0, of_input->edge_of(y));
   }
-  // A view that was made without gradients must not be written to with gradients.
+  // The view was made without gradient recording, and such a view must not be written to with
+  // recording. An alias is not a view.
   if (y.is_view()) {
     y = tessera::detail::alias_tensor(y);
   }
@@ -231,7 +234,7 @@ class PlainProducts final : public LinearProducts {
   }
 
  private:
-  tessera::detail::NodePtr<SharedInputNode> of_input_;  ///< of the last x
+  tessera::detail::NodePtr<SharedInputNode> of_input_;  ///< the gradient node of the last x
 };
 
 }  // namespace
@@ -259,8 +262,8 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   return {sum};
 }
 
-/// Releases the weights that a backward has used. Others are needed by the backward of their
-/// result.
+/// Releases the weights that a backward has used. The other weights are still needed by the
+/// backward of their products.
 void SharedInputNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (Weight& weight : weights_) {
@@ -307,7 +310,7 @@ namespace {
 
 using Linears = std::vector<std::reference_wrapper<Linear>>;
 
-/// The function that computes all products together; nullptr: not possible.
+/// The factory that computes all products together; nullptr: not possible.
 detail::MakeLinearProducts products_of_all(const Linears& linears) {
   const detail::MakeLinearProducts first =
       linears.empty() ? nullptr : linears.front().get().products_together();
@@ -367,19 +370,20 @@ detail::MakeLinearProducts Linear::products_together() const {
   return attached<LoraBranch>() == nullptr && !checkpoints_calls() ? together_ : nullptr;
 }
 
-/// With rowwise_parallel a hook adds the bias, after the sum over ranks.
+/// With rowwise_parallel a hook adds the bias after the sum over ranks, so forward leaves it out.
 at::Tensor Linear::own_bias() const {
   return bias.defined() && !leaves_out_bias() ? *bias : at::Tensor();
 }
 
 void Linear::reset_parameters(const InitContext& init) {
-  // PyTorch's default, kaiming_uniform with a = sqrt(5), has this bound.
+  // The bound of PyTorch's default, kaiming_uniform with a = sqrt(5).
   const double bound = in_features_ > 0 ? 1.0 / std::sqrt(static_cast<double>(in_features_)) : 0.0;
   init.fill(weight, init::uniform(-bound, bound));
   if (bias.defined()) {
     init.fill(bias, init::uniform(-bound, bound));
   }
-  // Before B's own initialiser: the adapter begins as zero. A has the rule of every Linear.
+  // Fills B with zeros before the initialiser of B's own Linear, so that the adapter starts without
+  // effect. A uses the default of every Linear.
   if (const auto lora = attached<LoraBranch>()) {
     init.fill(lora->b->weight, init::zeros());
   }
@@ -396,7 +400,7 @@ at::Tensor Embedding::forward(const at::Tensor& indices) {
 }
 
 void Embedding::reset_parameters(const InitContext& init) {
-  // PyTorch's default. Language models choose a smaller one in their own reset_parameters.
+  // PyTorch's default. Language models set a smaller deviation in their own reset_parameters.
   init.fill(weight, init::normal(0.0, 1.0));
 }
 
@@ -428,7 +432,7 @@ LayerNorm::LayerNorm(std::int64_t size, LayerNormOptions options) : size_(size),
 
 at::Tensor LayerNorm::forward(const at::Tensor& x) {
   check_called();
-  // at::layer_norm takes an undefined bias for no bias.
+  // at::layer_norm accepts an undefined bias.
   return at::layer_norm(x, {size_}, *weight, *bias, eps_);
 }
 
@@ -440,7 +444,7 @@ void LayerNorm::reset_parameters(const InitContext& init) {
 }
 
 Dropout::Dropout(double p) : p_(p) {
-  // 1 is refused: the scale 1 / (1 - p) would be infinite.
+  // p = 1 is refused because the scale 1 / (1 - p) would be infinite.
   TESSERA_CHECK(p >= 0.0 && p < 1.0, "dropout with probability ", p,
                 " was asked for; it must be in [0, 1)");
 }
@@ -458,18 +462,20 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
         "it to register_module");
     key_ = RandomKey{0, stream_of(fqn()->c_str())};
   }
-  // A new stream for each call. A recomputation has the count of its forward, and so the same mask.
+  // Each call uses a new random stream. A recomputation uses the call count of its forward, and
+  // therefore the same mask.
   return nn::dropout(x, p_, {key_->seed, substream(key_->stream, replayed_count(calls_))});
 }
 
 void Dropout::reset_parameters(const InitContext& init) {
   key_ = init.key();
-  // Together with the key, so that a model that is initialised again draws the same masks.
+  // The call count is reset together with the key, so that a model that is initialised again draws
+  // the same masks.
   calls_ = 0;
 }
 
-// Several Linears in one weight. The order of its rows says where a part is, in results and in
-// files.
+// FusedLinear: several Linears in one weight. The order of the weight's rows determines the place
+// of each part, in results and in files.
 
 namespace {
 
@@ -504,7 +510,8 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
 std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const std::int64_t features = output.size(-1);
   const std::int64_t of_group = out_features() / groups_;
-  // The columns of a local tensor are not known if ranks cut a group, or if parts are unequal.
+  // The columns of each part in a local tensor are unknown if rank boundaries cut a group, or if
+  // parts are unequal.
   const auto is_equal = [this](const FusedPart& part) {
     return part.out_features == parts_.front().out_features;
   };

@@ -1,6 +1,6 @@
-// The base of modules with slots and hooks. libtorch's Module owns the tensors by name. This class
-// keeps them equal to the tensors in the slots, because FSDP and tensor parallelism change only
-// slots.
+// The base class of modules with slots and hooks. libtorch's Module stores tensors by name.
+// ModuleBase keeps them equal to the tensors in the slots, because FSDP and tensor parallelism
+// change only slots.
 
 #include "tessera/nn/module.h"
 
@@ -26,21 +26,22 @@
 
 namespace tessera::nn {
 
-// The one walk over module trees. All collectives that run once for each module rely on its order.
+// The single implementation of walks over module trees. All collectives that run once per module
+// rely on its order.
 
 namespace {
 
-/// One walk. Recursive: module trees are some ten levels deep.
+/// State of one walk. The walk is recursive: module trees are about ten levels deep.
 class Walker {
  public:
   Walker(const detail::ModuleVisitor& visit, const ModuleWalk& walk) : visit_(visit), walk_(walk) {}
 
   void enter(torch::nn::Module& module, const std::string& fqn) {
-    // With all below it.
+    // Skips the module and all modules below it.
     if (walk_.skip && walk_.skip(module)) {
       return;
     }
-    // A shared module once, by the first FQN that leads to it.
+    // A shared module is visited once, under the first FQN that leads to it.
     if (!walk_.every_place && !seen_.insert(&module).second) {
       return;
     }
@@ -56,7 +57,7 @@ class Walker {
   }
 
  private:
-  // Both belong to the caller of walk_modules(), which outlives the walk.
+  // Both references belong to the caller of walk_modules(), which outlives the walk.
   const detail::ModuleVisitor& visit_;
   const ModuleWalk& walk_;
   std::unordered_set<const torch::nn::Module*> seen_;
@@ -70,11 +71,11 @@ void detail::walk_modules(torch::nn::Module& root, const ModuleVisitor& visit,
 }
 
 std::string join_fqn(const std::string& parent, const std::string& name) {
-  // The root's FQN is empty, and its children's have no dot in front.
+  // The root's FQN is empty; the FQNs of its children have no leading dot.
   return parent.empty() ? name : parent + "." + name;
 }
 
-// Whether the storage of a module was filled. Storage without values is an error.
+// Checks that storage has been filled. A module call with unfilled storage is an error.
 
 namespace {
 
@@ -90,7 +91,7 @@ struct Unfilled {
       }
     }
   }
-  /// At most three names.
+  /// The first names for a message, at most three.
   std::string first_names() const {
     std::string first;
     for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
@@ -127,18 +128,19 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
                "call nn::init_weights, load a checkpoint, or fill them in reset_parameters");
 }
 
-// Hints for errors of libtorch.
+// Hints that are added to libtorch errors.
 
 namespace {
 
-/// Parameters and buffers have storage: the outermost call has checked that.
+/// Parameters and buffers have storage, as the outermost call has checked, so the meta tensor in
+/// the error is one that a constructor saved.
 constexpr const char* kKeptFromConstructor =
     "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
     "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Buffers in slots and libtorch's own.
+/// The buffers in slots, and those registered with libtorch.
 NamedTensors buffers_of(const ModuleBase& root) {
   NamedTensors buffers;
   for (const auto& [fqn, slot] : root.named_buffer_slots()) {
@@ -150,15 +152,15 @@ NamedTensors buffers_of(const ModuleBase& root) {
   return buffers;
 }
 
-/// Whether the module of `buffer` is `module` or a parent of it.
+/// Whether the module that owns `buffer` is `module` or a parent of it.
 bool is_around(const std::string& buffer, const std::string& module) {
   const std::size_t dot = buffer.rfind('.');
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
-/// A hint for a libtorch error in the module `fqn` below `root`: about a tensor on the meta device,
-/// or about a buffer with another floating-point type than the parameters have now, because mixed
-/// precision casts no buffers. "" if none applies.
+/// A hint for a libtorch error in the module `fqn` below `root`. It is about a tensor on the meta
+/// device, or about a buffer whose floating-point type differs from that of the parameters, because
+/// mixed precision does not cast buffers. "" if neither applies.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
   if (error.msg().find("meta") != std::string::npos) {
     return kKeptFromConstructor;
@@ -191,11 +193,11 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
 
 }  // namespace
 
-// The module.
+// Calls, slots and conversions of ModuleBase.
 
 namespace {
 
-/// The innermost running call.
+/// This thread's innermost module call.
 thread_local const detail::RunningCall* call_of_thread = nullptr;
 
 /// An error whose message names the module.
@@ -204,7 +206,7 @@ class ErrorInModule final : public Error {
   using Error::Error;
 };
 
-/// The same for a program that catches std::bad_alloc.
+/// An ErrorInModule for programs that catch std::bad_alloc.
 class BadAllocInModule final : public std::bad_alloc {
  public:
   explicit BadAllocInModule(const std::string& message) : text_(message) {}
@@ -215,7 +217,8 @@ class BadAllocInModule final : public std::bad_alloc {
 };
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
-  // Not the current CUDA device: models are made on the host or on meta, then moved or filled.
+  // Not the current CUDA device: models are built on the host or on the meta device, and moved or
+  // filled later.
   const c10::Device device = MetaDevice::active() ? c10::kMeta : c10::kCPU;
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
 }
@@ -225,7 +228,7 @@ bool may_have_gradient(const at::Tensor& tensor) {
   return tensor.is_floating_point() || tensor.is_complex();
 }
 
-/// A stock module's parameters could not be swapped: TP and FSDP would miss them.
+/// Parameters of a stock module cannot be swapped, so tensor parallelism and FSDP would miss them.
 void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& module) {
   const auto own = module.named_parameters(/*recurse=*/false);
   TESSERA_CHECK(own.is_empty(), "parameter '", join_fqn(fqn, own.front().key()), "' of a ",
@@ -233,8 +236,8 @@ void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& mo
                 " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
 
-/// A conversion swaps the tensor in the slot: either the unsharded tensor of FSDP or the shard
-/// would stay unconverted.
+/// A conversion swaps only the tensor in the slot: with a gathered parameter, either FSDP's
+/// unsharded tensor or the shard would not be converted.
 void check_not_gathered(const ModuleBase& root) {
   visit_modules(root, [](const std::string&, const ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
@@ -247,14 +250,14 @@ void check_not_gathered(const ModuleBase& root) {
 
 }  // namespace
 
-/// A tied slot has other owners, which must not write to this module any more.
+/// A tied slot has other owners and outlives this module. It must no longer write to this module.
 ModuleBase::~ModuleBase() {
   for (const auto& [name, slot] : slots_) {
     slot->remove_owner(this, name);
   }
 }
 
-/// The slots for named_slots and named_buffer_slots, from one of a module's two lists.
+/// Implements named_slots() and named_buffer_slots(), for one of a module's two lists.
 NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
   NamedSlots found;
   std::unordered_set<const ParameterSlot*> seen;
@@ -295,14 +298,15 @@ void ModuleBase::note_fqn(const std::string& fqn) const {
   }
 }
 
-/// A walk over a part of the tree gives shorter names, which may be equal.
+/// Names the whole tree once. A walk over only a part of the tree gives shorter names, which may be
+/// ambiguous.
 void ModuleBase::note_names_of_tree() const {
   if (!named_tree_) {
     named_slots();
   }
 }
 
-/// A module may have been registered after the walk.
+/// A module may have been registered after the last walk, so an unnamed module triggers a new walk.
 bool ModuleBase::is_in_a_tree() const {
   if (!fqn_ && call_of_thread != nullptr) {
     call_of_thread->outermost->named_slots();
@@ -310,7 +314,8 @@ bool ModuleBase::is_in_a_tree() const {
   return fqn_.has_value();
 }
 
-/// A frozen module, such as a teacher, may be outside of any tree.
+/// Checks that a module with trainable parameters belongs to a tree. A frozen module, such as a
+/// teacher, need not.
 void ModuleBase::check_in_a_tree() const {
   if (is_in_a_tree()) {
     return;
@@ -323,10 +328,11 @@ void ModuleBase::check_in_a_tree() const {
       ", but no module has it registered, so that nothing fills, trains, shards or saves "
       "them: give it to register_module; if it is to be apart, freeze it (nn::freeze), or "
       "give it to nn::init_weights by itself");
-  check_initialized(*this, "forward of a " + name());  // and names it
+  check_initialized(*this, "forward of a " + name());  // also sets the module's FQN
 }
 
-/// Forward would read a tensor that is not the parameter.
+/// Throws Error if a bound member was assigned another tensor: forward would read a tensor that is
+/// not the parameter.
 void ModuleBase::check_members(const std::string& fqn) const {
   for (std::size_t i = 0; i < bindings_.size(); ++i) {
     const at::Tensor* member = bindings_[i].member;
@@ -339,8 +345,8 @@ void ModuleBase::check_members(const std::string& fqn) const {
   }
 }
 
-/// libtorch's register_parameter cannot be overridden. The number of parameters shows that it was
-/// called.
+/// libtorch's register_parameter cannot be overridden. Unequal numbers of parameters and slots show
+/// that it was called.
 void ModuleBase::check_slots(const std::string& fqn) const {
   check_members(fqn);
   if (parameters_.size() == slots_.size()) {
@@ -356,7 +362,7 @@ void ModuleBase::check_slots(const std::string& fqn) const {
 }
 
 std::size_t ModuleBase::index_of(const std::string& name) const {
-  // Slots are few: a search is as quick as a table.
+  // A module has few slots, so a linear search is as fast as a table.
   const auto found = std::ranges::find(slots_, name, &decltype(slots_)::value_type::first);
   if (found != slots_.end()) {
     return static_cast<std::size_t>(found - slots_.begin());
@@ -379,18 +385,18 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   if (current == slot) {
     return;
   }
-  // Only sizes must be equal: both modules share the type and placement of `slot` from here on.
+  // Only the sizes must be equal: from now on both modules use the type and placement of `slot`.
   TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
                 current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
   current->remove_owner(this, name);
   current = slot;
-  // The nn::Parameter members of the derived class share this handle.
+  // The derived class's nn::Parameter members share this handle.
   *bindings_[index].handle = slot;
   slot->add_owner(this, name);
   swap_parameter(name, slot->get());
 }
 
-/// A module without parameters has nothing to fill; others override it.
+/// The default fills nothing. Modules with parameters override it.
 void ModuleBase::reset_parameters(const InitContext&) {}
 
 std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::Device>&) const {
@@ -401,8 +407,8 @@ std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::
 
 void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   check_not_gathered(*this);
-  // libtorch converts parameters in place, so that slots see it. It does not know the buffers in
-  // slots.
+  // libtorch converts parameters in place, which changes the tensors in the slots too. Buffers in
+  // slots are unknown to libtorch.
   torch::nn::Module::to(device, dtype, non_blocking);
   convert_buffers(device, dtype, non_blocking);
 }
@@ -453,7 +459,7 @@ Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
 
 Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
                                            bool persistent) {
-  // Not registered with libtorch, which would save it and not see swaps.
+  // The slot is not registered with libtorch, which would save the buffer and would not see swaps.
   auto slot = std::make_shared<ParameterSlot>(uninitialised(sizes), false);
   slot->set_saved(persistent);
   buffer_slots_.emplace_back(name, slot);
@@ -461,7 +467,7 @@ Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArray
 }
 
 Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow follow) {
-  // libtorch has it too, so that parameters() and torch::optim see it.
+  // The parameter is also registered with libtorch, so that parameters() and torch::optim see it.
   register_parameter(name, slot->get(), slot->get().requires_grad());
   slot->add_owner(this, name);
   Parameter parameter(slot);
@@ -471,7 +477,7 @@ Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow fol
 }
 
 void ModuleBase::swap_parameter(const std::string& name, const at::Tensor& tensor) {
-  // Into libtorch's table directly: register_parameter refuses a name that it has.
+  // Writes libtorch's table directly, because register_parameter refuses an existing name.
   parameters_[name] = tensor;
   if (const Follow& follow = bindings_[index_of(name)].follow) {
     follow(tensor);
@@ -505,8 +511,8 @@ void ModuleBase::checkpoint_calls(CheckpointOptions options) {
   TESSERA_CHECK(dynamic_cast<const ModuleList*>(this) == nullptr,
                 "activation checkpointing of a ModuleList was asked for, which has no forward; "
                 "apply it to the modules in it");
-  // The hooks so far move inside the region and are repeated with it; those added later, FSDP's
-  // among them, run once around it.
+  // The hooks added so far move inside the checkpointed region and are repeated with it. Hooks
+  // added later, such as FSDP's, run once around it.
   checkpointed_ =
       std::make_unique<Checkpointed>(Checkpointed{std::move(options), std::exchange(hooks_, {})});
 }
@@ -528,7 +534,7 @@ void ModuleBase::check_meta_inputs(TensorList inputs) const {
 }
 
 void ModuleBase::rethrow_named() const {
-  // The handler is within the scope of this call.
+  // Evaluated in the exception handler, within the scope of this call.
   const auto context = [this] {
     const std::string fqn = fqn_.value_or("");
     std::string text =
@@ -543,19 +549,20 @@ void ModuleBase::rethrow_named() const {
   try {
     throw;
   } catch (c10::Error& error) {
-    // A second context would make a message of several lines.
+    // A second context would make the message several lines long.
     if (error.context().empty()) {
       error.add_context(context() + hint_for(error, *call_of_thread->outermost, fqn_.value_or("")));
     }
     throw;
   } catch (const std::bad_alloc& error) {
-    // Derived classes name their module, or have a message of their own.
+    // A derived class already names its module, or has its own message.
     if (typeid(error) != typeid(std::bad_alloc)) {
       throw;
     }
     throw BadAllocInModule(std::string(error.what()) + " (" + context() + ")");
   } catch (const Error& error) {
-    // Derived classes name their module, or belong to no module, such as a rank that died.
+    // A derived class already names its module, or belongs to no module (for example, a rank that
+    // died).
     if (typeid(error) != typeid(Error)) {
       throw;
     }
@@ -564,10 +571,10 @@ void ModuleBase::rethrow_named() const {
 }
 
 // Only the outermost call checks, for all modules below it. An unchanged epoch means that no slot
-// has become unfilled: in a step this costs one comparison.
+// has become unfilled, so a training step costs one comparison.
 ModuleBase::CallScope::CallScope(ModuleBase& module)
     : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
-  module.check_slots("");  // a parameter may come at any time
+  module.check_slots("");  // a parameter may be registered at any time
   if (call_.outer != nullptr) {
     call_.outermost = call_.outer->outermost;
     call_.depth = call_.outer->depth + 1;
@@ -597,7 +604,7 @@ const ModuleBase* detail::outermost_call() {
   return call_of_thread == nullptr ? nullptr : call_of_thread->outermost;
 }
 
-// By index, because a hook may add hooks, which invalidates iterators.
+// Iterates by index, because a hook may add hooks, which invalidates iterators.
 void ModuleBase::run_hooks(const std::vector<Hook>& hooks, TensorList tensors) {
   for (std::size_t i = 0; i < hooks.size(); ++i) {
     hooks[i](*this, tensors);

@@ -1,4 +1,4 @@
-// What the module's walk, its initialisation and its slots share: whether storage was filled.
+// Checks that storage has been filled; shared by module.cpp, initialization.cpp and parameter.cpp.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,20 @@
 
 namespace tessera::nn {
 
-/// Throws what check_initialized() throws. `remedy` says how to fill storage that was never filled.
+/// Throws the same as check_initialized(). `remedy`: text that tells how to fill storage that was
+/// never filled.
 void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
 
-/// Throws Error for a buffer of libtorch's kind on the meta device, which cannot be swapped.
-/// `caller`: the caller.
+/// Throws Error for a buffer on the meta device that was registered with libtorch's
+/// register_buffer, because it cannot be swapped. `caller`: the caller's name.
 void refuse_meta_buffers(const ModuleBase& module, const std::string& caller);
 
 }  // namespace tessera::nn
 
 namespace tessera::nn::detail {
 
-/// A number that changes whenever a slot gets storage that is not filled. A module that was found
-/// to be filled stays so until the number changes.
+/// A counter that increases whenever a slot gets unfilled storage. A module that was found to be
+/// filled stays filled until the counter changes.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail

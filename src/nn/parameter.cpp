@@ -1,5 +1,5 @@
-// Slots: the place of a parameter that outlives the tensor in it. A swap updates every module that
-// shares the slot, because libtorch's Module holds tensors by name and knows no slots.
+// Slots: the place of a parameter, which outlives the tensor in it. libtorch's Module stores
+// tensors by name and does not know slots, so a swap updates every module that shares the slot.
 
 #include "tessera/nn/parameter.h"
 
@@ -39,13 +39,14 @@ using tessera::detail::writes_of;
 
 namespace {
 
-// Global for all ranks, which may be threads: modules only check whether it has changed.
+// The counter is global for all ranks, which may be threads: modules only check whether it has
+// changed.
 std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
 
-// The wrapper and its local tensor have separate version counters. Both only grow, so that their
-// sum changes with each.
+// The wrapper and its local tensor have separate version counters. Both only increase, so their sum
+// changes whenever one of them does.
 std::uint64_t detail::written_version(const at::Tensor& tensor) {
   return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
 }
@@ -104,7 +105,7 @@ void ParameterSlot::show(at::Tensor tensor) {
   tensor_ = std::move(tensor);
   tessera::detail::name_parameter(tensor_, fqn_);
   for (const Owner& owner : owners_) {
-    // Also libtorch's own table, so that parameters() lists what forward uses.
+    // Also updates libtorch's own table, so that parameters() lists the tensors that forward uses.
     owner.module->swap_parameter(owner.name, tensor_);
   }
 }
@@ -119,7 +120,7 @@ void ParameterSlot::remove_owner(const ModuleBase* module, const std::string& na
 }
 
 const at::Tensor& Parameter::get() const {
-  // An empty handle, such as an absent bias, is an undefined tensor.
+  // An empty handle, such as an absent bias, reads as an undefined tensor.
   static const at::Tensor kUndefined;
   return slot_ == nullptr ? kUndefined : (*slot_)->get();
 }
@@ -152,7 +153,7 @@ std::string describe(const ParameterSlot& slot) {
 }
 
 void drop_gradient(const ParameterSlot& slot) {
-  // Both, since a gathered parameter has a separate gradient until it is reduced.
+  // Clears two gradients, since a gathered parameter has a separate gradient until it is reduced.
   slot.persistent().mutable_grad().reset();
   slot.get().mutable_grad().reset();
 }
@@ -179,7 +180,7 @@ bool brought_nonfinite(const ParameterSlot& slot) {
   return any_keeper(slot, [&](const SlotKeeper& keeper) { return keeper.brought_nonfinite(slot); });
 }
 
-// Where the values of a parameter's parts come from, and the comparison of that between ranks.
+// The origins of parameters' values, and their comparison between ranks.
 
 std::int64_t detail::origin_of_seed(std::uint64_t seed) {
   return static_cast<std::int64_t>(substream(seed, 1) | 1);
@@ -227,7 +228,7 @@ namespace {
 
 using NamedOrigins = std::vector<std::pair<std::string, std::int64_t>>;
 
-/// For messages: the part of the model that this rank passed.
+/// For messages: the range of parameters that this rank passed.
 std::string range_of(const NamedOrigins& origins) {
   return origins.empty() ? ""
                          : tessera::detail::concat(" (on this rank from ", origins.front().first,
@@ -260,7 +261,7 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
     return "";
   }
-  // A rank without a part has no origin, so digests may differ although the origins fit together.
+  // A rank without a part has no origin, so digests may differ although the origins are consistent.
   const auto all = comm::gather_on_hosts(group, own);
   for (std::size_t i = 0; i < origins.size(); ++i) {
     std::size_t first = all.size();
@@ -279,7 +280,7 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   return "";
 }
 
-// Which parameters are trained. Under FSDP a slot has two tensors, the shard and the unsharded one:
+// Sets requires_grad. Under FSDP a slot has two tensors, the shard and the unsharded parameter;
 // both change.
 
 void set_trainable(ParameterSlot& slot, bool trainable) {
@@ -292,7 +293,7 @@ std::unordered_set<SlotPtr> detail::matched_slots(const ModuleBase& module,
                                                   const char* caller) {
   std::vector<bool> used(patterns.size());
   std::unordered_set<SlotPtr> matched;
-  // At every place: a tied parameter has several names.
+  // Visits every place of a module, because a tied parameter has several names.
   visit_modules(module,
                 [&](const std::string& fqn, const ModuleBase& each) {
                   for (const auto& [name, slot] : each.slots()) {
@@ -321,12 +322,12 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
   }
 }
 
-// Placeholders are on a dispatch key that libtorch reserves for wrappers and has no kernels for. A
-// fallback for all operators on this key sees placeholders only.
+// Placeholder tensors use a dispatch key that libtorch reserves for wrappers and has no kernels
+// for. A fallback for all operators on this key sees only placeholders.
 
 namespace {
 
-/// Lists too: the foreach optimizers pass all gradients in one.
+/// Refuses placeholders in lists too: the foreach optimizers pass all gradients in one list.
 void refuse_placeholders(const c10::IValue& value) {
   if (value.isTensor()) {
     if (const PlaceholderGradient* found = placeholder(value.toTensor())) {
@@ -351,7 +352,7 @@ void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const c10::IValue& value : *stack) {
     refuse_placeholders(value);
   }
-  // Reached only if a program uses the key itself.
+  // Reached only if a program uses this dispatch key for other tensors.
   fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
 }
 
@@ -369,9 +370,9 @@ TORCH_LIBRARY_IMPL(_, TESSERA_PLACEHOLDER_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_operator>());
 }
 
-// An optimizer may still have a parameter that fully_shard or to_empty has replaced. It would train
-// values that nothing reads. The gradient of such a parameter is a tensor on which every operator
-// throws.
+// The gradient of a retired parameter. An optimizer may still have a parameter that fully_shard or
+// to_empty has replaced, and would train values that nothing reads. Every operator on this gradient
+// throws Error.
 
 namespace {
 
@@ -394,7 +395,7 @@ class RetiredGradient final : public PlaceholderGradient {
 
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by) {
-  // No optimizer has it.
+  // Without requires_grad no optimizer trains the tensor, so nothing needs to be retired.
   if (!replaced.requires_grad() || !replaced.is_leaf()) {
     return;
   }
@@ -404,17 +405,19 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
   replaced.mutable_grad() = tessera::detail::make_placeholder<RetiredGradient>(replaced, by);
 }
 
-// distribute_module and distribute_parameter: distributed parameters without a plan.
+// distribute_module and distribute_parameter: distributed parameters without a tensor-parallel
+// plan.
 
 namespace {
 
-/// Attached to a module that was distributed, to refuse a second call. The mesh is for the message.
+/// Attached to a module that was distributed, so that a second call is refused. The mesh is used in
+/// the message.
 struct Distributed {
   DeviceMesh mesh;
 };
 
-/// Replicates parameters that the partition function left plain: operators do not mix plain and
-/// distributed tensors.
+/// Replicates the parameters that the partition function left plain, because operators do not mix
+/// plain and distributed tensors.
 void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
   for (const auto& [name, slot] : slots) {
@@ -424,8 +427,8 @@ void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   }
 }
 
-/// With TESSERA_DEBUG=1: a parameter that is not filled has other bytes on each rank, and so counts
-/// as undefined.
+/// With TESSERA_DEBUG=1: compares the parameter's values between ranks. An unfilled parameter has
+/// arbitrary bytes on each rank, so it is passed as undefined.
 void compare_values(const ParameterSlot& slot, const DeviceMesh& mesh, const std::string& by) {
   if (tessera::detail::debug_checks()) {
     tessera::detail::check_replicas(
@@ -448,14 +451,15 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   const DistributedTensor split =
       DistributedTensor(make_distributed(whole, {mesh, replicated}, whole.sizes().vec()))
           .redistribute(placements);
-  // A slice would keep the memory of the whole parameter alive.
+  // A slice would keep the memory of the whole parameter allocated.
   at::Tensor local = local_tensor(split);
   if (local.numel() < whole.numel()) {
     local = local.clone(at::MemoryFormat::Contiguous);
   }
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
-    // A new leaf. A stock optimizer that has the old one must not train it unnoticed.
+    // The distributed parameter is a new leaf. A stock optimizer that has the old one must not
+    // train it unnoticed.
     parameter.requires_grad_();
     retire_parameter(slot.get(), parameter, by);
   }
@@ -472,11 +476,11 @@ void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
-  // Before the partition function, so that a module without slots is refused before anything is
-  // changed.
+  // Runs before the partition function, so that a module without slots is refused before anything
+  // is changed.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
-    // At every place: the function may know any of a shared module's FQNs.
+    // Visits every place of a shared module: the function may test for any of its FQNs.
     visit_modules(module,
                   [&](const std::string& fqn, ModuleBase& each) { partition(fqn, each, mesh); },
                   {.every_place = true});

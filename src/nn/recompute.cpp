@@ -1,4 +1,4 @@
-// The recomputation of a checkpointed function.
+// The recomputation of an activation-checkpointed function.
 
 #include "recompute.h"
 
@@ -23,25 +23,26 @@
 
 namespace tessera::nn::detail {
 
-// The state that a recomputation shares with the forward, apart from its inputs: the thread's modes
-// and its random numbers. Backward runs on other threads and in other modes.
+// The state that a recomputation takes over from the forward, apart from the inputs: the thread's
+// modes and its random generators. Backward runs on other threads and in other modes.
 
 namespace {
 
-/// Threads share generators, and libtorch's callers must lock them.
+/// Threads share generators; callers of libtorch must lock them.
 at::Tensor state_of(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
 }
 
-/// States are byte tensors on the CPU.
+/// Compares two generator states, which are byte tensors on the CPU.
 bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() &&
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
 std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
-  // Always the CPU's: a function may draw there with inputs on any device.
+  // Always includes the CPU: a function may draw random numbers there, whatever device its inputs
+  // are on.
   std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
   for (const at::Tensor* tensor : tensors) {
     const bool draws = tensor->defined() && tensor->is_cuda();
@@ -80,7 +81,7 @@ void RandomSnapshot::restore() const {
 
 void RandomSnapshot::forget_unmoved() {
   std::erase_if(states_, [](const State& state) {
-    // A generator that was not used need not be set again.
+    // A generator that was not used need not be restored.
     return equal_bytes(state.value, state_of(state.generator));
   });
 }
@@ -109,10 +110,11 @@ ThreadState::Restored::Restored(const ThreadState& then)
       replication_(then.replicates_plain_),
       region_(then.region_, /*replays=*/true),
       autocast_(tessera::detail::autocast_state()) {
-  // Nothing would clear cached casts of weights before the optimizer changes the weights.
+  // Cached casts are off: nothing would clear cached casts of weights before the optimizer changes
+  // the weights.
   tessera::detail::set_autocast_state({then.autocast_.types, /*keeps_casts=*/false});
   if (then.random_) {
-    // The current state, to continue from after the recomputation.
+    // Saves the current generator state, which the destructor restores after the recomputation.
     random_.emplace(then.random_->retaken());
     then.random_->restore();
   }
@@ -125,9 +127,9 @@ ThreadState::Restored::~Restored() {
   tessera::detail::set_autocast_state(autocast_);
 }
 
-// Selective checkpointing: the forward keeps results of operators that a policy names, and the
-// recomputation returns them. A call is identified by its operator and its number, because the
-// recomputation makes the same calls in the same order.
+// Selective activation checkpointing: forward saves the results of the operators that a policy
+// names, and the recomputation returns them. A call is identified by its operator and its number,
+// because the recomputation makes the same calls in the same order.
 
 namespace {
 
@@ -135,10 +137,10 @@ using tessera::local_tensor;
 
 using Results = OperatorMode::Results;
 
-/// The same values and version counter without autograd's state, since autograd attaches its own to
-/// every result.
+/// An alias with the same values and version counter but without autograd state, since autograd
+/// attaches new state to every result.
 at::Tensor unrecorded(const at::Tensor& tensor) {
-  // The version counter is shared: a later in-place write to the result is detected.
+  // The version counter is shared, so a later in-place write to the result is detected.
   return tessera::detail::alias_tensor(tensor, /*allows_change=*/false);
 }
 
@@ -151,7 +153,7 @@ Results unrecorded_all(const Results& results) {
   return copies;
 }
 
-/// A version for each tensor: numbers have none.
+/// The version of each tensor in the results; numbers have no version.
 std::vector<std::uint32_t> versions_of(const Results& results) {
   std::vector<std::uint32_t> versions;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) {
@@ -189,7 +191,8 @@ void OperatorLog::watch_aliases(const Results& results) {
 
 void OperatorLog::forget_after(std::size_t packed) {
   for (auto& [name, calls] : kept_) {
-    // Recomputation stops after the same number of saved tensors, before these calls.
+    // The recomputation stops after the same number of saved tensors, so it never reaches these
+    // calls.
     std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
   }
 }
@@ -206,12 +209,13 @@ std::optional<Results> OperatorLog::replay(const std::string& name, std::size_t 
                 " of its region, was saved and then modified in place; let the "
                 "policy recompute it, or write to a copy");
   if (kept.random_after) {
-    // The operator does not run, so the generators would not advance, and later operators would
-    // draw other numbers.
+    // A replayed operator does not run and would not advance the generators, so later operators
+    // would draw other numbers. Therefore the state is set.
     kept.random_after->restore();
   }
   Results results = unrecorded_all(kept.results);
-  // Without retain_graph they are not used again: freed while backward continues.
+  // Without retain_graph the results are not used again, so they are freed while backward
+  // continues.
   if (last) {
     calls.erase(found);
   }
@@ -228,7 +232,7 @@ RecordOperators::RecordOperators(OperatorLog& log, const CheckpointOptions& opti
 }
 
 Results RecordOperators::call(const Operator& op, const std::function<Results()>& run) {
-  // The operator runs in any case. The policy only says whether its results are saved.
+  // The operator runs in any case. The policy only decides whether its results are saved.
   Results results = call_next(outer_, op, run);
   const std::size_t index = calls_[op.name]++;
   if (options_.policy({op.name, index}) == SavePolicy::kMustSave) {
@@ -241,14 +245,14 @@ Results RecordOperators::call(const Operator& op, const std::function<Results()>
       ++options_.counts->kept_operators;
     }
   } else if (op.name == "aten::_unsafe_view") {
-    // The last view of a matmul, which libtorch does not know as a view.
+    // The last view of a matmul, which libtorch does not mark as a view.
     log_.watch_aliases(results);
   }
   return results;
 }
 
 Results ReplayOperators::call(const Operator& op, const std::function<Results()>& run) {
-  // Whether this backward retains its graph, so that another backward is possible.
+  // True unless this backward retains its graph, which would permit another backward.
   const bool last = !tessera::detail::keeps_graph();
   const std::size_t index = calls_[op.name]++;
   std::optional<Results> kept = log_.replay(op.name, index, last);
@@ -258,12 +262,13 @@ Results ReplayOperators::call(const Operator& op, const std::function<Results()>
   return kept ? std::move(*kept) : call_next(outer_, op, run);
 }
 
-// One forward of a checkpointed function: what it saved, and how to run it again. Autograd saves
-// placeholders that point to the frame. The first one that backward unpacks recomputes all.
+// One forward of a checkpointed function: the data that it saved, and how to run it again. Autograd
+// saves placeholders that point to the frame. The first placeholder that backward unpacks triggers
+// the recomputation of all tensors.
 
 SavedTensor::SavedTensor(const at::Tensor& tensor)
     : sizes_(tensor.sizes().vec()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
-  // sizes() are global: without the layout two different shards would look alike.
+  // sizes() are global: without the layout, two different shards would look equal.
   if (tessera::is_distributed(tensor)) {
     sharding_ = sharding_spec(tensor);
   }
@@ -313,7 +318,8 @@ void Frame::finish() {
   finished_ = true;
   thread_state_.settle();
   if (options_.early_stop) {
-    // Early stop ends the recomputation at the last saved tensor: later results would not be used.
+    // Early stop ends the recomputation at the last saved tensor, so results of later operators
+    // would not be used.
     operators_.forget_after(packed());
   }
 }
@@ -321,18 +327,20 @@ void Frame::finish() {
 at::Tensor Frame::unpack(std::size_t index) {
   const std::lock_guard lock(mutex_);
   const int graph_task = tessera::detail::backward_id();
-  // Code that inspects the graph outside of a backward gets this tensor only: the others would have
-  // no known end of life.
+  // Code that inspects the graph outside of a backward gets only this tensor; the other recomputed
+  // tensors would have no defined end of life.
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
-  // One set for each backward: two may run over one graph (retain_graph), even at a time.
+  // Each backward has its own set of tensors: two backwards may run over one graph (retain_graph),
+  // even concurrently.
   const auto [run, is_new] = recomputed_.try_emplace(graph_task);
   if (is_new) {
     forget_after_backward(graph_task);
   }
   RecomputedTensors& tensors = run->second;
-  // A tensor is moved out once, to free memory early. A node that unpacks it twice recomputes it.
+  // A tensor is moved out at its first use, to free memory early. A node that unpacks it twice
+  // triggers a second recomputation.
   if (tensors.empty() || !tensors[index]) {
     tensors = recompute();
   }
@@ -340,7 +348,8 @@ at::Tensor Frame::unpack(std::size_t index) {
 }
 
 void Frame::forget_after_backward(int graph_task) {
-  // Weak: the callback must not keep a graph alive that was freed within the backward.
+  // A weak pointer, because the callback must not keep a graph alive that was freed during the
+  // backward.
   tessera::detail::queue_end_of_backward([frame = weak_from_this(), graph_task] {
     if (const std::shared_ptr<Frame> alive = frame.lock()) {
       const std::lock_guard lock(alive->mutex_);
@@ -353,7 +362,7 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
   std::vector<at::Tensor> inputs;
   for (const tessera::detail::SavedVariable& saved : inputs_) {
     const at::Tensor input = saved.unpack();
-    // A leaf, so that the recomputed graph does not reach into the one that backward walks.
+    // A new leaf, so that the recomputed graph does not reach into the graph that backward walks.
     inputs.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad())
                                      : input);
   }
@@ -362,7 +371,8 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
 
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
-  // After the inputs were unpacked, which may run an outer region's recomputation in its own state.
+  // Set after the inputs were unpacked, because unpacking may run an outer region's recomputation
+  // in its own state.
   const ThreadState::Restored restored(thread_state_);
   Replay replay(*this);
   CheckpointCounts* counts = options_.counts.get();
@@ -372,7 +382,7 @@ RecomputedTensors Frame::recompute() {
   try {
     rerun_(inputs);
     replay.finish();
-    // All needed tensors exist. The rest of the function is not run.
+    // All needed tensors exist, so the rest of the function is not run.
   } catch (const StopRecomputation&) {
     if (counts != nullptr) {
       ++counts->early_stops;
@@ -389,7 +399,8 @@ RecomputedTensors Frame::recompute() {
 
 namespace tessera::nn {
 
-// The regions that a thread is in, innermost first, and their answers to autograd's engine.
+// The checkpointed regions that a thread is in, innermost first, and the hooks that they provide to
+// autograd's engine.
 
 namespace detail {
 namespace {
@@ -399,11 +410,11 @@ using tessera::detail::Edge;
 using tessera::detail::RunBackward;
 using tessera::detail::variable_list;
 
-// Each thread has its own: backward recomputes on autograd's threads.
+// Each thread has its own list of regions, because backward recomputes on autograd's threads.
 thread_local CheckpointedRegion* innermost_here = nullptr;
 
-/// The nearest recomputation around this thread's work. Regions inside it replay its recorded
-/// counts.
+/// The innermost recomputation around this thread's current work. Regions inside it replay its
+/// recorded counts.
 CheckpointedRegion* nearest_replay() {
   CheckpointedRegion* region = innermost_here;
   while (region != nullptr && !region->replays()) {
@@ -416,7 +427,7 @@ std::unique_ptr<tessera::detail::SavedVariableHooks> hooks_here() {
   return innermost_here == nullptr ? nullptr : innermost_here->hooks();
 }
 
-/// A stand-in gradient among the outputs executes the call.
+/// Runs a backward call. If a StandInGradient is among the outputs, it executes the call.
 variable_list execute(const BackwardCall& call, const RunBackward& run) {
   for (const Edge& output : call.outputs) {
     if (auto* asked = dynamic_cast<StandInGradient*>(output.function.get())) {
@@ -443,7 +454,7 @@ CheckpointedRegion* CheckpointedRegion::innermost() {
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // With Python's engine replaced, its hooks would be lost.
+    // If Python's engine has replaced libtorch's, the hooks would not be called.
     TESSERA_CHECK(installs_engine(),
                   "activation checkpointing needs its own autograd engine, but this process "
                   "has replaced libtorch's already (Python does); checkpoint there instead");
@@ -464,7 +475,7 @@ bool is_recomputing() {
 std::uint64_t replayed_count(std::uint64_t& counter) {
   detail::CheckpointedRegion* replay = detail::nearest_replay();
   const std::uint64_t count = replay != nullptr ? replay->replay_count() : counter++;
-  // Regions inside the replay record the count, for their own recomputations.
+  // Regions inside the replay record the count for their own recomputations.
   for (auto* region = detail::CheckpointedRegion::innermost(); region != replay;
        region = region->outer()) {
     region->record_count(count);
@@ -477,12 +488,13 @@ std::uint64_t replayed_count(std::uint64_t& counter) {
 namespace tessera::nn::detail {
 
 // The recomputation of a frame. The function runs as in forward, with autograd on. Each tensor that
-// autograd would save is the next one of the forward. The new graph is not used.
+// autograd would save corresponds to the next saved tensor of the forward. The new graph is
+// discarded.
 
 namespace {
 
-/// The hooks of the recomputed graph. They save the tensor itself: backward never walks this graph,
-/// which is freed at once.
+/// The saved-tensor hooks of the recomputed graph. They store the tensor itself: backward never
+/// walks this graph, which is freed at once.
 class Kept final : public tessera::detail::SavedVariableHooks {
  public:
   explicit Kept(Replay& replay) : replay_(replay) {}
@@ -508,7 +520,8 @@ Replay::Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {
 
 void Replay::pack(const at::Tensor& tensor) {
   const std::size_t index = packed_++;
-  // More tensors than the forward saved. A forward that still runs (a backward within it) has more.
+  // The recomputation saves more tensors than the forward. This is allowed while the forward is
+  // still running, that is, for a backward within it.
   if (index >= tensors_.size()) {
     TESSERA_CHECK(!frame_.finished_ || !frame_.options().check_determinism,
                   "checkpoint: the recomputation saves more tensors for backward than the forward, "
@@ -520,17 +533,17 @@ void Replay::pack(const at::Tensor& tensor) {
   if (frame_.options().check_determinism) {
     saved.tensor.check(tensor, index);
   }
-  // Its node may be freed already. Then nothing needs the tensor.
+  // The node may already be freed; then nothing needs the tensor.
   if (saved.needed) {
     tensors_[index].emplace(tensor);
   }
   if (frame_.options().early_stop && packed_ == tensors_.size()) {
-    // Through the user's function, whose destructors run.
+    // Unwinds through the user's function, whose destructors run.
     throw StopRecomputation{};
   }
 }
 
-/// Reached only if the function ran to its end, without an early stop.
+/// Reached only if the function ran to its end without an early stop.
 void Replay::finish() {
   TESSERA_CHECK(packed_ >= tensors_.size(), "checkpoint: the recomputation saved ", packed_,
                 " tensors for backward, but the forward saved ", tensors_.size(),

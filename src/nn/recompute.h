@@ -1,5 +1,5 @@
-// The parts of activation checkpointing: the state of a thread, recorded operators, one forward (a
-// frame), its recomputation (a replay), and the regions that a thread is in.
+// The components of activation checkpointing: the state of a thread, recorded operators, one
+// forward (a frame), its recomputation (a replay), and the regions that a thread is in.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -33,18 +33,18 @@
 
 namespace tessera::nn::detail {
 
-/// The states of random number generators: this thread's of tessera::manual_seed, and libtorch's of
-/// the CPU and other devices.
+/// A snapshot of random generator states: this thread's state of tessera::manual_seed, and
+/// libtorch's generators of the CPU and other devices.
 class RandomSnapshot {
  public:
-  /// The states of the CPU's generators and of those of the devices of `tensors`.
+  /// Takes the states of the CPU's generators and of the generators of the devices of `tensors`.
   explicit RandomSnapshot(std::span<at::Tensor* const> tensors);
 
-  /// The current states of the same generators.
+  /// A new snapshot of the same generators.
   RandomSnapshot retaken() const;
   void restore() const;
-  /// Forgets libtorch's generators whose state has not changed: they were not used, and need no
-  /// replay.
+  /// Drops libtorch's generators whose state has not changed since: they were not used and need not
+  /// be restored.
   void forget_unmoved();
 
  private:
@@ -58,16 +58,15 @@ class RandomSnapshot {
   std::vector<State> states_;
 };
 
-/// The state of a thread on which the results of a forward depend, besides its tensors: dispatch
-/// keys with autocast, strict and replication scopes, the part of the batch (RandomRegion), and
-/// random number generators.
+/// The thread state on which a forward's results depend, besides tensors: dispatch keys, autocast,
+/// strict and replication scopes, the part of the batch (RandomRegion), and random generators.
 class ThreadState {
  public:
   ThreadState(std::span<at::Tensor* const> inputs, bool with_random_state);
-  /// To be called after forward: forgets the generators that it did not use.
+  /// Call it after the forward: drops the generators that the forward did not use.
   void settle();
 
-  /// Within the scope, this thread has that state again, and gradients are recorded.
+  /// Scope in which this thread has the saved state again and records gradients.
   class Restored {
    public:
     explicit Restored(const ThreadState& then);
@@ -76,9 +75,9 @@ class ThreadState {
     Restored& operator=(const Restored&) = delete;
 
    private:
-    // The previous state of the thread, in the order of changes; destroyed in reverse.
+    // The thread's previous state, in the order of the changes; members are destroyed in reverse.
     c10::AutoGradMode grad_mode_;
-    tessera::detail::RestoreKeys keys_;  // with them, whether autocast is on
+    tessera::detail::RestoreKeys keys_;  // dispatch keys, which include whether autocast is on
     StrictScope strict_;
     ReplicationScope replication_;
     tessera::detail::RandomRegionScope region_;
@@ -95,35 +94,38 @@ class ThreadState {
   std::optional<RandomSnapshot> random_;
 };
 
-/// The results of operators that the policy of a region saved.
+/// The operator results that a region's policy saved.
 class OperatorLog {
  public:
   using Results = OperatorMode::Results;
 
-  /// `packed`: how many tensors autograd had saved until then.
+  /// Saves the results of a call. `packed`: the number of tensors that autograd had saved before.
   void keep(const std::string& name, std::size_t index, const Results& results, std::size_t packed,
             std::optional<RandomSnapshot> random_after);
-  /// Tensors in `results` share the version counter of saved results with the same memory.
+  /// Tensors in `results` share the version counter of saved results in the same memory, so that
+  /// writes through them are detected.
   void watch_aliases(const Results& results);
-  /// Drops results after the last tensor that autograd saved: recomputation stops before them.
+  /// Drops results of operators after the last tensor that autograd saved, because the
+  /// recomputation stops before them.
   void forget_after(std::size_t packed);
-  /// The results of a call, or nullopt if they are not saved (any more). `last`: this is their last
-  /// use. Sets the generators to their state after the operator. Throws Error if a result was
-  /// modified in place since.
+  /// The saved results of a call; nullopt if they were not saved or have been freed. `last`: frees
+  /// them after this use. Sets the generators to their state after the operator. Throws Error if a
+  /// result was modified in place after forward.
   std::optional<Results> replay(const std::string& name, std::size_t index, bool last);
 
  private:
   struct Kept {
     Results results;
-    std::vector<std::uint32_t> versions;  ///< of the tensors in the results
+    std::vector<std::uint32_t> versions;  ///< versions of the tensors in the results
     std::size_t packed = 0;
     std::optional<RandomSnapshot> random_after;
   };
-  // By operator and the number of its call.
+  // Indexed by operator name, then by the call's number.
   std::unordered_map<std::string, std::map<std::size_t, Kept>> kept_;
 };
 
-/// In forward: saves the results that the policy names. Also calls an existing mode.
+/// The operator mode in forward: saves the results that the policy selects. Also calls the mode
+/// that was active before.
 class RecordOperators final : public OperatorMode {
  public:
   RecordOperators(OperatorLog& log, const CheckpointOptions& options,
@@ -133,14 +135,15 @@ class RecordOperators final : public OperatorMode {
  private:
   OperatorLog& log_;
   const CheckpointOptions& options_;
-  // Called for each saved result, because autograd saves tensors in between.
+  // Returns the number of tensors that autograd has saved; called for each saved result, because
+  // autograd saves tensors in between.
   std::function<std::size_t()> packed_;
-  std::optional<RandomSnapshot> random_;  ///< names the generators
+  std::optional<RandomSnapshot> random_;  ///< defines the set of generators whose states are saved
   OperatorMode* outer_ = active_operator_mode();
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-/// In recomputation: returns the saved results.
+/// The operator mode in a recomputation: returns the saved results.
 class ReplayOperators final : public OperatorMode {
  public:
   ReplayOperators(OperatorLog& log, CheckpointCounts* counts) : log_(log), counts_(counts) {}
@@ -153,11 +156,12 @@ class ReplayOperators final : public OperatorMode {
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-/// Properties of a tensor that a region's forward saved: the recomputation must have the same.
+/// Properties of a tensor that a region's forward saved; the recomputation must produce the same.
 class SavedTensor {
  public:
   explicit SavedTensor(const at::Tensor& tensor);
-  /// Throws Error if `again`, the `index`-th tensor that the recomputation saves, is another.
+  /// Throws Error if `again`, the `index`-th tensor that the recomputation saves, has other
+  /// properties.
   void check(const at::Tensor& again, std::size_t index) const;
 
  private:
@@ -170,12 +174,12 @@ class SavedTensor {
   std::optional<ShardingSpec> sharding_;
 };
 
-/// A tensor that a recomputation saved again, until backward takes it.
+/// A recomputed tensor, stored until backward takes it.
 class RecomputedTensor {
  public:
   explicit RecomputedTensor(const at::Tensor& tensor)
       : tensor_(tensor.detach()), version_(tensor._version()) {}
-  /// Throws Error if it was modified in place since it was saved.
+  /// Throws Error if the tensor was modified in place after it was stored.
   const at::Tensor& get() const;
 
  private:
@@ -183,33 +187,34 @@ class RecomputedTensor {
   std::int64_t version_;
 };
 
-/// One entry for each tensor that forward saved; empty if it is not needed (any more).
+/// One entry for each tensor that forward saved; empty if the tensor is not needed or already
+/// taken.
 using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 
-/// Everything to run one forward of a checkpointed function again. The placeholders in the graph
-/// own it, so that it lives as long as the graph.
+/// All data that is needed to run one forward of a checkpointed function again. The placeholders in
+/// the graph own it, so it lives as long as the graph.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
-  /// Make it before the region begins, so that an outer region packs the inputs.
+  /// Construct the frame before the region begins, so that an outer region packs the inputs.
   Frame(const CheckpointOptions& options, std::span<at::Tensor* const> inputs, Rerun rerun);
 
   const CheckpointOptions& options() const { return options_; }
 
-  // In forward.
+  // Used in forward:
 
-  /// Records the properties of a tensor that autograd does not save; returns its number.
+  /// Records the properties of a tensor that autograd does not save; returns the tensor's number.
   std::size_t pack(const at::Tensor& tensor);
   std::size_t packed() const { return saved_.size(); }
   void record_count(std::uint64_t count) { counts_.push_back(count); }
   OperatorLog& operators() { return operators_; }
   void finish();
 
-  // In backward.
+  // Used in backward:
 
-  /// The `index`-th tensor, recomputed unless this backward has recomputed it before. Throws what
-  /// the function throws, and Error if it does not save the same tensors again.
+  /// The `index`-th tensor, recomputed unless this backward has already recomputed it. Passes the
+  /// function's exceptions on; throws Error if the function does not save the same tensors again.
   at::Tensor unpack(std::size_t index);
-  /// The `index`-th tensor is not needed any more.
+  /// Marks the `index`-th tensor as no longer needed.
   void release(std::size_t index) noexcept { saved_[index].needed = false; }
 
  private:
@@ -226,22 +231,23 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   CheckpointOptions options_;
   ThreadState thread_state_;
-  // As saved variables: an outer region replaces them in turn, and autograd checks their versions.
+  // Stored as saved variables: an outer region replaces them in turn, and autograd checks their
+  // versions.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
-  // A deque, since an atomic cannot be moved and Saved must stay where it is.
+  // A deque, since an atomic cannot be moved and a Saved must keep its address.
   std::deque<Saved> saved_;
   std::vector<std::uint64_t> counts_;
   OperatorLog operators_;
-  // Until finish(), a backward within the forward sees a log that is not complete.
+  // While this is false, a backward inside the forward sees an incomplete log.
   bool finished_ = false;
 
-  std::mutex mutex_;                             ///< backward may use several threads
-  std::map<int, RecomputedTensors> recomputed_;  ///< by graph task
+  std::mutex mutex_;                             ///< backward may use several threads of one graph
+  std::map<int, RecomputedTensors> recomputed_;  ///< recomputed tensors, indexed by graph task
 };
 
-/// The call of a checkpointed function that this thread is in: its forward, or its recomputation.
-/// Regions nest; the innermost one decides what autograd saves for backward.
+/// The call of a checkpointed function that this thread is in: its forward or its recomputation.
+/// Regions nest; the innermost region decides what autograd saves for backward.
 class CheckpointedRegion {
  public:
   CheckpointedRegion();
@@ -249,10 +255,10 @@ class CheckpointedRegion {
   CheckpointedRegion(const CheckpointedRegion&) = delete;
   CheckpointedRegion& operator=(const CheckpointedRegion&) = delete;
 
-  /// The hooks of the next tensor that autograd saves.
+  /// Returns the hooks for the next tensor that autograd saves.
   virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
-  /// Whether this is a recomputation. If so, replay_count() gives the counts that the forward
-  /// recorded, one after another; see replayed_count().
+  /// Whether this region is a recomputation. If so, replay_count() returns the counts that the
+  /// forward recorded, one after another; see replayed_count().
   virtual bool replays() const = 0;
   virtual std::uint64_t replay_count() = 0;
   virtual void record_count(std::uint64_t count) = 0;
@@ -261,27 +267,27 @@ class CheckpointedRegion {
   static CheckpointedRegion* innermost();
 
  private:
-  // Regions are on the stack, so that the one around outlives this one.
+  // Regions are on the stack, so the outer region outlives this one.
   CheckpointedRegion* outer_;
 };
 
-/// Installs the saved-tensor hooks of regions in autograd's engine; once for the process. Throws
-/// Error if another autograd engine than libtorch's own is installed (Python brings one): replacing
-/// it would break its users.
+/// Installs the regions' saved-tensor hooks in autograd's engine; effective once for the process.
+/// Throws Error if an autograd engine other than libtorch's is installed (as Python does), because
+/// replacing it would break its users.
 void install_engine();
 
-/// Thrown out of a recomputation that has all needed tensors. Not a std::exception, so that
-/// handlers of the function do not catch it.
+/// Thrown to leave a recomputation that has all needed tensors. It is not a std::exception, so that
+/// handlers in the function do not catch it.
 struct StopRecomputation {};
 
-/// The recomputation of a frame, as a scope: takes the tensors that autograd would save.
+/// The recomputation of a frame, as a scope: collects the tensors that autograd would save.
 class Replay final : public CheckpointedRegion {
  public:
   explicit Replay(Frame& frame);
 
-  /// Takes the next tensor; throws StopRecomputation after the last.
+  /// Stores the next tensor; throws StopRecomputation after the last.
   void pack(const at::Tensor& tensor);
-  /// Call it when the function has returned. Throws Error if it saved too few tensors.
+  /// Call it when the function has returned. Throws Error if the function saved too few tensors.
   void finish();
   RecomputedTensors take() { return std::move(tensors_); }
 
@@ -293,7 +299,7 @@ class Replay final : public CheckpointedRegion {
  private:
   Frame& frame_;
   RecomputedTensors tensors_;
-  // Positions in the forward's records: saved tensors so far, and counts so far.
+  // Positions in the forward's records: the next saved tensor, and the next count.
   std::size_t packed_ = 0;
   std::size_t next_count_ = 0;
   std::optional<ReplayOperators> operators_;

@@ -1,5 +1,5 @@
-// The machine and its used memory, for metrics and MFU. Unknown values are "" or 0, so that a run
-// does not fail because of its metrics.
+// The properties and memory of this machine, for metrics and MFU. Unknown values are "" or 0, so
+// that a run does not fail because of its metrics.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
@@ -30,12 +30,12 @@ c10::Device current_cuda_device() {
   return {c10::DeviceType::CUDA, detail::current_device(c10::DeviceType::CUDA)};
 }
 
-/// Calls a function of the CUDA driver for the current device. A CUDA program has loaded the
-/// driver, so this layer does not link CUDA. As in cuda.h, CUresult and CUdevice are ints, and 0 is
-/// success.
+/// Calls a function of the CUDA driver for the current device; returns false if that is impossible.
+/// The driver is found at run time, because this layer does not link CUDA and a CUDA program has
+/// already loaded the driver. As in cuda.h, CUresult and CUdevice are ints, and 0 is success.
 template <class... Results>
 bool ask_driver(const char* function, Results... results) {
-  // RTLD_NOLOAD: only if it is loaded already.
+  // RTLD_NOLOAD: only if the driver is already loaded.
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (driver == nullptr) {
     return false;
@@ -56,7 +56,7 @@ std::string cuda_name() {
                                                                                        : "";
 }
 
-/// Linux on x86; other processors have no such line.
+/// The CPU's name on Linux on x86; "" on other processors.
 std::string cpu_name() {
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);) {
@@ -68,7 +68,7 @@ std::string cpu_name() {
   return "";
 }
 
-/// Cached, since the call stalls the device. A process has one GPU.
+/// Cached, because the call stalls the device. A process uses one GPU.
 std::int64_t cuda_capacity(c10::Device device) {
   static const std::int64_t bytes = detail::memory_capacity(device);
   return bytes;
@@ -82,7 +82,7 @@ MemoryUse take_cuda_memory() {
 
 }  // namespace
 
-/// What peak_flops() looks up.
+/// The name by which peak_flops() finds the device.
 std::string device_name(const std::string& device_type) {
   return device_type == "cuda" ? cuda_name() : cpu_name();
 }
@@ -92,7 +92,7 @@ int compute_capability() {
   return ask_driver("cuDeviceComputeCapability", &major, &minor) ? 10 * major + minor : 0;
 }
 
-/// On a CPU the numbers are of the whole process; ranks that are threads share them.
+/// On a CPU, the numbers are those of the whole process, which ranks on threads share.
 MemoryUse take_memory_use(const std::string& device_type) {
   if (device_type == "cuda") {
     return take_cuda_memory();
@@ -103,7 +103,7 @@ MemoryUse take_memory_use(const std::string& device_type) {
 std::int64_t peak_resident_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  // Linux counts in KiB.
+  // Linux reports ru_maxrss in KiB.
   return usage.ru_maxrss * 1024;
 }
 
@@ -113,17 +113,17 @@ std::int64_t physical_memory_bytes() {
 
 namespace {
 
-/// Much longer than a scheduler's time slice, since there may be more ranks than cores.
+/// Much longer than a scheduler's time slice, because there may be more ranks than cores.
 constexpr double kWindowSeconds = 0.06;
 /// Shorter products do not use all cores of a large machine.
 constexpr double kProductSeconds = 5e-3;
 
-/// Products of two square matrices.
+/// Times products of two square matrices.
 class SquareProducts {
  public:
   SquareProducts(std::int64_t size, c10::Device device, c10::ScalarType type)
       : size_(size), device_(device) {
-    // No zeros: a GPU needs less power for them and raises its clock.
+    // The matrices are not zeros: a GPU needs less power for zeros and raises its clock rate.
     a_ = at::arange(size * size, at::device(device).dtype(at::kFloat)).sin_().view({size, size});
     a_ = a_.to(type);
     result_ = at::empty_like(a_);
@@ -149,19 +149,19 @@ class SquareProducts {
   at::Tensor a_, result_;
 };
 
-/// The smallest products that fill the device.
+/// The smallest products that keep the device fully busy.
 SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   const std::int64_t most = device.is_cpu() ? 4096 : 8192;
   for (std::int64_t size = 256;; size *= 2) {
     SquareProducts products(size, device, type);
-    products.seconds_of(1);  // starts threads and chooses a kernel
+    products.seconds_of(1);  // the first product starts threads and selects a kernel
     if (size == most || products.seconds_of(1) >= kProductSeconds) {
       return products;
     }
   }
 }
 
-/// This rank's rate, in windows that begin on all ranks together.
+/// This rank's median rate over several windows, which start on all ranks together.
 double median_rate(comm::Communicator& hosts, c10::Device device, c10::ScalarType type) {
   SquareProducts products = fitting_products(device, type);
   const double wanted = kWindowSeconds / products.seconds_of(1);
@@ -185,7 +185,7 @@ double measure_peak_flops(comm::World& world, c10::ScalarType type) {
   const auto hosts = world.host_group(comm::ranks_of_world(world.size()), "peak FLOP/s");
   const double own = median_rate(*hosts, device, type);
   if (!device.is_cpu()) {
-    // The run's own memory is counted from here.
+    // Resets the memory counters, so that the run's own memory is counted from here.
     detail::empty_cache(device.type());
     take_memory_use(name);
   }

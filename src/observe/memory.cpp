@@ -1,5 +1,6 @@
-// Records when each block is allocated and freed, with the phase and the lane. The kind of a block
-// is known only when it is freed: a block that outlives the forward that made it is an activation.
+// Records when each block is allocated and freed, with the phase and the lane. A block's kind is
+// known only when it is freed: for example, a block that outlives the forward that allocated it is
+// an activation.
 #include "tessera/observe/memory.h"
 
 #include <sys/mman.h>
@@ -40,7 +41,7 @@ bool is_state(MemoryKind kind) {
          kind == MemoryKind::kGradients;
 }
 
-/// Recognises FSDP's communication by the lane.
+/// Recognizes the memory of FSDP's communication by the lane that allocates it.
 class MemoryLog::Lanes final : public comm::Streams {
  public:
   Lanes(MemoryLog& log, comm::StreamsPtr inner) : log_(log), inner_(std::move(inner)) {}
@@ -101,14 +102,14 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
 
 namespace {
 
-/// Whether the thread is in an optimizer step, or in clipping or unscaling before it.
+/// Whether the caller is an optimizer step, or clipping or unscaling before it.
 bool is_update(std::string_view caller) {
   return caller == "clip_grad_norm_" || caller == "unscale_" || caller == "optimizer step";
 }
 
 }  // namespace
 
-/// Derives the phase: autograd says when a backward runs, and clipping and updates have a
+/// Determines the phase: autograd reports a running backward; clipping and updates have a
 /// CallerScope.
 void MemoryLog::update_phase() {
   if (phase_ == MemoryPhase::kSetup || phase_ == MemoryPhase::kUpdate) {
@@ -123,7 +124,7 @@ void MemoryLog::update_phase() {
   phase_ = now;
 }
 
-/// Usually the same as for the previous allocation.
+/// Updates the current moment, which is usually the same as for the previous allocation.
 void MemoryLog::update_moment() {
   std::string name = phase_ == MemoryPhase::kUpdate ? "" : where_();
   if (name.empty()) {
@@ -138,7 +139,7 @@ void MemoryLog::update_moment() {
   }
 }
 
-/// Another thread reads batches ahead, and allocates in any phase.
+/// Locks, because another thread prefetches batches and allocates in any phase.
 void MemoryLog::note(const TensorBlock& block) {
   const std::lock_guard lock(mutex_);
   const bool by_step = std::this_thread::get_id() == thread_;
@@ -148,7 +149,7 @@ void MemoryLog::note(const TensorBlock& block) {
   if (block.freed) {
     const auto known = blocks_.find(block.number);
     if (known == blocks_.end()) {
-      return;  // of an earlier rank
+      return;  // the block was allocated by an earlier rank
     }
     known->second.ended = phases_;
     live_blocks_.erase(known->second.data);
@@ -204,7 +205,8 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
     return MemoryKind::kGradients;
   }
   if (block.earlier) {
-    // The first forward makes shards, which are assigned as parameters, and masks, which are not.
+    // The first forward creates shards, which have been marked as parameters, and masks, which have
+    // not.
     return block.born == MemoryPhase::kForward && !block.is_parameter ? MemoryKind::kActivations
                                                                       : MemoryKind::kParameters;
   }
@@ -222,7 +224,7 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
                                                          : MemoryKind::kTemporary;
 }
 
-/// The allocated memory, block after block, and its maximum.
+/// Replays allocations and frees, and computes the memory in use and its maximum.
 class MemoryLog::Count {
  public:
   Count(StepMemory& memory, bool on_host) : memory_(memory), on_host_(on_host) {}
@@ -234,7 +236,7 @@ class MemoryLog::Count {
     memory_.most[at] = std::max(memory_.most[at], live_[at]);
     sum_ += on_host_ && is_state(kind) ? 0 : sign * block.bytes;
   }
-  /// Whether the memory is at a new maximum; if so, notes it.
+  /// Returns whether memory in use is at a new maximum, and records it.
   bool is_peak() {
     if (sum_ <= memory_.peak_bytes) {
       return false;
@@ -243,7 +245,7 @@ class MemoryLog::Count {
     memory_.at_peak = live_;
     return true;
   }
-  /// Notes the memory after an event, if it is a new maximum of its moment.
+  /// Records the memory after an event if it is a new maximum of its moment.
   void note(std::size_t event, const std::string& moment) {
     auto& [at, most] = moments_[moment];
     if (sum_ > most.bytes) {
@@ -265,7 +267,8 @@ class MemoryLog::Count {
   StepMemory& memory_;
   bool on_host_;
   BytesByKind live_{};
-  std::map<std::string, std::pair<std::size_t, MomentMemory>> moments_;  ///< with their events
+  /// The maximum of each moment, with the index of its event.
+  std::map<std::string, std::pair<std::size_t, MomentMemory>> moments_;
   std::int64_t sum_ = 0;
 };
 
@@ -296,7 +299,7 @@ StepMemory MemoryLog::use(bool on_host) const {
 
 namespace {
 
-/// Smaller blocks are cheaper from the heap than from mmap.
+/// For smaller blocks the heap is cheaper than mmap.
 constexpr std::size_t kReserveFrom = std::size_t{1} << 16;
 
 TensorMemoryOptions& counting_options() {
@@ -309,19 +312,19 @@ std::atomic<std::int64_t> live = 0;
 std::atomic<std::int64_t> highest = 0;
 std::atomic<std::uint64_t> allocations = 0;
 
-/// Data that is needed when a block is freed.
+/// Information that is needed when a block is freed.
 struct Counted {
   TensorBlock block;
-  c10::DataPtr memory;             ///< from libtorch's allocator
-  std::size_t reserved_bytes = 0;  ///< or from the system
+  c10::DataPtr memory;             ///< the block, if it is from libtorch's allocator
+  std::size_t reserved_bytes = 0;  ///< bytes, if the block was reserved from the system instead
 };
 
-/// By address, the only thing that libtorch's raw deallocation passes.
+/// The counted blocks by address, because libtorch's raw deallocation passes only the address.
 struct Blocks {
   std::mutex mutex;
   std::unordered_map<void*, Counted> by_address;
 };
-/// Never freed: tensors may outlive main().
+/// The table is never destroyed, because tensors may outlive main().
 Blocks& blocks() {
   static auto* const all = new Blocks();
   return *all;
@@ -414,7 +417,7 @@ void count_tensor_memory(TensorMemoryOptions options) {
   if (counting.exchange(true)) {
     return;
   }
-  // Never freed: tensors may outlive main().
+  // The allocator is never destroyed, because tensors may outlive main().
   static auto* const allocator = new CountingAllocator(tessera::detail::cpu_allocator());
   tessera::detail::set_cpu_allocator(allocator);
 }

@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Minima and maxima begin with infinities, which JSON lacks.
+/// Encodes infinities, which JSON lacks: minima and maxima start with them.
 json to_json(double value) {
   if (std::isfinite(value)) {
     return value;
@@ -103,7 +103,7 @@ void Metric::load_state_dict(const json& state) {
   synced_ = false;
 }
 
-/// Reads all values before it changes one.
+/// Sets all values; reads all of them before it changes any.
 void Metric::set_values(const json& state) {
   std::map<std::string, double> found;
   for (const auto& [name, value] : values_) {

@@ -1,5 +1,5 @@
-// Metrics of a step: their derived numbers, and three forms of them. JSON lines are for programs,
-// titan_line() is for people.
+// Metrics of a step: derived values, and output as JSON lines (for programs) and as torchtitan's
+// console line (for people).
 #include "tessera/observe/metrics.h"
 
 #include <fmt/format.h>
@@ -20,12 +20,12 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-/// Unknown values are null, since 0 % MFU would be a claim.
+/// Unknown values are null, because 0 would look like a measured value.
 ordered_json optional_number(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);
 }
 
-/// By mesh dimension, then by collective.
+/// Traffic as JSON: by mesh dimension, then by collective.
 ordered_json traffic_json(const comm::TrafficTable& table) {
   ordered_json groups = ordered_json::object();
   for (const auto& [key, traffic] : table) {
@@ -43,14 +43,14 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
 template <class Visit>
 void for_each_record(const std::filesystem::path& path, std::int64_t last, const Visit& visit) {
   if (!std::filesystem::is_regular_file(path)) {
-    return;  // to read a pipe would wait for ever
+    return;  // reading from a pipe would wait forever
   }
   std::ifstream in(path);
   for (std::string line; std::getline(in, line) && !in.eof();) {
     try {
       const json record = json::parse(line);
       if (record.at("step").get<std::int64_t>() > last) {
-        return;  // of steps that will be done again
+        return;  // these steps and later ones will be repeated
       }
       visit(line, record);
     } catch (const json::exception& error) {
@@ -62,11 +62,12 @@ void for_each_record(const std::filesystem::path& path, std::int64_t last, const
 
 }  // namespace
 
-/// FLOP/s and MFU are per rank; tokens_per_s is of the whole job.
+/// FLOP/s and MFU are per rank; tokens_per_s is for the whole job.
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops) {
   metrics.tokens_per_s = static_cast<double>(tokens) / metrics.step_time_s;
-  // With tensor parallelism a rank works on parts of more tokens than this.
+  // Tokens per rank for the FLOP count. With tensor parallelism, a rank processes parts of more
+  // tokens.
   const double per_rank = metrics.tokens_per_s / world_size;
   metrics.tflops = per_rank * flops.per_token / 1e12;
   if (!peak_flops || tokens == 0) {
@@ -83,7 +84,7 @@ void set_memory(StepMetrics& metrics, const std::string& device_type) {
   metrics.memory_capacity_bytes = use.capacity_bytes;
 }
 
-/// Ordered, so that lines of a file have the same columns.
+/// Keys are ordered, so that all lines of a file have the same column order.
 std::string to_json(const StepMetrics& metrics) {
   ordered_json json = {{"step", metrics.step},
                        {"loss", metrics.loss},
@@ -97,7 +98,7 @@ std::string to_json(const StepMetrics& metrics) {
                        {"mfu_causal", optional_number(metrics.mfu_causal)},
                        {"peak_memory_bytes", metrics.peak_memory_bytes},
                        {"comm", traffic_json(metrics.comm)}};
-  // Columns of fp16 runs only.
+  // Only runs with loss scaling have the columns loss_scale and skipped.
   if (metrics.loss_scale) {
     json["loss_scale"] = *metrics.loss_scale;
     json["skipped"] = metrics.skipped;
@@ -114,7 +115,7 @@ std::string to_json(const StepMetrics& metrics) {
   return json.dump();
 }
 
-/// In the format of torchtitan's log, to compare runs of both.
+/// torchtitan's log format, so that runs of both can be compared.
 std::string titan_line(const StepMetrics& metrics, int world_size) {
   const auto peak = static_cast<double>(metrics.peak_memory_bytes);
   const auto capacity = static_cast<double>(metrics.memory_capacity_bytes);
@@ -128,7 +129,7 @@ std::string titan_line(const StepMetrics& metrics, int world_size) {
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed)
     : path_(files::absolute_path(path)) {
-  std::error_code ignored;  // the file's own error says more
+  std::error_code ignored;  // the error is ignored: opening the file reports a more informative one
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
@@ -137,7 +138,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
     for_each_record(path, resumed, [&kept](const std::string& line, const json& /*record*/) {
       kept += line + '\n';
     });
-    // Atomic: these records can't be made again.
+    // The file is replaced atomically, because the old records cannot be recreated.
     files::write_file(path, kept);
   }
   out_.open(path, resumed > 0 ? std::ios::app : std::ios::trunc);
@@ -147,7 +148,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
 
 void MetricsWriter::write(const StepMetrics& metrics) {
   const std::string line = to_json(metrics) + '\n';
-  // Flushed each step, so that a killed run leaves all its steps.
+  // The file is flushed after each step, so that a killed run leaves all its steps.
   out_ << line << std::flush;
   TESSERA_CHECK(out_, "writing the metrics file '", path_.string(),
                 "' failed: check that the disk has room");
@@ -161,7 +162,8 @@ void MetricsWriter::write_again(const StepMetrics& metrics) {
   std::string line = to_json(metrics);
   line.resize(std::max(line.size() + 1, last_bytes_), ' ');
   line.back() = '\n';
-  // One write over the old bytes, so that a killed run leaves the old record or the new one.
+  // The record is replaced with a single write, so that a killed run leaves either the old record
+  // or the new one.
   std::fstream file(path_, std::ios::in | std::ios::out);
   file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(path_) - last_bytes_));
   file << line << std::flush;
@@ -173,14 +175,14 @@ void MetricsWriter::write_again(const StepMetrics& metrics) {
 
 namespace {
 
-/// By the makers' data sheets, dense, in TFLOP/s.
+/// Vendor data-sheet values for dense products, in TFLOP/s.
 struct Peak {
-  std::vector<std::string_view> words;  ///< all are in the name
-  double half;                          ///< bf16 and fp16
-  double fp32;                          ///< NVIDIA's without TF32; AMD's of its matrix cores
+  std::vector<std::string_view> words;  ///< words that must all occur in the device's name
+  double half;                          ///< TFLOP/s in bf16 and fp16
+  double fp32;  ///< TFLOP/s in fp32; NVIDIA: without TF32; AMD: matrix cores
 };
 
-/// More specific names come first. PCIe and NVL boards have a lower clock than SXM boards. An
+/// More specific names come first. PCIe and NVL boards have a lower clock rate than SXM boards. An
 /// MI250X appears as two devices.
 const std::vector<Peak>& peaks() {
   static const std::vector<Peak> table = {
@@ -195,8 +197,8 @@ const std::vector<Peak>& peaks() {
   return table;
 }
 
-/// Upper-case runs of letters and digits: "A100-SXM4-80GB" is A100, SXM4 and 80GB.
-/// Whole words, so that "A10" is not found in "A100".
+/// Splits a name into upper-case runs of letters and digits: "A100-SXM4-80GB" gives A100, SXM4 and
+/// 80GB. Names are compared by whole words, so that "A10" does not match "A100".
 std::vector<std::string> words_of(const std::string& name) {
   std::vector<std::string> words(1);
   for (const unsigned char c : name) {
@@ -211,8 +213,9 @@ std::vector<std::string> words_of(const std::string& name) {
 
 }  // namespace
 
-/// 6 for each parameter: 2 forward, 4 backward. Embeddings are looked up, not multiplied.
-/// Attention: 12 * layers * hidden * sequence, half of it if causal masks are counted.
+/// 6 FLOPs per parameter: 2 forward, 4 backward. Embeddings are looked up, not multiplied.
+/// Attention: 12 * layers * hidden * sequence, or half of it if the causal mask is taken into
+/// account.
 ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameters,
                        std::int64_t layers, std::int64_t hidden, std::int64_t sequence) {
   const double dense = 6.0 * static_cast<double>(parameters - embedding_parameters);
@@ -221,9 +224,9 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
   return {dense + attention, dense + attention / 2};
 }
 
-/// The first row of the table whose words all are in the name.
+/// Returns the first row of the table whose words are all in the name.
 std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
-  // The last word may be empty; no row of the table contains an empty word.
+  // The last word may be empty; no row of the table has an empty word.
   const auto words = words_of(device_name);
   const auto has = [&](std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();

@@ -1,6 +1,6 @@
-// libtorch's profiler, and a range of it for each module. Autograd numbers its nodes in the order
-// in which they are made. So a module's forward makes the nodes of a range of numbers, and
-// libtorch's RecordFunction says which node backward runs.
+// libtorch's profiler with a range for each module. Autograd numbers its nodes in creation order,
+// so a module's forward creates a range of node numbers. libtorch's RecordFunction reports the
+// number of the node that backward is running, which identifies the module.
 
 #include "tessera/observe/profile.h"
 
@@ -25,11 +25,11 @@
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::observe {
-// Named, since ModuleRanges has members of these types.
+// A named namespace instead of an anonymous one, because ModuleRanges has members of these types.
 namespace module_ranges {
 
-/// The ranges of one profile. Its methods are called on forward's and autograd's threads, never on
-/// two at a time.
+/// The ranges of one profile. Methods are called on forward's and autograd's threads, but never
+/// concurrently.
 class Ranges : public std::enable_shared_from_this<Ranges> {
  public:
   Ranges() : thread_(at::RecordFunction::currentThreadId()) {}
@@ -49,7 +49,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     enter(module + (again ? ": recomputation" : ": forward"));
   }
 
-  /// Also if the forward, or a hook before this one, has thrown.
+  /// Ends a module's range. Also called if the forward, or a hook before this one, has thrown.
   void after_forward(const std::string& module) {
     if (calls_.empty() || calls_.back().module != module) {
       return;
@@ -71,15 +71,15 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
  private:
   static constexpr auto kOpen = std::numeric_limits<std::uint64_t>::max();
 
-  /// The nodes that a forward made: numbers [begin, end).
+  /// The autograd nodes that a forward created: numbers [begin, end).
   struct Made {
     std::uint64_t begin, end;
     std::string module;
-    std::optional<std::size_t> parent;  ///< the forward around it
+    std::optional<std::size_t> parent;  ///< index of the enclosing forward
   };
   struct Call {
     std::string module;
-    std::optional<std::size_t> made;  ///< nullopt: a recomputation
+    std::optional<std::size_t> made;  ///< nullopt: the call is a recomputation
   };
 
   void enter(const std::string& name) {
@@ -90,9 +90,9 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   }
   void leave() { open_.pop_back(); }
 
-  /// The forwards in which a node was made, the outermost first.
+  /// The forwards in which a node was created, outermost first.
   std::vector<std::size_t> path_of(std::uint64_t node) const {
-    // Sorted by when the forwards began: inner ones come after those around them.
+    // made_ is sorted by the start of the forwards: inner forwards come after the enclosing ones.
     const auto after = std::ranges::upper_bound(made_, node, {}, &Made::begin);
     std::optional<std::size_t> made;
     if (after != made_.begin()) {
@@ -117,7 +117,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
       enter(made_[*next].module + ": backward");
     }
     backward_ = path;
-    // No node is known to be the last one.
+    // The open ranges end with backward, because it is not known which node is the last.
     const int task = tessera::detail::backward_id();
     if (std::exchange(task_, task) != task) {
       tessera::detail::queue_end_of_backward([ranges = weak_from_this()] {
@@ -133,16 +133,16 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     }
   }
 
-  std::vector<std::unique_ptr<at::RecordFunction>> open_;  ///< the innermost last
-  std::uint64_t thread_;                                   ///< that runs forward
-  std::vector<Made> made_;                                 ///< of the profile, in order
+  std::vector<std::unique_ptr<at::RecordFunction>> open_;  ///< open profiler ranges, innermost last
+  std::uint64_t thread_;                                   ///< the thread that runs forward
+  std::vector<Made> made_;  ///< all forwards of the profile, in the order of their start
   std::optional<std::size_t> innermost_;
   std::vector<Call> calls_;            ///< forwards that have not ended
-  std::vector<std::size_t> backward_;  ///< the forwards whose backward runs now
-  int task_ = -1;                      ///< the task of autograd's engine whose end is awaited
+  std::vector<std::size_t> backward_;  ///< the forwards whose backward is running
+  int task_ = -1;                      ///< autograd task whose end will close the ranges
 };
 
-/// Attached to a module, with hooks that can't be removed: they do nothing without ranges.
+/// Attached to a module. The hooks can't be removed; without `ranges` they do nothing.
 struct RangeHooks {
   std::shared_ptr<Ranges> ranges;
   std::string module;
@@ -178,7 +178,8 @@ inline std::unique_ptr<at::ObserverContext> begin_function(const at::RecordFunct
 
 }  // namespace module_ranges
 
-/// While it exists, the modules of `model` have ranges on this thread and in its backwards.
+/// Gives the modules of `model` profiler ranges while it exists, on this thread and in its backward
+/// calls.
 class ModuleRanges {
  public:
   explicit ModuleRanges(nn::ModuleBase& model)

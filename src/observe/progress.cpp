@@ -1,5 +1,5 @@
 // A progress line at the bottom of a terminal, redrawn in place. Prints nothing if the stream is a
-// file. Text is formatted without a locale, so that it is the same on every machine.
+// file. Formatting does not depend on the locale.
 #include "tessera/observe/detail/progress.h"
 
 #include <fmt/format.h>
@@ -16,17 +16,18 @@
 namespace tessera::observe {
 namespace {
 
-/// A terminal is slower than the steps of a small model.
+/// Limits redrawing, because a terminal is slower than the steps of a small model.
 constexpr auto kRedrawInterval = std::chrono::milliseconds(100);
 
-/// Read each time, since windows are resized. 80 if the terminal does not report its width.
+/// Queried for each redraw, because windows are resized. 80 if the terminal does not report its
+/// width.
 std::size_t terminal_width(std::FILE* stream) {
   winsize size{};
   const bool known = ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return known ? size.ws_col : 80;
 }
 
-/// 20 cells with a head, which goes at the end.
+/// A bar of 20 cells with an arrow head; the full bar has no head.
 std::string bar(std::int64_t step, std::int64_t steps) {
   constexpr std::int64_t kCells = 20;
   const auto full = static_cast<std::size_t>(kCells * step / steps);
@@ -40,7 +41,7 @@ std::string bar(std::int64_t step, std::int64_t steps) {
 
 }  // namespace
 
-/// ASCII only, so that bytes are columns and the text can be cut anywhere.
+/// The text is ASCII only, so that bytes equal columns and it can be cut anywhere.
 std::string progress_text(std::int64_t step, std::int64_t steps, double loss, double tokens_per_s,
                           double seconds_left, std::size_t width) {
   std::string text =
@@ -68,12 +69,12 @@ void Progress::update(std::int64_t step, double loss, double tokens_per_s) {
     return;
   }
   const auto now = Clock::now();
-  // Measured from the first step of this start, which is slow and not in the mean.
+  // Speed is measured from this run's first step on; that step is slow and excluded from the mean.
   if (first_step_ == 0) {
     first_step_ = step;
     first_time_ = now;
   }
-  // After the last step the line disappears.
+  // The progress line disappears after the last step.
   if (step >= steps_) {
     return clear();
   }
@@ -85,17 +86,17 @@ void Progress::update(std::int64_t step, double loss, double tokens_per_s) {
   const double left =
       measured == 0 ? -1
                     : elapsed / static_cast<double>(measured) * static_cast<double>(steps_ - step);
-  // One column stays free, since a cursor after the last column would wrap.
+  // One column stays free, because a cursor after the last column would wrap.
   const auto text =
       progress_text(step, steps_, loss, tokens_per_s, left, terminal_width(stream_) - 1);
-  // Back to the start of the line, and clear it.
+  // Returns to the start of the terminal line and clears it.
   std::fprintf(stream_, "\r\x1b[K%s", text.c_str());
   std::fflush(stream_);
   drawn_ = true;
   last_drawn_ = now;
 }
 
-/// Removes the progress line; the next update() draws it again.
+/// Clears the progress line and prints `text`; the next update() draws the progress line again.
 void Progress::line(const std::string& text) {
   clear();
   std::fprintf(log_, "%s\n", text.c_str());
@@ -112,14 +113,14 @@ void Progress::clear() {
   drawn_ = false;
 }
 
-/// Grouped from the decimal point to the left.
+/// Groups digits from the decimal point to the left.
 std::string grouped(double value, int decimals) {
   std::string text = fmt::format("{:.{}f}", value, decimals);
-  // "inf" has no groups.
+  // "inf" and "nan" have no digit groups.
   if (!std::isfinite(value)) {
     return text;
   }
-  // After the sign.
+  // Digit groups begin after the sign.
   const std::size_t first = text.starts_with('-') ? 1 : 0;
   std::size_t position = text.find('.');
   if (position == std::string::npos) {
@@ -132,7 +133,7 @@ std::string grouped(double value, int decimals) {
   return text;
 }
 
-/// About three significant digits; bytes are whole.
+/// Sizes have about three significant digits; bytes have no decimals.
 std::string bytes_text(double bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   std::size_t unit = 0;
@@ -143,7 +144,7 @@ std::string bytes_text(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, decimals, kUnits[unit]);
 }
 
-/// Two units at most.
+/// Durations have at most two units.
 std::string duration_text(double seconds) {
   const auto whole = static_cast<std::int64_t>(std::llround(seconds));
   if (whole < 60) {

@@ -15,7 +15,7 @@
 namespace tessera::observe {
 namespace {
 
-/// "dp: Shard(0), tp: Replicate()"; a mesh without names counts its dimensions.
+/// "dp: Shard(0), tp: Replicate()"; in a mesh without names, dimensions are numbered.
 std::string text_of(const Placements& placements, const std::vector<std::string>& names) {
   std::vector<std::string> parts;
   for (std::size_t dim = 0; dim < placements.size(); ++dim) {
@@ -25,7 +25,7 @@ std::string text_of(const Placements& placements, const std::vector<std::string>
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-/// The layout itself if no list of placements describes it. `tensor` is distributed.
+/// The placements of a distributed tensor, or its layout if no list of placements describes it.
 std::string placements_text(const at::Tensor& tensor) {
   const auto& spec = sharding_spec(tensor);
   try {
@@ -35,7 +35,7 @@ std::string placements_text(const at::Tensor& tensor) {
   }
 }
 
-/// A plain parameter has "-" for placements, and is local as a whole.
+/// A plain parameter has "-" as placements, and is wholly local.
 ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {
   const auto& local = local_tensor(tensor);
   return {name, tensor.sizes().vec(),
@@ -68,7 +68,7 @@ void write_run_record(const RunRecord& record, const std::filesystem::path& path
                                 {"local_sizes", row.local_sizes},
                                 {"local_bytes", row.local_bytes}});
   }
-  // A value of the command line may hold any bytes.
+  // A command-line value may contain invalid UTF-8.
   files::write_file(
       path, json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }

@@ -1,4 +1,4 @@
-// Event files for TensorBoard: the three messages that scalars need are encoded here, in Protocol
+// Event files for TensorBoard. The three messages that scalars need are encoded here in Protocol
 // Buffers' wire format, and framed as TFRecords.
 #include "tessera/observe/tensorboard.h"
 
@@ -38,8 +38,8 @@ std::string varint(std::uint64_t value) {
   return text;
 }
 
-// A field of a message: its number with the kind of value (varint 0, 8 bytes 1, a length and as
-// many bytes 2, 4 bytes 5), then the value.
+// Fields of a message: the field number with the wire type (0 varint, 1 8 bytes, 2
+// length-delimited, 5 4 bytes), then the value.
 
 std::string integer_field(std::uint64_t number, std::int64_t value) {
   return varint(number << 3) + varint(static_cast<std::uint64_t>(value));
@@ -63,7 +63,7 @@ std::string event_of(std::int64_t step, const std::string& what) {
   return double_field(1, now.count()) + integer_field(2, step) + what;
 }
 
-/// Summary: value = 1; of it tag = 1, simple_value = 2.
+/// Summary: repeated value = 1 with tag = 1 and simple_value = 2.
 std::string summary_of(const Scalars& scalars) {
   std::string summary;
   for (const auto& [tag, value] : scalars) {
@@ -88,7 +88,8 @@ std::string host_name() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "host";
 }
 
-/// TensorFlow's naming. TensorBoard reads files in the order of names, which is that of times.
+/// TensorFlow's file naming. TensorBoard reads files in the order of their names, which is
+/// chronological.
 std::filesystem::path event_file(const std::filesystem::path& folder, int count) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count();
@@ -136,7 +137,7 @@ Scalars titan_scalars(const StepMetrics& metrics, int world_size, const std::str
 
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step) {
   files::create_folders(folder);
-  // Another writer of this process, or a run in another container, may have just made this file.
+  // Another writer of this process, or a run in another container, may have just created this file.
   for (int count = 0; file_ == nullptr; ++count) {
     path_ = event_file(folder, count);
     file_.reset(std::fopen(path_.c_str(), "wbx"));
@@ -145,7 +146,8 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::i
                   "; give a folder that may be written");
   }
   write_event(event_of(0, bytes_field(3, "brain.Event:2")));
-  // SessionLog: status = 1; its START = 1 hides what was written for this step and later ones.
+  // A SessionLog with status = 1 (START) makes TensorBoard ignore older values of this step and
+  // later steps.
   write_event(event_of(first_step, bytes_field(7, integer_field(1, 1))));
 }
 

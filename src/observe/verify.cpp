@@ -1,5 +1,5 @@
-// Every rank runs the reference with its own samples. Only the mean of the reference's gradients is
-// communicated.
+// verify(): every rank runs the reference with its own samples. Only the mean of the reference's
+// gradients is communicated.
 #include "tessera/observe/verify.h"
 
 #include <fmt/format.h>
@@ -21,11 +21,13 @@
 namespace tessera::observe {
 namespace {
 
-/// Distance from the program's own counts of random operators. FSDP assumes that a model draws
-/// nothing if the counts do not change between two forwards, so the runs must not repeat them.
+/// Offset between the random-operator counts of the verification runs and of the program. FSDP
+/// assumes that a model draws no random numbers if the counts do not change between two forwards,
+/// so the runs must not repeat the program's counts.
 constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 
-/// How often the weights are moved. One draw may move a single number very little by chance.
+/// Number of runs with perturbed weights. A single perturbation may by chance change a value very
+/// little.
 constexpr std::uint64_t kDraws = 2;
 
 class Verification {
@@ -41,7 +43,7 @@ class Verification {
     comm::run_or_fail_together(flush_pending_transfers(mesh_.group_of_all_ranks()), mesh_.device(),
                                work);
   }
-  /// The first difference; empty if there is none.
+  /// Describes the first weight that differs between ranks; empty if there is none.
   std::string whether_weights_are_equal() const;
   std::string problem_of_first_rank(const std::string& own) const;
   void run_reference();
@@ -81,7 +83,8 @@ std::string Verification::whether_weights_are_equal() const {
   std::string problem;
   try {
     check(mesh_, "parameter", reference_.named_slots());
-    // Buffers of a batch norm depend on the samples.
+    // Only ranks with the same samples are compared, because buffers of a batch norm depend on the
+    // samples.
     if (const auto dims = other_dims(mesh_, options_.batch_dims); !dims.empty()) {
       check(mesh_.slice(dims), "buffer", reference_.named_buffer_slots());
     }
@@ -93,7 +96,8 @@ std::string Verification::whether_weights_are_equal() const {
   return problem_of_first_rank(problem);
 }
 
-/// Ranks with other samples may have found another problem, or none.
+/// Returns the problem of the first rank with one: ranks with other samples may have found another
+/// problem, or none.
 std::string Verification::problem_of_first_rank(const std::string& own) const {
   comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
   const auto failure =
@@ -102,7 +106,8 @@ std::string Verification::problem_of_first_rank(const std::string& own) const {
 }
 
 void Verification::run_reference() {
-  // Losses read the number of ranks from the last forward; this reference runs on one.
+  // Losses read the number of data-parallel ranks from the last forward; the reference runs on one
+  // rank.
   nn::set_batch_ranks(1);
   const auto run = [&] {
     set_draw_counts(reference_, counts_, kAhead);
@@ -117,7 +122,8 @@ void Verification::run_reference() {
   }
 }
 
-/// A rank's random numbers are indexed by its rows, which follow those of lower ranks.
+/// Checks that each rank's rows follow those of lower ranks, because random numbers are indexed by
+/// row.
 void Verification::check_rows() const {
   comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
   const auto all = comm::gather_values(group, mesh_.device(), {one_rank_.rows, draws_ ? 1 : 0});
@@ -174,7 +180,7 @@ VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const Dev
 
 namespace {
 
-/// Later differences usually follow from the first ones.
+/// Limits the printed differences: later ones usually follow from the first ones.
 constexpr std::size_t kLines = 8;
 
 std::string counted(std::size_t count, std::string_view what) {
@@ -192,7 +198,7 @@ std::string equal_line(const VerifyReport& report) {
       report.modules > 0 ? "" : "; outputs are not compared, since ranks split the samples");
 }
 
-/// Where to look for the first difference.
+/// Advice on where to look for the cause of the first difference.
 std::string remedy(const VerifyReport& report) {
   if (!report.cause.empty()) {
     return report.cause;

@@ -1,5 +1,5 @@
 // Compares the run on the mesh with the run on one rank. Distributed tensors are made whole, plain
-// parts of several ranks are joined, and the ranks combine what each has found.
+// parts of several ranks are joined, and the ranks combine their findings.
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -36,17 +36,17 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// ---- Two tensors.
+// ---- Comparison of two tensors.
 
-/// For arithmetic without a further rounding.
+/// Converts to fp64, so that the comparison adds no rounding.
 at::Tensor as_doubles(const at::Tensor& tensor) {
   return (tensor.is_complex() ? at::view_as_real(tensor) : tensor).to(at::kDouble);
 }
 
-/// The element in which two tensors of equal sizes differ most, the first of several.
+/// The element in which two tensors of equal sizes differ most; the first one if there are several.
 struct Farthest {
-  double distance = 0;     ///< infinity if only one of them is NaN or infinite there
-  std::int64_t index = 0;  ///< in row-major order
+  double distance = 0;     ///< infinity if exactly one of the values is NaN or infinite
+  std::int64_t index = 0;  ///< the element's index in row-major order
   double value = 0, expected = 0;
 };
 
@@ -64,7 +64,7 @@ Farthest farthest(const at::Tensor& tensor, const at::Tensor& expected) {
           ours.flatten()[index].item<double>(), theirs.flatten()[index].item<double>()};
 }
 
-/// The largest finite absolute value; 0 of an empty tensor.
+/// The largest finite absolute value; 0 for an empty tensor.
 double largest_of(const at::Tensor& tensor) {
   if (tensor.numel() == 0) {
     return 0;
@@ -81,7 +81,7 @@ std::vector<std::int64_t> coordinate_of(std::int64_t index, at::IntArrayRef size
   return coordinate;
 }
 
-/// "[8, 4] on (tp=2) as [Shard(0)]", or "[8, 4], plain".
+/// A tensor's sizes and layout: "[8, 4] on (tp=2) as [Shard(0)]", or "[8, 4], plain".
 std::string layout_of(const at::Tensor& tensor) {
   const std::string sizes = fmt::format("[{}]", fmt::join(tensor.sizes(), ", "));
   if (!tessera::is_distributed(tensor)) {
@@ -97,10 +97,10 @@ std::string layout_of(const at::Tensor& tensor) {
   return fmt::format("{} on {} as {}", sizes, to_string(spec.mesh.shape()), placements);
 }
 
-// ---- Copies of heads. Some styles compute each key-value head on several ranks. These copies are
-// consecutive along the dimension of the heads, and a rank's shard is one head.
+// ---- Copies of heads. Some styles compute each key-value head on several ranks. The copies are
+// consecutive along the head dimension, and each rank's shard is one head.
 
-/// The only dimension in which sizes differ; -1 if there is none or several.
+/// The only dimension in which the sizes differ; -1 if there is none or more than one.
 std::int64_t other_dim(at::IntArrayRef sizes, at::IntArrayRef others) {
   std::int64_t found = -1;
   for (std::size_t dim = 0; sizes.size() == others.size() && dim < sizes.size(); ++dim) {
@@ -114,8 +114,8 @@ std::int64_t other_dim(at::IntArrayRef sizes, at::IntArrayRef others) {
   return found;
 }
 
-/// If `whole` has several copies of each head: the copy that differs most from `one_rank`. Else
-/// `whole`.
+/// If `whole` has several copies of each head, returns the copy that differs most from `one_rank`;
+/// else `whole`.
 at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::Tensor& one_rank) {
   if (!one_rank.defined() || shard.size() != static_cast<std::size_t>(one_rank.dim())) {
     return whole;
@@ -139,16 +139,16 @@ at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::
 
 // ---- Pairs of tensors.
 
-/// One tensor of both runs; undefined where a run has none.
+/// A pair of the same tensor in both runs; undefined in a run that lacks it.
 struct Pair {
-  SeenTensor of;  ///< its value is not used
+  SeenTensor of;  ///< identifies the tensor; its value is not used
   at::Tensor on_mesh, one_rank;
   double noise = 0;
-  std::string layout{};   ///< on the mesh, for messages
-  std::string missing{};  ///< why one run has none
+  std::string layout{};   ///< the tensor's layout on the mesh, for messages
+  std::string missing{};  ///< why one run lacks the tensor
 };
 
-/// "is never called on the mesh".
+/// The reason why a run lacks a tensor: "is never called on the mesh".
 std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const SeenRun& one_rank) {
   if (tensor.call == 0) {
     return "exists in one of the two runs alone";
@@ -171,7 +171,7 @@ std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const 
              : fmt::format("is {} on the mesh, and {} on one rank", times(here), times(there));
 }
 
-/// In the order of one rank's run; `noise` is for its tensors.
+/// Pairs the tensors in the order of the one-rank run, to whose tensors `noise` belongs.
 std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
                            const std::vector<SeenTensor>& one_rank,
                            const std::vector<double>& noise) {
@@ -197,7 +197,7 @@ std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
   return pairs;
 }
 
-/// Both runs' calls. An input that one run lacks is left out.
+/// Pairs the calls of both runs. An input that only one run has is omitted.
 std::vector<Pair> pairs_of_calls(const SeenRun& on_mesh, const SeenRun& one_rank,
                                  const std::vector<double>& noise) {
   std::vector<Pair> pairs = pairs_of(on_mesh.tensors, one_rank.tensors, noise);
@@ -212,7 +212,7 @@ std::vector<Pair> pairs_of_calls(const SeenRun& on_mesh, const SeenRun& one_rank
   return pairs;
 }
 
-/// What one run has of a pair, in one line.
+/// Describes a pair's tensor on the mesh in one line.
 std::string kind_of(const Pair& pair) {
   if (!pair.on_mesh.defined()) {
     return "no " + pair.of.name;
@@ -221,7 +221,7 @@ std::string kind_of(const Pair& pair) {
                      tessera::is_distributed(pair.on_mesh) ? pair.layout : "plain");
 }
 
-/// The first line in which two texts differ, of each.
+/// The first line in which two texts differ, from each text.
 std::pair<std::string, std::string> first_lines_apart(const std::string& a, const std::string& b) {
   const auto end = static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
   const std::size_t before = end == 0 ? std::string::npos : a.rfind('\n', end - 1);
@@ -241,7 +241,8 @@ bool has_other_sizes(const Pair& pair) {
 
 // ---- Plain parts of several ranks.
 
-/// Type, sizes, then the values. For an undefined tensor only a type that no tensor has.
+/// Serializes type, sizes and values. An undefined tensor is serialized as a type that no tensor
+/// has.
 std::string to_bytes(const at::Tensor& tensor) {
   std::vector<std::int64_t> header{-1};
   at::Tensor values;
@@ -278,7 +279,7 @@ at::Tensor from_bytes(const std::string& bytes) {
   return tensor;
 }
 
-/// The parts one after another along `dim`; nullopt if they do not fit together.
+/// Concatenates the parts of a tensor along `dim`; nullopt if their sizes do not fit.
 std::optional<at::Tensor> joined(const std::vector<at::Tensor>& parts, std::int64_t dim) {
   std::vector<std::int64_t> like = parts.front().sizes().vec();
   for (const at::Tensor& part : parts) {
@@ -294,7 +295,7 @@ std::optional<at::Tensor> joined(const std::vector<at::Tensor>& parts, std::int6
   return at::cat(parts, dim);
 }
 
-/// The ranks of a mesh, by whether they have different samples.
+/// The ranks of a mesh, grouped by whether they have different samples.
 class PairingRanks {
  public:
   PairingRanks(const DeviceMesh& mesh, const std::vector<std::string>& batch_dims) : mesh_(mesh) {
@@ -306,8 +307,8 @@ class PairingRanks {
     }
   }
 
-  /// Makes distributed tensors whole, and joins plain parts. Collective. Throws Error, on every
-  /// rank, if the ranks of one part of the batch do not have the same tensors; with `all`, if any
+  /// Makes distributed tensors whole and joins plain parts. Collective. Throws Error, on every
+  /// rank, if ranks with the same samples do not have the same tensors; with `all`, if any two
   /// ranks do not.
   void make_whole(std::vector<Pair>& pairs, bool all) const {
     agree(all ? mesh_ : peers_, pairs);
@@ -323,7 +324,7 @@ class PairingRanks {
     }
   }
 
-  /// The mean over the parts of the batch. Collective.
+  /// The mean over the ranks with different samples. Collective.
   at::Tensor mean_over_batches(const at::Tensor& tensor) const {
     if (!batches_ || batches_.size() == 1) {
       return tensor;
@@ -334,7 +335,8 @@ class PairingRanks {
   }
 
  private:
-  /// Ranks that make a tensor whole must all have it, or they would wait for one another.
+  /// Throws Error unless all ranks have the same tensors. Ranks make a tensor whole together, and
+  /// would otherwise wait for one another forever.
   void agree(const DeviceMesh& among, const std::vector<Pair>& pairs) const {
     std::string own;
     for (const Pair& pair : pairs) {
@@ -362,7 +364,7 @@ class PairingRanks {
         among.ranks().front(), first, among.ranks()[other], second);
   }
 
-  /// All ranks join a pair, or none.
+  /// Either all ranks join the parts of a pair, or none.
   void join_parts(std::vector<Pair>& pairs) const {
     std::vector<std::int64_t> own;
     for (const Pair& pair : pairs) {
@@ -380,7 +382,8 @@ class PairingRanks {
     }
   }
 
-  /// Along the dimension in which the joined parts differ least from one rank's tensor.
+  /// Joins the parts along the dimension in which the result differs least from the one-rank
+  /// tensor.
   void join(comm::Communicator& group, Pair& pair) const {
     std::vector<at::Tensor> parts;
     for (const std::string& bytes :
@@ -407,40 +410,41 @@ class PairingRanks {
   }
 
   DeviceMesh mesh_;
-  DeviceMesh batches_;  ///< this rank and those with different samples; none: all have the same
-  DeviceMesh peers_;    ///< ranks with the same samples; none: this rank alone has its own
+  DeviceMesh batches_;  ///< ranks with different samples; undefined: all have the same samples
+  DeviceMesh peers_;    ///< ranks with the same samples; undefined: each rank has its own samples
 };
 
-// ---- What each rank finds, and what they find together.
+// ---- The findings of each rank, and of all ranks together.
 
-/// How one tensor of this rank on the mesh compares with that of one rank.
+/// How one tensor of this rank on the mesh differs from the one-rank tensor.
 struct Finding {
-  std::string name, fqn, caller;  ///< as in SeenTensor
+  std::string name, fqn, caller;  ///< the tensor's identity, as in SeenTensor
   int call = 0, parent = 0;
   bool is_input = false;
-  std::string layout;               ///< on the mesh; or why there is nothing to compare
-  std::vector<std::int64_t> at{};   ///< the element that is off by most
-  std::string value{}, expected{};  ///< there, on the mesh and on one rank
-  double distance = 0;              ///< infinity: they can't be compared
-  double largest = 0;               ///< value of one rank's tensor
-  double epsilon = 0;               ///< of the coarser type
-  double noise = 0;                 ///< how far rounding moves it on one rank
+  std::string layout;  ///< the tensor's layout on the mesh; or why there is nothing to compare
+  std::vector<std::int64_t> at{};   ///< index of the element that differs most
+  std::string value{}, expected{};  ///< value of that element on the mesh and on one rank
+  double distance = 0;  ///< distance of that element; infinity: the tensors can't be compared
+  double largest = 0;   ///< largest value of the one-rank tensor
+  double epsilon = 0;   ///< rounding unit of the less precise type
+  double noise = 0;     ///< how far rounding moves the one-rank tensor
 };
 
 /// The findings of all ranks on tensors of one kind.
 struct Together {
-  std::vector<VerifyDifference> differences;  ///< in the order of rank 0
-  double largest = 0;   ///< distance within what is allowed, as a share of the largest value
-  std::string cause{};  ///< where to look for the first difference
+  std::vector<VerifyDifference> differences;  ///< differences in the order of rank 0
+  double largest = 0;   ///< largest allowed difference found, relative to the largest value
+  std::string cause{};  ///< where to look for the cause of the first difference
 };
 
-/// A mesh sums in another order than one rank, so its rounding moves a tensor differently: at most
-/// a few times as far as one rank's.
+/// Factor on the measured rounding noise: a mesh sums in a different order than one rank, so its
+/// rounding moves a tensor differently, but at most a few times as far.
 constexpr double kNoises = 8;
-/// Besides, of the largest value: sums that no weight changes.
+/// Additional allowed units of rounding of the largest value, for sums that do not depend on
+/// perturbed weights.
 constexpr double kRoundings = 8;
 
-/// JSON has no infinity.
+/// Numbers are sent as bits, because JSON has no infinity.
 std::uint64_t bits(double number) {
   return std::bit_cast<std::uint64_t>(number);
 }
@@ -459,12 +463,12 @@ Finding from_json(const nlohmann::json& json) {
           json[7], json[8], json[9], number(10), number(11), number(12), number(13)};
 }
 
-/// One tensor, as the ranks have found it.
+/// The findings of all ranks on one tensor.
 struct OfRanks {
-  std::vector<std::pair<int, Finding>> findings;  ///< with the world rank
+  std::vector<std::pair<int, Finding>> findings;  ///< pairs of world rank and finding
 
   const Finding& first() const { return findings.front().second; }
-  /// The largest of any rank.
+  /// The maximum of a field over all ranks.
   double largest(double Finding::*of) const {
     double most = 0;
     for (const auto& [rank, finding] : findings) {
@@ -474,7 +478,8 @@ struct OfRanks {
   }
 };
 
-/// In the order of rank 0; tensors of other ranks alone come last.
+/// Gathers the findings of all ranks in the order of rank 0; tensors that only other ranks have
+/// come last.
 std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   nlohmann::json text = nlohmann::json::array();
   for (const Finding& finding : own) {
@@ -497,7 +502,7 @@ std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& m
   return all;
 }
 
-/// All of few.
+/// Lists few ranks completely, many ranks abbreviated.
 std::string describe_ranks(const std::vector<int>& ranks) {
   constexpr std::size_t kMost = 8;
   if (ranks.size() > kMost) {
@@ -540,7 +545,8 @@ std::string quoted(const std::string& fqn) {
   return fqn.empty() ? "the model" : "'" + fqn + "'";
 }
 
-/// Where to look for the output that differs first: `tensors[first]`. `differs`: by tensor.
+/// Where to look for the cause of the first differing output, `tensors[first]`. `differs` says for
+/// each tensor whether it differs.
 std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool>& differs,
                      std::size_t first) {
   const Finding& output = tensors[first].first();
@@ -552,7 +558,7 @@ std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool
     return "all outputs before are equal, so look at the forward of " + quoted(output.caller) +
            ", which calls it";
   }
-  // The call itself and those around it: the first of their inputs that differs.
+  // Searches the call itself and its enclosing calls for the first input that differs.
   std::set<int> calls{output.call};
   std::map<int, int> parents;
   for (const OfRanks& tensor : tensors) {
@@ -581,7 +587,7 @@ std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool
       has_inputs ? "its inputs and " : "", quoted(output.fqn));
 }
 
-/// The same on every rank. Collective over `mesh`.
+/// Combines the findings of all ranks; the result is equal on every rank. Collective over `mesh`.
 Together put_together(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   const std::vector<OfRanks> tensors = gather(own, mesh);
   double of_kind = 0;
@@ -593,7 +599,8 @@ Together put_together(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   std::size_t first = tensors.size();
   for (const OfRanks& tensor : tensors) {
     const double epsilon = tensor.largest(&Finding::epsilon);
-    // The last term is for zeros that rounding has changed, relative to what they are added to.
+    // The last term of the tolerance allows for zeros that rounding has changed, relative to the
+    // values they are added to.
     const double allowed = kNoises * tensor.largest(&Finding::noise) +
                            kRoundings * epsilon * tensor.largest(&Finding::largest) +
                            epsilon * of_kind;
@@ -660,7 +667,8 @@ std::vector<Finding> findings_of(const std::vector<Pair>& pairs, const VerifyOpt
   return findings;
 }
 
-/// If samples are split, only the loss, which comes last, can be compared.
+/// Findings on module calls. If the step splits samples, only the loss, which comes last, can be
+/// compared.
 std::vector<Finding> of_calls(std::vector<Pair> pairs, const PairingRanks& ranks,
                               const VerifyOptions& options) {
   if (options.splits_samples) {
@@ -679,7 +687,8 @@ std::vector<Finding> of_gradients(std::vector<Pair> pairs, const PairingRanks& r
   ranks.make_whole(pairs, /*all=*/true);
   for (Pair& pair : pairs) {
     pair.one_rank = ranks.mean_over_batches(pair.one_rank);
-    // Whether a parameter that nothing uses has a gradient is FSDP's choice.
+    // A missing gradient counts as zeros: whether an unused parameter has a gradient is FSDP's
+    // choice.
     pair.on_mesh = pair.on_mesh.defined() ? pair.on_mesh : at::zeros_like(pair.one_rank);
   }
   return findings_of(pairs, options);

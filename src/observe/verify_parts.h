@@ -1,5 +1,5 @@
-// What the sources of verify() share: the tensors of one run, the common start of both runs, and
-// the comparison.
+// Shared parts of verify(): the tensors of one run, the common start state of both runs, and the
+// comparison.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,53 +17,56 @@
 
 namespace tessera::observe {
 
-/// A tensor of a run on this rank, without autograd: distributed as it was, or plain.
+/// A tensor of a run on this rank, detached from autograd; distributed or plain as in the run.
 struct SeenTensor {
-  std::string name;  ///< "output of 'layers.0.norm', call 2"; the same in each run
-  std::string fqn;   ///< of the module or parameter
+  std::string name;  ///< the tensor's name, equal in each run: "output of 'layers.0.norm', call 2"
+  std::string fqn;   ///< FQN of the module or parameter
   at::Tensor value;
   std::string caller{};   ///< FQN of the module that called `fqn`
-  int call = 0;           ///< which call of the run, from 1; 0: none
-  int parent = 0;         ///< the call within which it was made; 0: none
-  bool is_input = false;  ///< of the call; not compared by itself
+  int call = 0;           ///< index of the call in the run, from 1; 0: none
+  int parent = 0;         ///< index of the enclosing call; 0: none
+  bool is_input = false;  ///< an input of the call; not compared separately
 };
 
 /// The tensors that one run of a step has produced.
 struct SeenRun {
-  /// Inputs when a call begins, outputs when it ends, the result of the step last.
+  /// A call's inputs when it begins, its outputs when it ends, and finally the result of the step.
   std::vector<SeenTensor> tensors;
-  std::vector<SeenTensor> gradients;  ///< in backward's order; none without a backward
-  std::map<std::string, int> calls;   ///< how often each module was called, by FQN
+  std::vector<SeenTensor> gradients;  ///< gradients in the order of backward; empty without a
+                                      ///< backward
+  std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
   std::int64_t rows = 0;              ///< dimension 0 of the first tensor passed to the module
 };
 
-/// Runs `step` with `module`, and backward if the result has a gradient. The parameters have no
-/// gradients before and after. Collective where the step is. An exception of the step becomes an
-/// Error that names the innermost running module; a PeerError stays one.
+/// Runs `step` with `module`, and backward if the result requires grad. Parameters have no
+/// gradients before and after. Collective as the step is. An exception in the step becomes an Error
+/// with the name of the innermost running module; a PeerError is passed on.
 SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step);
 
-/// Throws Error unless `reference` has the parameters and buffers of `module`, plain ones of equal
-/// sizes. Not collective.
+/// Throws Error unless `reference` has the parameters and buffers of `module`, as plain tensors of
+/// equal sizes. Not collective.
 void check_reference(const nn::ModuleBase& module, const nn::ModuleBase& reference);
-/// Gives `reference` memory if it has none, and the values and modes of `module`. Collective over
-/// the meshes of its parameters.
+/// Copies the values and modes of `module` to `reference`, allocating its memory if it is on the
+/// meta device. Collective over the meshes of the module's parameters.
 void copy_to_reference(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh);
-/// Changes every weight by about one unit in the last place, up or down; `draw` seeds the choice.
+/// Changes every weight by about one unit in the last place, up or down at random; `draw` is the
+/// seed.
 void change_last_places(nn::ModuleBase& reference, std::uint64_t draw);
 
-/// How many random operators a rank's module has counted: its Dropouts', and those of at::.
+/// The random-operator counts of a rank's module: of its Dropouts, and of at:: operators.
 struct DrawCounts {
   RandomState state;
-  std::vector<std::pair<std::string, std::uint64_t>> dropouts;  ///< by FQN
+  /// Call counts of the Dropouts, by FQN.
+  std::vector<std::pair<std::string, std::uint64_t>> dropouts;
 };
 DrawCounts draw_counts(const nn::ModuleBase& module);
-/// `ahead` is added to each.
+/// Restores the counts, each increased by `ahead`.
 void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint64_t ahead = 0);
-/// Whether `counts` are more than those that were set.
+/// Whether `counts` exceed the counts that set_draw_counts(set, ahead) has set.
 bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t ahead);
 
-/// Saves what a run changes of a module and of this thread, and restores it at the end. Removes the
-/// gradients meanwhile.
+/// Saves everything that a run changes in a module and in this thread; the destructor restores it.
+/// Gradients are removed until then.
 class SavedState {
  public:
   explicit SavedState(nn::ModuleBase& module);
@@ -79,20 +82,20 @@ class SavedState {
   std::int64_t batch_ranks_;
 };
 
-/// How far rounding alone moves the tensors of one rank's run, in the order of SeenRun.
+/// How far rounding alone moves the tensors of a one-rank run, in the order of SeenRun.
 struct Noise {
   std::vector<double> tensors, gradients;
 };
-/// Raises `noise` to at least the largest difference of `run` from `other`, a run of the same step.
-/// Infinity for a tensor that one of the two lacks, or has in other sizes.
+/// Raises `noise` to at least the differences between `run` and `other`, two runs of the same step.
+/// Infinity for a tensor that one run lacks or has with other sizes.
 void raise_noise(Noise& noise, const SeenRun& run, const SeenRun& other);
 
 /// The dimensions of `mesh` that are not in `dims`.
 std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<std::string>& dims);
-/// The distance from 1 to the next number of a tensor's type; 0 of integers, which are exact.
+/// The distance from 1 to the next larger number of a type; 0 for integers, which are exact.
 double epsilon_of(c10::ScalarType type);
 
-/// Compares this rank's run on the mesh with its run on one rank. The same report on every rank.
+/// Compares this rank's run on the mesh with its one-rank run. The report is equal on every rank.
 /// Collective over `mesh`. Throws Error, on every rank, if the ranks did not call the same modules.
 VerifyReport compare(const SeenRun& on_mesh, const SeenRun& one_rank, const Noise& noise,
                      const DeviceMesh& mesh, const VerifyOptions& options);

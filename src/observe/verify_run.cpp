@@ -27,8 +27,8 @@
 namespace tessera::observe {
 namespace {
 
-/// A copy, since the program may write to the tensor. Invisible to autograd and to selective
-/// checkpointing.
+/// A copy, because the program may write to the tensor. The copy is invisible to autograd and to
+/// selective activation checkpointing.
 at::Tensor copy_of(const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
   const OperatorModePause no_mode;
@@ -53,7 +53,7 @@ class Recorder {
     note(call, outputs, /*is_input=*/false);
   }
 
-  /// The innermost module that has not ended: "'layers.0.norm'"; empty: none.
+  /// The innermost running module, "'layers.0.norm'"; empty if there is none.
   std::string running() const {
     return running_.empty() || running_.back().fqn.empty() ? "" : "'" + running_.back().fqn + "'";
   }
@@ -62,8 +62,8 @@ class Recorder {
  private:
   struct Call {
     std::string fqn{}, caller{};
-    int number = 0, parent = 0;  ///< among all calls of the run
-    int of_module = 0;           ///< among those of the module
+    int number = 0, parent = 0;  ///< index among all calls of the run
+    int of_module = 0;           ///< index among the module's calls
   };
 
   void note(const Call& call, nn::TensorList tensors, bool is_input) {
@@ -81,7 +81,7 @@ class Recorder {
   int calls_ = 0;
 };
 
-/// Attached to a module, with hooks that can't be removed: they do nothing without a recorder.
+/// Attached to a module. The hooks can't be removed; without a recorder they do nothing.
 struct Watch {
   Recorder* recorder = nullptr;
   std::string fqn{};
@@ -107,7 +107,7 @@ Watch& watch_of(nn::ModuleBase& module) {
   return *watch;
 }
 
-/// While it exists, the calls of a module and of all below it go to `recorder`.
+/// Records the calls of a module and its submodules in `recorder` while it exists.
 class RecordScope {
  public:
   RecordScope(nn::ModuleBase& module, Recorder& recorder) {
@@ -128,7 +128,7 @@ class RecordScope {
   std::vector<Watch*> watched_;
 };
 
-/// Returns whether there was a backward.
+/// Runs the step; returns whether it had a backward.
 bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
   const at::Tensor result = step(module);
   const bool trains = result.defined() && result.requires_grad();
@@ -143,8 +143,8 @@ bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
   return trains;
 }
 
-/// The order in which backward reaches the parameters of one rank's model. The mesh has no such
-/// order: FSDP completes the gradients of a unit together.
+/// The order in which backward reaches the parameters of the one-rank model. A mesh has no such
+/// order, because FSDP completes the gradients of a unit together.
 class BackwardOrder {
  public:
   explicit BackwardOrder(const nn::ModuleBase& module) {
@@ -179,7 +179,7 @@ class BackwardOrder {
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
 };
 
-/// The gradients of the trained parameters. On one rank a missing gradient is zeros.
+/// The gradients of the trained parameters. A missing gradient on one rank counts as zeros.
 std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   std::vector<SeenTensor> gradients;
   for (const auto& [fqn, slot] : module.named_slots()) {
@@ -197,7 +197,7 @@ std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   return gradients;
 }
 
-/// libtorch's messages may have several lines.
+/// The first line of a libtorch message, which may have several.
 std::string first_line(const std::string& message) {
   return message.substr(0, message.find('\n'));
 }
@@ -276,7 +276,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
   nn::visit_modules(reference, [&](const std::string& fqn, torch::nn::Module& copy) {
     copies.emplace(fqn, &copy);
   });
-  // Parents come first, since train() also sets all modules below.
+  // Parents come first, because train() also sets all submodules.
   nn::visit_modules(module, [&](const std::string& fqn, torch::nn::Module& each) {
     const auto found = copies.find(fqn);
     if (found == copies.end()) {
@@ -285,7 +285,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
     found->second->train(each.is_training());
     auto* to = dynamic_cast<nn::Dropout*>(found->second);
     const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
-    // Without a key both use the key of their name.
+    // Dropouts without an explicit key derive the same key from their name.
     if (to != nullptr && dropout != nullptr && dropout->key()) {
       to->set_key(*dropout->key());
     }

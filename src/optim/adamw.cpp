@@ -1,4 +1,4 @@
-// AdamW and SGD: options, checks, and one call of a fused kernel for a batch of shards.
+// AdamW and SGD: options, checks, and one fused kernel call per batch of shards.
 
 #include "tessera/optim/adamw.h"
 
@@ -19,7 +19,7 @@
 namespace tessera::optim {
 namespace {
 
-/// False for NaN as well.
+/// Whether beta is in [0, 1); false for NaN.
 bool is_fraction(double beta) {
   return beta >= 0.0 && beta < 1.0;
 }
@@ -43,14 +43,14 @@ bool is_narrow(const at::Tensor& moments) {
   return moments.scalar_type() == c10::ScalarType::BFloat16;
 }
 
-/// Whether kernels::adamw() takes them: libtorch's kernels have no narrow moments, and on a CPU it
-/// has the bits of earlier versions for the others.
+/// Whether kernels::adamw() updates the batch. libtorch's kernels do not support narrow moments.
+/// For the other batches on a CPU, libtorch's kernel preserves the bits of earlier versions.
 bool is_for_kernel(const Batch& batch) {
   return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
 }
 
-/// The stream from which a parameter's moments draw. A parameter without an FQN is known by its
-/// place in the optimizer.
+/// The random stream for rounding a parameter's moments. A parameter without an FQN is identified
+/// by its index in the optimizer.
 std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
   const std::string name = slot.fqn().empty() ? std::to_string(index) : slot.fqn();
   return stream_of(("optim::AdamW " + name).c_str());
@@ -58,7 +58,7 @@ std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
 
 }  // namespace
 
-/// The state has the names that it has in torch.optim.AdamW.
+/// The state has the same names as in torch.optim.AdamW.
 AdamW::AdamW(std::vector<Group<AdamWOptions>> groups)
     : GroupedOptimizer(std::move(groups), {"exp_avg", "exp_avg_sq"}, /*counts_steps=*/true) {
   for (std::size_t i = 0; i < this->groups(); ++i) {
@@ -77,7 +77,7 @@ c10::ScalarType AdamW::state_dtype(std::size_t group, c10::ScalarType parameter)
   return wide == c10::ScalarType::Float ? options(group).moment_dtype : wide;
 }
 
-/// Each parameter has random numbers of its own.
+/// Each parameter has its own random numbers, so shards are not joined if moments are rounded.
 bool AdamW::joins_shards(std::size_t group) const {
   return !rounds(options(group));
 }
@@ -86,8 +86,9 @@ bool AdamW::takes_gradient_factor(const Batch& batch, std::size_t /*group*/) con
   return is_for_kernel(batch);
 }
 
-/// Kernels read the step from the device, so that the host does not wait for it. Steps are counted
-/// before (SlotOptimizer::count_step): they want the step now made, from 1.
+/// Kernels read the step from the device, so that the host does not wait for it. The counter is
+/// incremented before (SlotOptimizer::count_step), because kernels need the number of the current
+/// step, from 1.
 void AdamW::update_batch(const Batch& batch, std::size_t group) {
   if (is_for_kernel(batch)) {
     return update_by_kernel(batch, group);
@@ -124,8 +125,8 @@ void AdamW::update_by_kernel(const Batch& batch, std::size_t group) {
                        .gradient_factor = batch.gradient_factor});
 }
 
-/// Written only where it has changed: a step whose launches are captured and repeated then reads
-/// what is written here between two.
+/// Written only if the rate has changed: if a step's launches are captured and replayed, the replay
+/// reads the rate that was written between two replays.
 at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
   const double value = lr(group);
   const auto found = std::ranges::find_if(rates_, [&](const Rate& rate) {
@@ -145,7 +146,7 @@ at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
 
 namespace {
 
-/// State is made for all groups or for none, so that all batches have equally many lists.
+/// State is created for all groups or for none, so that all batches have the same number of lists.
 std::vector<std::string> state_names(const std::vector<Group<SgdOptions>>& groups) {
   const bool momentum = std::ranges::any_of(
       groups, [](const Group<SgdOptions>& group) { return group.options.momentum != 0.0; });
@@ -177,10 +178,10 @@ Sgd::Sgd(const nn::ModuleBase& module, SgdOptions options) : Sgd(slots_of(module
 void Sgd::update_batch(const Batch& batch, std::size_t group) {
   const SgdOptions& o = options(group);
   const bool momentum = o.momentum != 0.0;
-  // Options may be changed between steps; state names may not.
+  // Options may be changed between steps, but state names may not.
   TESSERA_CHECK(!momentum || !batch.states.empty(),
                 "SGD was made without momentum, which a group got since; make it with it");
-  // Buffers begin as zeros, so that the first step is like the others.
+  // Buffers start as zeros, so that the first step needs no special case.
   at::_fused_sgd_(batch.parameters, batch.gradients,
                   momentum ? at::TensorList(batch.states[0]) : at::TensorList(), o.weight_decay,
                   o.momentum, lr(group), /*dampening=*/0.0, o.nesterov, /*maximize=*/false,

@@ -1,5 +1,5 @@
-// Norms of gradients and clipping, for plain and distributed parameters alike. The norm stays on
-// the device: the host waits only if it must check the value.
+// Gradient norms and clipping, for plain and distributed parameters. The norm stays on the device;
+// the host waits only if it must check the value.
 
 #include "grad_norm.h"
 
@@ -31,7 +31,7 @@
 namespace tessera::optim {
 namespace {
 
-/// By world ranks, as meshes of different roots are compared.
+/// Compares world ranks, because the meshes may have different roots.
 bool contains(const DeviceMesh& mesh, int rank) {
   return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end();
 }
@@ -47,14 +47,15 @@ bool has_dim(const DeviceMesh& mesh, const std::string& name) {
 
 /// Decides which rank counts a local gradient in the norm. A parameter on a submesh may have copies
 /// on the other slices of the mesh (data parallelism over a TP submesh), which must not be counted
-/// again; or the other slices may hold different parameters (experts, pipeline stages), which must.
+/// again. Or the other slices may have different parameters (experts, pipeline stages), which must
+/// be counted.
 class Counting {
  public:
   explicit Counting(const NormOptions& options) : options_(options) {}
 
-  /// Throws Error for a dimension in distinct_along that neither `over` nor a root has. A misspelt
-  /// name would be ignored: different parameters would count as copies, and the norm would be too
-  /// small.
+  /// Throws Error for a dimension in distinct_along that neither `over` nor a root mesh has. If a
+  /// misspelt name were ignored, different parameters would count as copies, and the norm would be
+  /// too small.
   void check(const std::vector<nn::SlotPtr>& parameters) const {
     std::vector<DeviceMesh> meshes;
     if (options_.over) {
@@ -77,11 +78,11 @@ class Counting {
     }
   }
 
-  /// Whether this rank counts its local tensor: if it is the first along each mesh dimension that
-  /// replicates, and its submesh is the first of those that hold copies.
+  /// Whether this rank counts its local tensor: it must be the first along each mesh dimension that
+  /// replicates the tensor, and its submesh must be the first of those with copies.
   bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
     const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
-    // This rank holds nothing of it.
+    // This rank has no part of the tensor.
     if (coordinate.empty()) {
       return false;
     }
@@ -91,7 +92,7 @@ class Counting {
       }
     }
     const DeviceMesh& distinct = slot.distinct_along();
-    // A model has hundreds of parameters on two or three meshes.
+    // Cached, because a model has hundreds of parameters on two or three meshes.
     const auto [known, is_new] = found_.try_emplace({spec.mesh, distinct}, false);
     if (is_new) {
       known->second = is_first(spec.mesh, distinct);
@@ -102,7 +103,8 @@ class Counting {
  private:
   bool is_first(const DeviceMesh& mesh, const DeviceMesh& distinct) const {
     const DeviceMesh base = base_of(mesh);
-    // No coordinate to go by: the mesh that holds the root's first rank counts.
+    // This rank has no coordinate in the base mesh. The mesh that contains the root's first rank
+    // counts.
     if (!base.contains_this_rank()) {
       return contains(mesh, mesh.root().ranks().front());
     }
@@ -112,15 +114,16 @@ class Counting {
     std::vector<bool> skipped = varied(base, distinct);
     const std::vector<bool> own = varied(base, mesh);
     for (std::size_t d = 0; d < own.size(); ++d) {
-      // Along its own dimensions the mesh extends: there the first coordinate is looked for, and
-      // not this rank's.
+      // Along its own dimensions the mesh extends, so the first coordinate is used there instead of
+      // this rank's.
       skipped[d] = skipped[d] && !own[d];
     }
-    // The second term is for dimensions of `base` along which `mesh` has some of the coordinates.
+    // The second condition is for dimensions of `base` along which `mesh` has only some of the
+    // coordinates.
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, first_rank(base, {}));
   }
 
-  /// The mesh whose dimensions tell copies from different parameters.
+  /// The mesh whose dimensions distinguish copies from different parameters.
   DeviceMesh base_of(const DeviceMesh& mesh) const {
     const std::vector<std::string>& names = options_.distinct_along;
     const bool over_says =
@@ -130,9 +133,8 @@ class Counting {
     return over_says ? options_.over : mesh.root();
   }
 
-  /// This rank's coordinate in `base`, with 0 along all dimensions but the distinct ones and those
-  /// in `skipped`, as a rank.
-  /// Row-major, as ranks of a mesh are.
+  /// The rank with this rank's coordinate in `base`, but 0 along all dimensions except the distinct
+  /// ones and those in `skipped`. Row-major, like the ranks of a mesh.
   int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) const {
     std::size_t index = 0;
     for (int d = 0; d < base.ndim(); ++d) {
@@ -147,8 +149,8 @@ class Counting {
     return base.ranks()[index];
   }
 
-  /// Along which dimensions of `base` the ranks of `mesh` differ.
-  /// By coordinates in `base` against this rank's own: where one differs, the mesh extends.
+  /// For each dimension of `base`, whether the ranks of `mesh` differ along it. Compares their
+  /// coordinates in `base` with this rank's.
   static std::vector<bool> varied(const DeviceMesh& base, const DeviceMesh& mesh) {
     std::vector<bool> differs(static_cast<std::size_t>(base.ndim()), false);
     for (const int rank : mesh.ranks()) {
@@ -172,7 +174,7 @@ class Counting {
   std::unordered_map<std::pair<DeviceMesh, DeviceMesh>, bool, MeshHash> found_;
 };
 
-/// The larger of two meshes that are one inside the other.
+/// Replaces `joint` by `mesh` if `mesh` is larger and contains it.
 void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
   if (!joint || (mesh.size() > joint.size() && contains(mesh, joint))) {
     joint = mesh;
@@ -185,8 +187,8 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 
 }  // namespace
 
-/// Two passes: the joint mesh must be known to all ranks, with gradients or without; only then are
-/// the gradients collected, with pending sums reduced.
+/// Two passes: first all ranks determine the joint mesh, with or without gradients; then the
+/// gradients are collected, with pending sums reduced.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
                 "the norm of gradients was called with a null parameter; pass slots of modules, "
@@ -219,7 +221,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
     }
   }
   for (auto* list : {&terms.locals, &terms.plain, &terms.owned, &terms.copies}) {
-    // Fewer tensors for the list kernels; elementwise terms do not change.
+    // Joined tensors mean fewer tensors for the list kernels; elementwise terms do not change.
     *list = merge_adjoining(*list);
   }
   return terms;
@@ -229,8 +231,8 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// The norm of each tensor, fp64 (n) on `device`. One list kernel for each type and device. Complex
-/// numbers count by their absolute values, as in PyTorch.
+/// The norm of each tensor: fp64 (n), on `device`. One list kernel for each type and device.
+/// Complex numbers count by their absolute values, as in PyTorch.
 at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
   for (const at::Tensor& tensor : tensors) {
@@ -245,7 +247,7 @@ at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device d
   return at::cat(found);
 }
 
-/// The term of one rank, to be reduced over ranks: the sum of |x|^p, or max |x| for p = infinity;
+/// One rank's term, to be reduced over the ranks: the sum of |x|^p, or max |x| for p = infinity;
 /// 0-d.
 at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   if (tensors.empty()) {
@@ -255,7 +257,7 @@ at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Dev
   return std::isinf(p) ? each.max() : each.pow(p).sum();
 }
 
-/// Finishes pending transfers first: ranks would otherwise wait for one another.
+/// Finishes pending transfers first, because ranks would otherwise wait for one another.
 void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   if (mesh.size() == 1) {
     return;
@@ -263,8 +265,8 @@ void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   flush_pending_transfers(mesh.group_of_all_ranks()).all_reduce(values, op)->wait();
 }
 
-/// The maximum over all ranks. Not every back end's maximum propagates a NaN, so a second number
-/// counts NaNs.
+/// The maximum over all ranks. Not every back end's maximum propagates NaN, so a second number
+/// flags NaNs.
 at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   const at::Tensor nan = value.isnan();
   const at::Tensor pair = at::stack({value.masked_fill(nan, 0.0), nan.to(kDouble)});
@@ -272,24 +274,24 @@ at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   return pair[0].masked_fill(pair[1].gt(0.0), std::nan(""));
 }
 
-/// A NaN or an infinity survives an addition by itself.
+/// The sum over all ranks; addition propagates NaN and infinity.
 at::Tensor reduce_sum(const DeviceMesh& mesh, at::Tensor value) {
   all_reduce(mesh, value, ReduceOp::kSum);
   return value;
 }
 
-/// The device on which the joint mesh communicates; without a mesh, that of the parameters.
+/// The device on which the joint mesh communicates; without a mesh, the device of the parameters.
 c10::Device home(const GradTerms& terms) {
   c10::Device first = terms.device.value_or(c10::kCPU);
   if (!terms.joint || terms.joint.size() == 1) {
     return first;
   }
-  // With offload gradients are on the host and the mesh communicates on the GPU.
+  // With offload, gradients are on the host but the mesh communicates on the GPU.
   const c10::Device device = terms.joint.device();
   return device.type() == first.type() ? first : device;
 }
 
-/// In three launches and the all-reduce between them.
+/// Uses three kernel launches and one all-reduce between them.
 kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
                                     std::optional<double> max_norm) {
   const at::Tensor squares =
@@ -300,17 +302,18 @@ kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
   return kernels::clip_norm_on_cuda(squares, max_norm.value_or(1.0));
 }
 
-/// Composed of libtorch's operators.
+/// The norm composed of libtorch's operators.
 at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   at::Tensor owned = local_term(terms.owned, p, device);
-  // The same on every rank: added after the reduction, or it would count once a rank.
+  // Plain gradients are the same on every rank, so their term is added after the reduction;
+  // otherwise it would count once per rank.
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
-    // Copies should not differ, but a value that isn't finite on one rank alone must be seen by
-    // all: they skip a step, or stop, together.
+    // Copies should not differ, but all ranks must see a value that is not finite on one rank only,
+    // so that they skip a step, or stop, together.
     const at::Tensor uncounted = plain + local_term(terms.copies, p, device);
-    // A number less itself is 0 if it is finite. isfinite() has no meta kernel.
+    // x - x is 0 if x is finite. isfinite() has no meta kernel.
     const at::Tensor not_finite = uncounted.masked_fill((uncounted - uncounted).eq(0.0), 0.0);
     owned = max ? reduce_max(terms.joint, at::maximum(owned, not_finite))
                 : reduce_sum(terms.joint, owned + not_finite);
@@ -327,17 +330,18 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
     return norm_on_cuda(terms, device, max_norm);
   }
   const at::Tensor norm = composed_norm(terms, p, device);
-  // The 1e-6 is PyTorch's.
+  // the constant 1e-6 is PyTorch's
   return {norm, max_norm ? (*max_norm / (norm + 1e-6)).clamp_max(1.0) : at::Tensor(),
           norm.to(c10::ScalarType::Float)};
 }
 
 namespace {
 
-// The message of a step with gradients that are not finite. A reduction spreads the NaN of one rank
-// over all. FSDP records for each rank whether its gradient was finite before the reduction.
+// The error message for a step with gradients that are not finite. A reduction spreads one rank's
+// NaN to all ranks, so FSDP records for each rank whether its gradient was finite before the
+// reduction.
 
-/// Names of parameters; the first three are shown.
+/// A list of parameter names, of which the first three are shown.
 class Names {
  public:
   void add(const nn::ParameterSlot& slot) {
@@ -358,7 +362,7 @@ bool is_nonfinite(const at::Tensor& gradient) {
   return gradient.defined() && !local_tensor(gradient).isfinite().all().item<bool>();
 }
 
-/// `own` of each rank, and which ranks these are.
+/// Collects the texts `own` of all ranks, and for each text the ranks that have it.
 std::map<std::string, std::vector<int>> of_all_ranks(const DeviceMesh& joint,
                                                      const std::string& own) {
   if (!joint || joint.size() == 1) {
@@ -380,7 +384,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-/// "" if no rank has names.
+/// Text that lists each rank's names; "" if no rank has names.
 std::string listed(const DeviceMesh& joint, const Names& own, const char* before,
                    const char* between) {
   std::string list;
@@ -392,7 +396,8 @@ std::string listed(const DeviceMesh& joint, const Names& own, const char* before
   return list;
 }
 
-/// See describe_nonfinite(). Collective over `joint`; of this rank alone if that is empty.
+/// Implements describe_nonfinite(). Collective over `joint`; without a joint mesh, for this rank
+/// alone.
 std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPtr>& parameters) {
   Names before;
   Names now;
@@ -409,7 +414,7 @@ std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPt
   return !found.empty() ? found : listed(joint, now, "not finite on ", " is that of ");
 }
 
-/// The value is the same on every rank, so that all throw or none.
+/// The norm is the same on every rank, so either all ranks throw or none.
 kernels::NormAndFactor checked_norm(const GradTerms& terms,
                                     const std::vector<nn::SlotPtr>& parameters,
                                     const NormOptions& options,
@@ -432,7 +437,7 @@ void check(const NormOptions& options) {
                 "-norm of gradients is invalid; p must be above 0 (infinity for the largest)");
 }
 
-/// The norm and the factor, with the gradients that they are of.
+/// The gradients, their norm, and the clip factor.
 std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
     const std::vector<nn::SlotPtr>& parameters, double max_norm, const NormOptions& options) {
   TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
@@ -448,7 +453,7 @@ std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
 
 }  // namespace
 
-/// fp64 inside, fp32 for the caller.
+/// fp64 internally, fp32 for the caller.
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   check(options);
   const comm::CallerScope caller("grad_norm");
@@ -467,7 +472,7 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
                            const NormOptions& options) {
   const c10::AutoGradMode no_grad(false);
   const auto [terms, total] = total_and_factor(parameters, max_norm, options);
-  // Always multiplied, by 1 as well: to ask whether it is needed would make the host wait.
+  // Always multiplies, even by 1: testing whether it is necessary would make the host wait.
   scale_by(terms.locals, total.factor);
   return total.rounded;
 }

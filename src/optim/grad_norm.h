@@ -1,4 +1,4 @@
-// The gradients of a norm: which local ones there are, and which of them this rank counts.
+// Collects the local gradients for a norm, and determines which of them this rank counts.
 
 #pragma once
 
@@ -14,25 +14,27 @@
 
 namespace tessera::optim {
 
-/// The gradients of some parameters on one rank, by which rank counts them in a norm.
+/// The gradients of some parameters on one rank, by the way they count in a norm.
 struct GradTerms {
-  /// All local gradients. Tensors that adjoin in memory are joined, here and in the lists below.
+  /// All local gradients. Tensors that are adjacent in memory are joined, here and in the lists
+  /// below.
   std::vector<at::Tensor> locals;
-  /// Every gradient is in one of these: plain ones, which are the same on every rank; local tensors
-  /// of distributed ones that this rank counts; and copies that another rank counts.
+  /// Every gradient is in one of these lists: plain gradients, which are the same on every rank;
+  /// local tensors that this rank counts; and copies that another rank counts.
   std::vector<at::Tensor> plain, owned, copies;
-  /// The mesh of all ranks that hold distributed parameters; none if all are plain.
+  /// The mesh of all ranks that have distributed parameters; undefined if all parameters are plain.
   DeviceMesh joint;
-  /// That of the first parameter.
+  /// The device of the first parameter.
   std::optional<c10::Device> device;
 };
 
-/// Collective over the meshes of gradients that are pending sums, which are reduced. The joint
-/// mesh is options.over, by default the largest. Throws Error if it does not contain the others.
+/// Collective over the meshes of gradients that are pending sums, which are reduced. The joint mesh
+/// is options.over, by default the largest root mesh. Throws Error if it does not contain the
+/// others.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
 
-/// The p-norm of all gradients, the same on every rank of the joint mesh, and what clips them to
-/// `max_norm` (without one, no factor). Plain 0-d tensors. One all-reduce.
+/// The p-norm of all gradients, the same on every rank of the joint mesh, and the factor that clips
+/// them to `max_norm` (undefined without max_norm). Plain 0-d tensors. One all-reduce.
 kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
                                   std::optional<double> max_norm = std::nullopt);
 

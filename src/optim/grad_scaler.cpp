@@ -1,6 +1,6 @@
-// Loss scaling. Gradients stay scaled until the step, which divides them in fp32 as it reads them.
-// The norm, which clipping needs anyway, tells whether one overflowed: a step costs one all-reduce
-// and one wait of the host.
+// Loss scaling. Gradients stay scaled until the step, which divides them in fp32 while it reads
+// them. The norm, which clipping needs anyway, shows whether a gradient overflowed: a step costs
+// one all-reduce and one wait of the host.
 
 #include "tessera/optim/grad_scaler.h"
 
@@ -23,11 +23,11 @@
 namespace tessera::optim {
 namespace {
 
-/// Another gradient may have overflowed unseen, or would be multiplied by a factor that is not its
-/// own.
+/// Throws Error if the optimizer updates a gradient outside of `parameters`: it may have overflowed
+/// undetected, or would be multiplied by a factor that was not computed for it.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
-    return;  // as in most steps
+    return;  // the usual case: the same list of parameters
   }
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
   for (const nn::SlotPtr& slot : optimizer.parameters()) {
@@ -41,7 +41,7 @@ void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& o
 
 }  // namespace
 
-/// NaN fails every comparison, so that it is refused as well.
+/// NaN fails every comparison, so it is refused too.
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   TESSERA_CHECK(options.init_scale > 0.0 && std::isfinite(options.init_scale) &&
                     options.growth_factor >= 1.0 && options.backoff_factor > 0.0 &&
@@ -56,18 +56,18 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   state_.scale = options.init_scale;
 }
 
-/// Autograd scales all gradients by it.
+/// Autograd then scales all gradients by the same factor.
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return enabled() ? loss * state_.scale : loss;
 }
 
-/// A second division would make gradients too small by the scale, silently.
+/// Throws Error at a second call: a second division would silently make the gradients too small.
 void GradScaler::check_once() const {
   TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step were unscaled before; call ",
                 "clip_grad_norm_ or unscale_ once, then step");
 }
 
-/// Changes no gradient: step() applies the factor that clips and divides. 1e-6 as in
+/// Does not change the gradients: step() applies the factor that clips and unscales. 1e-6 as in
 /// torch.nn.utils.
 at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                                        const NormOptions& options) {
@@ -102,10 +102,10 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
                   " gradients would lose small values; leave it to ",
                   "clip_grad_norm_ and step, which divide in fp32");
   }
-  // The maximum is enough to know whether all are finite.
+  // The maximum is sufficient to determine whether all gradients are finite.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
   checked_ = {std::isfinite(largest.item<double>()), 1.0, parameters};
-  // If not finite, gradients are not changed: the step is skipped.
+  // If a gradient is not finite, the gradients are not changed, because the step is skipped.
   if (checked_->finite) {
     check_gradient_copies(parameters, "GradScaler::unscale_", options);
     scale_by(terms.locals, at::scalar_tensor(1.0 / state_.scale, largest.options()));
@@ -119,7 +119,7 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     optimizer.step();
     return true;
   }
-  // The caller neither clipped nor unscaled.
+  // The caller neither clipped nor unscaled, so the norm is computed here.
   if (!checked_) {
     NormOptions largest = options;
     largest.norm_type = std::numeric_limits<double>::infinity();
@@ -130,7 +130,7 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     }
     checked_ = {std::isfinite(norm), 1.0 / state_.scale, optimizer.parameters()};
   }
-  // Taken out before the step: one that throws must not leave it for the next step.
+  // Removed before the step: if the step throws, the result must not be used in the next step.
   const Checked checked = *std::exchange(checked_, std::nullopt);
   check_covers(checked.parameters, optimizer);
   if (checked.finite) {
@@ -151,7 +151,7 @@ GradScaler::ClippedStep GradScaler::clip_and_step(
     const NormOptions& options, const std::function<void(const at::Tensor& norm)>& before_step) {
   if (enabled()) {
     const at::Tensor norm = clip_grad_norm_(parameters, max_norm, options);
-    // Taken out meanwhile: before_step() may throw.
+    // Removed temporarily, because before_step() may throw.
     const std::optional<Checked> checked = std::exchange(checked_, std::nullopt);
     if (checked->finite) {
       before_step(norm);
@@ -171,14 +171,14 @@ GradScaler::ClippedStep GradScaler::clip_and_step(
   return {clip.norm, true};
 }
 
-/// All ranks have the same norm, so that their scales stay equal without communication.
+/// All ranks have the same norm, so their scales stay equal without communication.
 void GradScaler::adjust(bool finite) {
   ++state_.steps_since_change;
   if (!finite) {
     back_off();
   } else if (++state_.steps_since_overflow % options_.growth_interval == 0) {
     const double grown = state_.scale * options_.growth_factor;
-    // Beyond that the scaled loss itself would be infinite.
+    // With a larger scale the scaled loss itself would be infinite.
     if (grown <= static_cast<double>(std::numeric_limits<float>::max())) {
       state_.scale = grown;
     }
@@ -186,8 +186,8 @@ void GradScaler::adjust(bool finite) {
   }
 }
 
-/// The share of overflows since the scale last changed decides, as in fairseq: rare ones are only
-/// skipped.
+/// The fraction of overflows since the scale's last change decides, as in fairseq: for rare
+/// overflows steps are only skipped.
 void GradScaler::back_off() {
   state_.steps_since_overflow = 0;
   ++state_.overflows_since_change;
@@ -210,7 +210,7 @@ void GradScaler::load_state(const State& state) {
                 "GradScaler: a state with a scale of ", state.scale,
                 " was to be loaded; it must be above 0 and finite");
   state_ = state;
-  // It belonged to gradients of the scale that was replaced.
+  // The result belonged to gradients with the replaced scale.
   checked_.reset();
 }
 

@@ -1,4 +1,5 @@
-// See local_shards.h. All of it is about local tensors; slot_gradient() alone may communicate.
+// Implements local_shards.h. All functions work on local tensors; only slot_gradient() may
+// communicate.
 #include "local_shards.h"
 
 #include <ATen/OpMathType.h>
@@ -19,14 +20,14 @@
 namespace tessera::optim {
 namespace {
 
-/// A tensor to be made. Refers to the sizes of an existing one.
+/// A tensor to be made, with the sizes of an existing one.
 struct Piece {
   c10::IntArrayRef sizes;
   c10::Device device;
   c10::ScalarType dtype;
 };
 
-/// `numel` counts first the needed elements, then those handed out.
+/// A buffer for several tensors. `numel` first counts the required elements, then those handed out.
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;
@@ -34,8 +35,8 @@ struct Buffer {
   at::Tensor memory = {};
 };
 
-/// One allocation for each kind, in two passes: sizes, then views. A list and no map of buffers, as
-/// there are one or two.
+/// Makes zero tensors with one allocation for each kind, in two passes: sizes, then views. A list
+/// of buffers instead of a map, as there are only one or two.
 std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces) {
   std::vector<Buffer> buffers;
   const auto buffer_of = [&](const Piece& piece) -> Buffer& {
@@ -64,8 +65,8 @@ std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces) {
 
 }  // namespace
 
-/// Backward leaves a pending sum where a parameter is replicated and its inputs were sharded. The
-/// sum is put back, so that clipping and the step reduce it once.
+/// Backward leaves a pending sum for a replicated parameter whose inputs were sharded. The reduced
+/// gradient is stored in `.grad`, so that clipping and the step reduce it only once.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   const at::Tensor& parameter = slot.persistent();
   const at::Tensor& grad = parameter.grad();
@@ -86,7 +87,7 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   if (!tessera::is_distributed(grad) || sharding_spec(grad) == sharding_spec(parameter)) {
     return grad;
   }
-  // A gradient with a history would keep the graph alive.
+  // A gradient with autograd history would keep the graph alive.
   const c10::AutoGradMode no_grad(false);
   at::Tensor aligned =
       DistributedTensor(grad).redistribute(sharding_spec(parameter).layout).tensor();
@@ -94,8 +95,8 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   return aligned;
 }
 
-/// By storage and offset, not by address: neighbours by chance in two allocations must not be
-/// joined.
+/// Compares storage and offset instead of addresses: two allocations that happen to be adjacent
+/// must not be joined.
 bool adjoins(const at::Tensor& first, const at::Tensor& next) {
   return first.storage().is_alias_of(next.storage()) && first.scalar_type() == next.scalar_type() &&
          first.is_contiguous() && next.is_contiguous() &&
@@ -124,7 +125,7 @@ std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors) 
 
 /// The factor is a tensor, so that the host does not wait for it.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
-  // A list kernel takes tensors of one type on one device.
+  // A list kernel needs tensors of one type on one device.
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
   for (const at::Tensor& tensor : tensors) {
     lists[{tensor.device().type(), tensor.scalar_type()}].push_back(tensor);
@@ -136,7 +137,7 @@ void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) 
   }
 }
 
-/// libtorch's own choice for kernels of half precision.
+/// libtorch's own choice in kernels for half precision.
 c10::ScalarType update_type(c10::ScalarType dtype) {
   return at::toOpMathType(dtype);
 }
@@ -150,7 +151,7 @@ std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
   return zeros(pieces);
 }
 
-/// On the device of the shard, where fused kernels read them.
+/// Makes the counters on the shards' devices, where fused kernels read them.
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) {
   std::vector<Piece> pieces;
   for (const at::Tensor& tensor : tensors) {
@@ -159,7 +160,8 @@ std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) 
   return zeros(pieces);
 }
 
-/// The state of a plain parameter is plain. No copy: a checkpoint loads into it.
+/// The state of a plain parameter is plain. The result is not a copy, so a checkpoint can load into
+/// it.
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state) {
   if (!tessera::is_distributed(parameter)) {
     return state;

@@ -20,25 +20,26 @@ struct SpreadMatrix {
   friend bool operator==(const SpreadMatrix&, const SpreadMatrix&) = default;
 };
 
-/// For work that needs unsharded matrices. It assigns each matrix to one rank of the mesh, its
-/// owner, so that the work (rows * columns * min(rows, columns) for each) is balanced; sends the
-/// shards to the owners; and sends the results back. Along a mesh dimension that replicates, the
-/// owner takes the shards of its own replica, and its result goes to all replicas.
+/// Exchanges matrices for work that needs them unsharded. It assigns each matrix to one rank of the
+/// mesh, its owner, so that the work (rows * columns * min(rows, columns) for each) is balanced;
+/// sends the shards to the owners; and sends the results back. Along a mesh dimension that
+/// replicates, the owner receives the shards of its own replica, and its result goes to all
+/// replicas.
 class MatrixExchange {
  public:
-  /// Not collective: each rank computes the same assignment.
+  /// Assigns the matrices to owners. Not collective: each rank computes the same assignment.
   MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix> matrices);
 
   const DeviceMesh& mesh() const { return mesh_; }
   const std::vector<SpreadMatrix>& matrices() const { return matrices_; }
-  /// The index in the mesh of the rank that works on each matrix.
+  /// For each matrix, the mesh index of its owner.
   const std::vector<std::int64_t>& owners() const { return owners_; }
 
   using Work = std::function<at::Tensor(std::size_t matrix, const at::Tensor& whole)>;
   /// `locals`: this rank's shard of each matrix, all of one type. Calls `work` for each matrix that
-  /// this rank owns; it returns a tensor of the same sizes and type. Returns this rank's shard of
-  /// each result. Collective over the mesh: two all-to-alls. Each element travels once to the
-  /// owner, and once to each rank that holds it.
+  /// this rank owns; `work` returns a tensor of the same sizes and type. Returns this rank's shard
+  /// of each result. Collective over the mesh: two all-to-alls. Each element is sent once to the
+  /// owner, and once to each rank that has it.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& locals, const Work& work) const;
 
  private:
@@ -46,7 +47,7 @@ class MatrixExchange {
     std::vector<std::int64_t> sizes;
     std::vector<Box> boxes;
     std::int64_t numel = 0;
-    bool sent = false;  ///< the owner takes this copy
+    bool sent = false;  ///< whether the owner receives this copy
   };
   bool sends(std::size_t matrix, std::int64_t rank) const;
   RankShard part(std::size_t matrix, std::int64_t rank) const;
@@ -60,9 +61,11 @@ class MatrixExchange {
   std::vector<SpreadMatrix> matrices_;
   std::vector<std::int64_t> owners_;
   std::int64_t self_;
-  std::vector<bool> sends_;                    ///< of this rank, for each matrix
-  std::vector<std::size_t> owned_;             ///< matrices of this rank
-  std::vector<std::vector<RankShard>> parts_;  ///< for each of owned_: of each rank
+  std::vector<bool> sends_;                    ///< for each matrix, whether this rank sends its
+                                               ///< part
+  std::vector<std::size_t> owned_;             ///< matrices that this rank owns
+  std::vector<std::vector<RankShard>> parts_;  ///< for each matrix in owned_: the parts of all
+                                               ///< ranks
 };
 
 }  // namespace tessera::optim

@@ -1,5 +1,5 @@
-// Muon. The momentum stays on the shards. Orthogonalising needs the whole matrix, so each matrix is
-// sent to one rank for it, in compute_dtype.
+// Muon. The momentum stays sharded. Orthogonalisation needs the whole matrix, so each matrix is
+// sent to one rank, in compute_dtype.
 
 #include "tessera/optim/muon.h"
 
@@ -38,8 +38,9 @@ double work_of(const SpreadMatrix& matrix) {
   return rows * columns * std::min(rows, columns);
 }
 
-/// Greedy: the matrix with the most work first, each to the rank with the least work so far.
-/// Stable sorting and the first of equal loads: every rank must deal alike.
+/// Assigns matrices to ranks greedily: the matrix with the most work first, each to the rank with
+/// the least work so far. The sort is stable and ties go to the first rank, so that every rank
+/// computes the same assignment.
 std::vector<std::int64_t> deal(const std::vector<SpreadMatrix>& matrices, std::int64_t ranks) {
   std::vector<std::size_t> order(matrices.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -56,7 +57,7 @@ std::vector<std::int64_t> deal(const std::vector<SpreadMatrix>& matrices, std::i
   return owners;
 }
 
-/// The place of a box in a matrix, or in the part of it that a rank holds.
+/// The block at a box's offset in a matrix, or in a rank's part of it.
 at::Tensor block(const at::Tensor& tensor, const std::vector<std::int64_t>& offset,
                  const std::vector<std::int64_t>& sizes) {
   return tensor.narrow(0, offset[0], sizes[0]).narrow(1, offset[1], sizes[1]);
@@ -71,7 +72,7 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
       self_(mesh.shape().index(mesh.coordinate())) {
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
     sends_.push_back(sends(i, self_));
-    // Other ranks' parts are needed only for what this rank puts together.
+    // Other ranks' parts are needed only for the matrices that this rank assembles.
     if (owners_[i] != self_) {
       continue;
     }
@@ -83,7 +84,7 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
   }
 }
 
-/// What `rank`, an index in the mesh, holds of a matrix: a pure function of the layout.
+/// The part of a matrix that `rank`, an index in the mesh, has: a pure function of the layout.
 MatrixExchange::RankShard MatrixExchange::part(std::size_t matrix, std::int64_t rank) const {
   const SpreadMatrix& m = matrices_[matrix];
   const std::array<std::int64_t, 2> sizes{m.rows, m.columns};
@@ -92,8 +93,8 @@ MatrixExchange::RankShard MatrixExchange::part(std::size_t matrix, std::int64_t 
           local_numel(*m.layout, sizes, at), sends(matrix, rank)};
 }
 
-/// Whether the owner takes this rank's part. Along a dimension that replicates, it takes its own
-/// replica's copy.
+/// Whether this rank sends its part to the owner. Along a dimension that replicates, the owner
+/// receives only its own replica's copy.
 bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
   const std::vector<std::int64_t> from = mesh_.shape().coordinate(rank);
   const std::vector<std::int64_t> to = mesh_.shape().coordinate(owners_[matrix]);
@@ -106,12 +107,13 @@ bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
   return true;
 }
 
-/// Sends each rank its tensors, flattened. Returns the received elements in the order of ranks:
-/// `from_ranks` elements of each.
+/// Sends each rank its tensors, flattened. Returns the received elements in the order of ranks,
+/// `from_ranks` elements from each.
 at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& to_ranks,
                                     const std::vector<std::int64_t>& from_ranks,
                                     const at::Tensor& like) const {
-  // An empty one first: cat() takes no empty list, and a rank may have nothing to send.
+  // Starts with an empty tensor, because cat() does not accept an empty list, and a rank may have
+  // nothing to send.
   std::vector<at::Tensor> pieces{at::empty({0}, like.options())};
   std::vector<std::int64_t> counts;
   for (const std::vector<at::Tensor>& tensors : to_ranks) {
@@ -152,8 +154,8 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
   for (const std::size_t i : owned_) {
     wholes.push_back(at::empty({matrices_[i].rows, matrices_[i].columns}, received.options()));
   }
-  // Rank after rank, and of each rank matrix after matrix: the order in which the sender has put
-  // them together.
+  // The received data is ordered by rank, and for each rank by matrix, the order in which the
+  // senders packed it.
   std::int64_t offset = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -172,11 +174,11 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
   return wholes;
 }
 
-/// This rank's part of every matrix, sent by the owners.
+/// This rank's part of every result, sent by the owners.
 std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
                                                 const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
-  // Every rank gets its part, replicas included, whichever rank sent it to the owner.
+  // Every rank gets its part, including replicas, whichever rank sent it to the owner.
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -195,7 +197,7 @@ std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& w
   }
   const at::Tensor received = exchange(to_ranks, from_ranks, locals.front());
   std::vector<std::int64_t> offsets(ranks, 0);
-  // Where the data of each owner begin; each cursor then moves matrix by matrix.
+  // The start of each owner's data; each cursor then advances matrix by matrix.
   std::exclusive_scan(from_ranks.begin(), from_ranks.end(), offsets.begin(), std::int64_t{0});
   std::vector<at::Tensor> parts;
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -217,7 +219,7 @@ std::vector<at::Tensor> MatrixExchange::run(const std::vector<at::Tensor>& local
 
 namespace {
 
-/// A mesh of one rank has whole matrices.
+/// Whether the matrix must be exchanged. On a mesh of one rank it is already whole.
 bool needs_exchange(const at::Tensor& parameter) {
   return tessera::is_distributed(parameter) && sharding_spec(parameter).mesh.size() > 1;
 }
@@ -243,7 +245,7 @@ void check_matrices(const std::vector<nn::SlotPtr>& parameters) {
   }
 }
 
-/// By the global sizes: a shard's would give another rate on another mesh.
+/// Uses the global sizes, because a shard's sizes would give another rate on another mesh.
 double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
   const auto rows = static_cast<double>(matrix.size(0));
   const auto columns = static_cast<double>(matrix.size(1));
@@ -251,17 +253,17 @@ double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
                                              : 0.2 * std::sqrt(std::max(rows, columns));
 }
 
-/// Approximately the orthogonal matrix nearest to `matrix` (U V^T of its singular value
+/// Approximates the orthogonal matrix nearest to `matrix` (U V^T of its singular value
 /// decomposition, with singular values of about 0.7 to 1.2), by a quintic Newton-Schulz iteration
-/// in the matrix's type: (rows, columns), plain. As torch.optim.Muon computes it, after Keller
-/// Jordan. Zeros for zeros.
+/// in the matrix's type: (rows, columns), plain. As in torch.optim.Muon, after Keller Jordan. Zeros
+/// give zeros.
 at::Tensor newton_schulz(const at::Tensor& matrix, const std::array<double, 3>& coefficients,
                          int steps, double eps) {
   const auto [a, b, c] = coefficients;
   const bool tall = matrix.size(0) > matrix.size(1);
   at::Tensor x = tall ? matrix.t() : matrix;
-  // Divided by its Frobenius norm, the matrix has a spectral norm of at most 1, as the iteration
-  // needs.
+  // Divided by its Frobenius norm, the matrix has a spectral norm of at most 1, which the iteration
+  // requires.
   x = x.div(x.norm().clamp_min(eps));
   for (int i = 0; i < steps; ++i) {
     const at::Tensor gram = at::mm(x, x.t());
@@ -271,7 +273,7 @@ at::Tensor newton_schulz(const at::Tensor& matrix, const std::array<double, 3>& 
   return tall ? x.t() : x;
 }
 
-/// Whether it holds an embedding of libtorch's (nn::Hooked, nn::adopt).
+/// Whether the module wraps a libtorch Embedding (nn::Hooked, nn::adopt).
 bool holds_embedding(const nn::ModuleBase* module) {
   const auto* const holder = dynamic_cast<const nn::detail::AdoptsModule*>(module);
   if (holder == nullptr) {
@@ -282,7 +284,7 @@ bool holds_embedding(const nn::ModuleBase* module) {
          dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&held) != nullptr;
 }
 
-/// Tied weights have several owners; one embedding among them is enough.
+/// Tied weights have several owners; one embedding among them is sufficient.
 bool is_embedding(const nn::ParameterSlot& slot) {
   return std::ranges::any_of(slot.owners(), [](const nn::ParameterSlot::Owner& owner) {
     return dynamic_cast<const nn::Embedding*>(owner.module) != nullptr ||
@@ -292,18 +294,19 @@ bool is_embedding(const nn::ParameterSlot& slot) {
 
 }  // namespace
 
-/// The matrices of a step that are exchanged together: on one mesh, in one type.
+/// The matrices that a step exchanges together: on one mesh, in one type.
 class Muon::Exchange {
  public:
   Exchange(const DeviceMesh& mesh, c10::ScalarType dtype) : mesh_(mesh), dtype_(dtype) {}
 
-  // Matrices of one exchange travel in one buffer.
+  // Whether a matrix belongs to this exchange. The matrices of one exchange are sent in one buffer.
   bool takes(const DeviceMesh& mesh, c10::ScalarType dtype) const {
     return mesh_ == mesh && dtype_ == dtype;
   }
   void add(const ShardUpdate& shard) { shards_.push_back(shard); }
-  // Collective over the mesh. Every rank has the same matrices in it, in the same order, whether
-  // they have gradients or not (updates_without_gradient).
+  // Runs the exchange and updates the shards. Collective over the mesh. Every rank has the same
+  // matrices in it, in the same order, whether they have gradients or not
+  // (updates_without_gradient).
   void run(Muon& muon, double factor) {
     drop_unused();
     if (shards_.empty()) {
@@ -317,7 +320,7 @@ class Muon::Exchange {
       // Offloaded shards are moved to the device on which the mesh communicates.
       locals.push_back(muon.direction(shard, factor).to(mesh_.device()));
     }
-    // The assignment is reused while the matrices are the same.
+    // The assignment is reused while the matrices stay the same.
     if (plan_ == nullptr || plan_->matrices() != matrices) {
       plan_ = std::make_unique<MatrixExchange>(mesh_, std::move(matrices));
     }
@@ -333,7 +336,7 @@ class Muon::Exchange {
   bool empty() const { return shards_.empty(); }
 
  private:
-  /// Skips the matrices that have a gradient on no rank, as one process would. Collective.
+  /// Skips the matrices that have no gradient on any rank, as one process would. Collective.
   void drop_unused() {
     std::vector<std::uint8_t> used;
     for (const ShardUpdate& shard : shards_) {
@@ -365,12 +368,13 @@ Muon::Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options)
 
 Muon::~Muon() = default;
 
-/// A rank without a gradient still has a part in the exchange.
+/// A rank without a gradient still takes part in the exchange.
 bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
   return parameter.requires_grad() && needs_exchange(parameter);
 }
 
-/// Adds the gradient to the momentum, and returns what is to be orthogonalised, in compute_dtype.
+/// Updates the momentum with the gradient, and returns the tensor to be orthogonalised, in
+/// compute_dtype.
 at::Tensor Muon::direction(const ShardUpdate& shard, double factor) {
   const MuonOptions& o = options(shard.group);
   const at::Tensor& momentum = state_of(shard.index).tensors[0];
@@ -379,7 +383,7 @@ at::Tensor Muon::direction(const ShardUpdate& shard, double factor) {
   if (factor != 1.0) {
     gradient = gradient * factor;
   }
-  // As in torch.optim.Muon: an average, not a sum.
+  // The momentum is an average instead of a sum, as in torch.optim.Muon.
   momentum.lerp_(gradient, 1.0 - o.momentum);
   return (o.nesterov ? gradient.lerp(momentum, o.momentum) : momentum).to(o.compute_dtype);
 }
@@ -393,8 +397,8 @@ void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
   const MuonOptions& o = options(shard.group);
   const double rate = lr(shard.group) * rate_of(o, parameters()[shard.index]->persistent());
   const at::Tensor& parameter = shard.parameter;
-  // Weight decay and update are made in fp32 and rounded once; of an fp32 shard this is the shard
-  // itself.
+  // Weight decay and update are computed in fp32 and rounded once; an fp32 shard is updated in
+  // place.
   const at::Tensor wide = parameter.to(update_type(parameter.scalar_type()));
   wide.mul_(1.0 - lr(shard.group) * o.weight_decay).add_(orthogonal.to(wide.device()), -rate);
   if (!wide.is_same(parameter)) {
@@ -402,7 +406,7 @@ void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
   }
 }
 
-/// In the order of their first parameters, the same on every rank.
+/// Exchanges are in the order of their first parameters, the same on every rank.
 Muon::Exchange& Muon::exchange_of(const DeviceMesh& mesh, c10::ScalarType dtype) {
   const auto found = std::ranges::find_if(
       exchanges_, [&](const Exchange& exchange) { return exchange.takes(mesh, dtype); });
@@ -416,11 +420,11 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
   const double factor = gradient_factor.number;
   for (Exchange& exchange : exchanges_) {
-    exchange.clear();  // what a step that threw has left
+    exchange.clear();  // removes shards that a step with an exception has left
   }
   for (const ShardUpdate& shard : shards) {
     const at::Tensor& parameter = parameters()[shard.index]->persistent();
-    // The global tensor: a rank whose shard is empty still takes part.
+    // Tests the global tensor: a rank whose shard is empty still takes part.
     if (parameter.numel() == 0) {
       continue;
     }
@@ -437,7 +441,8 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// By sizes, owner and name: a model does not say which layers are hidden.
+/// Decides by sizes, owner and name, because a model does not declare which layers are hidden
+/// layers.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest) {
   const auto named = nn::detail::matched_slots(module, rest, "split_for_muon");
   MuonSplit split;

@@ -1,4 +1,4 @@
-// What all optimizers share, the list of several as one, the moving average, and schedules.
+// The functions that all optimizers share, OptimizerList, Ema and LrSchedule.
 
 #include "tessera/optim/optimizer.h"
 
@@ -28,12 +28,13 @@
 namespace tessera::optim {
 namespace {
 
-/// Attached to the module of the first parameter of lists that were compared: their lengths.
+/// The lengths of the parameter lists whose gradients were compared. Attached to the module of each
+/// list's first parameter.
 struct Compared {
   std::set<std::size_t> lengths;
 };
 
-/// nullptr for a parameter that no module owns.
+/// The record for lists that start with `first`; nullptr for a parameter that no module owns.
 std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
   if (first.owners().empty()) {
     return nullptr;
@@ -48,7 +49,7 @@ std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
 }
 
 struct Roots {
-  std::vector<DeviceMesh> meshes;  ///< in the order of the parameters
+  std::vector<DeviceMesh> meshes;  ///< root meshes in the order of the parameters
   DeviceMesh largest;
 };
 
@@ -75,7 +76,7 @@ std::vector<nn::detail::CopiedTensor> gradients_of(const std::vector<nn::SlotPtr
   for (const nn::SlotPtr& slot : parameters) {
     const at::Tensor& parameter = slot->persistent();
     const bool distributed = tessera::is_distributed(parameter);
-    // A parameter without a name is unknown to the other ranks.
+    // A parameter without a name cannot be matched between ranks.
     if (slot->fqn().empty() || !parameter.requires_grad() || local_tensor(parameter).is_meta() ||
         (distributed ? sharding_spec(parameter).mesh.root() != root : !with_plain)) {
       continue;
@@ -114,7 +115,7 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   }
 }
 
-/// The flag spares later steps the look at the list.
+/// The flag avoids the look-up of the list in later steps.
 void Optimizer::check_copies() {
   if (!compared_ || detail::debug_checks()) {
     check_gradient_copies(parameters(), "Optimizer::step");
@@ -141,7 +142,7 @@ void Optimizer::update_scaled(const at::Tensor& gradient_factor) {
   update(1.0);
 }
 
-/// Slots and not tensors: FSDP and TP replace the tensors in them.
+/// Slots instead of tensors, because FSDP and tensor parallelism replace the tensors in them.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   std::vector<nn::SlotPtr> slots;
   for (auto& [name, slot] : module.named_slots()) {
@@ -150,8 +151,8 @@ std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   return slots;
 }
 
-/// "layers.0.weight.exp_avg": checkpoints store state under the names of parameters, which do not
-/// depend on their order in the optimizer.
+/// Names such as "layers.0.weight.exp_avg": checkpoints store state under the parameters' names,
+/// which do not depend on the order in the optimizer.
 std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer,
                                                             const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::string> names;
@@ -169,7 +170,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
   return named;
 }
 
-/// One slot in two optimizers would be updated twice a step.
+/// A slot in two optimizers would be updated twice per step.
 OptimizerList::OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers)
     : optimizers_(std::move(optimizers)) {
   std::unordered_set<const nn::ParameterSlot*> seen;
@@ -224,7 +225,7 @@ void Ema::check_not_swapped() const {
                 "averages; call swap() again first");
 }
 
-/// Before anything is changed, as SlotOptimizer does for its state.
+/// Called before anything is changed, as in SlotOptimizer.
 void Ema::check_sizes(std::size_t index) const {
   const at::Tensor& local = local_tensor(parameters()[index]->persistent());
   const at::Tensor& average = averages_[index];
@@ -235,7 +236,8 @@ void Ema::check_sizes(std::size_t index) const {
                 "before the first step and before the first call of state()");
 }
 
-/// Not in the constructor: parameters are filled, split and moved after it.
+/// Makes missing averages. Not done in the constructor, because parameters are filled, sharded and
+/// moved afterwards.
 void Ema::make_averages() {
   averages_.resize(parameters().size());
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -250,8 +252,8 @@ void Ema::make_averages() {
   }
 }
 
-/// An average that was never written begins as the parameter, which a load may have filled since
-/// state() made the average.
+/// An average that was never written starts with the parameter's value. A load may have filled the
+/// parameter after state() created the average.
 void Ema::begin_averages() {
   make_averages();
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -301,7 +303,7 @@ std::vector<StateTensor> Ema::state() {
   return all;
 }
 
-/// All are checked before the first is exchanged.
+/// All parameters are checked before the first is exchanged.
 void Ema::swap() {
   const c10::AutoGradMode no_grad(false);
   begin_averages();
@@ -354,7 +356,8 @@ std::int64_t requested_decay(const LrScheduleOptions& o) {
   return std::llround(o.decay_ratio * static_cast<double>(o.steps));
 }
 
-/// A fall that began within the warm-up would begin below the full rate, with a jump.
+/// Limited to the steps after the warm-up: a decay that started in the warm-up would start below
+/// the full rate, with a jump.
 std::int64_t decay_steps(const LrScheduleOptions& o) {
   return std::min(requested_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
 }
@@ -376,11 +379,11 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
   }
 }
 
-/// Warm-up does not begin at 0: the first step (0) would do nothing.
+/// The warm-up does not start at 0, because the first step would then do nothing.
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   TESSERA_CHECK(step >= 0, "the rate of step ", step, " is invalid; steps count from 0");
-  // Not in the constructor: a run of no steps has a schedule, too. Without steps every rate is 0.
+  // Checked here instead of in the constructor, because a run without steps has a schedule too.
   TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
                 " of a ", name_of(o.schedule), " schedule needs the number of the run's ",
                 "steps, but that is 0; give LrScheduleOptions::steps");
@@ -390,12 +393,12 @@ double LrSchedule::factor(std::int64_t step) const {
   if (o.schedule == Schedule::kConstant) {
     return 1.0;
   }
-  // Also if the warm-up is as long as the run, where a quotient would divide by zero.
+  // Also covers a warm-up as long as the run, for which falling() would divide by zero.
   const double factor = step >= o.steps ? 0.0 : falling(step);
   return o.min_factor + (1 - o.min_factor) * factor;
 }
 
-/// From 1 to 0, for a step between the warm-up and the end.
+/// The factor falls from 1 to 0 between the warm-up and the end.
 double LrSchedule::falling(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   if (o.schedule == Schedule::kWsd) {

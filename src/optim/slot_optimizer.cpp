@@ -1,6 +1,7 @@
-// The base of the optimizers: which parameters a step updates, their state, and checks; then
-// batches for a kernel. FSDP lays the shards of a unit side by side, and the state likewise. Shards
-// that adjoin in memory are updated as one tensor, if that gives the same bits.
+// The base class of the optimizers: selects the parameters that a step updates, creates state,
+// checks, and makes batches for a kernel. FSDP places the shards of a unit next to one another in
+// memory, and their state is placed in the same way. Shards that are adjacent in memory are updated
+// as one tensor, if this gives the same bits.
 
 #include "tessera/optim/slot_optimizer.h"
 
@@ -23,7 +24,8 @@
 
 namespace tessera::optim {
 
-/// No state is made yet: TP and FSDP may still be applied, which changes sizes and devices.
+/// No state is created yet: tensor parallelism and FSDP may still be applied, which changes sizes
+/// and devices.
 SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
                              std::vector<std::string> state_names, bool counts_steps)
     : state_names_(std::move(state_names)), counts_steps_(counts_steps) {
@@ -48,7 +50,7 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
   states_.resize(parameters_.size());
 }
 
-/// Before any parameter is changed, so that a failed step leaves all of them as they were.
+/// Called before any parameter is changed, so that a failed step leaves all of them unchanged.
 void SlotOptimizer::check_parameter(std::size_t index) const {
   const nn::ParameterSlot& slot = *parameters_[index];
   TESSERA_CHECK(slot.initialized(), "an optimizer was to update ", nn::describe(slot),
@@ -70,7 +72,7 @@ void SlotOptimizer::check_parameter(std::size_t index) const {
                 "before the first step");
 }
 
-/// For all that lack it at once, so that states of neighbours adjoin as the shards do
+/// Creates all missing state at once, so that the states of adjacent shards are adjacent too
 /// (zeros_beside). In later steps nothing is missing.
 void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
   std::vector<std::size_t> missing;
@@ -85,7 +87,7 @@ void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
       dtypes.push_back(state_dtype(group_of_[index], locals.back().scalar_type()));
     }
   }
-  // One buffer for each name: states of one name adjoin, as the kernel takes them.
+  // One buffer for each name: states of one name are adjacent, as the kernel needs them.
   for (std::size_t which = 0; which < state_names_.size(); ++which) {
     const std::vector<at::Tensor> zeros = zeros_beside(locals, dtypes);
     for (std::size_t i = 0; i < missing.size(); ++i) {
@@ -135,7 +137,7 @@ void SlotOptimizer::update_batch(const Batch& /*batch*/, std::size_t /*group*/) 
   fail("an optimizer overrides neither update_batch() nor update_shards(); override one of them");
 }
 
-/// The shards that a step updates, with gradients, checked and with state.
+/// The shards that a step updates, with gradients and state, after all checks.
 std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   check_rates();
   std::vector<ShardUpdate> shards;
@@ -158,14 +160,14 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   return shards;
 }
 
-/// Makes missing state, so that a checkpoint can be loaded before the first step. The tensors share
-/// the state's memory: a load writes into them.
+/// Creates missing state, so that a checkpoint can be loaded before the first step. The tensors
+/// share the state's memory, so a load writes into it.
 std::vector<StateTensor> SlotOptimizer::state() {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::size_t> shown;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     check_parameter(i);
-    // One that is frozen has state only if it was trained before.
+    // A frozen parameter has state only if it was trained before.
     if (parameters_[i]->persistent().requires_grad() || states_[i].step.defined() ||
         !states_[i].tensors.empty()) {
       shown.push_back(i);
@@ -195,7 +197,7 @@ void SlotOptimizer::read_counters() {
   }
 }
 
-/// Later writes to a counter are not steps of this optimizer.
+/// Records the counters' versions, so that later writes by others are detected.
 void SlotOptimizer::note_counters() {
   for (State& state : states_) {
     state.writes = state.step.defined() ? tessera::detail::writes_of(state.step) : 0;
@@ -204,18 +206,19 @@ void SlotOptimizer::note_counters() {
 
 namespace {
 
-/// libtorch's fused kernels on the CPU round the elements after the last complete vector
-/// differently. This many elements are complete vectors, and threads take multiples of them: a
-/// cache line of fp32.
+/// libtorch's fused CPU kernels round the elements after the last complete vector differently. A
+/// multiple of this many elements consists of complete vectors, and threads process multiples of
+/// it: a cache line of fp32.
 constexpr std::int64_t kCacheLine = 16;
 
-/// `count` tensors that adjoin in memory, beginning with `first`, as one. A single shard keeps its
-/// own tensor, which is as good and not a view.
+/// Joins `count` tensors that are adjacent in memory, beginning with `first`. A single shard is
+/// returned as it is, without a view.
 at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
   return count == 1 ? first : flat_view(first, numel);
 }
 
-/// The kernel's view: complex numbers are pairs of real ones, which are updated independently.
+/// The kernel's view of a tensor: complex numbers are pairs of real ones, which are updated
+/// independently.
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
@@ -228,7 +231,7 @@ void mark_changed(std::span<const ShardUpdate> run) {
   }
 }
 
-/// Device, type, and type of the state.
+/// Key of a batch: device, parameter type, and type of the state.
 using BatchKind = std::tuple<c10::DeviceType, c10::ScalarType, c10::ScalarType>;
 
 BatchKind kind_of(const at::Tensor& parameter, const std::vector<at::Tensor>& states) {
@@ -237,15 +240,15 @@ BatchKind kind_of(const at::Tensor& parameter, const std::vector<at::Tensor>& st
           c10::toRealValueType(state.scalar_type())};
 }
 
-/// Whether the kernel can update the shard where it is.
+/// Whether the kernel can update the shard in its own memory.
 bool in_place(const ShardUpdate& shard) {
   return shard.parameter.is_contiguous() &&
          update_type(shard.parameter.scalar_type()) == shard.parameter.scalar_type();
 }
 
-/// The shards that have elements, with gradients as a list kernel takes them. Gradients are brought
-/// to the type of the parameter here for shards that are updated in place; for the others
-/// update_rounded() does it, for one run at a time. A shard without elements has nothing to update.
+/// The shards that have elements, with gradients in the format of a list kernel. Gradients of
+/// shards that are updated in place are converted to the parameter's type here; for the others
+/// update_rounded() converts them, one run at a time.
 std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
   std::vector<ShardUpdate> kept;
   for (const ShardUpdate& shard : shards) {
@@ -275,13 +278,13 @@ void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// Counters first: a batch takes their values after this step. Gradients are scaled in place, as
-/// their values are not needed afterwards.
+/// Counters are incremented first, because a batch contains their values after this step. Gradients
+/// are scaled in place, since their values are not needed afterwards.
 void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFactor& factor) {
   count_step(shards);
   const std::vector<ShardUpdate> kept = prepared(shards);
   const std::vector<Run> runs = runs_of(kept);
-  // A list kernel takes tensors of one type on one device.
+  // A list kernel needs tensors of one type on one device.
   std::map<BatchKind, Batch> batches;
   for (const Run run : runs) {
     const at::Tensor& first = run.front().parameter;
@@ -294,11 +297,11 @@ void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFa
   for (auto& [kind, batch] : batches) {
     update_multiplied(batch, group, factor);
   }
-  // After the kernels, so that a changed version means changed values.
+  // Versions are incremented after the kernels, so that a changed version means changed values.
   std::ranges::for_each(runs, mark_changed);
 }
 
-/// The factor goes to the kernel, or the gradients are multiplied before it.
+/// Passes the factor to the kernel, or multiplies the gradients before it.
 void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
                                       const GradientFactor& factor) {
   const at::TensorOptions options =
@@ -330,11 +333,11 @@ void SlotOptimizer::count_step(Run shards) {
   at::_foreach_add_(merge_adjoining(counters), 1);
 }
 
-/// Whether two shards can be updated as one tensor: they, their gradients and their states adjoin,
-/// and /// they have made equally many steps, since a kernel takes one step number for a tensor.
-/// The first must end with a complete vector, so that a shard's new bits never depend on its
-/// neighbours. Else copies of one parameter on ranks of tensor parallelism, whose neighbours have
-/// unequal sizes, would drift apart.
+/// Whether two shards can be updated as one tensor: the shards, their gradients and their states
+/// are adjacent in memory, and they have made the same number of steps, since a kernel uses one
+/// step number for a tensor. The first must end with a complete vector, so that a shard's new bits
+/// never depend on its neighbours. Otherwise copies of one parameter on tensor-parallel ranks,
+/// whose neighbours have unequal sizes, would drift apart.
 bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
   const State& state = state_of(shard.index);
   const State& state_before = state_of(before.index);
@@ -350,8 +353,8 @@ bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdat
   return true;
 }
 
-/// In the order of the shards, which is that of the parameters: only neighbours in that order are
-/// compared.
+/// Runs in the order of the shards, which is that of the parameters; only neighbours in this order
+/// are compared.
 std::vector<SlotOptimizer::Run> SlotOptimizer::runs_of(
     const std::vector<ShardUpdate>& shards) const {
   std::vector<Run> runs;
@@ -367,8 +370,8 @@ std::vector<SlotOptimizer::Run> SlotOptimizer::runs_of(
   return runs;
 }
 
-/// The run is in the batch as its first tensor, made longer. One step counter is enough: they are
-/// equal (adjoin_in_memory).
+/// Adds a run to the batch as one tensor that covers all its shards. One step counter is
+/// sufficient, because the counters are equal (adjoin_in_memory).
 void SlotOptimizer::add(Batch& batch, Run run) const {
   std::int64_t numel = 0;
   for (const ShardUpdate& shard : run) {
@@ -387,21 +390,21 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
   batch.shards.push_back(run.front().index);
 }
 
-/// By itself, so that only one run has an fp32 copy at a time.
+/// Updates one run separately, so that only one run has an fp32 copy at a time.
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // The target of the new values: narrower than the update, or not contiguous.
+  // The destination of the new values: narrower than the update's type, or not contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
   if (factor.tensor.defined()) {
-    // In the type of the gradient, as if it had been clipped before.
+    // Multiplied in the gradient's type, as if it had been clipped before.
     scale_by({batch.gradients[0]}, factor.tensor);
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
   if (factor.number != 1.0) {
-    // Not in place: the conversion above may have returned the gradient itself.
+    // A new tensor, because the conversion above may have returned the gradient itself.
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   update_batch(batch, group);

@@ -1,4 +1,4 @@
-// Presets from the makers' public data sheets, and files with the same names.
+// Known machines, from the vendors' public data sheets, and TOML files with the same fields.
 
 #include "tessera/planning/machine.h"
 
@@ -17,8 +17,8 @@
 namespace tessera::planning {
 namespace {
 
-/// FLOP/s are dense. Links: one direction. The network is that of the maker's own eight-GPU machine
-/// with one network card a GPU.
+/// FLOP/s are for dense products, link rates for one direction. The network is that of the vendor's
+/// own eight-GPU machine with one network card per GPU.
 const std::vector<Machine>& presets() {
   static const std::vector<Machine> list = [] {
     const auto gpu = [](const char* name, double memory, double fp8, double half, double fp32,
@@ -33,23 +33,25 @@ const std::vector<Machine>& presets() {
                      .flops_fp8 = fp8};
     };
     return std::vector<Machine>{
-        // NVIDIA A100 80GB SXM; DGX A100: 200 Gb/s a GPU.
+        // NVIDIA A100 80GB SXM; DGX A100: 200 Gb/s per GPU.
         gpu("a100", 80e9, 0, 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
-        // NVIDIA H100 SXM; DGX H100: 400 Gb/s a GPU.
+        // NVIDIA H100 SXM; DGX H100: 400 Gb/s per GPU.
         gpu("h100", 80e9, 1979e12, 989e12, 67e12, 3.35e12, 450e9, 50e9),
-        // NVIDIA H200 SXM; DGX H200: 400 Gb/s a GPU.
+        // NVIDIA H200 SXM; DGX H200: 400 Gb/s per GPU.
         gpu("h200", 141e9, 1979e12, 989e12, 67e12, 4.8e12, 450e9, 50e9),
-        // NVIDIA DGX B200 (1,440 GB, 64 TB/s and 14.4 TB/s of NVLink for eight), 400 Gb/s a GPU.
+        // NVIDIA DGX B200 (eight GPUs have 1,440 GB, 64 TB/s, and 14.4 TB/s of NVLink), 400 Gb/s
+        // per GPU.
         gpu("b200", 180e9, 4500e12, 2250e12, 75e12, 8e12, 900e9, 50e9),
-        // NVIDIA L40S: PCIe 4.0 x16, no NVLink; 200 Gb/s a GPU.
+        // NVIDIA L40S: PCIe 4.0 x16, no NVLink; 200 Gb/s per GPU.
         gpu("l40s", 48e9, 733e12, 362e12, 91.6e12, 0.864e12, 32e9, 25e9),
-        // AMD Instinct MI300X: seven links of 64 GB/s; 400 Gb/s a GPU.
+        // AMD Instinct MI300X: seven links of 64 GB/s; 400 Gb/s per GPU.
         gpu("mi300x", 192e9, 2615e12, 1307e12, 163.4e12, 5.3e12, 448e9, 50e9)};
   }();
   return list;
 }
 
-/// Beyond any machine: their differences and products must stay numbers.
+/// An upper limit above any real machine, so that differences and products of the values stay
+/// finite.
 constexpr double kMostBytes = 1e18;
 constexpr std::uint64_t kMostFileBytes = 1 << 20;
 constexpr std::int64_t kMostOfANode = 1 << 20;

@@ -1,4 +1,4 @@
-// Runs a rank's real step in a fake world, with a memory log and a schedule that observe it.
+// Runs a rank's real step in a fake world; a memory log and a schedule observe it.
 #include "tessera/planning/plan.h"
 
 #include <ATen/Parallel.h>
@@ -30,8 +30,8 @@ namespace {
 
 using Coordinate = std::vector<std::int64_t>;
 
-/// Maps a rank's coordinate in the root mesh to its coordinate in its own submesh with the
-/// dimensions of `mesh`. A flattened dimension consists of several dimensions of the root.
+/// Maps a rank's coordinate in the root mesh to its coordinate in the rank's submesh with the
+/// dimensions of `mesh`. A flattened dimension consists of several dimensions of the root mesh.
 class Submesh {
  public:
   Submesh(const DeviceMesh& mesh, const MeshShape& root) : weights_(mesh.shape().ndim()) {
@@ -64,7 +64,7 @@ class Submesh {
     return mesh.ranks()[static_cast<std::size_t>(mesh.shape().index(at))];
   }
 
-  /// Records how far one step along a single dimension of the root moves in the submesh.
+  /// Records how far one step along a single root dimension moves in the submesh.
   void note(int dim, std::int64_t steps, const Coordinate& begin, const Coordinate& end) {
     Coordinate difference(begin.size());
     std::ranges::transform(end, begin, difference.begin(), std::minus<>());
@@ -76,17 +76,18 @@ class Submesh {
     }
   }
 
-  std::vector<Coordinate> weights_;  ///< by dimension, then by the root's
+  std::vector<Coordinate> weights_;  ///< indexed by dimension, then by the root's dimension
 };
 
-/// A parameter that is laid out on a submesh.
+/// A parameter with a layout on a submesh.
 struct Place {
   const ShardingSpec* spec;
   Coordinate sizes;
   Submesh submesh;
 };
 
-/// One parameter of each layout and size, since equal ones are equal on all ranks.
+/// One parameter for each distinct layout and size: parameters that agree in both have equal shard
+/// sizes on every rank.
 std::vector<Place> places_of(const Run& run) {
   std::vector<Place> places;
   std::set<std::tuple<const void*, const void*, Coordinate>> seen;
@@ -103,7 +104,7 @@ std::vector<Place> places_of(const Run& run) {
   return places;
 }
 
-/// By the sizes of ranks' shards, and by Run::sizes; in the order of their first ranks.
+/// Groups ranks by the sizes of their shards and by Run::sizes, in the order of their first ranks.
 std::vector<RankKind> kinds_of(const Run& run) {
   std::map<std::vector<std::int64_t>, RankKind> by_sizes;
   const MeshShape& root = run.mesh.shape();
@@ -130,7 +131,7 @@ std::vector<RankKind> kinds_of(const Run& run) {
   return kinds;
 }
 
-/// Bytes that libtorch's allocator rounds to on a GPU.
+/// libtorch's allocation granularity on a GPU, in bytes.
 constexpr std::int64_t kGpuGranularity = 512;
 
 /// The lanes of the planned rank.
@@ -152,7 +153,7 @@ class PlannedStreams final : public comm::Streams {
   Schedule& schedule_;
 };
 
-/// While it exists, the CPU has these lanes.
+/// Installs lanes for the CPU while it exists.
 class HostStreamsScope {
  public:
   explicit HostStreamsScope(comm::StreamsPtr streams) {
@@ -163,7 +164,7 @@ class HostStreamsScope {
   ~HostStreamsScope() { comm::set_host_streams(nullptr); }
 };
 
-/// Only small integer operators are computed, for which threads are a waste.
+/// Limits libtorch to one thread, because a plan really computes only small integer operators.
 class OneThread {
  public:
   OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
@@ -175,19 +176,19 @@ class OneThread {
   int before_;
 };
 
-/// Lets the log distinguish parameters from activations.
+/// Tells the log which blocks are parameters, so that they are not counted as activations.
 void assign_parameters(observe::MemoryLog& log, const nn::ModuleBase& model) {
   for (const auto& [name, slot] : model.named_slots()) {
     log.assign_parameter(local_tensor(slot->persistent()));
   }
 }
 
-/// A plan of one rank, and what it tells about all ranks.
+/// The plan of one rank, and what it reveals about all ranks.
 struct PlannedRank {
   RankPlan plan;
   std::vector<RankKind> kinds;
   MeshShape mesh;
-  bool knows_sizes = false;  ///< Run::sizes was given
+  bool knows_sizes = false;  ///< whether Run::sizes was given
 };
 
 PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options,
@@ -209,7 +210,7 @@ PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const Pl
   }
   const fsdp::ActiveUnits units(*run.model);
   const auto where = [&] { return units.text(); };
-  // The first step makes the optimizer's state; the second is like all others.
+  // The first step allocates the optimizer's state; the second step is representative.
   log.begin_step(where);
   run.step();
   assign_parameters(log, *run.model);
@@ -266,8 +267,8 @@ RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const Plan
 
 namespace {
 
-/// Ranks of a kind must have equal steps. A batch that does not divide evenly shows on the last
-/// one.
+/// Throws Error unless the first and last rank of a kind have equal steps. For example, the last
+/// rank's step differs if the batch is not evenly divisible.
 void check_kind(const RankPlan& plan, const RankPlan& last) {
   const auto traffic = [](const RankPlan& rank) { return comm::total(rank.metrics.comm); };
   const auto text = [&](const RankPlan& rank) {

@@ -18,12 +18,12 @@ namespace tessera::planning {
 
 namespace {
 
-/// "61.2 GiB".
+/// A size for tables: "61.2 GiB".
 std::string size_text(std::int64_t bytes) {
   return observe::bytes_text(static_cast<double>(bytes));
 }
 
-/// "14.982 s", or "1.802 ms" if it is short.
+/// A time for tables: "14.982 s", or "1.802 ms" for short times.
 std::string seconds_text(double seconds) {
   return seconds < 0.01 && seconds > 0 ? fmt::format("{:.3f} ms", 1e3 * seconds)
                                        : fmt::format("{:.3f} s", seconds);
@@ -35,7 +35,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-/// A column that is shown only if some layout needs it.
+/// A table column that is shown only if some layout needs it.
 std::string column(bool shown, const std::string& text) {
   return shown ? fmt::format(" {:>4}", text) : "";
 }
@@ -174,7 +174,7 @@ Json json_of(const StepTime& time) {
   return rows;
 }
 
-/// The most while each FSDP unit is active, in the order of the step.
+/// The maximum memory while each FSDP unit is active, in the order of the step.
 Json json_of_moments(const observe::StepMemory& memory) {
   Json moments = Json::array();
   for (const observe::MomentMemory& moment : memory.moments) {
@@ -189,7 +189,7 @@ Json json_of_moments(const observe::StepMemory& memory) {
   return moments;
 }
 
-/// By row: [what, begin, end].
+/// The spans of each row, each as [what, begin, end].
 Json json_of_spans(const StepTime& time) {
   Json rows = Json::object();
   for (const Span& span : time.spans) {
@@ -200,7 +200,7 @@ Json json_of_spans(const StepTime& time) {
 
 Json json_of(const RankPlan& rank) {
   Json json = json_of_memory(rank.memory);
-  // In the format of the metrics.
+  // Uses the JSON format of the metrics.
   const Json metrics = Json::parse(observe::to_json(rank.metrics));
   json["comm"] = metrics.at("comm");
   for (const char* key : {"step_time_s", "tokens_per_s", "tflops", "mfu", "mfu_causal"}) {
@@ -251,7 +251,7 @@ std::string comm_text(const RankPlan& rank) {
   return rank.metrics.comm.empty() ? "" : text;
 }
 
-/// The operators that take longest.
+/// A table of the operators that take the most time.
 std::string operators_text(const StepTime& time) {
   constexpr std::size_t kLines = 8;
   std::vector<Use> uses = longest_first(time);
@@ -283,7 +283,7 @@ std::string time_text(const RankPlan& rank) {
   return text + operators_text(*rank.time);
 }
 
-/// "989 TFLOP/s", "4.8 TB/s", "50 GB/s".
+/// A rate for tables: "989 TFLOP/s", "4.8 TB/s", "50 GB/s".
 std::string rate_text(double rate, const char* unit) {
   constexpr std::array kPrefixes{"", "k", "M", "G", "T"};
   std::size_t thousands = 0;
@@ -293,7 +293,7 @@ std::string rate_text(double rate, const char* unit) {
   return fmt::format("{:.4g} {}{}", rate, kPrefixes[thousands], unit);
 }
 
-/// The assumptions that times are computed from.
+/// The assumptions behind the predicted times.
 std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
   return fmt::format(
       "Predicted, not measured. A {}: products at {:.0f} % and attention at {:.0f} % of {} ({}), "
@@ -306,7 +306,8 @@ std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
       rate_text(machine.link_bandwidth, "B/s"), rate_text(machine.network_bandwidth, "B/s"));
 }
 
-/// General advice if the program gives none: what makes a part of the peak smaller.
+/// Advice on what reduces memory of this kind: the program's advice, or general advice if it gives
+/// none.
 std::string remedy(const RunPlan& plan, MemoryKind kind) {
   if (plan.options.remedy) {
     return plan.options.remedy(kind);

@@ -1,5 +1,5 @@
-// A simulation driven by the planned step, which issues operators, collectives and waits in the
-// order of a real one.
+// Simulates the timing of the planned step, which issues operators, collectives and waits in the
+// order of a real step.
 
 #include "schedule.h"
 
@@ -16,32 +16,33 @@ using kernels::FakeCall;
 
 namespace {
 
-/// Backward of flash attention has five products where forward has two.
+/// Backward of flash attention has five products, forward has two.
 constexpr double kAttentionBackward = 2.5;
 
 double size_of(const at::Tensor& tensor, std::int64_t dim) {
   return static_cast<double>(tensor.size(dim));
 }
 
-/// Two products over the scores. Any mask is assumed to leave half of the scores.
+/// FLOPs of two products over the attention scores. Any mask is assumed to leave half of the
+/// scores.
 double attention_flops(const at::Tensor& query, const at::Tensor& key, bool masked) {
   return (masked ? 2.0 : 4.0) * size_of(query, 0) * size_of(query, 1) * size_of(query, 2) *
          size_of(key, 2) * size_of(query, 3);
 }
 
-/// `small`: the result, or the input of a transposed convolution. Each weight of a channel is
-/// multiplied once for each of its elements.
+/// FLOPs of a convolution. `small`: the result, or the input of a transposed convolution. Each
+/// weight of a channel is multiplied once per element of the channel.
 double convolution_flops(const at::Tensor& small, const at::Tensor& weight) {
   return 2.0 * static_cast<double>(small.numel()) * static_cast<double>(weight.numel()) /
          size_of(weight, 0);
 }
 
-/// Operators that fill a tensor do not read it.
+/// Whether an operator only writes its first tensor and does not read it.
 bool only_writes(std::string_view name) {
   return name == "aten::copy_" || name == "aten::fill_" || name == "aten::zero_";
 }
 
-/// An expanded dimension is the same memory again.
+/// Bytes of a tensor's memory. An expanded dimension repeats the same memory and is not counted.
 double bytes_of(const at::Tensor& tensor) {
   auto bytes = static_cast<double>(tensor.element_size());
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -64,13 +65,13 @@ double bytes_of(const FakeCall& call) {
   return bytes;
 }
 
-/// How many ranks of a group share the node of its first one.
+/// The number of a group's ranks that are on the same node as the group's first rank.
 std::int64_t ranks_beside(const std::vector<int>& ranks, std::int64_t per_node) {
   const std::int64_t node = ranks.front() / per_node;
   return std::ranges::count_if(ranks, [&](int rank) { return rank / per_node == node; });
 }
 
-/// How often a rank's link transfers its input, in a ring of `n` ranks.
+/// How many times a rank's link transfers the rank's input, in a ring of `n` ranks.
 double ring_share(std::string_view collective, double n) {
   if (collective == "all_gather") {
     return n - 1;
@@ -178,7 +179,7 @@ double Schedule::duration(const FakeCollective& call) const {
   const auto n = static_cast<double>(call.ranks.size());
   const std::int64_t beside = ranks_beside(call.ranks, machine_->ranks_per_node);
   const bool within_node = beside == std::ssize(call.ranks);
-  // Each rank of a node has a network card, so there are as many rings as ranks of the group there.
+  // Each rank of a node has its own network card, so there is one ring per group rank on the node.
   const double network = machine_->network_bandwidth * static_cast<double>(beside);
   const double rate =
       within_node ? machine_->link_bandwidth : std::min(network, machine_->link_bandwidth);
@@ -198,7 +199,7 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   add_span(call.group, call.collective, network - seconds, network);
   const Moment end{network, call.group};
   if (!has_lanes_) {
-    wait(current_, end);  // The ranks of CPUs move the bytes themselves.
+    wait(current_, end);  // Without lanes, as on a CPU, the ranks transfer the bytes themselves.
   }
   return std::make_shared<Transfer>(*this, end);
 }

@@ -1,5 +1,5 @@
-// Simulates when the work of a step is done. Each lane of a device and the network of each group is
-// a clock that advances with the work issued there.
+// Simulates the timing of a step. Each lane of a device, and the network of each process group, is
+// a clock that advances with the work issued to it.
 
 #pragma once
 
@@ -20,31 +20,32 @@
 
 namespace tessera::planning {
 
-/// The host is assumed to be ahead of the device, as for large models. An operator takes the time
-/// of its FLOPs or its bytes at the machine's rates; a collective that of its bytes at the slowest
-/// link of a ring. A collective overlaps with everything but collectives of its group.
+/// Computes the times of a step's operators and collectives. The host is assumed to run ahead of
+/// the device, as for large models. An operator takes the time for its FLOPs or its bytes at the
+/// machine's rates, whichever is longer; a collective takes the time for its bytes on the slowest
+/// link of a ring. A collective overlaps with everything except collectives of its own group.
 class Schedule {
  public:
-  /// Without a machine there are no times. Without lanes, as on a CPU, all work runs in the order
-  /// of issue, collectives included.
+  /// Without a machine, no times are computed. Without lanes, as on a CPU, all work, including
+  /// collectives, runs in the order of issue.
   Schedule(const std::optional<Machine>& machine, bool lanes)
       : machine_(machine), has_lanes_(lanes) {}
 
-  /// `phase`: of the call.
+  /// Adds an operator. `phase`: the phase in which it was called.
   void run(const kernels::FakeCall& call, observe::MemoryPhase phase);
   comm::WorkPtr start(const comm::FakeCollective& call);
   /// Discards the times of the previous step.
   void begin_step();
   StepTime time() const;
 
-  // Lanes, as comm::Streams.
+  // The methods of comm::Streams.
   void enter(comm::Lane lane) { current_ = lane; }
   void leave() { current_ = comm::Lane::kCompute; }
   comm::StreamEventPtr record(comm::Lane which) const;
   void wait(comm::Lane which, const comm::StreamEventPtr& event);
 
  private:
-  /// A moment, and the mesh dimension of the collective that was waited for last before it.
+  /// A point in time, and the mesh dimension of the last collective that was waited for before it.
   struct Moment {
     double time = 0;
     std::string cause;
@@ -63,16 +64,17 @@ class Schedule {
   bool has_lanes_;
   comm::Lane current_ = comm::Lane::kCompute;
   std::array<Moment, 4> lanes_{};
-  std::map<std::string, double> networks_;  ///< until when each group's calls take
+  std::map<std::string, double> networks_;  ///< the time at which the network of each group becomes
+                                            ///< free
   double began_ = 0;
   StepTime step_;
 };
 
-/// FLOPs of an operator if it is a matrix product, a convolution or attention (with a mask it
-/// counts half), else 0.
+/// FLOPs of a matrix product, a convolution or attention (half of them if attention has a mask); 0
+/// for other operators.
 double product_flops(const kernels::FakeCall& call);
 bool is_attention(std::string_view name);
-/// A matrix product or a convolution.
+/// Whether the operator is a matrix product or a convolution.
 bool is_product(std::string_view name);
 
 }  // namespace tessera::planning

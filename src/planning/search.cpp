@@ -1,4 +1,4 @@
-// Tries layouts in the order of their memory. If a layout does not fit, larger ones are skipped.
+// Tries layouts in increasing order of memory. If a layout does not fit, larger ones are skipped.
 #include "tessera/planning/search.h"
 
 #include <fmt/format.h>
@@ -19,10 +19,10 @@
 namespace tessera::planning {
 namespace {
 
-/// The least memory first.
+/// Activation checkpointing and ZeRO stages, in increasing order of memory.
 constexpr std::array kActivations{"full", "selective", "none"};
 constexpr std::array kZero{3, 2};
-/// The degrees of context parallelism that are tried for long sequences, or if nothing else fits.
+/// The context-parallel degrees to try for long sequences, or if nothing else fits.
 constexpr std::array<std::int64_t, 3> kSplits{2, 4, 8};
 constexpr std::int64_t kLongSequence = 16384;
 
@@ -30,8 +30,8 @@ std::int64_t most_tp(const SearchSpace& s) {
   return s.fixed_tp ? s.first.tp : std::min(s.ranks, s.machine.ranks_per_node);
 }
 
-/// The meshes with these degrees. If `accumulate` is not the first number of micro-batches, only
-/// meshes whose ranks have that many.
+/// The meshes with these degrees. If `accumulate` is not the first number of micro-batches, returns
+/// only meshes whose ranks can have that many micro-batches.
 std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
   std::vector<TrainingLayout> meshes;
   for (std::int64_t tp = s.fixed_tp ? s.first.tp : 1; tp <= most_tp(s); ++tp) {
@@ -53,10 +53,10 @@ std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::i
   return meshes;
 }
 
-/// Indices of kActivations and kZero that don't fit.
+/// Pairs of indices into kActivations and kZero that don't fit.
 using TooLarge = std::vector<std::pair<std::size_t, std::size_t>>;
 
-/// The layouts of one mesh, the least memory first.
+/// Tries the layouts of one mesh, in increasing order of memory.
 class MeshSearch {
  public:
   /// `too_large`: layouts that are known not to fit.
@@ -96,7 +96,8 @@ class MeshSearch {
     layout.zero = kZero[zero];
     try {
       FoundLayout found{.layout = layout, .estimate = search_.space.estimate(layout)};
-      // Rounded to nanoseconds, since sums in another order differ in their last bits.
+      // Step times are rounded to nanoseconds, because sums in a different order differ in their
+      // last bits.
       double& seconds = found.estimate.metrics.step_time_s;
       seconds = std::round(1e9 * seconds) / 1e9;
       found.fits = found.estimate.peak_bytes <= search_.space.machine.room();
@@ -119,8 +120,8 @@ std::int64_t least_peak(const Search& search) {
   return peak(*std::ranges::min_element(search.found, {}, peak));
 }
 
-/// `found` is sorted by time. A layout that fits is on the frontier if it takes less memory than
-/// all faster ones.
+/// Marks the layouts on the frontier. `found` is sorted by time; a layout that fits is on the
+/// frontier if it takes less memory than all faster layouts.
 void mark_frontier(std::vector<FoundLayout>& found) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   for (FoundLayout& each : found) {
@@ -149,7 +150,7 @@ bool Search::has_accumulation() const {
 
 namespace {
 
-/// The meshes of one search, in the order in which they are tried.
+/// Tries the meshes of one search in order.
 class LayoutSearch {
  public:
   explicit LayoutSearch(const SearchSpace& space) : search_{.space = space} {}
@@ -193,14 +194,15 @@ class LayoutSearch {
     }
   }
 
-  /// Doubles them for as long as a layout may still fit.
+  /// Doubles the number of micro-batches as long as a layout may still fit.
   void try_micro_batches() {
     const SearchSpace& s = search_.space;
     std::int64_t floor = 0;
     for (std::int64_t n = 2; n <= s.batch && !fits() && floor <= s.machine.room(); n *= 2) {
       const std::int64_t before = least_peak(search_);
       try_meshes(s.first.cp, n);
-      // Memory of micro-batches halves each time.
+      // Each doubling halves the micro-batches' memory, so it can save at most as much as the last
+      // one.
       floor = least_peak(search_) - (before - least_peak(search_));
     }
   }
@@ -219,8 +221,9 @@ class LayoutSearch {
 
   Search search_;
   bool is_laid_out_ = false;
-  // By tp. Context parallelism adds masks, and keys and values of other ranks, to as many tokens of
-  // a rank. So a layout that does not fit without it does not fit with it.
+  // By tp: layouts that don't fit. A layout that does not fit without context parallelism does not
+  // fit with it either, because context parallelism adds masks and other ranks' keys and values to
+  // the same number of tokens per rank.
   std::map<std::int64_t, TooLarge> too_large_;
 };
 
@@ -245,8 +248,9 @@ Search search(const SearchSpace& space) {
 
 namespace {
 
-/// The first and last layers differ from the others, since FSDP prefetches and keeps the last unit
-/// gathered. Two more layers show what alternates between layers.
+/// Numbers of layers of the two plans. The first and last layers differ from the others, because
+/// FSDP prefetches and keeps the last unit gathered. Two additional layers cover patterns that
+/// alternate between layers.
 constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
 
 /// The name of a moment with another layer number, if the moment is in a layer.
@@ -264,14 +268,14 @@ std::string renumbered(const std::string& name, const LayeredModel& model, const
   return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
 }
 
-/// Layers of the second half are counted from the end: -1 is the last.
+/// The name with layers of the second half counted from the end: -1 is the last layer.
 std::string key_of(const std::string& name, const LayeredModel& model) {
   return renumbered(name, model, [&](std::int64_t layer) {
     return layer < model.layers / 2 ? layer : layer - model.layers;
   });
 }
 
-/// The inverse of key_of().
+/// Converts a key of key_of() back to the moment's name.
 std::string moment_of(const std::string& key, const LayeredModel& model) {
   return renumbered(key, model,
                     [&](std::int64_t layer) { return layer < 0 ? layer + model.layers : layer; });
@@ -293,7 +297,7 @@ double exposed(const StepTime& time) {
   return sum;
 }
 
-/// Extrapolates two plans of few layers to the whole model.
+/// Extrapolates two plans with few layers to the whole model.
 Estimate of_layers(const RankPlan& few, const RankPlan& more, const LayeredModel& model) {
   const auto grown = [&](double with_few, double with_more) {
     const double each = (with_more - with_few) / (kMoreLayers - kFewLayers);

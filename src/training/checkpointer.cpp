@@ -1,4 +1,5 @@
-// Checkpoints of a run: when to save, what a resumed run must have alike, and the end by a signal.
+// The saved checkpoints of a run: when to save, which options a resumed run must share, and
+// stopping on a signal.
 
 #include "tessera/training/checkpointer.h"
 
@@ -86,7 +87,7 @@ optim::GradScaler::State scaler_state(const Json& saved) {
           .overflows_since_change = saved.at("overflows_since_change")};
 }
 
-/// A failure on rank 0 is an Error on all ranks.
+/// Runs `work` on rank 0; a failure is an Error on all ranks.
 void run_on_first_rank(comm::World& world, const std::function<void()>& work) {
   const comm::CommunicatorPtr group = world.host_group(comm::ranks_of_world(world.size()), "start");
   comm::run_or_fail_together(*group, c10::kCPU, [&] {
@@ -111,10 +112,12 @@ Json random_to_json(const RandomState& random) {
 Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
     : options_(std::move(options)), world_(std::move(world)) {
   check_options();
-  options_.folder = files::absolute_path(options_.folder);  // steps are saved after a chdir(), too
+  // The folder becomes an absolute path, so that later steps are saved to the same folder after a
+  // chdir().
+  options_.folder = files::absolute_path(options_.folder);
   if (!options_.folder.empty()) {
     try {
-      // Locked before it is read: a run that ends may still save a step.
+      // Locks the folder before reading it, because a run that is ending may still save a step.
       run_on_first_rank(*world_, [this] {
         if (std::filesystem::is_directory(options_.folder)) {
           make_folder();
@@ -122,7 +125,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
       });
       find_source();
     } catch (...) {
-      unlock(lock_);  // the destructor does not run
+      unlock(lock_);  // the lock is released here, because the destructor does not run
       throw;
     }
   }
@@ -131,7 +134,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
   }
 }
 
-/// Checked at the start, and not at the first save hours later.
+/// Options are checked at the start, not at the first save hours later.
 void Checkpointer::check_options() const {
   TESSERA_CHECK(options_.keep == 0 || options_.keep >= 2, "the newest ", options_.keep,
                 " checkpoints were to be kept; keep 2 or more, so that one is there if the newest "
@@ -151,7 +154,7 @@ void Checkpointer::find_source() {
   resumes_ = newest && options_.resume != Resume::kNever;
   if (options_.resume_step >= 0) {
     resumes_ = true;
-    // The run would write these steps again, and until then they would be the newest.
+    // The run would save these steps again, and until then they would count as the newest steps.
     TESSERA_CHECK(options_.steps == options_.resume_step || last <= options_.resume_step,
                   option("resume-step"), " ", options_.resume_step, ": '", dir,
                   "' has later steps, up to ", last.value_or(0), "; move them away first");
@@ -171,7 +174,8 @@ void Checkpointer::find_source() {
   }
 }
 
-/// A run that is started again before its first step was complete takes over its unfinished step.
+/// With --resume auto, a run that is restarted before its first complete step takes over its
+/// unfinished save.
 void Checkpointer::begin_run() {
   std::optional<std::string> before;
   if (options_.resume == Resume::kAuto) {
@@ -181,7 +185,8 @@ void Checkpointer::begin_run() {
   checkpoint::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
-/// Later steps must be withdrawn, because the run could not save them again.
+/// Sets the step to continue from. Later steps must be withdrawn, because the run could not save
+/// them again.
 void Checkpointer::go_on_from(std::int64_t step) {
   newest_ = step;
   source_ = folder(step);
@@ -205,7 +210,7 @@ void Checkpointer::make_folder() {
   lock_folder();
 }
 
-/// The lock ends with the process. File systems without locks lock nothing.
+/// Locks the folder until the process ends. On file systems without locks, this has no effect.
 void Checkpointer::lock_folder() {
   if (lock_ >= 0) {
     return;
@@ -278,7 +283,8 @@ checkpoint::LoadReport Checkpointer::load_whole_step(const checkpoint::StateDict
   }
 }
 
-/// All ranks have the same error, and load the same older step.
+/// Continues from an older step after `error`. All ranks have the same error and load the same
+/// older step.
 void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
   const std::int64_t damaged = newest_;
   const auto older = checkpoint::newest_step(*world_, options_.folder, damaged);
@@ -291,12 +297,12 @@ void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
 void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state) {
   const Json& entries = report.entries;
   loaded_ = report.step;
-  // A run without steps reads no data.
+  // A run without steps reads no data, so its position is not restored.
   if (!excludes("data") && options_.steps > 0) {
     state.samples = entries.at("samples");
   }
   if (!excludes("optimizer") && state.scaler.enabled()) {
-    // null: the run that saved it had no loss scaling.
+    // null: the run that saved the step used no loss scaling
     if (const Json& saved = entries.at("loss_scaler"); !saved.is_null()) {
       state.scaler.load_state(scaler_state(saved));
     }
@@ -312,7 +318,8 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
   state.step = saved_ = report.step;
 }
 
-/// Called before a save, so that a damaged step is removed only when a new one follows.
+/// Withdraws damaged steps. Called before a save, so that a damaged step is removed only when a new
+/// step follows.
 void Checkpointer::withdraw_damaged() {
   for (const std::int64_t step : std::exchange(damaged_, {})) {
     if (world_->rank() == 0) {
@@ -354,7 +361,8 @@ std::optional<double> Checkpointer::save(const TrainState& state, const Json& en
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// If checkpoints fail, the run would lose all further steps.
+/// Throws the error of the last background save. If saves fail, the run would lose all further
+/// steps.
 void Checkpointer::check_last_save() {
   try {
     pending_.wait();
@@ -367,8 +375,8 @@ void Checkpointer::check_last_save() {
   }
 }
 
-/// Waits for the save in the background. False, with a warning, if it failed: then the step may be
-/// saved again. The same on all ranks.
+/// Waits for the background save. Returns false, with a warning, if it failed; the step may then be
+/// saved again. The result is the same on all ranks.
 bool Checkpointer::settle() {
   try {
     pending_.wait();

@@ -95,7 +95,7 @@ void MetricLog::line(const std::string& text) {
 
 namespace {
 
-/// p.json for rank 0, p.rank3.json for rank 3.
+/// A rank's profile file: p.json for rank 0, p.rank3.json for rank 3.
 std::filesystem::path file_of_rank(const std::filesystem::path& file, int rank) {
   if (rank == 0) {
     return file;
@@ -105,7 +105,8 @@ std::filesystem::path file_of_rank(const std::filesystem::path& file, int rank) 
   return own;
 }
 
-/// It is better to fail before the training than after it.
+/// Throws Error if the file can't be written. Checked before the training, because an error after
+/// it would come too late.
 void check_can_write(const std::string& option, const std::filesystem::path& file) {
   files::create_folders(std::filesystem::absolute(file).parent_path());
   std::error_code error;
@@ -114,7 +115,7 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
                 "can't write ", option, " ", file.string(),
                 ", which is no regular file; give another name");
   try {
-    // Makes a temporary file, as the later one will be, and removes it.
+    // Creates and removes a temporary file, as the final write will.
     const files::AtomicFile probe(file);
   } catch (const Error& unwritable) {
     fail("can't write ", option, " ", file.string(), ": ", unwritable.what());
@@ -125,12 +126,13 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
 
 Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
   if (!options_.profile.empty()) {
-    // The profile is written at the end, perhaps after a chdir().
+    // An absolute path, because the profile is written at the end, possibly after a chdir().
     options_.profile = files::absolute_path(options_.profile);
   }
 }
 
-/// The requested steps that are left after `done` steps: a resumed run has made some. {0, 0}: none.
+/// The requested steps that remain after `done` steps, which earlier parts of a resumed run have
+/// made. {0, 0}: none.
 StepRange Recording::steps_left(std::int64_t done, bool is_main) const {
   StepRange requested = options_.profile_steps;
   if (requested.first == 0) {

@@ -1,4 +1,4 @@
-// A step of training, its speed, and evaluation.
+// A training step, its metrics, and evaluation.
 
 #include "tessera/training/step.h"
 
@@ -24,7 +24,8 @@
 namespace tessera::training {
 namespace {
 
-/// A loss after a loss-parallel head is distributed, over the ranks of tensor parallelism.
+/// The whole value of a loss. With a loss-parallel head, the loss is distributed over the
+/// tensor-parallel ranks.
 at::Tensor value_of(const at::Tensor& loss) {
   const at::Tensor value = loss.detach();
   return is_distributed(value) ? DistributedTensor(value).full_tensor() : value;
@@ -38,7 +39,7 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
                 "; give it a scalar with a value");
   TESSERA_CHECK(value.numel() == 1, "mean_over was given a tensor of sizes ", value.sizes(),
                 "; give it a scalar, for example the mean of a loss");
-  // A copy, because the all-reduce writes it and the caller may still use the value.
+  // Clones the value, because the all-reduce overwrites it and the caller may still use it.
   at::Tensor mean = value_of(value).to(c10::kFloat).clone();
   if (mesh.size() > 1) {
     const comm::CallerScope caller("mean of the loss");
@@ -57,8 +58,8 @@ void check(const TrainState& state, const StepOptions& options, const LossFuncti
                 ": the loss function is empty; pass one that returns a micro-batch's loss");
 }
 
-/// Whether the parameter is on a mesh with two of these ranks or more, over which gradients are
-/// summed.
+/// Whether the parameter's mesh contains at least two of these ranks, over which its gradient is
+/// then reduced.
 bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   if (!is_distributed(parameter)) {
     return false;
@@ -68,14 +69,14 @@ bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   for (const int rank : data_mesh.ranks()) {
     shared += std::ranges::find(ranks, rank) == ranks.end() ? 0 : 1;
     if (shared > 1) {
-      return true;  // found early, also in a mesh of thousands of ranks
+      return true;  // returns early, also in a mesh of thousands of ranks
     }
   }
   return false;
 }
 
-/// Otherwise each rank would train its own model. The result is the same on every rank, without
-/// communication.
+/// Throws Error if no parameter's gradient is reduced over `data_mesh`, because each rank would
+/// then train its own model. The result is the same on every rank, without communication.
 void check_gradients_are_summed(const TrainState& state, const DeviceMesh& data_mesh,
                                 const std::vector<nn::SlotPtr>& parameters) {
   if (data_mesh.size() == 1) {
@@ -105,7 +106,8 @@ void begin_micro_batch(nn::ModuleBase& model, const StepOptions& options, std::i
   fsdp::set_requires_gradient_sync(model, last);
 }
 
-/// libtorch's messages name neither the step nor the loss.
+/// Checks the loss before backward, because libtorch's messages mention neither the step nor the
+/// loss.
 void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i) {
   const auto refuse = [&](const auto&... found) {
     fail("step ", state.step + 1, ": the loss of micro-batch ", i, found...,
@@ -125,7 +127,7 @@ void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i)
   }
 }
 
-/// Returns the loss of this rank.
+/// Runs forward and backward of all micro-batches, and returns this rank's loss.
 at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
                                 const LossFunction& loss_of) {
   const double divisor =
@@ -146,8 +148,8 @@ at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
   return sum;
 }
 
-/// Loss scaling skips steps with infinite gradients, to find its scale. Every rank knows of the
-/// failure.
+/// Throws Error on every rank if loss or norm is not finite. With loss scaling, steps with infinite
+/// gradients are skipped instead, because the scale is found that way.
 void check_finite(const StepResult& result, std::int64_t step, const StepOptions& options,
                   const std::vector<nn::SlotPtr>& parameters) {
   if (std::isfinite(result.loss) && (std::isfinite(result.grad_norm) || result.skipped)) {
@@ -162,7 +164,8 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        "; ", found, "; ", options.advice_not_finite);
 }
 
-/// libtorch's message has neither the rank nor the unit. Its what() includes a long stack.
+/// Rethrows a libtorch exception with the rank and the FSDP unit, and without the stack trace in
+/// its what().
 [[noreturn]] void fail_in_step(const c10::Error& error, const TrainState& state, int rank,
                                const StepOptions& options) {
   const std::string unit = fsdp::current_unit(state.model);
@@ -172,7 +175,7 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        memory ? "; " + options.advice_out_of_memory : "");
 }
 
-/// Waits for the device.
+/// Copies loss and norm to the host, which waits for the device.
 void read_figures(const at::Tensor& loss, const at::Tensor& norm, const DeviceMesh& data_mesh,
                   StepResult& result) {
   const at::Tensor figures =
@@ -181,8 +184,9 @@ void read_figures(const at::Tensor& loss, const at::Tensor& norm, const DeviceMe
   result.grad_norm = figures[1].item<double>();
 }
 
-/// If the norm is on a GPU, loss and norm are checked after the update, so that the host waits once
-/// a step. On a CPU they are checked before, and a step that is not finite makes no update.
+/// If the norm is on a GPU, loss and norm are checked after the update, so that the host waits only
+/// once per step. On a CPU they are checked before the update, so a step that is not finite changes
+/// no parameter.
 void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
             const std::vector<nn::SlotPtr>& parameters, const at::Tensor& loss,
             StepResult& result) {
@@ -193,7 +197,8 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
     is_checked = true;
   };
   if (state.scaler.enabled()) {
-    result.loss_scale = state.scaler.scale();  // before the step, which may change it
+    result.loss_scale = state.scaler.scale();  // the scale is read before the step, which may
+                                               // change it
   }
   const auto [norm, stepped] =
       state.scaler.clip_and_step(state.optimizer, parameters, options.max_norm, {},
@@ -208,7 +213,7 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
   }
 }
 
-/// All parameters of the model, trained or not, and others that the optimizer updates.
+/// All model parameters, trained or not, and other parameters that the optimizer updates.
 std::vector<nn::SlotPtr> parameters_of(const TrainState& state) {
   std::vector<nn::SlotPtr> parameters = optim::slots_of(state.model);
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
@@ -226,7 +231,7 @@ void drop_gradients(const std::vector<nn::SlotPtr>& parameters) {
   }
 }
 
-/// The gradients of a failed step must not be part of the next one.
+/// Drops the gradients of a failed step, so that they do not enter the next step.
 void clean_up(TrainState& state, const StepOptions& options,
               const std::vector<nn::SlotPtr>& parameters) {
   drop_gradients(parameters);
@@ -243,7 +248,7 @@ StepResult make_step(TrainState& state, const DeviceMesh& data_mesh, const StepO
   state.optimizer.scale_lr(result.lr_factor);
   const at::Tensor loss = accumulate_gradients(state, options, loss_of);
   update(state, data_mesh, options, parameters, loss, result);
-  // After the checks, which look at the gradients.
+  // Gradients are dropped after the checks, which read them.
   drop_gradients(parameters);
   ++state.step;
   state.samples += options.batch;
@@ -299,7 +304,7 @@ observe::StepMetrics StepMeter::end(const TrainState& state, const StepResult& r
 
 namespace {
 
-/// Ends also where the loss throws.
+/// Sets eval mode; the destructor restores the previous mode, also if the loss throws.
 class EvalMode {
  public:
   explicit EvalMode(nn::ModuleBase& model) : model_(model), was_training_(model.is_training()) {
@@ -314,7 +319,7 @@ class EvalMode {
   bool was_training_;
 };
 
-/// The same.
+/// Swaps in the averaged weights; the destructor swaps back, also after an exception.
 class Swapped {
  public:
   explicit Swapped(optim::Ema& ema) : ema_(ema) { ema_.swap(); }

@@ -39,7 +39,7 @@ using testing::SystemCallFault;
 using testing::TemporaryFolder;
 using testing::WriteFile;
 
-/// What a step of training does to the state: other values everywhere.
+/// Writes other values everywhere, as a training step does.
 void change(const SavedState& state) {
   const at::NoGradGuard no_grad;
   for (const auto& [name, slot] : state.net.named_slots()) {
@@ -57,7 +57,7 @@ TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
     SaveFuture pending = async_save(*rank.world(), dir.path(), 1, state.dict());
     change(state);
     const at::Tensor& weight = state.net.middle->slot("weight")->persistent();
-    for (int step = 0; step < 20; ++step) {  // the program's collectives, among the save's
+    for (int step = 0; step < 20; ++step) {  // collectives of the program between those of the save
       EXPECT_EQ(testing::full_tensor(weight).sum().item<float>(), -35.0F);
     }
     pending.wait();
@@ -118,20 +118,16 @@ TEST(AsyncSave, ThrowsItsErrorFromTheNextSaveOnAllRanks) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
   const SystemCallFault fault(dir.path().string() + "/step-00000002/.shard-00003", "pwrite:1:EIO");
-  std::vector<std::string> at_wait(4);
   const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {
     SavedState state(rank, {2, 2}, 2);
     SaveFuture pending = async_save(*rank.world(), dir.path(), 2, state.dict());
     if (rank.rank() > 0) {
-      at_wait[static_cast<std::size_t>(rank.rank())] = testing::message_of([&] { pending.wait(); });
+      EXPECT_ERROR(pending.wait(), "step-00000002/shard-00003");
     }
     save(*rank.world(), dir.path(), 3, state.dict());
   });
-  EXPECT_CONTAINS(errors[0], "step-00000002/shard-00003");
-  for (std::size_t rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(errors[rank], errors[0]);
-    EXPECT_EQ(at_wait[rank], rank == 0 ? "" : errors[0]);
-  }
+  EXPECT_CONTAINS(errors, "step-00000002/shard-00003");
+  EXPECT_EQ(errors, std::vector<std::string>(4, errors[0]));
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
 }
 
@@ -173,6 +169,18 @@ TEST(AsyncSave, CompletesOrFailsOnEachRankWhenTheWorldEnds) {
   }
 }
 
+/// Runs a disabled test on ranks that are processes, with `dir` and this fault of rank 1.
+std::vector<testing::Ended> run_with(const TemporaryFolder& dir, int ranks, const std::string& test,
+                                     const std::string& fault = "", const std::string& under = "") {
+  std::map<std::string, std::string> environment = {{"TEST_DIR", dir.path()}};
+  if (!fault.empty()) {
+    environment["TESSERA_FAULT"] = fault;
+    environment["TESSERA_FAULT_UNDER"] = dir / under;
+    environment["TESSERA_FAULT_RANK"] = "1";
+  }
+  return testing::RunProcesses(ranks, "DISABLED_AsyncSave." + test, {.environment = environment});
+}
+
 TEST(AsyncSave, AnErrorThatIsNeverReadIsAWarning) {
   const TemporaryFolder dir;
   WriteFile(dir / "file", "");
@@ -186,7 +194,7 @@ TEST(AsyncSave, AnErrorThatIsNeverReadIsAWarning) {
   EXPECT_CONTAINS(warnings.texts[0], "a checkpoint was not saved: ", "/file/step-00000001'");
 }
 
-/// In one process, so that one made by fork() can do it.
+/// Saves with one rank and no other thread, so that a process made by fork() can do it.
 void save_in_background(const std::filesystem::path& dir, std::int64_t step, int add) {
   Rank rank(comm::thread_worlds(1)[0]);
   SavedState state(rank, {1, 1}, add);
@@ -213,27 +221,31 @@ TEST(AsyncSave, KilledAtAnyCallLeavesTheNewestCommittedStep) {
   EXPECT_GT(calls, 15);
 }
 
+/// A rank of a world of processes, and the folder of the test.
+struct Process {
+  comm::WorldPtr world = comm::world_from_environment();
+  Rank rank{world};
+  std::filesystem::path dir = std::getenv("TEST_DIR");
+};
+
 TEST(DISABLED_AsyncSave, SaveToAFolderWithADamagedStep) {
-  const comm::WorldPtr world = comm::world_from_environment();
-  Rank rank(world);
-  const std::filesystem::path dir = std::getenv("TEST_DIR");
-  SavedState state(rank, {1, 1}, 1);
-  save(*world, dir, 1, state.dict());
-  WriteFile(dir / "step-00000001/manifest.json", "{}");
-  async_save(*world, dir, 2, state.dict(), {.keep = 2}).wait();
+  Process self;
+  SavedState state(self.rank, {1, 1}, 1);
+  save(*self.world, self.dir, 1, state.dict());
+  WriteFile(self.dir / "step-00000001/manifest.json", "{}");
+  async_save(*self.world, self.dir, 2, state.dict(), {.keep = 2}).wait();
 }
 
 // libtorch's own form of a warning is "[W1123 10:15:09.123456789 step_folder.cpp:120] ...".
 TEST(AsyncSave, WarnsAsTheRestOfTheJobDoes) {
   const TemporaryFolder dir;
-  const auto ended = testing::RunProcesses(1, "DISABLED_AsyncSave.SaveToAFolderWithADamagedStep",
-                                           {.environment = {{"TEST_DIR", dir.path().string()}}});
+  const auto ended = run_with(dir, 1, "SaveToAFolderWithADamagedStep");
   EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
-  EXPECT_CONTAINS(ended[0].output, "tessera: warning: a step is passed over: the manifest ");
+  EXPECT_CONTAINS(ended[0].output, "tessera: warning: ", "the manifest ");
   EXPECT_EQ(ended[0].output.find("[W"), std::string::npos) << ended[0].output;
 }
 
-/// By a stack that is larger than the memory that can be addressed.
+/// Sets a default stack size that is larger than the address space.
 void allow_no_more_threads() {
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
@@ -242,24 +254,20 @@ void allow_no_more_threads() {
 }
 
 TEST(DISABLED_AsyncSave, SaveWhereARankHasNoThread) {
-  const comm::WorldPtr world = comm::world_from_environment();
-  Rank rank(world);
-  const std::filesystem::path dir = std::getenv("TEST_DIR");
-  SavedState state(rank, {2, 1}, 1);
-  save(*world, dir, 1, state.dict());
-  if (world->rank() == 1) {
+  Process self;
+  SavedState state(self.rank, {2, 1}, 1);
+  save(*self.world, self.dir, 1, state.dict());
+  if (self.world->rank() == 1) {
     allow_no_more_threads();
   }
-  EXPECT_ERROR(static_cast<void>(async_save(*world, dir, 2, state.dict())),
-               "a save in the background can't have a thread", "save at once");
-  save(*world, dir, 3, state.dict());
+  EXPECT_ERROR(static_cast<void>(async_save(*self.world, self.dir, 2, state.dict())), "thread",
+               "save at once");
+  save(*self.world, self.dir, 3, state.dict());
 }
 
 TEST(AsyncSave, ARankWithoutAThreadIsAnErrorOnAll) {
   const TemporaryFolder dir;
-  for (const auto& ended :
-       testing::RunProcesses(2, "DISABLED_AsyncSave.SaveWhereARankHasNoThread",
-                             {.environment = {{"TEST_DIR", dir.path().string()}}})) {
+  for (const auto& ended : run_with(dir, 2, "SaveWhereARankHasNoThread")) {
     EXPECT_EQ(ended.exit_code, 0) << ended.output;
   }
   EXPECT_FALSE(std::filesystem::exists(dir / "step-00000002"));
@@ -267,38 +275,26 @@ TEST(AsyncSave, ARankWithoutAThreadIsAnErrorOnAll) {
 }
 
 TEST(DISABLED_AsyncSave, SaveWhereARankIsKilled) {
-  const comm::WorldPtr world = comm::world_from_environment();
-  Rank rank(world);
-  const std::filesystem::path dir = std::getenv("TEST_DIR");
-  SavedState state(rank, {2, 1}, 1);
-  async_save(*world, dir, 1, state.dict()).wait();
-  SaveFuture pending = async_save(*world, dir, 2, state.dict());
+  Process self;
+  SavedState state(self.rank, {2, 1}, 1);
+  async_save(*self.world, self.dir, 1, state.dict()).wait();
+  SaveFuture pending = async_save(*self.world, self.dir, 2, state.dict());
   EXPECT_THROWN(comm::PeerError, pending.wait(), "checkpoint::async_save", "rank 1 ");
-  EXPECT_THROWN(comm::PeerError, save(*world, dir, 3, state.dict()), "the group failed earlier");
+  EXPECT_THROWN(comm::PeerError, save(*self.world, self.dir, 3, state.dict()),
+                "the group failed earlier");
 }
 
 TEST(AsyncSave, ARankThatDiesEndsItOnTheOthersAndCostsNoOlderStep) {
   const TemporaryFolder dir;
-  const auto ended =
-      testing::RunProcesses(2, "DISABLED_AsyncSave.SaveWhereARankIsKilled",
-                            {.environment = {{"TEST_DIR", dir.path().string()},
-                                             {"TESSERA_FAULT", "pwrite:1:kill"},
-                                             {"TESSERA_FAULT_UNDER", dir / "step-00000002"},
-                                             {"TESSERA_FAULT_RANK", "1"}}});
+  const auto ended = run_with(dir, 2, "SaveWhereARankIsKilled", "pwrite:1:kill", "step-00000002");
   EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
   EXPECT_EQ(ended[1].signal, SIGKILL) << ended[1].output;
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
 }
 
-}  // namespace
-namespace {
-
-using testing::ErrorsOfRanks;
 using testing::RanksOptions;
-using testing::SystemCallFault;
-using testing::TemporaryFolder;
 
-/// Each call of rank 1 on its file takes 0.2 s, and it makes four or more.
+/// A time-out of 600 ms. Rank 1 makes four calls or more on its file, of 0.2 s each.
 RanksOptions short_time_out() {
   return {.world = {.timeout = std::chrono::milliseconds(600),
                     .watchdog = std::chrono::milliseconds(0)}};
@@ -308,50 +304,40 @@ std::string file_of_rank_1(const TemporaryFolder& dir, const std::string& prefix
   return dir.path().string() + "/step-00000001/" + prefix + "shard-00001";
 }
 
-TEST(SlowDisk, IsWaitedForWhileItGetsOn) {
+/// Saves or loads the known model or, if `large`, one parameter of 4 MiB.
+void save_or_load(Rank& rank, const std::filesystem::path& dir, bool saves, bool large = false) {
+  const auto both = [&](const StateDict& state) {
+    saves ? save(*rank.world(), dir, 1, state) : static_cast<void>(load(*rank.world(), dir, state));
+  };
+  if (!large) {
+    SavedState state(rank, {2, 1}, 1);
+    return both(state.dict());
+  }
+  nn::Linear net(1024, 1024, nn::LinearOptions{false});
+  net.slot("weight")->set(
+      distribute_tensor(at::ones({1024, 1024}), rank.mesh({2}, {"dp"}), {Shard{0}}));
+  both({net});
+}
+
+TEST(SlowDisk, IsWaitedForWhileItWritesAndReads) {
   const TemporaryFolder dir;
   {
     const SystemCallFault fault(file_of_rank_1(dir, "."), "pwrite:1:slow");
-    RunRanks(
-        2,
-        [&](Rank& rank) {
-          SavedState state(rank, {2, 1}, 1);
-          save(*rank.world(), dir.path(), 1, state.dict());
-        },
-        short_time_out());
+    RunRanks(2, [&](Rank& rank) { save_or_load(rank, dir.path(), true); }, short_time_out());
     EXPECT_GE(SystemCallFault::calls("pwrite"), 4);
   }
   const SystemCallFault fault(file_of_rank_1(dir, ""), "pread:1:slow");
-  RunRanks(
-      2,
-      [&](Rank& rank) {
-        SavedState state(rank, {2, 1}, 5);
-        load(*rank.world(), dir.path(), state.dict());
-      },
-      short_time_out());
+  RunRanks(2, [&](Rank& rank) { save_or_load(rank, dir.path(), false); }, short_time_out());
   EXPECT_GE(SystemCallFault::calls("pread"), 4);
 }
 
-/// A piece of 2 MiB for one read, 0.2 s for each quarter of one.
+/// A piece of 2 MiB for one read, 0.2 s for each quarter of a MiB.
 TEST(SlowDisk, ReportsProgressAtEachQuarterOfAMebibyte) {
   const TemporaryFolder dir;
-  const auto shard = [](Rank& rank, nn::Linear& large) {
-    large.slot("weight")->set(
-        distribute_tensor(at::ones({1024, 1024}), rank.mesh({2}, {"dp"}), {Shard{0}}));
-  };
-  RunRanks(2, [&](Rank& rank) {
-    nn::Linear large(1024, 1024, nn::LinearOptions{false});
-    shard(rank, large);
-    save(*rank.world(), dir.path(), 1, {large});
-  });
+  RunRanks(2, [&](Rank& rank) { save_or_load(rank, dir.path(), true, /*large=*/true); });
   const SystemCallFault fault(file_of_rank_1(dir, ""), "pread:1:slow");
   RunRanks(
-      2,
-      [&](Rank& rank) {
-        nn::Linear large(1024, 1024, nn::LinearOptions{false});
-        shard(rank, large);
-        load(*rank.world(), dir.path(), {large});
-      },
+      2, [&](Rank& rank) { save_or_load(rank, dir.path(), false, /*large=*/true); },
       short_time_out());
   EXPECT_GT(SystemCallFault::calls("pread"), 8);
 }
@@ -379,7 +365,7 @@ TEST(SlowDisk, ReportsProgressFromHelperThreads) {
       short_time_out());
 }
 
-/// What is not on the disk yet is awaited without a word.
+/// A sync of bytes that are not on the disk yet reports no progress, so that each must be short.
 TEST(SlowDisk, IsWrittenToInPieces) {
   const TemporaryFolder dir;
   const SystemCallFault count(dir.path(), "");
@@ -391,19 +377,12 @@ TEST(SlowDisk, IsWrittenToInPieces) {
 TEST(SlowDisk, EndsTheSaveAtTheTimeOutIfItHangs) {
   const TemporaryFolder dir;
   const SystemCallFault fault(file_of_rank_1(dir, "."), "pwrite:3:stall");
-  const auto errors = ErrorsOfRanks(
-      2,
-      [&](Rank& rank) {
-        SavedState state(rank, {2, 1}, 1);
-        save(*rank.world(), dir.path(), 1, state.dict());
-      },
-      short_time_out());
+  const auto errors =
+      ErrorsOfRanks(2, [&](Rank& rank) { save_or_load(rank, dir.path(), true); }, short_time_out());
   EXPECT_CONTAINS(errors[0], "rank(s) 1 did not arrive within 600 ms",
                   "since then it has written files");
 }
 
-}  // namespace
-namespace {
 namespace held_parts {
 
 constexpr std::int64_t kRows = 6, kTokens = 3, kDim = 8;
@@ -421,7 +400,8 @@ struct Encoder : nn::Module<Encoder> {
   nn::Child<Layer> second{*this, "second", options()};
 };
 
-/// How a mesh of two dimensions splits it: by FSDP over the first, by a plan over the second.
+/// Splits the encoder by FSDP over the first mesh dimension and by a tensor-parallel plan over the
+/// second.
 void split(Encoder& model, const DeviceMesh& mesh) {
   using namespace tensor_parallel;
   testing::fill(model);
@@ -441,7 +421,7 @@ void train(Encoder& model, optim::Sgd& optimizer, const DeviceMesh& mesh) {
   optimizer.zero_grad();
 }
 
-/// Runs `body` with a model that has not been trained.
+/// Runs `body` with an untrained model on a mesh of these sizes.
 void on_mesh(const std::vector<std::int64_t>& sizes,
              const std::function<void(Rank&, Encoder&, optim::Sgd&, const DeviceMesh&)>& body) {
   RunOnMesh(sizes, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
@@ -478,7 +458,7 @@ TEST(HeldPartsCheckpoint, ContinuesOnAnyMesh) {
   }
 }
 
-/// Statistics of a norm in an adopted model, and the buffer of the class itself.
+/// The statistics of a norm in an adopted model, and a buffer of the adopted class.
 TEST(HeldPartsCheckpoint, HasBuffersUnderTheirNamesInLibtorch) {
   const auto make = [](Rank& rank) {
     auto model = nn::adopt(std::make_shared<testing::TorchWithBuffers>());

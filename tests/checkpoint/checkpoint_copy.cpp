@@ -1,10 +1,7 @@
-// Run as a rank, for tests beside PyTorch: reads a small model and AdamW's state of it onto a mesh,
-// and writes what it has.
-//
-//   checkpoint_copy DP TP FROM TO
-//
-// FROM: a file of whole tensors, a Hugging Face model (the state is zeros then), or a step; TO: a
-// file, or the folder of a step to be saved.
+// A rank of the tests that compare with PyTorch. It reads a small model and its AdamW state onto a
+// mesh, and writes both: checkpoint_copy DP TP FROM TO. FROM is a file of whole tensors, a Hugging
+// Face model (the AdamW state is then zero) or a step; TO is a file, or the folder of a step to
+// save.
 
 #include <cstdlib>
 #include <exception>

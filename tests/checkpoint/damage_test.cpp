@@ -1,4 +1,4 @@
-// Steps with faults: damaged files, interrupted saves; and what tessera-ckpt says of a step.
+// Damaged files of steps, interrupted saves, and the report of tessera-ckpt about a step.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -53,52 +53,79 @@ TEST(DamagedStep, EveryByteOfTheManifestCounts) {
   EXPECT_ERROR(parse_manifest(text.substr(0, text.size() - 1), path), "is not valid");
 }
 
+/// A file of which single bytes are changed for the duration of a call.
+class ChangedFile {
+ public:
+  explicit ChangedFile(const std::filesystem::path& path)
+      : bytes(ReadFile(path)), stream_(path, std::ios::binary | std::ios::in | std::ios::out) {}
+  /// Flips one bit of byte `at` while `look` runs.
+  template <class Look>
+  void with_flipped(std::size_t at, const Look& look) {
+    put(at, static_cast<char>(bytes[at] ^ (1 << (at % 8))));
+    look();
+    put(at, bytes[at]);
+  }
+
+  const std::string bytes;
+
+ private:
+  void put(std::size_t at, char byte) {
+    stream_.seekp(static_cast<std::streamoff>(at)).put(byte).flush();
+  }
+  std::fstream stream_;
+};
+
+/// Flips one bit of the byte at `at`, or of the last byte if `at` is -1.
+void damage(const std::filesystem::path& path, std::int64_t at = -1) {
+  std::string bytes = ReadFile(path);
+  bytes[at < 0 ? bytes.size() - 1 : static_cast<std::size_t>(at)] ^= 1;
+  WriteFile(path, bytes);
+}
+
+/// A Linear of `columns` × `rows` that is full of ones.
+std::shared_ptr<nn::Linear> ones(std::int64_t columns, std::int64_t rows, bool bias = true) {
+  auto net = std::make_shared<nn::Linear>(columns, rows, nn::LinearOptions{bias});
+  for (const auto& [name, slot] : net->named_slots()) {
+    slot->set(at::ones_like(slot->get()));
+  }
+  return net;
+}
+
 TEST(DamagedStep, EveryByteOfAFileCounts) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   const FileRecord file = read_manifest(dir / "step-00000001").files.front();
   const auto path = dir / "step-00000001" / file.name;
-  const std::string bytes = ReadFile(path);
-  std::fstream stream(path, std::ios::binary | std::ios::in | std::ios::out);
-  const auto put = [&stream](std::size_t at, char byte) {
-    stream.seekp(static_cast<std::streamoff>(at)).put(byte).flush();
-  };
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    put(i, static_cast<char>(bytes[i] ^ (1 << (i % 8))));
-    ASSERT_TRUE(testing::Throws<Error>([&] { SafetensorsFile(path, Symlinks::kRefuse, file.sums); },
-                                       {file.name, "are not those that were written"}))
-        << i;
-    put(i, bytes[i]);
+  const auto open = [&] { SafetensorsFile(path, Symlinks::kRefuse, file.sums); };
+  ChangedFile changed(path);
+  for (std::size_t i = 0; i < changed.bytes.size(); ++i) {
+    changed.with_flipped(i, [&] {
+      ASSERT_TRUE(testing::Throws<Error>(open, {file.name, "are not those that were written"}))
+          << i;
+    });
   }
-  SafetensorsFile(path, Symlinks::kRefuse, file.sums);
+  open();
 }
 
 TEST(DamagedStep, IsFoundAndNamedByAThousandBytesOfData) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
-    nn::Linear net(512, 1024);
-    for (const auto& [name, slot] : net.named_slots()) {
-      slot->set(at::ones_like(slot->get()));
-    }
-    save(*rank.world(), dir.path(), 1, {net});
+    const auto net = ones(512, 1024);
+    save(*rank.world(), dir.path(), 1, {*net});
   });
   const auto step = dir / "step-00000001";
   const auto path = step / read_manifest(step).files.front().name;
-  const std::string bytes = ReadFile(path);
   const TensorEntry bias = SafetensorsFile(path).entry("bias");
-  std::fstream stream(path, std::ios::binary | std::ios::in | std::ios::out);
-  const auto put = [&stream](std::size_t at, char byte) {
-    stream.seekp(static_cast<std::streamoff>(at)).put(byte).flush();
-  };
+  ChangedFile changed(path);
   for (std::size_t i = 0; i < 1000; ++i) {
-    const std::size_t at = bias.offset + i * (bytes.size() - bias.offset) / 1000;
-    put(at, static_cast<char>(bytes[at] ^ (1 << (i % 8))));
-    const auto faults = verify_step(step);
-    ASSERT_EQ(faults.size(), 1U) << at;
-    const std::string place = "bytes " + std::to_string(at >> 20 << 20) + " to ";
-    const char* tensor = at < bias.offset + bias.bytes ? "'bias' from byte" : "'weight' from byte";
-    ASSERT_TRUE(testing::Contains(faults[0], {place, path.string(), tensor})) << at;
-    put(at, bytes[at]);
+    const std::size_t at = bias.offset + i * (changed.bytes.size() - bias.offset) / 1000;
+    changed.with_flipped(at, [&] {
+      const auto faults = verify_step(step);
+      ASSERT_EQ(faults.size(), 1U) << at;
+      const std::string place = "bytes " + std::to_string(at >> 20 << 20) + " to ";
+      const char* tensor = at < bias.offset + bias.bytes ? "'bias'" : "'weight'";
+      ASSERT_TRUE(testing::Contains(faults[0], {place, path.string(), tensor})) << at;
+    });
   }
 }
 
@@ -107,37 +134,33 @@ TEST(DamagedStep, IsRefusedOnAllRanksBeforeAnythingChanges) {
   SaveStep(dir.path(), 1);
   const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
   const std::string bytes = ReadFile(path);
-  const auto errors = [&] {
-    return ErrorsOfRanks(4, [&](Rank& rank) {
+  const auto expect = [&](const std::string& part) {
+    const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {
       SavedState state(rank, {4, 1}, 9);
-      const SavedState before(rank, {4, 1}, 9);
+      const Tensors before = state.local();
       try {
         load(*rank.world(), dir.path(), state.dict());
       } catch (const Error&) {
-        ExpectEqual(state.local(), before.local());
+        ExpectEqual(state.local(), before);
         EXPECT_TRUE(state.net.middle->slot("bias")->initialized());
         throw;
       }
     });
-  };
-  const auto expect = [&](const std::string& part) {
-    const auto all = errors();
-    for (const std::string& error : all) {
+    for (const std::string& error : errors) {
       EXPECT_CONTAINS(error, "shard-00002-model-00001", part);
-      EXPECT_EQ(error, all.front());
+      EXPECT_EQ(error, errors.front());
     }
   };
   WriteFile(path, bytes.substr(0, bytes.size() - 1));
-  expect("bytes, but the manifest says");
+  expect("the manifest says");
   std::filesystem::remove(path);
-  expect("can't be looked at: No such file");
-  std::string flipped = bytes;
-  flipped[20] ^= 1;
-  WriteFile(path, flipped);
+  expect("No such file");
+  WriteFile(path, bytes);
+  damage(path, 20);
   expect("are not those that were written");
 }
 
-/// Whether all ranks get a DamagedStep if the second of them throws `error` as it reads.
+/// Whether all ranks get a DamagedStep if the second rank throws `error` while it reads.
 template <class Failure>
 bool IsDamage(const Failure& error) {
   std::atomic<int> ranks = 0;
@@ -151,7 +174,7 @@ bool IsDamage(const Failure& error) {
       ADD_FAILURE() << "nothing was thrown";
     } catch (const checkpoint::DamagedStep&) {
       ++ranks;
-    } catch (const Error&) {  // so is this one on all
+    } catch (const Error&) {  // all ranks must get this error too
     }
   });
   EXPECT_TRUE(ranks == 0 || ranks == 2) << ranks;
@@ -169,7 +192,7 @@ TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
   SaveStep(dir.path(), 1);
   const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
   std::filesystem::remove(path);
-  std::filesystem::create_symlink(path, path);  // it can't be opened, and yet is there
+  std::filesystem::create_symlink(path, path);  // the link exists, but can't be opened
   for (const std::string& error : ErrorsOfRanks(1, [&](Rank& rank) {
          SavedState state(rank, {1, 1});
          try {
@@ -186,18 +209,12 @@ TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
 TEST(DamagedStep, LeavesNoModelHalfLoaded) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
-    nn::Linear net(1024, 1024);
-    for (const auto& [name, slot] : net.named_slots()) {
-      slot->set(at::ones_like(slot->get()));
-    }
-    save(*rank.world(), dir.path(), 1, {net});
-    const auto path = dir / "step-00000001/shard-00000-model-00001-of-00001.safetensors";
-    std::string bytes = ReadFile(path);
-    bytes.back() ^= 1;
-    WriteFile(path, bytes);
-    EXPECT_ERROR(load(*rank.world(), dir.path(), {net}), "tensor 'weight': bytes 4194304 to",
+    const auto net = ones(1024, 1024);
+    save(*rank.world(), dir.path(), 1, {*net});
+    damage(dir / "step-00000001/shard-00000-model-00001-of-00001.safetensors");
+    EXPECT_ERROR(load(*rank.world(), dir.path(), {*net}), "tensor 'weight': bytes 4194304 to",
                  "shard-00000-model-00001", "load another step");
-    EXPECT_FALSE(net.slot("bias")->initialized());
+    EXPECT_FALSE(net->slot("bias")->initialized());
   });
 }
 
@@ -227,30 +244,19 @@ TEST(DamagedStep, IsPassedOverByAllRanksAndSavedAgain) {
 TEST(DamagedStep, LeavesTheParametersWhenTheOptimizerAloneIsLoaded) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
-    nn::Linear net(1024, 1024, nn::LinearOptions{false});
-    net.slot("weight")->set(at::ones({1024, 1024}));
-    const StateDict state{net, {{"weight.exp_avg", at::ones({1024, 1024})}}};
+    const auto net = ones(1024, 1024, /*bias=*/false);
+    const StateDict state{*net, {{"weight.exp_avg", at::ones({1024, 1024})}}};
     save(*rank.world(), dir.path(), 1, state);
     const char* name = "optimizer.state.weight.exp_avg";
     const Manifest manifest = read_manifest(dir / "step-00000001");
     const std::size_t file = manifest.tensors.at(name).chunks.front().file;
     const auto path = dir / "step-00000001" / manifest.files[file].name;
     const TensorEntry entry = SafetensorsFile(path).entry(name);
-    std::string bytes = ReadFile(path);
-    bytes[entry.offset + entry.bytes - 1] ^= 1;
-    WriteFile(path, bytes);
-    EXPECT_ERROR(load(*rank.world(), dir.path(), state, {.exclude = {"weight"}}),
-                 "tensor 'optimizer.state.weight.exp_avg': bytes");
-    EXPECT_TRUE(net.slot("weight")->initialized());
+    damage(path, static_cast<std::int64_t>(entry.offset + entry.bytes) - 1);
+    EXPECT_ERROR(load(*rank.world(), dir.path(), state, {.exclude = {"weight"}}), name, "bytes");
+    EXPECT_TRUE(net->slot("weight")->initialized());
   });
 }
-
-}  // namespace
-namespace {
-
-using testing::ReadFile;
-using testing::TemporaryFolder;
-using testing::WriteFile;
 
 constexpr const char* kFirstFile = "shard-00000-model-00001-of-00002.safetensors";
 
@@ -269,9 +275,7 @@ TEST(InspectedStep, IsVerifiedToTheTensorAndByte) {
   SaveStep(dir.path(), 1);
   const auto step = dir / "step-00000001";
   EXPECT_TRUE(verify_step(step).empty());
-  std::string bytes = ReadFile(step / kFirstFile);
-  bytes.back() ^= 1;
-  WriteFile(step / kFirstFile, bytes);
+  damage(step / kFirstFile);
   WriteFile(step / "stray.safetensors", "");
   std::filesystem::remove(step / "shard-00003-model-00001-of-00002.safetensors");
   const auto faults = verify_step(step);
@@ -309,9 +313,7 @@ TEST(InspectedStep, IsRefusedByNameForATypeThatLibtorchLacks) {
                 R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"w\":{\"saved_offsets\":[0]}}"},)" +
                     testing::Entry("\"F4\"", "[4]", "[0,2]") + "}",
                 "ab"));
-  constexpr const char* kError =
-      "tensor 'w' of the checkpoint has the type F4, which libtorch lacks";
-  EXPECT_ERROR(compare_steps(dir.path(), dir.path()), kError);
+  EXPECT_ERROR(compare_steps(dir.path(), dir.path()), "tensor 'w'", "F4", "libtorch");
 }
 
 /// A model with one buffer, of any type.
@@ -387,9 +389,8 @@ TEST(ComparedSteps, DifferByLargeIntegersAndImaginaryParts) {
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers)), Lines{});
 }
 
-/// Gives a step's shards what PyTorch's writer says in them, and takes its manifest away.
+/// Gives the shards of a step without a manifest the header of PyTorch's writer.
 void make_shards_of_others(const std::filesystem::path& step) {
-  std::filesystem::remove(step / "manifest.json");
   for (const auto& entry : std::filesystem::directory_iterator(step)) {
     const std::string bytes = ReadFile(entry.path());
     std::uint64_t length = 0;
@@ -401,40 +402,32 @@ void make_shards_of_others(const std::filesystem::path& step) {
   }
 }
 
-TEST(TorchHfShards, AreNotThoseOfASaveWhoseManifestIsMissing) {
+/// A folder as PyTorch's writer leaves it can be loaded without a manifest; a folder of ours can't.
+TEST(TorchHfShards, AreLoadedWithoutAManifestUnlikeOurs) {
   const TemporaryFolder dir;
+  const auto step = dir / "step-00000001";
+  const auto expect_refused = [&](const char* part, const char* advice) {
+    EXPECT_ERROR(ExpectLoads(step, 5), part, advice);
+  };
   SaveStep(dir.path(), 1, 5);
-  std::filesystem::remove(dir / "step-00000001/manifest.json");
-  constexpr const char* kError = "has the shards of a step, but no manifest.json";
-  EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 5), kError, "copy the whole folder");
+  std::filesystem::rename(step / "manifest.json", dir / "manifest.json");
+  expect_refused("no manifest.json", "copy the whole folder");
+  make_shards_of_others(step);
+  EXPECT_EQ(ExpectLoads(step, 5), 0);
+  EXPECT_ERROR(verify_step(step), "no checksums");
+  WriteFile(step / "INCOMPLETE", "");
+  expect_refused("there is no checkpoint in", "step-00000001");
+  std::filesystem::remove(step / "INCOMPLETE");
+  std::filesystem::remove(step / kFirstFile);
+  expect_refused("are not complete: tensor '", "copy all");
 }
-
-/// As PyTorch's writer leaves a folder.
-TEST(TorchHfShards, AreLoadedWithoutAManifest) {
-  const TemporaryFolder dir;
-  SaveStep(dir.path(), 1, 5);
-  make_shards_of_others(dir / "step-00000001");
-  EXPECT_EQ(ExpectLoads(dir / "step-00000001", 5), 0);
-  EXPECT_ERROR(verify_step(dir / "step-00000001"), "has no checksums to verify");
-  // An unfinished save of ours is none.
-  WriteFile(dir / "step-00000001/INCOMPLETE", "");
-  EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 5), "there is no checkpoint in");
-  std::filesystem::remove(dir / "step-00000001/INCOMPLETE");
-  std::filesystem::remove(dir / "step-00000001" / kFirstFile);
-  EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 5), "are not complete: tensor '", "copy all");
-}
-
-}  // namespace
-namespace {
 
 namespace fs = std::filesystem;
 using testing::Change;
 using testing::Changes;
 using testing::Disk;
-using testing::ErrorsOfRanks;
 using testing::Lost;
 using testing::SystemCallFault;
-using testing::TemporaryFolder;
 
 constexpr const char* kManifestOf3 = "step-00000003/manifest.json";
 const std::vector<std::string> kCalls = {"openat", "pwrite", "fsync", "fallocate", "rename",
@@ -444,14 +437,14 @@ bool every_fault() {
   return std::getenv("TESSERA_EVERY_FAULT") != nullptr;
 }
 
-/// In this thread, so that a process made by fork() can do it.
+/// Saves in this thread, so that a process made by fork() can do it.
 void save_alone(const fs::path& dir, std::int64_t step, int add, int keep = 0) {
   Rank rank(comm::thread_worlds(1)[0]);
   SavedState state(rank, {1, 1}, add);
   save(*rank.world(), dir, step, state.dict(), {.keep = keep});
 }
 
-/// The save that is interrupted: it has all phases, removal of older steps among them.
+/// The save that is interrupted. It has all phases; one is the removal of older steps.
 void save_third(const fs::path& dir) {
   save_alone(dir, 3, 3, 2);
 }
@@ -461,7 +454,7 @@ void save_two(const fs::path& dir) {
   save_alone(dir, 2, 2);
 }
 
-/// What must hold at any time during save_third(): the newest step is whole, and those before it.
+/// The invariant at any time during save_third(): the newest step and those before it are whole.
 void expect_whole_steps(const fs::path& dir, const std::string& when) {
   const bool third = fs::exists(dir / kManifestOf3);
   EXPECT_EQ(ExpectLoads(dir, third ? 3 : 2), third ? 3 : 2) << when;
@@ -472,7 +465,7 @@ void expect_whole_steps(const fs::path& dir, const std::string& when) {
   }
 }
 
-/// How a process ended that saved.
+/// The end of a process that saved.
 enum class Ending { kDone, kError, kKilled, kModelChanged, kOther };
 
 template <class Work>
@@ -505,7 +498,7 @@ Ending save_third_with(const fs::path& dir, const std::string& fault) {
   });
 }
 
-/// "pwrite:3:EIO", for each call that save_third() makes and each thing that can happen there.
+/// All faults, like "pwrite:3:EIO": each action at each call that save_third() makes.
 std::vector<std::string> all_faults() {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -552,7 +545,7 @@ TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
       EXPECT_EQ(third, ending == Ending::kDone) << fault;
     }
     expect_whole_steps(dir.path(), fault);
-    save_alone(dir.path(), third ? 4 : 3, 5);  // the run, started again
+    save_alone(dir.path(), third ? 4 : 3, 5);  // the run is started again
     ExpectLoads(dir.path(), 5);
   }
   std::printf("%zu of %zu faults\n", count, faults.size());
@@ -567,8 +560,8 @@ TEST(InterruptedSave, ContinuesAfterASignalOrAShortWrite) {
   }
 }
 
-/// What a killed process has written is there; what a machine without power has written only if it
-/// was synced.
+/// After a kill, all bytes that were written are on the disk; after a power cut, only synced bytes
+/// are.
 TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -585,7 +578,7 @@ TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   for (const Change& change : list) {
     disk.apply(change);
     if (change.kind == Change::kWrite) {
-      continue;  // it leaves nothing on the disk by itself
+      continue;  // a write alone leaves nothing on the disk
     }
     for (const Lost lost : {Lost::kAll, Lost::kBytes}) {
       disk.write_after_power_cut(out, lost);
@@ -593,7 +586,7 @@ TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
       committed += fs::exists(out / kManifestOf3) ? 1 : 0;
     }
   }
-  // The save has ended, and so the step exists.
+  // The save has returned, so that the step must exist.
   EXPECT_EQ(ExpectLoads(out, 3), 3);
   EXPECT_GT(committed, 10);
   EXPECT_GT(list.size(), 30U);
@@ -637,7 +630,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
       for (const std::string& error : errors) {
         EXPECT_EQ(error, errors.front()) << name << " " << fault;
       }
-      // Where the fault was not met.
+      // The step exists if this fault was not reached.
       std::filesystem::remove_all(dir / "step-00000002");
       EXPECT_EQ(ExpectLoads(dir.path(), 1), 1) << name << " " << fault;
     }
@@ -647,7 +640,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
 
 constexpr const char* kDirVariable = "TESSERA_TEST_DIR";
 
-/// Run in processes by the test below.
+/// Run by processes of the test below.
 TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
   const comm::WorldScope scope(comm::world_from_environment({.timeout = std::chrono::seconds(20)}));
   Rank rank(scope.world());
@@ -657,7 +650,8 @@ TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
 
 TEST(InterruptedSave, EndsOnAllRanksWhenOneIsLost) {
   std::vector<std::pair<std::string, std::string>> phases = {
-      {"3", "pwrite:2:kill"}, {"0", "rename:3:kill"}};  // in the shards; of the manifest
+      {"3", "pwrite:2:kill"},
+      {"0", "rename:3:kill"}};  // while it writes shards; while it publishes the manifest
   if (every_fault()) {
     phases.insert(phases.end(), {{"0", "openat:1:kill"},
                                  {"0", "link:1:kill"},

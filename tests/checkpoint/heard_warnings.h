@@ -7,7 +7,7 @@
 
 namespace tessera::checkpoint {
 
-/// The warnings of a scope, with a c10::WarningUtils::WarningHandlerGuard.
+/// Collects the warnings of a scope. Install it with a c10::WarningUtils::WarningHandlerGuard.
 class HeardWarnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }

@@ -1,6 +1,6 @@
 #pragma once
 
-// A model whose every value the tests of loading and saving know.
+// A model with known values of all parameters, for the tests of loading and saving.
 
 #include <filesystem>
 #include <map>
@@ -65,7 +65,7 @@ inline void ExpectEqual(const Tensors& found, const Tensors& expected) {
   }
 }
 
-/// What a module's parameters are on this rank.
+/// The local values of a module's parameters on this rank.
 inline Tensors LocalValues(const nn::ModuleBase& module) {
   Tensors values;
   for (const auto& [name, slot] : module.named_slots()) {
@@ -74,7 +74,7 @@ inline Tensors LocalValues(const nn::ModuleBase& module) {
   return values;
 }
 
-/// Puts each parameter on the mesh in another way.
+/// Distributes the parameters over the mesh, each with other placements.
 inline void Distribute(Net& net, const DeviceMesh& mesh, const Tensors& values) {
   const std::map<std::string, Placements> placements = {{"embed.weight", {Shard{0}, Shard{0}}},
                                                         {"middle.weight", {Shard{0}, Shard{1}}},

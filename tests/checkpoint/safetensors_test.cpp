@@ -1,4 +1,4 @@
-// Writes safetensors files, and refuses invalid ones.
+// Safetensors files: what the writer writes, what the reader refuses and reads.
 
 #include <ATen/ATen.h>
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "checkpoint/format.h"
 #include "safetensors_bytes.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "testing/errors.h"
@@ -22,7 +26,9 @@ namespace {
 using Items = std::vector<SafetensorsWriter::Item>;
 using Names = std::vector<std::string>;
 using Sizes = std::vector<std::int64_t>;
+using testing::Entry;
 using testing::ReadFile;
+using testing::SafetensorsBytes;
 using testing::TemporaryFolder;
 using testing::WriteFile;
 
@@ -88,12 +94,8 @@ TEST(SafetensorsWriter, ReplacesAnOlderFileAtTheEndOnly) {
   writer.publish();
   EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w"), kOnes));
   EXPECT_EQ(folder.files(), Names{"m"});
-}
-
-TEST(SafetensorsWriter, LeavesNothingWithoutFinish) {
-  TemporaryFolder folder;
-  { SafetensorsWriter(folder / "m", kOneItem).write("w", kOnes); }
-  EXPECT_TRUE(folder.files().empty());
+  { SafetensorsWriter(folder / "unfinished", kOneItem).write("w", kOnes); }
+  EXPECT_EQ(folder.files(), Names{"m"});
 }
 
 TEST(SafetensorsWriter, RemovesWhatAKilledWriterLeft) {
@@ -121,59 +123,42 @@ TEST(SafetensorsWriter, LeavesALiveWriterAlone) {
   EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w"), kOnes + 1));
 }
 
-TEST(SafetensorsWriter, RefusesToFinishUnwrittenTensors) {
+TEST(SafetensorsWriter, RefusesTensorsThatAreNotTheAnnouncedOnes) {
   TemporaryFolder folder;
-  SafetensorsWriter writer(folder / "m", kOneItem);
-  writer.write("w", Sizes{0, 0}, kOnes.narrow(1, 0, 2));
-  EXPECT_ERROR(writer.finish(), "8 bytes of tensor 'w' were not written");
+  SafetensorsWriter writer(folder / "m", kOneItem), partial(folder / "m", kOneItem);
+  partial.write("w", Sizes{0, 0}, kOnes.narrow(1, 0, 2));
+  testing::expect_refusals(
+      {{"unwritten", [&] { partial.finish(); }, {"8 bytes", "'w'"}},
+       {"name", [&] { writer.write("v", kOnes); }, {"'v' was not announced"}},
+       {"sizes", [&] { writer.write("w", kOnes.t()); }, {"[3, 2]", "[2, 3]"}},
+       {"type", [&] { writer.write("w", kOnes.to(at::kHalf)); }, {"Half"}},
+       {"place", [&] { writer.write("w", Sizes{1, 0}, kOnes); }, {"dimension 0"}},
+       {"twice",
+        [&] {
+          writer.write("w", kOnes);
+          writer.write("w", kOnes);
+        },
+        {"written twice"}}});
   EXPECT_FALSE(std::filesystem::exists(folder / "m"));
 }
 
-TEST(SafetensorsWriter, RefusesATensorTwice) {
+TEST(SafetensorsWriter, RefusesUnfitItemsAMissingFolderAndAFullDisk) {
   TemporaryFolder folder;
-  SafetensorsWriter writer(folder / "m", kOneItem);
-  writer.write("w", kOnes);
-  EXPECT_ERROR(writer.write("w", kOnes), "written twice");
-}
-
-TEST(SafetensorsWriter, RefusesWhatWasNotAnnounced) {
-  TemporaryFolder folder;
-  SafetensorsWriter writer(folder / "m", kOneItem);
-  EXPECT_ERROR(writer.write("v", kOnes), "'v' was not announced");
-  EXPECT_ERROR(writer.write("w", kOnes.t()), "has sizes [3, 2], announced were [2, 3]");
-  EXPECT_ERROR(writer.write("w", kOnes.to(at::kHalf)), "has the type Half");
-  EXPECT_ERROR(writer.write("w", Sizes{1, 0}, kOnes), "dimension 0");
-}
-
-TEST(SafetensorsWriter, RefusesUnfitItems) {
-  TemporaryFolder folder;
-  const auto refuses = [&](const Items& items, const std::string& part) {
-    EXPECT_ERROR(SafetensorsWriter(folder / "m", items), part);
+  const auto making = [&](const Items& items, const char* name = "m") {
+    return [&folder, items, name] { SafetensorsWriter(folder / name, items); };
   };
-  refuses({{"w", at::kFloat, {1}}, {"w", at::kFloat, {1}}}, "two tensors are named 'w'");
-  refuses({{"a/b", at::kFloat, {1}}}, "looks like a path");
-  refuses({{"__metadata__", at::kFloat, {1}}}, "is that of a file's own entry: rename the tensor");
-  refuses({{"\xff", at::kFloat, {1}}}, "not valid UTF-8");
-  refuses({{"w", at::kComplexDouble, {1}}}, "safetensors lacks");
+  testing::expect_refusals(
+      {{"twice",
+        making({{"w", at::kFloat, {1}}, {"w", at::kFloat, {1}}}),
+        {"two tensors are named 'w'"}},
+       {"path", making({{"a/b", at::kFloat, {1}}}), {"looks like a path"}},
+       {"reserved name", making({{"__metadata__", at::kFloat, {1}}}), {"rename the tensor"}},
+       {"not UTF-8", making({{"\xff", at::kFloat, {1}}}), {"not valid UTF-8"}},
+       {"type", making({{"w", at::kComplexDouble, {1}}}), {"safetensors lacks"}},
+       {"folder", making(kOneItem, "missing/m"), {"No such file"}},
+       {"disk", making({{"w", at::kByte, {std::int64_t{1} << 55}}}), {"cannot reserve room"}}});
   EXPECT_TRUE(folder.files().empty());
 }
-
-TEST(SafetensorsWriter, NamesAMissingFolder) {
-  TemporaryFolder folder;
-  EXPECT_ERROR(SafetensorsWriter(folder / "missing/m", kOneItem), "No such file");
-}
-
-TEST(SafetensorsWriter, NoticesAFullDiskAtTheStart) {
-  TemporaryFolder folder;
-  EXPECT_ERROR(SafetensorsWriter(folder / "m", {{"w", at::kByte, {std::int64_t{1} << 55}}}),
-               "cannot reserve room");
-  EXPECT_TRUE(folder.files().empty());
-}
-
-using testing::Entry;
-using testing::SafetensorsBytes;
-using testing::TemporaryFolder;
-using testing::WriteFile;
 
 class SafetensorsReject : public ::testing::Test {
  protected:
@@ -254,11 +239,6 @@ TEST_F(SafetensorsReject, HeadersOfOtherForm) {
   for (const Row& row : rows) {
     RefusesHeader(row.header, row.part);
   }
-  std::string objects;
-  for (int i = 0; i < 100'000; ++i) {
-    objects += "{\"w\":";
-  }
-  RefusesHeader(objects, "nested deeper");
 }
 
 TEST_F(SafetensorsReject, EntriesThatDoNotFit) {
@@ -301,86 +281,60 @@ TEST_F(SafetensorsReject, TruncatedData) {
   const std::string whole =
       SafetensorsBytes("{" + Entry("\"F32\"", "[4]", "[0,16]") + "}", std::string(16, 'x'));
   for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
-    WriteFile(folder_ / "cut", whole.substr(0, bytes));
-    EXPECT_ERROR(SafetensorsFile(folder_ / "cut"), "it is truncated");
+    Refuses(whole.substr(0, bytes), "it is truncated");
   }
-}
-
-TEST_F(SafetensorsReject, MillionsOfEntries) {
-  std::string header = "{";
-  for (int i = 0; i < 1'000'001; ++i) {
-    header.append("\"").append(std::to_string(i)).append("\":1,");
-  }
-  header.back() = '}';
-  RefusesHeader(header, "more than 1000000 keys");
-}
-
-TEST_F(SafetensorsReject, ManyValuesInOneList) {
-  std::string header = R"({"w":{"dtype":"U8","data_offsets":[0,1],"shape":[0)";
-  for (int i = 0; i < 4'000'000; ++i) {
-    header += ",0";
-  }
-  RefusesHeader(header + "]}}", "more than 4000000 values");
-}
-
-TEST_F(SafetensorsReject, ManyEmptyListsInOneList) {
-  std::string header = R"({"a":[[])";
-  for (int i = 0; i < 4'000'000; ++i) {
-    header += ",[]";
-  }
-  RefusesHeader(header + "]}", "more than 4000000 values");
-}
-
-TEST_F(SafetensorsReject, ManyDimensions) {
-  std::string shape = "[16";
-  for (int i = 0; i < 64; ++i) {
-    shape += ",1";
-  }
-  RefusesEntry("\"U8\"", shape + "]", "[0,16]", "65 dimensions");
-}
-
-TEST_F(SafetensorsReject, FileThatShrinksWhileOpen) {
-  const std::string whole =
-      SafetensorsBytes("{" + Entry("\"F32\"", "[4]", "[0,16]") + "}", std::string(16, 'x'));
   WriteFile(folder_ / "m", whole);
   const SafetensorsFile file(folder_ / "m");
   std::filesystem::resize_file(folder_ / "m", whole.size() - 1);
   EXPECT_ERROR(file.read("w"), "became shorter");
 }
 
-TEST_F(SafetensorsReject, FilesThatAreNotRegular) {
-  EXPECT_ERROR(SafetensorsFile(folder_.path()), "not a regular file");
-  ASSERT_EQ(mkfifo((folder_ / "pipe").c_str(), 0600), 0);
-  EXPECT_ERROR(SafetensorsFile(folder_ / "pipe"), "not a regular file");
-  EXPECT_ERROR(SafetensorsFile("/dev/zero"), "not a regular file");
-  EXPECT_ERROR(SafetensorsFile(folder_ / "missing"), "No such file");
+TEST_F(SafetensorsReject, MillionsOfEntriesOrValuesAndManyDimensions) {
+  std::string header = "{";
+  for (int i = 0; i < 1'000'001; ++i) {
+    header.append("\"").append(std::to_string(i)).append("\":1,");
+  }
+  header.back() = '}';
+  RefusesHeader(header, "more than 1000000 keys");
+  const auto repeated = [](const char* text, int times) {
+    std::string all;
+    for (int i = 0; i < times; ++i) {
+      all += text;
+    }
+    return all;
+  };
+  RefusesHeader(
+      R"({"w":{"dtype":"U8","data_offsets":[0,1],"shape":[0)" + repeated(",0", 4'000'000) + "]}}",
+      "more than 4000000 values");
+  RefusesHeader(R"({"a":[[])" + repeated(",[]", 4'000'000) + "]}", "more than 4000000 values");
+  RefusesHeader(repeated("{\"w\":", 100'000), "nested deeper");
+  RefusesEntry("\"U8\"", "[16" + repeated(",1", 64) + "]", "[0,16]", "65 dimensions");
 }
 
-TEST_F(SafetensorsReject, SymbolicLinkWhereRefused) {
+TEST_F(SafetensorsReject, FilesThatAreNotRegular) {
+  ASSERT_EQ(mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  for (const auto& path : {folder_.path(), folder_ / "pipe", std::filesystem::path("/dev/zero")}) {
+    EXPECT_ERROR(SafetensorsFile(path), "not a regular file");
+  }
+  EXPECT_ERROR(SafetensorsFile(folder_ / "missing"), "No such file");
   WriteFile(folder_ / "real", SafetensorsBytes("{}"));
   std::filesystem::create_symlink(folder_ / "real", folder_ / "link");
   EXPECT_ERROR(SafetensorsFile(folder_ / "link", Symlinks::kRefuse), "symbolic link");
   EXPECT_TRUE(SafetensorsFile(folder_ / "link").tensors().empty());
 }
 
-TEST_F(SafetensorsReject, NamesThatLookLikePaths) {
-  for (const std::string name : {"a/b", "..", "../w", "a\\\\b", "/etc/passwd"}) {
-    RefusesHeader(std::string("{") + Entry("\"U8\"", "[16]", "[0,16]", name) + "}",
-                  "looks like a path");
+TEST_F(SafetensorsReject, NamesThatArePathsEmptyHugeOrHoldControlCharacters) {
+  std::vector<std::pair<std::string, const char*>> rows = {
+      {"", "name is empty"}, {std::string(1'000'000, 'w'), "more than 4096"}};
+  for (const char* path : {"a/b", "..", "../w", "a\\\\b", "/etc/passwd"}) {
+    rows.emplace_back(path, "looks like a path");
   }
-}
-
-TEST_F(SafetensorsReject, NamesThatAreEmptyHugeOrHoldControlCharacters) {
-  const auto refuses = [&](const std::string& name, const std::string& part) {
+  for (const char* control : {"\\u0000", "\\n", "\x7f", "\xc2\x80", "\xc2\x9f", "\xe2\x80\xaa",
+                              "\xe2\x80\xae", "\xe2\x81\xa6", "\xe2\x81\xa9"}) {
+    rows.emplace_back(std::string("w") + control, "control character");
+  }
+  for (const auto& [name, part] : rows) {
     RefusesHeader("{" + Entry("\"U8\"", "[16]", "[0,16]", name) + "}", part);
-  };
-  refuses("", "name is empty");
-  refuses(std::string(1'000'000, 'w'), "more than 4096");
-  refuses("w\\u0000", "control character");
-  refuses("w\\n", "control character");
-  for (const char* each : {"\x7f", "\xc2\x80", "\xc2\x9f", "\xe2\x80\xaa", "\xe2\x80\xae",
-                           "\xe2\x81\xa6", "\xe2\x81\xa9"}) {
-    refuses(std::string("w") + each, "control character");
   }
   for (const char* each : {"\xc2\xa0", "\xe2\x80\xa9", "\xe2\x80\xaf", "\xe2\x81\xaa"}) {
     WriteFile(folder_ / "m",
@@ -389,27 +343,221 @@ TEST_F(SafetensorsReject, NamesThatAreEmptyHugeOrHoldControlCharacters) {
   }
 }
 
-TEST_F(SafetensorsReject, BoolsThatAreNeitherTrueNorFalse) {
-  WriteFile(folder_ / "m", SafetensorsBytes("{" + Entry("\"BOOL\"", "[2]", "[0,2]") + "}", "\1\2"));
-  EXPECT_ERROR(SafetensorsFile(folder_ / "m").read("w"), "neither 0 nor 1");
+TEST_F(SafetensorsReject, ValuesAndTypesThatLibtorchLacksAndBlocksOutsideTheTensor) {
+  const auto file_of = [&](const std::string& entry, const std::string& data) {
+    WriteFile(folder_ / "m", SafetensorsBytes("{" + entry + "}", data));
+    return SafetensorsFile(folder_ / "m");
+  };
+  EXPECT_ERROR(file_of(Entry("\"F4\"", "[4]", "[0,2]"), "ab").read("w"), "F4", "libtorch lacks");
+  const auto bools = file_of(Entry("\"BOOL\"", "[2]", "[0,2]"), {'\0', '\2'});
+  const auto block = at::ones({2}, at::kBool);
+  EXPECT_ERROR(bools.read("w"), "neither 0 nor 1");
+  EXPECT_ERROR(bools.read_into("w", Sizes{0}, block), "neither 0 nor 1");
+  EXPECT_TRUE(block.all().item<bool>());
+  const auto file = file_of(Entry("\"U8\"", "[4,4]", "[0,16]"), std::string(16, 'x'));
+  testing::expect_refusals(
+      {{"columns", [&] { file.read("w", Sizes{0, 1}, Sizes{4, 4}); }, {"dimension 1"}},
+       {"negative", [&] { file.read("w", Sizes{-1, 0}, Sizes{1, 1}); }, {"dimension 0"}},
+       {"dimensions", [&] { file.read("w", Sizes{0}, Sizes{16}); }, {"1 dimensions"}},
+       {"large", [&] { file.read("w", Sizes{INT64_MAX, 0}, Sizes{1, 1}); }, {"dimension 0"}},
+       {"name", [&] { file.read("v"); }, {"no tensor 'v'"}}});
 }
 
-TEST_F(SafetensorsReject, TypesThatLibtorchLacks) {
-  WriteFile(folder_ / "m", SafetensorsBytes("{" + Entry("\"F4\"", "[4]", "[0,2]") + "}", "ab"));
-  const SafetensorsFile file(folder_ / "m");
-  EXPECT_ERROR(file.read("w"), "F4, which libtorch lacks");
+/// The bytes of a contiguous tensor.
+std::string BytesOf(const at::Tensor& tensor) {
+  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-TEST_F(SafetensorsReject, BlocksOutsideTheTensor) {
-  WriteFile(folder_ / "m",
-            SafetensorsBytes("{" + Entry("\"U8\"", "[4,4]", "[0,16]") + "}", std::string(16, 'x')));
-  const SafetensorsFile file(folder_ / "m");
-  using Sizes = std::vector<std::int64_t>;
-  EXPECT_ERROR(file.read("w", Sizes{0, 1}, Sizes{4, 4}), "dimension 1");
-  EXPECT_ERROR(file.read("w", Sizes{-1, 0}, Sizes{1, 1}), "dimension 0");
-  EXPECT_ERROR(file.read("w", Sizes{0}, Sizes{16}), "1 dimensions");
-  EXPECT_ERROR(file.read("w", Sizes{INT64_MAX, 0}, Sizes{1, 1}), "dimension 0");
-  EXPECT_ERROR(file.read("v"), "no tensor 'v'");
+/// A file with one F32 tensor "w" holding 0, 1, 2, ... in `sizes`.
+std::string RangeBytes(const Sizes& sizes) {
+  const auto values = at::arange(c10::multiply_integers(sizes), at::kFloat);
+  std::string shape;
+  for (const auto size : sizes) {
+    shape += (shape.empty() ? "" : ",") + std::to_string(size);
+  }
+  return SafetensorsBytes(
+      "{" + Entry("\"F32\"", "[" + shape + "]", "[0," + std::to_string(values.nbytes()) + "]") +
+          "}",
+      BytesOf(values));
+}
+
+TEST(SafetensorsFile, ReadsEveryTypeBitByBit) {
+  TemporaryFolder folder;
+  const std::vector<std::pair<std::string, at::ScalarType>> types = {
+      {"BOOL", at::kBool},          {"U8", at::kByte},    {"I8", at::kChar},
+      {"I16", at::kShort},          {"U16", at::kUInt16}, {"F16", at::kHalf},
+      {"BF16", at::kBFloat16},      {"I32", at::kInt},    {"U32", at::kUInt32},
+      {"F32", at::kFloat},          {"F64", at::kDouble}, {"C64", at::kComplexFloat},
+      {"I64", at::kLong},           {"U64", at::kUInt64}, {"F8_E4M3", at::kFloat8_e4m3fn},
+      {"F8_E5M2", at::kFloat8_e5m2}};
+  for (const auto& [name, type] : types) {
+    const auto values = at::tensor({1, 0, 1, 1}).to(type);
+    const auto offsets = "[0," + std::to_string(values.nbytes()) + "]";
+    WriteFile(
+        folder / "m",
+        SafetensorsBytes("{" + Entry("\"" + name + "\"", "[2,2]", offsets) + "}", BytesOf(values)));
+    const auto read = SafetensorsFile(folder / "m").read("w");
+    EXPECT_EQ(read.scalar_type(), type);
+    EXPECT_EQ(read.sizes(), (Sizes{2, 2}));
+    EXPECT_EQ(BytesOf(read), BytesOf(values)) << name;
+  }
+}
+
+TEST(SafetensorsFile, ReadsScalarsEmptyTensorsAndAFileWithoutTensors) {
+  TemporaryFolder folder;
+  const auto value = at::full({}, 3.5, at::kFloat);
+  WriteFile(folder / "m", SafetensorsBytes("{" + Entry("\"F32\"", "[0,5]", "[4,4]", "end") + "," +
+                                               Entry("\"F32\"", "[]", "[0,4]", "scalar") + "," +
+                                               Entry("\"F32\"", "[3,0]", "[0,0]", "begin") + "}",
+                                           BytesOf(value)));
+  const SafetensorsFile file(folder / "m");
+  EXPECT_EQ(file.read("scalar").item<float>(), 3.5f);
+  EXPECT_EQ(file.read("begin").sizes(), (Sizes{3, 0}));
+  EXPECT_EQ(file.read("end").sizes(), (Sizes{0, 5}));
+  WriteFile(folder / "none", SafetensorsBytes("{}"));
+  EXPECT_TRUE(SafetensorsFile(folder / "none").tensors().empty());
+}
+
+TEST(SafetensorsFile, ReadsDataThatAreNotAligned) {
+  TemporaryFolder folder;
+  const auto values = at::arange(3, at::kDouble);
+  for (int spaces = 0; spaces < 8; ++spaces) {
+    const std::string header = "{" + Entry("\"F64\"", "[3]", "[0,24]") + "}";
+    WriteFile(folder / "m", SafetensorsBytes(header + std::string(spaces, ' '), BytesOf(values)));
+    EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w"), values));
+  }
+}
+
+TEST(SafetensorsFile, GivesMetadata) {
+  TemporaryFolder folder;
+  WriteFile(folder / "m", SafetensorsBytes(R"({"__metadata__":{"format":"pt","a":"\u00e9"}})"));
+  const SafetensorsFile file(folder / "m");
+  EXPECT_EQ(file.metadata().at("format"), "pt");
+  EXPECT_EQ(file.metadata().at("a"), "\xc3\xa9");
+  WriteFile(folder / "none", SafetensorsBytes(R"({"__metadata__":null})"));
+  EXPECT_TRUE(SafetensorsFile(folder / "none").metadata().empty());
+}
+
+TEST(SafetensorsFile, ReadsEveryBlock) {
+  TemporaryFolder folder;
+  const Sizes sizes{3, 4, 5};
+  WriteFile(folder / "m", RangeBytes(sizes));
+  const SafetensorsFile file(folder / "m");
+  const auto whole = at::arange(60, at::kFloat).view(sizes);
+  for (std::int64_t code = 0; code < 4 * 4 * 5 * 5 * 6 * 6; ++code) {
+    auto rest = code;
+    Sizes begin(3), block(3);
+    for (std::size_t dim = 0; dim < 3; ++dim) {
+      const auto positions = sizes[dim] + 1;
+      begin[dim] = rest % positions;
+      block[dim] = rest / positions % positions - begin[dim];
+      rest /= positions * positions;
+    }
+    if (std::any_of(block.begin(), block.end(), [](auto size) { return size < 0; })) {
+      continue;
+    }
+    auto expected = whole;
+    for (std::int64_t dim = 0; dim < 3; ++dim) {
+      expected = expected.narrow(dim, begin[dim], block[dim]);
+    }
+    ASSERT_TRUE(at::equal(file.read("w", begin, block), expected));
+  }
+}
+
+/// The CRC-32C of each MiB of a file's bytes.
+std::vector<std::uint32_t> SumsOf(const std::string& bytes) {
+  GranuleSums sums;
+  sums.add(0, std::as_bytes(std::span(bytes)));
+  return sums.sums();
+}
+
+TEST(SafetensorsFile, ComparesPartsOfAMibWithItsChecksum) {
+  TemporaryFolder folder;
+  const std::string bytes = RangeBytes({700001});
+  WriteFile(folder / "m", bytes);
+  const auto whole = at::arange(700001, at::kFloat);
+  const SafetensorsFile file(folder / "m", Symlinks::kFollow, SumsOf(bytes));
+  constexpr std::int64_t kBlocks[][2] = {
+      {0, 10},     {10, 20},         {5, 10},         {5, 10},     {100, 300000},
+      {300100, 5}, {300000, 100000}, {299000, 2000},  {0, 700001}, {524000, 176001},
+      {700000, 1}, {0, 0},           {262144, 262144}};
+  for (const auto& [begin, count] : kBlocks) {
+    EXPECT_TRUE(
+        at::equal(file.read("w", Sizes{begin}, Sizes{count}), whole.narrow(0, begin, count)))
+        << begin << ", " << count;
+  }
+}
+
+TEST(SafetensorsFile, RefusesAPartOfAMibOfWhichAByteIsDamaged) {
+  TemporaryFolder folder;
+  const std::string bytes = RangeBytes({600000});
+  const auto sums = SumsOf(bytes);
+  // Bytes of the second MiB: before the part that is read, in it and behind it.
+  for (const std::size_t damaged : {1048576, 1202000, 2097151}) {
+    std::string other = bytes;
+    other[damaged] ^= 1;
+    WriteFile(folder / "m", other);
+    const SafetensorsFile file(folder / "m", Symlinks::kFollow, sums);
+    for (int again = 0; again < 2; ++again) {
+      EXPECT_ERROR(file.read("w", Sizes{300000}, Sizes{1000}), "bytes 1048576 to 2097151 of");
+    }
+  }
+}
+
+TEST(SafetensorsFile, ReadsRunsThatAreNearAndFarAndMoreThanASpanOfThem) {
+  TemporaryFolder folder;
+  const auto expect_block = [&](const Sizes& sizes, const Sizes& begin, const Sizes& block) {
+    WriteFile(folder / "m", RangeBytes(sizes));
+    const auto whole = at::arange(c10::multiply_integers(sizes), at::kFloat).view(sizes);
+    EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w", begin, block),
+                          whole.narrow(0, begin[0], block[0]).narrow(1, begin[1], block[1])));
+  };
+  // Gaps of 64 KiB are 16384 values.
+  for (const std::int64_t count : {1, 1000, 13615, 13616, 13617, 29999}) {
+    expect_block({7, 30000}, {1, 1}, {5, count});
+  }
+  expect_block({3000, 300}, {1, 7}, {2999, 150});
+}
+
+/// Bytes that this thread has read so far.
+std::int64_t BytesRead() {
+  std::ifstream in("/proc/thread-self/io");
+  std::string key;
+  std::int64_t bytes = 0;
+  in >> key >> bytes;
+  EXPECT_EQ(key, "rchar:");
+  return bytes;
+}
+
+TEST(SafetensorsFile, FillsBlocksOfAnyTypeAndStrides) {
+  TemporaryFolder folder;
+  WriteFile(folder / "m", RangeBytes({4, 6}));
+  const SafetensorsFile file(folder / "m");
+  const auto expected = at::arange(24, at::kFloat).view({4, 6}).slice(0, 1, 3).slice(1, 2, 5);
+  const auto same = at::zeros({2, 3});
+  const auto version = same._version();
+  const auto columns = at::zeros({3, 2}).t();
+  const auto other_type = at::zeros({2, 3}, at::kDouble);
+  for (const auto& block : {same, columns, other_type}) {
+    file.read_into("w", Sizes{1, 2}, block);
+    EXPECT_TRUE(block.to(at::kFloat).equal(expected)) << block;
+  }
+  EXPECT_GT(same._version(), version);  // autograd hears of it
+  EXPECT_ERROR(file.read_into("w", Sizes{3, 0}, same),
+               "positions [3, 3 + 2) are outside of dimension 0, which has 4");
+}
+
+TEST(SafetensorsFile, ReadsTheBytesOfABlockOnly) {
+  TemporaryFolder folder;
+  WriteFile(folder / "m", RangeBytes({16, 1 << 16}));
+  const SafetensorsFile file(folder / "m");
+  constexpr std::int64_t kOwnReads = 1024;  // of /proc/thread-self/io itself
+  const auto before = BytesRead();
+  file.read("w", Sizes{4, 0}, Sizes{4, 1 << 16});
+  const auto between = BytesRead();
+  EXPECT_NEAR(between - before, 4 * (1 << 16) * 4, kOwnReads);
+  file.read("w", Sizes{0, 1 << 14}, Sizes{16, 1 << 14});
+  EXPECT_NEAR(BytesRead() - between, 16 * (1 << 14) * 4, kOwnReads);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
 
-// A model and an optimizer's state, whose every value the tests of sharded checkpoints know.
+// A model and an optimizer state with known values, for the tests of sharded checkpoints.
 
 #include <filesystem>
 
@@ -11,8 +11,8 @@ namespace tessera::checkpoint {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// A Net on a mesh of dp × tp, and AdamW's state beside it. All values are `add` more than those of
-/// Values(), the state's a thousand times as much.
+/// A Net on a mesh of dp × tp with AdamW state. Parameters have Values() + `add`; exp_avg is 1000
+/// times the parameter.
 struct SavedState {
   SavedState(Rank& rank, const std::vector<std::int64_t>& mesh_sizes, int add = 0,
              bool tied = false)
@@ -32,7 +32,7 @@ struct SavedState {
     }
   }
   StateDict dict() { return {net, optimizer, {{"samples", 640}}}; }
-  /// All of it on this rank, by name.
+  /// All parameters and optimizer tensors of this rank, by name.
   Tensors local() const {
     Tensors values = LocalValues(net);
     for (const auto& [name, tensor] : optimizer) {
@@ -45,7 +45,7 @@ struct SavedState {
   NamedTensors optimizer;
 };
 
-/// Saves a step on 2 × 2.
+/// Saves a step from a 2 × 2 mesh.
 inline void SaveStep(const std::filesystem::path& dir, std::int64_t step, int add = 0,
                      const SaveOptions& options = {}) {
   RunRanks(4, [&](Rank& rank) {
@@ -54,7 +54,7 @@ inline void SaveStep(const std::filesystem::path& dir, std::int64_t step, int ad
   });
 }
 
-/// Loads the newest step on one rank; expects that it was saved with this `add`, and is its number.
+/// Loads the newest step on one rank and expects the values of `add`. Returns the step's number.
 inline std::int64_t ExpectLoads(const std::filesystem::path& dir, int add) {
   std::int64_t step = -1;
   RunRanks(1, [&](Rank& rank) {

@@ -1,9 +1,10 @@
-// How ranks compare what they have, and share a verdict of one of them.
+// Comparisons between ranks, and errors of one rank that all ranks report.
 #include "tessera/comm/agreement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <stdexcept>
 
 #include "group_of_all.h"
@@ -78,35 +79,26 @@ TEST(Agreement, NamesTheRanksThatDifferFromTheFirst) {
 
 TEST(Agreement, TellsAllRanksOfTheFirstFailure) {
   RunRanks(3, [](Rank& rank) {
-    const auto failure = first_failure(*group_of_all(*rank.world()), c10::kCPU, [&] {
-      TESSERA_CHECK(rank.rank() == 0, "rank ", rank.rank(), " has no room\nin which to write");
-    });
-    ASSERT_TRUE(failure);
-    EXPECT_EQ(failure->rank, 1);
-    EXPECT_EQ(failure->message, "rank 1 has no room");
-    EXPECT_FALSE(first_failure(*group_of_all(*rank.world()), c10::kCPU, [] {}));
-  });
-}
-
-TEST(Agreement, FailsOnAllRanksIfWorkFailsOnOne) {
-  RunRanks(3, [](Rank& rank) {
     const auto group = group_of_all(*rank.world());
+    const auto message_of = [&](const std::function<void()>& work) {
+      const auto failure = first_failure(*group, c10::kCPU, work);
+      return failure ? std::to_string(failure->rank) + ": " + failure->message : "";
+    };
+    EXPECT_EQ(message_of([] {}), "");
+    EXPECT_EQ(message_of([&] {
+                TESSERA_CHECK(rank.rank() == 0, "rank ", rank.rank(), " has no room\nto write");
+              }),
+              "1: rank 1 has no room");
+    EXPECT_EQ(message_of([&] {
+                if (rank.rank() == 1) {
+                  throw std::runtime_error("");
+                }
+              }),
+              "1: an error without a message");
     EXPECT_NO_THROW(run_or_fail_together(*group, c10::kCPU, [] {}));
     EXPECT_ERROR(run_or_fail_together(*group, c10::kCPU,
                                       [&] { TESSERA_CHECK(rank.rank() != 1, "no room"); }),
                  "no room");
-  });
-}
-
-TEST(Agreement, FillsInAMissingErrorMessage) {
-  RunRanks(2, [](Rank& rank) {
-    const auto failure = first_failure(*group_of_all(*rank.world()), c10::kCPU, [&] {
-      if (rank.rank() == 1) {
-        throw std::runtime_error("");
-      }
-    });
-    ASSERT_TRUE(failure);
-    EXPECT_EQ(failure->message, "an error without a message");
   });
 }
 

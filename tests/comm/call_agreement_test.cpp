@@ -27,7 +27,7 @@ using testing::RanksOptions;
 
 constexpr auto kDiffer = "the ranks' calls since the last agreement differ: ";
 
-/// A gather that all ranks make, each for what it says.
+/// An all-gather with this purpose, on all ranks.
 void gather(Communicator& group, const std::string& purpose) {
   const PurposeScope scope(group, purpose);
   group.all_gather(at::zeros({2 * group.size()}), at::zeros({2}))->wait();
@@ -117,13 +117,18 @@ TEST_F(CallAgreement, TellsTheCollectivesOfOnePurposeApart) {
                                  HasSubstr("all_gather for unit 'a'"))));
 }
 
-TEST_F(CallAgreement, LeavesOutCallsWithoutAPurpose) {
+TEST_F(CallAgreement, LeavesOutCallsWithoutAPurposeAndIsEachGroupsOwn) {
   RunRanks(2, [](Rank& rank) {
-    Communicator& group = *group_of_all(*rank.world());
+    Communicator& all = *group_of_all(*rank.world());
+    Communicator& again = *rank.world()->group({0, 1}, "again");
     if (rank.rank() == 1) {
-      gather_nothing(group, "");
+      gather_nothing(all, "");
     }
-    group.agree_on_calls();
+    gather(all, "unit 'a'");
+    again.agree_on_calls();
+    gather(again, "unit 'b'");
+    again.agree_on_calls();
+    all.agree_on_calls();
   });
 }
 
@@ -137,7 +142,7 @@ TEST_F(CallAgreement, TellsPeersOfAnErrorOfOneRank) {
   EXPECT_THAT(errors[1], HasSubstr("call 2 is an error (lost) on this rank"));
 }
 
-// As many as no message could need, and then some.
+// More calls than one message can list.
 TEST_F(CallAgreement, ComparesAnyNumberOfCalls) {
   for (const int different : {4000, 5000}) {
     const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
@@ -174,7 +179,7 @@ TEST_F(CallAgreement, EndsAtTheTimeOutWhereARankNeverComes) {
   }
 }
 
-// Ending within the deadline of the fixture shows that no rank waits for the time-out.
+// The time-out is long: that the test ends shows that no rank waits for it.
 TEST_F(CallAgreement, EndsSoonAfterARankHasFailed) {
   for (const bool met : {false, true}) {
     const auto errors = ErrorsOfRanks(
@@ -218,36 +223,17 @@ TEST_F(CallAgreement, EndsSoonAfterARankWasKilled) {
   EXPECT_EQ(processes[2].exit_code, 0) << processes[2].output;
 }
 
-/// Each group of the same ranks agrees by itself, in any order.
-TEST_F(CallAgreement, IsEachGroupsOwn) {
-  RunRanks(2, [](Rank& rank) {
-    Communicator& all = *group_of_all(*rank.world());
-    Communicator& again = *rank.world()->group({0, 1}, "again");
-    gather(all, "unit 'a'");
-    again.agree_on_calls();
-    gather(again, "unit 'b'");
-    again.agree_on_calls();
-    all.agree_on_calls();
-  });
-}
-
-TEST(CallAgreementInSharedMemory, DoesNotWaitForOtherRanks) {
-  RunRanks(2, [](Rank& rank) {
-    Communicator& group = *group_of_all(*rank.world());
-    gather(group, "unit 'a'");
-    if (rank.rank() == 1) {
-      group.agree_on_calls("lost");
-    }
-    gather(group, "unit 'b'");
-  });
-}
-
-TEST(CallAgreementOfOneRank, DoesNothing) {
-  RunRanks(1, [](Rank& rank) {
-    Communicator& group = *group_of_all(*rank.world());
-    gather(group, "unit 'a'");
-    group.agree_on_calls("lost");
-  });
+TEST(CallAgreementInSharedMemoryOrOnOneRank, DoesNotWaitForOtherRanks) {
+  for (const int ranks : {1, 2}) {
+    RunRanks(ranks, [](Rank& rank) {
+      Communicator& group = *group_of_all(*rank.world());
+      gather(group, "unit 'a'");
+      if (rank.rank() + 1 == rank.size()) {
+        group.agree_on_calls("lost");
+      }
+      gather(group, "unit 'b'");
+    });
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <random>
@@ -51,27 +52,20 @@ TEST_P(Collectives, AllGatherConcatenatesInRankOrder) {
   });
 }
 
-TEST_P(Collectives, AllGatherMovesEveryType) {
+TEST_P(Collectives, AllGatherMovesEveryTypeAlsoInPlace) {
   run([](Rank& rank) {
     for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
                             at::kShort, at::kInt, at::kLong, at::kBool, at::kComplexFloat}) {
-      const at::Tensor output = at::empty({rank.size(), 3}, type);
-      group_of_all(*rank.world())->all_gather(output, at::full({3}, rank.rank() % 2, type))->wait();
+      const at::Tensor output = at::empty({rank.size(), 3}, type),
+                       in_place = at::zeros_like(output);
+      const at::Tensor input = at::full({3}, rank.rank() % 2, type), own = in_place[rank.rank()];
+      own.copy_(input);
+      group_of_all(*rank.world())->all_gather(output, input)->wait();
+      group_of_all(*rank.world())->all_gather(in_place, own)->wait();
       for (int i = 0; i < rank.size(); ++i) {
         EXPECT_TRUE(at::equal(output[i], at::full({3}, i % 2, type))) << type;
       }
-    }
-  });
-}
-
-TEST_P(Collectives, AllGatherInPlace) {
-  run([](Rank& rank) {
-    const at::Tensor output = at::zeros({rank.size(), 5});
-    const at::Tensor own = output[rank.rank()];
-    own.fill_(rank.rank() + 1);
-    group_of_all(*rank.world())->all_gather(output, own)->wait();
-    for (int i = 0; i < rank.size(); ++i) {
-      EXPECT_TRUE(at::equal(output[i], at::full({5}, i + 1.0)));
+      EXPECT_TRUE(at::equal(in_place, output)) << type;
     }
   });
 }
@@ -107,37 +101,19 @@ TEST_P(Collectives, AllReduceSumsEveryType) {
   });
 }
 
-TEST_P(Collectives, AllReduceOfBoolIsAnyOrAll) {
+TEST_P(Collectives, MaximumAndMinimumOfBoolsAndNegativeIntegers) {
   run([](Rank& rank) {
-    const at::Tensor any = at::full({2}, rank.rank() == 0, at::kBool);
-    const at::Tensor all = any.clone();
-    group_of_all(*rank.world())->all_reduce(any, ReduceOp::kMax)->wait();
-    group_of_all(*rank.world())->all_reduce(all, ReduceOp::kMin)->wait();
-    EXPECT_TRUE(at::equal(any, at::full({2}, true, at::kBool)));
-    EXPECT_TRUE(at::equal(all, at::full({2}, rank.size() == 1, at::kBool)));
-  });
-}
-
-TEST_P(Collectives, MaximumAndMinimumOfNegativeIntegers) {
-  run([](Rank& rank) {
-    for (const auto type : {at::kChar, at::kShort, at::kInt, at::kLong}) {
-      const at::Tensor most = at::full({3}, rank.rank() - 2, type);
-      const at::Tensor least = most.clone();
+    const auto expect = [&](at::ScalarType type, int own, int largest, int smallest) {
+      const at::Tensor most = at::full({3}, own, type), least = most.clone();
       group_of_all(*rank.world())->all_reduce(most, ReduceOp::kMax)->wait();
       group_of_all(*rank.world())->all_reduce(least, ReduceOp::kMin)->wait();
-      EXPECT_TRUE(at::equal(most, at::full({3}, rank.size() - 3, type))) << type;
-      EXPECT_TRUE(at::equal(least, at::full({3}, -2, type))) << type;
+      EXPECT_TRUE(at::equal(most, at::full({3}, largest, type))) << type;
+      EXPECT_TRUE(at::equal(least, at::full({3}, smallest, type))) << type;
+    };
+    expect(at::kBool, rank.rank() == 0, 1, rank.size() == 1);
+    for (const auto type : {at::kChar, at::kShort, at::kInt, at::kLong}) {
+      expect(type, rank.rank() - 2, rank.size() - 3, -2);
     }
-  });
-}
-
-TEST_P(Collectives, SixteenBitSumsAccumulateInFp32) {
-  run([](Rank& rank) {
-    // In bf16, 256 + 1 rounds to 256 each time; the exact sum of three is 258.
-    const at::Tensor tensor = at::full({2}, rank.rank() == 0 ? 256 : 1, at::kBFloat16);
-    group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kSum)->wait();
-    const at::Tensor exact = at::full({2}, 256 + rank.size() - 1).to(at::kBFloat16);
-    EXPECT_TRUE(at::equal(tensor, exact));
   });
 }
 
@@ -166,7 +142,7 @@ TEST_P(Collectives, AllReduceGivesTheSameBitsOnEveryRank) {
   });
 }
 
-TEST_P(Collectives, ReduceScatterKeepsThisRanksPart) {
+TEST_P(Collectives, ReduceScatterGivesThisRanksPart) {
   run([](Rank& rank) {
     const int n = rank.size();
     for (const std::int64_t count : {0, 1, 7, 1000, 600'011}) {
@@ -176,28 +152,27 @@ TEST_P(Collectives, ReduceScatterKeepsThisRanksPart) {
       const at::Tensor own = at::arange(rank.rank() * count, (rank.rank() + 1) * count, at::kLong);
       EXPECT_TRUE(at::equal(output, own * n + n * (n - 1) / 2)) << count;
     }
+    const at::Tensor average = at::empty({3});
+    group_of_all(*rank.world())
+        ->reduce_scatter(average, at::full({n, 3}, 1.0 + rank.rank()), ReduceOp::kAvg)
+        ->wait();
+    EXPECT_TRUE(at::equal(average, at::full({3}, (n + 1) / 2.0)));
   });
 }
 
-TEST_P(Collectives, ReduceScatterAverages) {
+TEST_P(Collectives, SixteenBitSumsAreRoundedOnce) {
   run([](Rank& rank) {
-    const at::Tensor input = at::full({rank.size(), 3}, 1.0 + rank.rank());
-    const at::Tensor output = at::empty({3});
-    group_of_all(*rank.world())->reduce_scatter(output, input, ReduceOp::kAvg)->wait();
-    EXPECT_TRUE(at::equal(output, at::full({3}, (rank.size() + 1) / 2.0)));
-  });
-}
-
-TEST_P(Collectives, ReduceScatterRoundsSixteenBitsOnce) {
-  run([](Rank& rank) {
-    // As above, where the large term may be on another host than the small ones.
+    // In bf16, 256 + 1 rounds to 256 each time; the exact sum of three is 258. The large term may
+    // be on another host than the small ones.
     for (int large = 0; large < rank.size(); ++large) {
       const at::Tensor input =
           at::full({2 * rank.size()}, rank.rank() == large ? 256 : 1, at::kBFloat16);
-      const at::Tensor output = at::empty({2}, at::kBFloat16);
+      const at::Tensor output = at::empty({2}, at::kBFloat16), sum = input.narrow(0, 0, 2).clone();
       group_of_all(*rank.world())->reduce_scatter(output, input, ReduceOp::kSum)->wait();
+      group_of_all(*rank.world())->all_reduce(sum, ReduceOp::kSum)->wait();
       const at::Tensor exact = at::full({2}, 256 + rank.size() - 1).to(at::kBFloat16);
       EXPECT_TRUE(at::equal(output, exact));
+      EXPECT_TRUE(at::equal(sum, exact));
     }
   });
 }
@@ -239,25 +214,18 @@ TEST_P(Collectives, BroadcastFromEveryRoot) {
   });
 }
 
-TEST_P(Collectives, SeveralUnderWayAtOnce) {
+TEST_P(Collectives, SeveralRunAtOnceAndADroppedWorkDoesNotBlockThem) {
   run([](Rank& rank) {
     std::vector<at::Tensor> tensors;
     std::vector<WorkPtr> works;
     for (int i = 0; i < 5; ++i) {
       tensors.push_back(at::full({1000}, i, at::kLong));
       works.push_back(group_of_all(*rank.world())->all_reduce(tensors.back(), ReduceOp::kSum));
+      group_of_all(*rank.world())->all_reduce(at::full({10}, 1.0), ReduceOp::kSum);
     }
     for (int i = 4; i >= 0; --i) {
       works[static_cast<std::size_t>(i)]->wait();
       EXPECT_EQ(tensors[static_cast<std::size_t>(i)][7].item<std::int64_t>(), i * rank.size());
-    }
-  });
-}
-
-TEST_P(Collectives, ADroppedWorkDoesNotBlockLaterCalls) {
-  run([](Rank& rank) {
-    for (int i = 0; i < 3; ++i) {
-      group_of_all(*rank.world())->all_reduce(at::full({10}, 1.0), ReduceOp::kSum);
     }
     group_of_all(*rank.world())->barrier();
   });
@@ -305,20 +273,22 @@ TEST_P(Collectives, BadArgumentsThrowBeforeAnythingMoves) {
   run([](Rank& rank) {
     const CommunicatorPtr group = group_of_all(*rank.world());
     const int n = rank.size();
-    EXPECT_ERROR(group->all_gather(at::empty({n * 3 + 1}), at::empty({3})), "the output has",
-                 "times the 3 of the input");
-    EXPECT_ERROR(group->all_gather(at::empty({n}), at::empty({1}, at::kInt)),
-                 "the output is Float, the input Int");
-    EXPECT_ERROR(group->reduce_scatter(at::empty({2}), at::empty({n}), ReduceOp::kSum),
-                 "reduce_scatter");
-    EXPECT_ERROR(group->all_reduce(at::empty({4, 4}).t(), ReduceOp::kSum),
-                 "the tensor is not contiguous");
-    EXPECT_ERROR(group->all_reduce(at::empty({2}, at::kInt), ReduceOp::kAvg),
-                 "avg of Int would round");
-    EXPECT_ERROR(group->all_reduce(at::empty({2}, at::kBool), ReduceOp::kSum),
-                 "sum of Bool has no meaning");
-    EXPECT_ERROR(group->broadcast(at::empty({2}), n), "is outside the group");
-    EXPECT_ERROR(group->all_reduce(at::Tensor(), ReduceOp::kSum), "is undefined");
+    const auto reduce = [&](const at::Tensor& tensor, ReduceOp op) {
+      return [=] { group->all_reduce(tensor, op); };
+    };
+    testing::expect_refusals(
+        {{"sizes", [&] { group->all_gather(at::empty({n * 3 + 1}), at::empty({3})); }, {"3"}},
+         {"types",
+          [&] { group->all_gather(at::empty({n}), at::empty({1}, at::kInt)); },
+          {"Float", "Int"}},
+         {"parts",
+          [&] { group->reduce_scatter(at::empty({2}), at::empty({n}), ReduceOp::kSum); },
+          {"reduce_scatter"}},
+         {"strides", reduce(at::empty({4, 4}).t(), ReduceOp::kSum), {"not contiguous"}},
+         {"average", reduce(at::empty({2}, at::kInt), ReduceOp::kAvg), {"avg of Int"}},
+         {"bools", reduce(at::empty({2}, at::kBool), ReduceOp::kSum), {"sum of Bool"}},
+         {"root", [&] { group->broadcast(at::empty({2}), n); }, {"outside the group"}},
+         {"undefined", reduce(at::Tensor(), ReduceOp::kSum), {"undefined"}}});
     group->barrier();
   });
 }

@@ -1,4 +1,4 @@
-// The example in tessera/comm/communicator.h: a back end of one's own.
+// The example in tessera/comm/communicator.h: a user's own back end.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

@@ -1,4 +1,5 @@
-// What of the CUDA half runs without a GPU: versions, how the library is loaded, staging, lanes.
+// The parts of the CUDA half that run without a GPU: versions, loading of the library, staging,
+// lanes.
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -54,7 +55,7 @@ TEST(CudaLibrary, LoadedTooLateForLibtorchIsSaid) {
                   "make the world of device cuda first");
 }
 
-// One GPU for several ranks is how the in-place path of FSDP runs in tests on one card.
+// Tests on one card run FSDP's in-place path with one GPU for several ranks.
 TEST(StagedCommunicator, MovesGroupsInPlaceAsItsHostDoes) {
   RunRanks(2, [](Rank& rank) {
     const CommunicatorPtr staged = make_staged_communicator(group_of_all(*rank.world()));

@@ -1,5 +1,5 @@
-// Collectives that a device runs, as NCCL's: the host does not wait for them, so the watchdog ends
-// a process whose device never will.
+// Collectives of a device, like NCCL's: the host does not wait for them, so the watchdog ends a
+// process whose device hangs.
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -23,12 +23,12 @@ using std::chrono::milliseconds;
 using testing::Ended;
 using testing::RunProcesses;
 
-/// Whether the device has done a call.
+/// Returns whether the device has finished a call.
 using Progress = std::function<bool()>;
 /// Begins a call of the device.
 using Begin = std::function<Progress()>;
 
-/// wait() returns, and the device continues.
+/// A call whose wait() returns while the device still works.
 class DeviceCall final : public Work {
  public:
   explicit DeviceCall(Progress progress) : progress_(std::move(progress)) {}
@@ -52,7 +52,7 @@ class Device final : public Communicator {
   Begin begin_;
 };
 
-/// Rank 0 of two with a group on its device; rank 1 is a record.
+/// Rank 0 of two ranks, with a group on its device; rank 1 is only a flight record.
 struct TwoRanks {
   explicit TwoRanks(Begin begin, milliseconds limit = milliseconds(500),
                     milliseconds timeout = milliseconds(2500)) {
@@ -112,7 +112,7 @@ TEST(DISABLED_DeviceHangs, TheDeviceFails) {
   TwoRanks(failing, milliseconds(30'000), milliseconds(60'000)).call_and_wait();
 }
 
-/// Four calls at once take twice the time-out, each of them half of it.
+/// Four calls in a row take twice the time-out; each takes half of it.
 TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   using Clock = std::chrono::steady_clock;
   constexpr milliseconds kOneCall{600};
@@ -128,8 +128,8 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   std::this_thread::sleep_for(5 * kOneCall);
 }
 
-/// What the calls hold asks for the watchdog's lock when it goes, as the end of a world does. One
-/// call has ended by then, and one is under way when the world ends.
+/// An object that the calls own takes the watchdog's lock when it is destroyed, like the end of a
+/// world. When the world ends, one call has ended and one is still running.
 TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   Watchdog* watchdog = nullptr;
   bool done = true;
@@ -150,7 +150,7 @@ TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   EXPECT_EQ(released, 2);
 }
 
-/// A call of a library's that does not come back.
+/// A library call that does not return.
 TEST(DISABLED_DeviceHangs, ACallBlocksItsThread) {
   const TwoRanks ranks(never, milliseconds(0));
   GroupWatch watch(ranks.world, "tp", {0, 1});
@@ -158,7 +158,7 @@ TEST(DISABLED_DeviceHangs, ACallBlocksItsThread) {
   std::this_thread::sleep_for(std::chrono::seconds(20));
 }
 
-/// What follows it has its own time-out.
+/// Calls after a blocking call have their own time-out.
 TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   constexpr milliseconds kTimeout{600};
   const TwoRanks ranks(never, milliseconds(0), kTimeout);
@@ -171,7 +171,7 @@ TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   std::this_thread::sleep_for(2 * kTimeout);
 }
 
-/// A process whose records are in `folder`. It must end with `exit_code`.
+/// Runs a process with records in `folder`, and expects `exit_code`.
 Ended run(const std::string& body, int exit_code = 1,
           const testing::TemporaryFolder& folder = testing::TemporaryFolder()) {
   Ended ended = RunProcesses(1, "DISABLED_DeviceHangs." + body,
@@ -219,7 +219,7 @@ TEST(DeviceHangs, ACallThatBlocksItsThreadEndsAtTheTimeOut) {
                   "error: the set-up of group 'tp', rank 0: rank(s) 1 did not arrive within 2500");
 }
 
-/// What a rank does that must not be taken for a hang.
+/// Behaviour of a rank that the watchdog must not report as a hang.
 struct NoHang : ::testing::TestWithParam<const char*> {};
 
 TEST_P(NoHang, Ends) {

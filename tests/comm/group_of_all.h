@@ -13,15 +13,15 @@
 
 namespace tessera::comm {
 
-/// The group "all" of a world's ranks in order.
+/// The group "all" of the world's ranks, in order.
 inline CommunicatorPtr group_of_all(World& world) {
   std::vector<int> ranks(static_cast<std::size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return world.group(ranks, "all");
 }
 
-/// Ranks that call themselves on hosts: a letter for each rank's host, of which a smaller world
-/// takes the first.
+/// Ranks with simulated hosts: a letter for each rank's host. A smaller world uses the first
+/// letters.
 inline testing::RanksOptions on_hosts(const std::string& letters) {
   return {.make_worlds = [letters](int size, const WorldOptions& options) {
     std::vector<std::string> hosts;
@@ -32,7 +32,7 @@ inline testing::RanksOptions on_hosts(const std::string& letters) {
   }};
 }
 
-/// RunRanks() of as many ranks as there are letters.
+/// RunRanks() with one rank for each letter.
 inline void run_on_hosts(const std::string& letters, const testing::Body& body) {
   testing::RunRanks(static_cast<int>(letters.size()), body, on_hosts(letters));
 }

@@ -1,5 +1,5 @@
-// Several tensors in one collective, in place where a back end can and packed elsewhere; and what
-// calls are for.
+// Several tensors in one collective: in place if the back end can, else packed. And the purposes of
+// calls.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
@@ -31,7 +31,7 @@ class Groups : public ::testing::TestWithParam<Case> {
   const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
 };
 
-// The last does not fit one round of shared memory.
+// The last count is larger than one round of shared memory.
 const std::vector<std::int64_t> kCounts{3, 0, 1, 64, 700000};
 
 TEST_P(Groups, GatherEachTensor) {
@@ -86,14 +86,16 @@ TEST_P(Groups, RefuseTensorsThatDoNotFit) {
   run_on_hosts(GetParam().hosts, [](Rank& rank) {
     Communicator& group = *group_of_all(*rank.world());
     const at::Tensor three = numbers_from(0, 3), output = at::zeros({3 * rank.size()});
-    EXPECT_ERROR(group.all_gather_group({}, {}), "a group of 0 outputs and 0 inputs");
-    EXPECT_ERROR(group.all_gather_group({output}, {three, three}),
-                 "a group of 1 outputs and 2 inputs");
-    EXPECT_ERROR(group.all_gather_group({output, output}, {three, numbers_from(0, 4)}),
-                 "elements, which is not");
-    EXPECT_ERROR(
-        group.all_gather_group({output, output.to(at::kLong)}, {three, three.to(at::kLong)}),
-        "a group of Float and Long");
+    const auto gathering = [&](std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) {
+      return [&group, outputs, inputs] { group.all_gather_group(outputs, inputs); };
+    };
+    testing::expect_refusals(
+        {{"none", gathering({}, {}), {"0 outputs", "0 inputs"}},
+         {"counts", gathering({output}, {three, three}), {"1 outputs", "2 inputs"}},
+         {"sizes", gathering({output, output}, {three, numbers_from(0, 4)}), {"elements"}},
+         {"types",
+          gathering({output, output.to(at::kLong)}, {three, three.to(at::kLong)}),
+          {"Float and Long"}}});
     group.barrier();
   });
 }

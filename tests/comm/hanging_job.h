@@ -1,6 +1,6 @@
 #pragma once
 
-// Jobs of three processes that hang, and what they print.
+// Jobs of three processes that hang, and their output.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -33,7 +33,8 @@ struct Job {
   std::vector<Ended> ranks;
 
   bool on_device() const { return backend == "nccl"; }
-  /// On NCCL longer than a rank waits for its peers at its own end, and than CUDA takes to start.
+  /// On NCCL the time-out must be longer than CUDA's start, and than a rank's wait for peers at its
+  /// own end.
   milliseconds timeout() const { return milliseconds(on_device() ? 5000 : 3200); }
   std::vector<flight::RankReport> records() const {
     return flight::read_records(folder.path()).front();
@@ -61,8 +62,8 @@ inline std::map<std::string, std::string> variables_of(const Job& job) {
 inline constexpr std::array<const char*, 3> kBackends = {"shm", "gloo", "nccl"};
 inline const std::span kOnHosts = std::span(kBackends).first(2);
 
-/// Runs the body on back ends and calls `expect` for each of these jobs, which run side by side:
-/// they mostly wait. The limit of the watchdog is 1 s.
+/// Runs the body on each back end and calls `expect` for each job. Jobs run at the same time, since
+/// they mostly wait. The watchdog's limit is 1 s.
 template <class Expect>
 void for_each_backend(const std::string& body, Expect&& expect,
                       std::span<const char* const> backends = kBackends) {
@@ -88,7 +89,7 @@ void for_each_backend(const std::string& body, Expect&& expect,
   }
 }
 
-/// How long the rank waited until its error, and the error.
+/// How long the rank waited until its error, and the error's text.
 inline std::pair<milliseconds, std::string> error_of(const Ended& ended) {
   std::smatch found;
   if (std::regex_search(ended.output, found, std::regex("error after (\\d+) ms: (.*)"))) {
@@ -104,7 +105,7 @@ inline std::pair<milliseconds, std::string> error_of(const Ended& ended) {
           found[1]};
 }
 
-/// The watchdog's first report, which came within its limit and two seconds.
+/// The watchdog's first report, which must come within its limit and two seconds.
 inline std::string report_of(const Ended& ended) {
   std::smatch found;
   const std::regex line("tessera watchdog: rank \\d waits since ([0-9.]+) s[^]*--explain");

@@ -1,4 +1,4 @@
-// Planted hangs of ranks that are processes: who waits for whom is named, and soon.
+// Planted hangs of ranks that are processes: the report must soon name who waits for whom.
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -29,7 +29,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-/// On NCCL where the job says so, else on the host.
+/// A world on NCCL if the job asks for NCCL, else on the host.
 WorldPtr make_world() {
   WorldOptions options;
   if (std::getenv("HANGS_ON_NCCL") != nullptr) {
@@ -48,7 +48,7 @@ at::Tensor zeros(const World& world, std::int64_t count) {
 void sum(const World& world, Communicator& group) {
   const at::Tensor tensor = zeros(world, 4);
   group.all_reduce(tensor, ReduceOp::kSum)->wait();
-  tensor.cpu();  // until the device is done
+  tensor.cpu();  // waits for the device
 }
 
 /// Three steps that all ranks take.
@@ -61,8 +61,8 @@ CommunicatorPtr take_steps(World& world) {
   return group;
 }
 
-/// Runs `call`, which throws, and prints the message and for how long it waited. Where it waits for
-/// a device, the watchdog ends the process instead.
+/// Expects that `call` throws a PeerError, and prints the message and the time until then. If the
+/// call waits for a device, the watchdog ends the process instead.
 template <class Call>
 void expect_peer_error(Call&& call) {
   const auto begun = steady_clock::now();
@@ -76,7 +76,7 @@ void expect_peer_error(Call&& call) {
   }
 }
 
-/// What rank 1 does where the others do a fourth step, and what the others then print.
+/// A fault of rank 1 while the others make a fourth step, and the expected output of the others.
 struct Fault {
   const char* name;
   void (*act)(World& world);
@@ -100,7 +100,7 @@ const std::vector<Fault>& faults() {
       {"Throws",
        [](World& world) {
          world.abort();
-         std::this_thread::sleep_for(seconds(2));  // the world has ended, the process has not
+         std::this_thread::sleep_for(seconds(2));  // the world has ended, the process continues
        },
        Fault::kAtOnce,
        {},
@@ -166,7 +166,7 @@ TEST(DISABLED_Hangs, Rank1IsSlow) {
     std::this_thread::sleep_for(milliseconds(2500));
   }
   sum(*world, *group);
-  std::this_thread::sleep_for(milliseconds(500));  // until the watchdog has looked again
+  std::this_thread::sleep_for(milliseconds(500));  // until the watchdog looks again
 }
 
 TEST(DISABLED_Hangs, Rank1IsBusyElsewhere) {
@@ -203,18 +203,18 @@ TEST(DISABLED_Hangs, Rank0SavesAlone) {
   }
 }
 
-/// The limit and two seconds.
+/// The watchdog's limit and two seconds.
 constexpr milliseconds kAfterTheLimit{3000};
 
-/// Well before a time-out. A sanitizer's processes take twice as long to begin and to end.
+/// Well before the time-out. With sanitizers, processes take twice as long to start and end.
 #ifdef TESSERA_SANITIZED
 constexpr milliseconds kSoon{2000};
 #else
 constexpr milliseconds kSoon{1000};
 #endif
 
-/// How soon a rank that is gone is named. One that leaves a group of NCCL's without its peers waits
-/// for them first, which the watchdog reports.
+/// How soon a lost rank is named. A rank that leaves an NCCL group alone first waits for its peers,
+/// which the watchdog reports.
 milliseconds soon(const Job& job) {
   return job.on_device() ? job.timeout() : kSoon;
 }
@@ -232,7 +232,7 @@ TEST_P(HangsOfRank1, NamesRank1) {
     for (const char* word : fault.report) {
       EXPECT_CONTAINS(report_of(job.ranks[0]), word);
     }
-    // If two ranks give up at the same time, one may see that the other has.
+    // If two ranks give up at the same time, each may report the other.
     for (const char* word : fault.errors) {
       EXPECT_CONTAINS(error + error_2, word);
     }
@@ -293,7 +293,8 @@ TEST(Hangs, AGroupThatOneRankAloneMakesIsNamed) {
   });
 }
 
-// The processes of a job share TESSERA_RUN_DIR; such worlds of theirs have the same numbers.
+// The worlds of threads of a job's processes share TESSERA_RUN_DIR and have the same numbers, so
+// that files would collide.
 TEST(FlightRecords, AreNoFilesWhereRanksAreThreads) {
   const testing::TemporaryFolder folder;
   const testing::ScopedVariable variable("TESSERA_RUN_DIR", folder.path());

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <tuple>
 
 #include "tessera/core/error.h"
 #include "testing/errors.h"
@@ -32,68 +33,43 @@ const Map kTorchrun = {{"RANK", "3"},
                        {"MASTER_ADDR", "a"},
                        {"MASTER_PORT", "1234"}};
 
-TEST(JobVariables, NoneIsAWorldOfOne) {
-  const JobVariables job = read({});
-  EXPECT_EQ(job.rank, 0);
-  EXPECT_EQ(job.size, 1);
+/// Rank, size, local rank, address and port.
+using Place = std::tuple<int, int, int, std::string, int>;
+
+Place place_of(const Map& map) {
+  const JobVariables job = read(map);
+  return {job.rank, job.size, job.local_rank.value_or(-1), job.address, job.port};
 }
 
-TEST(JobVariables, ReadsTorchruns) {
-  const JobVariables job = read(kTorchrun);
-  EXPECT_EQ(job.rank, 3);
-  EXPECT_EQ(job.size, 8);
-  EXPECT_EQ(job.local_rank, 1);
-  EXPECT_EQ(job.address, "a");
-  EXPECT_EQ(job.port, 1234);
-  EXPECT_FALSE(job.agent_store);
-}
-
-TEST(JobVariables, TorchrunsAgentServesTheStore) {
+TEST(JobVariables, AreReadFromTorchrunSlurmAndOpenMpi) {
+  EXPECT_EQ(read({}).rank, 0);
+  EXPECT_EQ(read({}).size, 1);
+  EXPECT_EQ(place_of(kTorchrun), Place(3, 8, 1, "a", 1234));
+  EXPECT_FALSE(read(kTorchrun).agent_store);
   EXPECT_TRUE(read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).agent_store);
-}
-
-TEST(JobVariables, ReadsSlurms) {
-  const JobVariables job = read({{"SLURM_PROCID", "5"},
-                                 {"SLURM_STEP_NUM_TASKS", "6"},
-                                 {"SLURM_LOCALID", "2"},
-                                 {"SLURM_JOB_ID", "70123"},
-                                 {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1"}});
-  EXPECT_EQ(job.rank, 5);
-  EXPECT_EQ(job.size, 6);
-  EXPECT_EQ(job.local_rank, 2);
-  EXPECT_EQ(job.address, "10.0.0.1");
-  EXPECT_EQ(job.port, 20123);
-  EXPECT_EQ(job.launcher, "SLURM_PROCID and SLURM_STEP_NUM_TASKS of Slurm");
-}
-
-TEST(JobVariables, MasterAddrOverridesSlurms) {
-  const Map slurm = {{"SLURM_PROCID", "0"},
-                     {"SLURM_STEP_NUM_TASKS", "2"},
-                     {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1"},
-                     {"MASTER_ADDR", "node7"},
-                     {"MASTER_PORT", "99"}};
-  EXPECT_EQ(read(slurm).address, "node7");
-  EXPECT_EQ(read(slurm).port, 99);
+  EXPECT_EQ(read(with(kTorchrun, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}})).size, 8);
+  const Map slurm = {{"SLURM_PROCID", "5"},
+                     {"SLURM_STEP_NUM_TASKS", "6"},
+                     {"SLURM_LOCALID", "2"},
+                     {"SLURM_JOB_ID", "70123"},
+                     {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1"}};
+  EXPECT_EQ(place_of(slurm), Place(5, 6, 2, "10.0.0.1", 20123));
+  EXPECT_EQ(read(slurm).launcher, "SLURM_PROCID and SLURM_STEP_NUM_TASKS of Slurm");
+  EXPECT_EQ(place_of(with(slurm, {{"MASTER_ADDR", "node7"}, {"MASTER_PORT", "99"}})),
+            Place(5, 6, 2, "node7", 99));
+  const JobVariables mpi = read({{"OMPI_COMM_WORLD_RANK", "1"},
+                                 {"OMPI_COMM_WORLD_SIZE", "2"},
+                                 {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  EXPECT_EQ(mpi.rank, 1);
+  EXPECT_EQ(mpi.size, 2);
+  EXPECT_EQ(mpi.address, "127.0.0.1");
 }
 
 TEST(JobVariables, ASlurmAllocationWithoutATaskIsAWorldOfOne) {
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}}).size, 1);
-  // A batch script has them too; srun's step alone has ranks.
+  // A batch script has these variables too; only a step of srun has ranks.
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}).size, 1);
-}
-
-TEST(JobVariables, ReadsOpenMpis) {
-  const JobVariables job = read({{"OMPI_COMM_WORLD_RANK", "1"},
-                                 {"OMPI_COMM_WORLD_SIZE", "2"},
-                                 {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
-  EXPECT_EQ(job.rank, 1);
-  EXPECT_EQ(job.size, 2);
-  EXPECT_EQ(job.address, "127.0.0.1");
-}
-
-TEST(JobVariables, TorchrunsWinOverSlurms) {
-  EXPECT_EQ(read(with(kTorchrun, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}})).size, 8);
 }
 
 TEST(JobVariables, TheTokenAndTheRestartKeepJobsApart) {
@@ -102,48 +78,36 @@ TEST(JobVariables, TheTokenAndTheRestartKeepJobsApart) {
   EXPECT_NE(prefix({{"TORCHELASTIC_RESTART_COUNT", "1"}}), prefix({}));
 }
 
-TEST(JobVariables, TimeoutIsInSeconds) {
+TEST(JobVariables, TimeoutsAreInSeconds) {
   EXPECT_EQ(read({{"TESSERA_TIMEOUT", "2"}}).timeout->count() / 10, 200);
-  EXPECT_ERROR(read({{"TESSERA_TIMEOUT", "soon"}}), "TESSERA_TIMEOUT=soon");
-  EXPECT_ERROR(read({{"TESSERA_TIMEOUT", "-1"}}), "TESSERA_TIMEOUT=-1");
-  EXPECT_ERROR(read({{"TESSERA_TIMEOUT", "0"}}), "TESSERA_TIMEOUT=0", "above 0");
-  EXPECT_ERROR(read({{"TESSERA_TIMEOUT", "2e6"}}), "TESSERA_TIMEOUT=2e6", "above 0 to 1000000");
-}
-
-TEST(JobVariables, TheWatchdogsLimitIsInSecondsAndMayBeZero) {
+  for (const std::string bad : {"soon", "-1", "0", "2e6"}) {
+    EXPECT_ERROR(read({{"TESSERA_TIMEOUT", bad}}), "TESSERA_TIMEOUT=" + bad);
+  }
   EXPECT_EQ(read({{"TESSERA_WATCHDOG", "0.5"}}).watchdog->count(), 500);
   EXPECT_EQ(read({{"TESSERA_WATCHDOG", "0"}}).watchdog->count(), 0);
   EXPECT_FALSE(read({}).watchdog);
-  EXPECT_ERROR(read({{"TESSERA_WATCHDOG", "-1"}}), "TESSERA_WATCHDOG=-1", "from 0 to 1000000");
-}
-
-TEST(JobVariables, AShortTimeOutIsReportedAfterHalfOfIt) {
+  EXPECT_ERROR(read({{"TESSERA_WATCHDOG", "-1"}}), "TESSERA_WATCHDOG=-1", "1000000");
+  // A short time-out is reported after half of it.
   EXPECT_EQ(read({{"TESSERA_TIMEOUT", "20"}}).watchdog->count(), 10'000);
   EXPECT_EQ(read({{"TESSERA_TIMEOUT", "20"}, {"TESSERA_WATCHDOG", "3"}}).watchdog->count(), 3000);
   EXPECT_FALSE(read({{"TESSERA_TIMEOUT", "600"}}).watchdog);
 }
 
-TEST(JobVariables, NamesTheMalformedValue) {
+TEST(JobVariables, RefusesMalformedContradictoryAndMissingValues) {
   for (const char* bad : {"x", "-1", "3x", "1.5", "99999999999"}) {
     EXPECT_ERROR(read(with(kTorchrun, {{"RANK", bad}})), std::string("RANK=") + bad);
   }
-  EXPECT_ERROR(read(with(kTorchrun, {{"WORLD_SIZE", "0"}})), "WORLD_SIZE=0: not an integer from 1");
-  EXPECT_ERROR(read(with(kTorchrun, {{"MASTER_PORT", "70000"}})), "MASTER_PORT=70000", "65535");
-}
-
-TEST(JobVariables, RefusesARankOutsideTheWorld) {
-  EXPECT_ERROR(read(with(kTorchrun, {{"RANK", "8"}, {"LOCAL_RANK", "0"}})),
-               "RANK=8 contradicts WORLD_SIZE=8");
-}
-
-TEST(JobVariables, RefusesALocalRankAboveTheRank) {
-  EXPECT_ERROR(read(with(kTorchrun, {{"LOCAL_RANK", "4"}})), "LOCAL_RANK=4 contradicts RANK=3");
-}
-
-TEST(JobVariables, RefusesHalfASet) {
-  EXPECT_ERROR(read({{"RANK", "0"}}), "RANK is set, but WORLD_SIZE is not");
-  EXPECT_ERROR(read({{"WORLD_SIZE", "2"}}), "WORLD_SIZE is set, but RANK is not");
-  EXPECT_ERROR(read({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), "MASTER_ADDR is not set");
+  const auto reading = [](const Map& changes) { return [=] { read(with(kTorchrun, changes)); }; };
+  testing::expect_refusals(
+      {{"size", reading({{"WORLD_SIZE", "0"}}), {"WORLD_SIZE=0"}},
+       {"port", reading({{"MASTER_PORT", "70000"}}), {"MASTER_PORT=70000", "65535"}},
+       {"rank", reading({{"RANK", "8"}, {"LOCAL_RANK", "0"}}), {"RANK=8", "WORLD_SIZE=8"}},
+       {"local", reading({{"LOCAL_RANK", "4"}}), {"LOCAL_RANK=4", "RANK=3"}},
+       {"no size", [] { read({{"RANK", "0"}}); }, {"RANK", "WORLD_SIZE is not"}},
+       {"no rank", [] { read({{"WORLD_SIZE", "2"}}); }, {"WORLD_SIZE", "RANK is not"}},
+       {"no address",
+        [] { read({{"RANK", "0"}, {"WORLD_SIZE", "2"}}); },
+        {"MASTER_ADDR is not set"}}});
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Ranks that are processes: the rendezvous, and what the others see when one dies.
+// Ranks that are processes: the rendezvous, and the errors of the others when one dies.
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
@@ -56,7 +56,7 @@ TEST(DISABLED_Processes, Rank1IsKilled) {
                 "all_reduce in group 'all' (ranks 0, 1, 2)", "look for");
 }
 
-/// Ends this process in the middle of its work.
+/// Kills this process.
 void kill_after(std::chrono::microseconds delay) {
   std::thread([delay] {
     std::this_thread::sleep_for(delay);
@@ -64,8 +64,8 @@ void kill_after(std::chrono::microseconds delay) {
   }).detach();
 }
 
-/// Rank 1 dies KILL_AFTER_US after it has made the group, which others may still be making: the
-/// error names the group and its ranks, and either a collective or the set-up.
+/// Rank 1 dies KILL_AFTER_US after it has made the group, while others may still be making it. The
+/// error names the group, its ranks, and a collective or the set-up.
 TEST(DISABLED_Processes, Rank1IsKilledAnywhere) {
   const WorldPtr world = world_from_environment();
   const auto communicate = [&] {
@@ -139,7 +139,7 @@ void expect_only_rank_1_killed(const std::vector<Ended>& processes) {
 }
 
 TEST(Processes, PeersOfAKilledRankFail) {
-  // The time-out is ten minutes: ending within the deadline of the fixture shows the detection.
+  // The time-out is ten minutes: that the test ends shows that the loss was detected.
   expect_only_rank_1_killed(RunProcesses(3, "DISABLED_Processes.Rank1IsKilled", kShm));
   expect_only_rank_1_killed(RunProcesses(3, "DISABLED_Processes.Rank1IsKilled", kGloo));
 }
@@ -154,7 +154,7 @@ TEST(Processes, PeersOfARankKilledAnywhereFail) {
   }
 }
 
-/// The lines of a process that hold `part`.
+/// The lines of a process's output that contain `part`.
 std::vector<std::string> lines_with(const Ended& ended, const std::string& part) {
   std::vector<std::string> found;
   std::istringstream lines(ended.output);
@@ -167,7 +167,7 @@ std::vector<std::string> lines_with(const Ended& ended, const std::string& part)
 }
 
 TEST(Processes, AMissingPeerIsNamed) {
-  // Long enough for rank 1 to start on a busy machine, under a sanitizer too.
+  // Long enough for rank 1 to start on a busy machine with a sanitizer.
   const auto processes = RunProcesses(
       2, "DISABLED_Processes.Rendezvous",
       {.environment = {{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}, {"TESSERA_TIMEOUT", "5"}}});
@@ -190,7 +190,7 @@ TEST(Processes, ShowEachWarningOnOneRank) {
     EXPECT_EQ(lines_with(processes[rank], "arning: of one"),
               rank == 1 ? Lines{"tessera: warning: of one rank [rank 1]"} : Lines{});
   }
-  // Rank 0 shows it, unless the machine keeps it from coming for half a second.
+  // Rank 0 writes it, unless a busy machine delays rank 0 by half a second.
   ASSERT_EQ(of_all.size(), 1U);
   EXPECT_CONTAINS(of_all[0], "tessera: warning: of all ranks [rank ");
 }
@@ -231,7 +231,7 @@ TEST(Processes, APeerThatDiesAtTheRendezvousIsNamed) {
   EXPECT_EQ(processes[0].exit_code, 0) << processes[0].output;
 }
 
-/// A socket of the launcher's, inherited by the processes it starts.
+/// A listening socket of the launcher, which the processes inherit.
 class InheritedListener {
  public:
   InheritedListener() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {

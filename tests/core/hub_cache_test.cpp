@@ -1,5 +1,5 @@
-// Names of models in the cache of Hugging Face's hub. That `huggingface_hub` finds the same is
-// compared in tests/examples/launchers/test_hub_cache.py.
+// Names of models in the cache of Hugging Face's hub. tests/examples/launchers/test_hub_cache.py
+// compares them with `huggingface_hub`.
 
 #include "tessera/core/hub_cache.h"
 
@@ -20,7 +20,7 @@ using testing::WriteFile;
 
 constexpr const char* kCommit = "0123456789abcdef0123456789abcdef01234567";
 
-/// Variables of the environment, as they were when it ends.
+/// Sets environment variables, and restores the old ones at the end.
 class Variables {
  public:
   explicit Variables(const std::map<std::string, std::string>& set) {
@@ -46,7 +46,7 @@ class Variables {
   std::map<std::string, std::string> before_;
 };
 
-/// A cache with the model org/name, whose main is kCommit.
+/// A cache with the model org/name, whose revision main is kCommit.
 class HubCache : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -60,7 +60,7 @@ class HubCache : public ::testing::Test {
     return std::filesystem::path(folder_.path()) / "models--org--name";
   }
   std::filesystem::path snapshot() const { return model() / "snapshots" / kCommit; }
-  // As a download leaves it: a link into blobs.
+  // Adds a file as a download does: a link into blobs.
   void Add(const std::string& file, const std::string& text = "{}") {
     WriteFile(model() / "blobs" / file, text);
     std::filesystem::create_symlink("../../blobs/" + file, snapshot() / file);

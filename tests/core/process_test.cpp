@@ -24,27 +24,21 @@ class EnvironmentSwitch : public ::testing::Test {
 };
 
 TEST_F(EnvironmentSwitch, IsReadOneWay) {
-  for (const char* on : {"1", "true", "on"}) {
-    setenv(kName, on, 1);
-    EXPECT_EQ(environment_switch(kName), true) << on;
-  }
-  for (const char* off : {"0", "false", "off"}) {
-    setenv(kName, off, 1);
-    EXPECT_EQ(environment_switch(kName), false) << off;
-  }
-}
-
-TEST_F(EnvironmentSwitch, SaysNothingWhereItIsNotSetOrEmpty) {
   EXPECT_EQ(environment_switch(kName), std::nullopt);
-  setenv(kName, "", 1);
-  EXPECT_EQ(environment_switch(kName), std::nullopt);
-}
-
-TEST_F(EnvironmentSwitch, RefusesOtherValues) {
+  for (const auto& [text, value] :
+       std::vector<std::pair<const char*, std::optional<bool>>>{{"1", true},
+                                                                {"true", true},
+                                                                {"on", true},
+                                                                {"0", false},
+                                                                {"false", false},
+                                                                {"off", false},
+                                                                {"", std::nullopt}}) {
+    setenv(kName, text, 1);
+    EXPECT_EQ(environment_switch(kName), value) << text;
+  }
   setenv(kName, "yes", 1);
-  EXPECT_ERROR(environment_switch(kName),
-               "environment variable TESSERA_SWITCH_OF_A_TEST=yes: not a switch; set it to 1, "
-               "true or on, or to 0, false or off");
+  EXPECT_ERROR(environment_switch(kName), "TESSERA_SWITCH_OF_A_TEST=yes", "1, true or on",
+               "0, false or off");
 }
 
 }  // namespace
@@ -55,7 +49,7 @@ namespace {
 
 constexpr std::size_t kBytes = std::size_t{64} << 20;
 
-/// Pages that the system had to clear for a vector of kBytes.
+/// The number of pages that the system clears for a vector of kBytes.
 [[maybe_unused]] long pages_cleared() {
   rusage before{};
   getrusage(RUSAGE_SELF, &before);
@@ -78,24 +72,15 @@ TEST(KeepFreedMemory, HasTheNextAllocationFindIt) {
 
 class StopSignalsOf : public ::testing::TestWithParam<int> {};
 
-TEST_P(StopSignalsOf, AreNotedInsteadOfEndingTheProcess) {
-  const StopSignals signals;
-  EXPECT_FALSE(signals.received());
-  raise(GetParam());
-  EXPECT_TRUE(signals.received());
-}
-
-TEST_P(StopSignalsOf, EndTheProcessAgainAfterwards) {
-  { const StopSignals signals; }
-  EXPECT_EXIT(raise(GetParam()), ::testing::KilledBySignal(GetParam()), "");
-}
-
-TEST_P(StopSignalsOf, AreForgottenByTheNext) {
+TEST_P(StopSignalsOf, AreNotedOnceInsteadOfEndingTheProcess) {
   {
     const StopSignals signals;
+    EXPECT_FALSE(signals.received());
     raise(GetParam());
+    EXPECT_TRUE(signals.received());
   }
   EXPECT_FALSE(StopSignals().received());
+  EXPECT_EXIT(raise(GetParam()), ::testing::KilledBySignal(GetParam()), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, StopSignalsOf, ::testing::Values(SIGTERM, SIGUSR1));
@@ -115,51 +100,27 @@ TEST(BoundedCache, ComputesOnceAndCounts) {
   };
   EXPECT_EQ(*cache.get(7, text), "7");
   EXPECT_EQ(*cache.get(7, text), "7");
+  EXPECT_EQ(*cache.insert(7, "another"), "7");
   EXPECT_EQ(computed, 1);
   EXPECT_EQ(cache.hits(), 1);
   EXPECT_EQ(cache.misses(), 1);
+  EXPECT_ERROR(cache.get(1, [](int) -> std::string { fail("not computed"); }), "not computed");
+  EXPECT_EQ(cache.size(), 1U);
+  EXPECT_ERROR((BoundedCache<int, int>(0)), "a cache of capacity 0");
 }
 
-TEST(BoundedCache, NeverHoldsMoreThanItsCapacity) {
+TEST(BoundedCache, DropsUnusedEntriesAboveItsCapacityButNotTheirValues) {
   BoundedCache<int, int> cache(3);
+  const auto first = cache.insert(-2, 7);
+  cache.insert(-1, 0);
   for (int i = 0; i < 1000; ++i) {
+    ASSERT_NE(cache.find(-1), nullptr) << i;
     cache.insert(i, i);
     EXPECT_LE(cache.size(), 3U);
   }
   EXPECT_EQ(*cache.find(999), 999);
-}
-
-TEST(BoundedCache, KeepsWhatIsUsed) {
-  BoundedCache<int, int> cache(4);
-  cache.insert(-1, 0);
-  for (int i = 0; i < 100; ++i) {
-    ASSERT_NE(cache.find(-1), nullptr) << i;
-    cache.insert(i, i);
-  }
-}
-
-TEST(BoundedCache, AValueOutlivesItsEntry) {
-  BoundedCache<int, std::string> cache(1);
-  const auto first = cache.insert(1, "one");
-  cache.insert(2, "two");
-  EXPECT_EQ(cache.find(1), nullptr);
-  EXPECT_EQ(*first, "one");
-}
-
-TEST(BoundedCache, KeepsTheFirstOfTwoValues) {
-  BoundedCache<int, int> cache(2);
-  cache.insert(1, 10);
-  EXPECT_EQ(*cache.insert(1, 20), 10);
-}
-
-TEST(BoundedCache, KeepsNothingWhenComputingThrows) {
-  BoundedCache<int, int> cache(2);
-  EXPECT_ERROR(cache.get(1, [](int) -> int { fail("not computed"); }), "not computed");
-  EXPECT_EQ(cache.size(), 0U);
-}
-
-TEST(BoundedCache, RefusesCapacityZero) {
-  EXPECT_ERROR((BoundedCache<int, int>(0)), "a cache of capacity 0");
+  EXPECT_EQ(cache.find(-2), nullptr);
+  EXPECT_EQ(*first, 7);
 }
 
 TEST(BoundedCache, ServesSeveralThreads) {

@@ -39,12 +39,9 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
   const auto batch = loader.load(1, 0, 2);
   EXPECT_TRUE(at::equal(batch.inputs, at::arange(6, 12).view({2, 3})));
   EXPECT_TRUE(at::equal(batch.targets, at::arange(7, 13).view({2, 3})));
-}
-
-TEST(BatchLoader, NamesWhatIsWrongWithAStepOrItsRows) {
-  const BatchLoader loader(Positions(13), 2, 3, 100);
-  EXPECT_ERROR(loader.load(-1, 0, 2), "the batch of step -1", "steps count from 0");
-  EXPECT_ERROR(loader.load(0, 1, 3), "rows [1, 3) of step 0", "a batch has rows [0, 2)");
+  EXPECT_FALSE(batch.positions.defined());
+  EXPECT_FALSE(loader.ignores_targets());
+  EXPECT_EQ(loader.load(0, 1, 1).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
 }
 
 TEST(BatchLoader, CountsSamplesWithTheirLastTarget) {
@@ -175,20 +172,21 @@ TEST(BatchLoader, ShufflesEachSourceOfAMixtureByItself) {
   }
 }
 
-TEST(BatchLoader, RefusesAMixtureThatRepeatsSamplesInABatch) {
-  EXPECT_ERROR(BatchLoader(Sources({3, 100}, {1, 1}), {.batch = 8}),
-               "3 samples of 1 tokens, fewer than the part of it in a batch of 8 (4)");
-  EXPECT_ERROR(BatchLoader(Sources({3, 3}, {1, -1}), {.batch = 1}), "a weight of the data is -1");
-}
-
-TEST(BatchLoader, RowsOfTheRanksMakeUpTheBatch) {
-  const BatchLoader loader(Positions(100), 6, 4, 100);
-  const auto whole = loader.load(3, 0, 6);
-  for (std::int64_t rank = 0; rank < 3; ++rank) {
-    const auto part = loader.load(3, rank * 2, rank * 2 + 2);
-    EXPECT_TRUE(at::equal(part.inputs, whole.inputs.slice(0, rank * 2, rank * 2 + 2)));
-    EXPECT_TRUE(at::equal(part.targets, whole.targets.slice(0, rank * 2, rank * 2 + 2)));
-  }
+TEST(BatchLoader, RefusesStepsRowsSizesAndTokensThatDoNotFit) {
+  const BatchLoader loader(Positions(13), 2, 3, 100);
+  testing::expect_refusals(
+      {{"step", [&] { loader.load(-1, 0, 2); }, {"step -1"}},
+       {"rows", [&] { loader.load(0, 1, 3); }, {"rows [1, 3) of step 0", "rows [0, 2)"}},
+       {"few", [] { BatchLoader(Positions(12), 4, 3, 100); }, {"the batch of 4"}},
+       {"none", [] { BatchLoader(Positions(0), 1, 3, 100); }, {"0 tokens"}},
+       {"large token",
+        [] { BatchLoader(make_token_source({1, 2, 3, 9, 1, 1, 1}), 2, 3, 9); },
+        {"token 9 at position 3"}},
+       {"negative token", [] { BatchLoader(make_token_source({-1, 0}), 1, 1, 9); }, {"token -1"}},
+       {"mixture",
+        [] { BatchLoader(Sources({3, 100}, {1, 1}), {.batch = 8}); },
+        {"3 samples of 1 tokens", "batch of 8 (4)"}},
+       {"weight", [] { BatchLoader(Sources({3, 3}, {1, -1}), {.batch = 1}); }, {"-1"}}});
 }
 
 /// Part i of the rows of all ranks, one behind the other, is micro-batch i of one rank.
@@ -212,22 +210,6 @@ TEST(BatchLoader, AMicroBatchHasTheSameRowsOnAnyNumberOfRanks) {
   EXPECT_ERROR(rows_of_rank(12, 2, 0, 4), "rank 0 of 4 in a batch of 12 and 2 micro-batches");
 }
 
-TEST(BatchLoader, GivesNoRowsForAnEmptyRange) {
-  const auto batch = BatchLoader(Positions(9), 2, 4, 100).load(0, 1, 1);
-  EXPECT_EQ(batch.inputs.sizes(), (std::vector<std::int64_t>{0, 4}));
-}
-
-TEST(BatchLoader, RefusesFewerSamplesThanABatch) {
-  EXPECT_ERROR(BatchLoader(Positions(12), 4, 3, 100), "fewer than the batch of 4");
-  EXPECT_ERROR(BatchLoader(Positions(0), 1, 3, 100), "0 tokens");
-}
-
-TEST(BatchLoader, NamesTheTokenOutsideTheVocabulary) {
-  EXPECT_ERROR(BatchLoader(make_token_source({1, 2, 3, 9, 1, 1, 1}), 2, 3, 9),
-               "token 9 at position 3");
-  EXPECT_ERROR(BatchLoader(make_token_source({-1, 0}), 1, 1, 9), "token -1");
-}
-
 TEST(BatchLoader, PositionsBeginAnewBehindTheEndOfADocument) {
   const BatchLoader loader({{token_windows(make_token_source({5, 6, 0, 7, 0, 0, 8, 9, 1}), 4, 10)}},
                            {.batch = 2, .document_end = 0});
@@ -240,21 +222,10 @@ TEST(BatchLoader, PositionsBeginAnewBehindTheEndOfADocument) {
   EXPECT_TRUE(at::equal(batch.positions, rows({0, 1, 2, 0, 0, 0, 0, 1})));
   EXPECT_TRUE(at::equal(batch.targets, rows({6, 0, -100, 0, -100, -100, 9, 1})));
   EXPECT_TRUE(at::equal(batch.rows(1, 1).positions, batch.positions.narrow(0, 1, 1)));
-}
-
-TEST(BatchLoader, KeepsThePositionsOfABatchOnADeviceOnTheHost) {
-  const BatchLoader loader({{token_windows(make_token_source({5, 6, 0, 7, 0, 0, 8, 9, 1}), 4, 10)}},
-                           {.batch = 2, .document_end = 0});
-  const auto batch = loader.load(0, 0, 2);
+  // A batch on a device keeps a copy of the positions on the host.
   const auto row = batch.to(c10::Device(c10::kMeta)).rows(1, 1);
   EXPECT_TRUE(row.positions.is_meta());
   EXPECT_TRUE(at::equal(row.host_positions, batch.positions.narrow(0, 1, 1)));
-}
-
-TEST(BatchLoader, HasNoPositionsWithoutDocuments) {
-  const BatchLoader loader(Positions(13), 2, 3, 100);
-  EXPECT_FALSE(loader.load(0, 0, 2).positions.defined());
-  EXPECT_FALSE(loader.ignores_targets());
 }
 
 /// 2^26 good tokens and then one that is not, without the memory for them.
@@ -339,12 +310,6 @@ TEST(PrefetchLoader, LoadsTheNextStepOnTheCallersThreadIfNotBesideIt) {
   EXPECT_EQ(tokens->reads.size(), 3U);  // step 2's
 }
 
-TEST(BatchLoader, RefusesRowsOutsideTheBatch) {
-  const BatchLoader loader(Positions(13), 2, 3, 100);
-  EXPECT_ERROR(loader.load(0, 0, 3), "rows [0, 3)");
-  EXPECT_ERROR(loader.load(-1, 0, 1), "step -1");
-}
-
 using testing::TemporaryFolder;
 using testing::WriteFile;
 using Tokens = std::vector<std::int64_t>;
@@ -375,26 +340,51 @@ std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions option
   return sample;
 }
 
-TEST(PromptCompletions, HaveTargetsInTheCompletionOnly) {
-  const auto [inputs, targets] = SampleOf(R"({"prompt": "ab", "completion": "cd"})");
-  EXPECT_EQ(inputs, (Tokens{'a', 'b', 'c', 'd', 0, 0}));
-  EXPECT_EQ(targets, (Tokens{-100, 'c', 'd', 0, -100, -100}));
-}
-
-TEST(PromptCompletions, HaveTargetsInEachCompletionOfAConversation) {
-  const PromptOptions options{.begin = {1}, .truncate = true};
-  const auto [inputs, targets] =
-      SampleOf(R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})", options);
-  // The two "d" are one token, which covers a border: it belongs to the part behind it.
-  EXPECT_EQ(inputs, (Tokens{'u', 'a', 'b', 'A', 'c', 'd' + 256}));
-  EXPECT_EQ(targets, (Tokens{-100, -100, -100, 'c', -100, -100}));
-}
-
-TEST(PromptCompletions, AreNotBegunNorEndedInAConversation) {
-  const auto [inputs, targets] =
-      SampleOf(R"({"prompt": ["a", "c"], "completion": ["b", "d"]})", {.begin = {9}, .end = {8}});
-  EXPECT_EQ(inputs, (Tokens{'a', 'b', 'c', 8, 8, 8}));
-  EXPECT_EQ(targets, (Tokens{'b', -100, 'd', -100, -100, -100}));
+TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
+  struct Row {
+    const char* line;
+    PromptOptions options;
+    Tokens inputs, targets;
+  };
+  for (const Row& row : std::vector<Row>{
+           {R"({"prompt": "ab", "completion": "cd"})",
+            {},
+            {'a', 'b', 'c', 'd', 0, 0},
+            {-100, 'c', 'd', 0, -100, -100}},
+           // The two "d" are one token, which covers a border: it belongs to the part behind it.
+           {R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})",
+            {.begin = {1}, .truncate = true},
+            {'u', 'a', 'b', 'A', 'c', 'd' + 256},
+            {-100, -100, -100, 'c', -100, -100}},
+           // A conversation is neither begun nor ended.
+           {R"({"prompt": ["a", "c"], "completion": ["b", "d"]})",
+            {.begin = {9}, .end = {8}},
+            {'a', 'b', 'c', 8, 8, 8},
+            {'b', -100, 'd', -100, -100, -100}},
+           {R"({"prompt": "ab", "completion": "cdef"})",
+            {},
+            {'a', 'b', 'c', 'd', 'e', 'f'},
+            {-100, 'c', 'd', 'e', 'f', 0}},
+           {R"({"prompt": "ab", "completion": "cdefgh"})",
+            {.truncate = true},
+            {'a', 'b', 'c', 'd', 'e', 'f'},
+            {-100, 'c', 'd', 'e', 'f', 'g'}},
+           // An empty prompt leaves the first token out of the targets.
+           {R"({"prompt": "", "completion": "xy"})",
+            {},
+            {'x', 'y', 0, 0, 0, 0},
+            {'y', 0, -100, -100, -100, -100}},
+           {R"({"prompt": "", "completion": "xy"})",
+            {.begin = {9}},
+            {9, 'x', 'y', 0, 0, 0},
+            {'x', 'y', 0, -100, -100, -100}}}) {
+    SCOPED_TRACE(row.line);
+    const auto [inputs, targets] = SampleOf(row.line, row.options);
+    EXPECT_EQ(inputs, row.inputs);
+    EXPECT_EQ(targets, row.targets);
+  }
+  EXPECT_ERROR(SampleOf(R"({"prompt": "ab", "completion": "cdefg"})"), "p.jsonl:1", "8");
+  EXPECT_ERROR(SampleOf(R"({"prompt": "", "completion": ""})"), "leaves none to learn");
 }
 
 TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
@@ -418,17 +408,6 @@ TEST(PromptCompletions, AreTokenizedTogetherUnlessATokenReachesOver) {
   // Together they would be one token.
   EXPECT_EQ(SampleOf(R"({"prompt": "b", "completion": "b"})").first,
             (Tokens{'b', 'b', 0, 0, 0, 0}));
-}
-
-TEST(PromptCompletions, FillTheSequenceExactly) {
-  const auto [inputs, targets] = SampleOf(R"({"prompt": "ab", "completion": "cdef"})");
-  EXPECT_EQ(inputs, (Tokens{'a', 'b', 'c', 'd', 'e', 'f'}));
-  EXPECT_EQ(targets.back(), 0);
-  EXPECT_ERROR(SampleOf(R"({"prompt": "ab", "completion": "cdefg"})"),
-               "p.jsonl:1: the sample has 8");
-  EXPECT_EQ(
-      SampleOf(R"({"prompt": "ab", "completion": "cdefgh"})", {.truncate = true}).second.back(),
-      'g');
 }
 
 TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {
@@ -455,14 +434,6 @@ TEST(PromptCompletions, BeginAndEndWithSeveralTokens) {
   EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": ""})", options).first,
             (Tokens{9, 8, 7, 6, 6, 6}));
   EXPECT_ERROR(SampleOf("{}", {.end = {}}), "PromptOptions::end is empty");
-}
-
-TEST(PromptCompletions, AnEmptyPromptLeavesTheFirstTokenOutOfTheTargets) {
-  EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})").second,
-            (Tokens{'y', 0, -100, -100, -100, -100}));
-  EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})", {.begin = {9}}).second,
-            (Tokens{'x', 'y', 0, -100, -100, -100}));
-  EXPECT_ERROR(SampleOf(R"({"prompt": "", "completion": ""})"), "leaves none to learn");
 }
 
 }  // namespace

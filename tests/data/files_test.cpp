@@ -46,25 +46,14 @@ using Uint16s = std::vector<std::uint16_t>;
 using Uint32s = std::vector<std::uint32_t>;
 using Tokens = std::vector<std::int64_t>;
 
-TEST(TokenShards, ReadsUint16) {
+TEST(TokenShards, JoinsFilesOfEachWidthInByteOrder) {
   TemporaryFolder folder;
-  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {7, 0, 65535}));
-  EXPECT_EQ(ReadAll(*open_token_shards(folder / "a.bin")), (Tokens{7, 0, 65535}));
-}
-
-TEST(TokenShards, ReadsUint32) {
-  TemporaryFolder folder;
-  WriteFile(folder / "a.bin", ShardBytes<std::uint32_t>(20240801, 7, 2, {128255, 4294967295}));
-  EXPECT_EQ(ReadAll(*open_token_shards(folder / "a.bin")), (Tokens{128255, 4294967295}));
-}
-
-TEST(TokenShards, JoinsFilesInByteOrder) {
-  TemporaryFolder folder;
-  WriteFile(folder / "b.bin", ShardBytes<std::uint16_t>(20240520, 1, 2, {3, 4}));
-  WriteFile(folder / "B.bin", ShardBytes<std::uint16_t>(20240520, 1, 2, {1, 2}));
+  WriteFile(folder / "b.bin", ShardBytes<std::uint16_t>(20240520, 1, 2, {3, 65535}));
+  WriteFile(folder / "B.bin", ShardBytes<std::uint16_t>(20240520, 1, 2, {1, 0}));
   WriteFile(folder / "c.bin", ShardBytes<std::uint16_t>(20240520, 1, 0, {}));
-  WriteFile(folder / "d.bin", ShardBytes<std::uint32_t>(20240801, 7, 1, {5}));
-  EXPECT_EQ(ReadAll(*open_token_shards(folder / "*.bin")), (Tokens{1, 2, 3, 4, 5}));
+  WriteFile(folder / "d.bin", ShardBytes<std::uint32_t>(20240801, 7, 2, {128255, 4294967295}));
+  EXPECT_EQ(ReadAll(*open_token_shards(folder / "*.bin")),
+            (Tokens{1, 0, 3, 65535, 128255, 4294967295}));
 }
 
 TEST(TokenShards, ReadsAcrossFileBoundaries) {
@@ -130,35 +119,24 @@ TEST(TokensInMemory, TakeAsFewBytesAsTheLargestNeeds) {
   }
 }
 
-TEST(TokenShards, NamesThePatternThatMatchesNothing) {
+TEST(TokenShards, RefusesFilesOfAnotherForm) {
+  using Token = std::uint16_t;
   TemporaryFolder folder;
   EXPECT_ERROR(open_token_shards(folder / "*.bin"), "no token shard matches");
-}
-
-TEST(TokenShards, RefusesABadMagic) {
-  TemporaryFolder folder;
-  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240521, 1, 1, {1}));
-  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "magic is 20240521");
-}
-
-TEST(TokenShards, RefusesAnUnknownVersion) {
-  TemporaryFolder folder;
-  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 2, 1, {1}));
-  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "version 2");
-}
-
-TEST(TokenShards, RefusesAFileShorterThanItsHeader) {
-  TemporaryFolder folder;
-  WriteFile(folder / "a.bin", std::string(1023, '\0'));
-  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "too few for its header");
-  WriteFile(folder / "a.bin", "");
-  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "has 0 bytes");
-}
-
-TEST(TokenShards, RefusesAFileShorterThanItsCount) {
-  TemporaryFolder folder;
-  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {1, 2}));
-  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "it is truncated");
+  EXPECT_ERROR(open_token_shards(folder.path()), "not a regular file");
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_ERROR(open_token_shards(folder / "pipe"), "not a regular file");
+  for (const auto& [bytes, word] : std::vector<std::pair<std::string, const char*>>{
+           {ShardBytes<Token>(20240521, 1, 1, {1}), "magic is 20240521"},
+           {ShardBytes<Token>(20240520, 2, 1, {1}), "version 2"},
+           {std::string(1023, '\0'), "too few for its header"},
+           {"", "has 0 bytes"},
+           {ShardBytes<Token>(20240520, 1, 3, {1, 2}), "it is truncated"},
+           {ShardBytes<Token>(20240520, 1, 1, {1, 2}), "it is damaged"},
+           {ShardBytes<Token>(20240520, 1, -1, {}), "-1 tokens"}}) {
+    WriteFile(folder / "a.bin", bytes);
+    EXPECT_ERROR(open_token_shards(folder / "a.bin"), word);
+  }
 }
 
 TEST(TokenShards, ShrinkingInUseIsAnError) {
@@ -168,25 +146,6 @@ TEST(TokenShards, ShrinkingInUseIsAnError) {
   std::filesystem::resize_file(folder / "a.bin", 1024);
   std::array<std::int64_t, 3> out{};
   EXPECT_ERROR(tokens->read(0, out), "a.bin' became shorter while it was read");
-}
-
-TEST(TokenShards, RefusesAFileLongerThanItsCount) {
-  TemporaryFolder folder;
-  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 1, {1, 2}));
-  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "it is damaged");
-}
-
-TEST(TokenShards, RefusesANegativeCount) {
-  TemporaryFolder folder;
-  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, -1, {}));
-  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "-1 tokens");
-}
-
-TEST(TokenShards, RefusesFoldersAndPipes) {
-  TemporaryFolder folder;
-  EXPECT_ERROR(open_token_shards(folder.path()), "not a regular file");
-  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
-  EXPECT_ERROR(open_token_shards(folder / "pipe"), "not a regular file");
 }
 
 TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
@@ -199,48 +158,34 @@ TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
             ShardBytes<std::uint32_t>(20240801, 7, 1, Uint32s{128255}));
 }
 
-TEST(WriteTokenShard, RefusesTokensThatDontFit) {
+TEST(WriteTokenShard, RefusesTokensThatDontFitAndLeavesNothingBehind) {
   TemporaryFolder folder;
-  EXPECT_ERROR(write_token_shard(folder / "a.bin", Tokens{1, 65536}), "position 1");
-  EXPECT_ERROR(write_token_shard(folder / "a.bin", Tokens{-1}), "token -1");
-  EXPECT_TRUE(folder.files().empty());
-}
-
-TEST(WriteTokenShard, LeavesNothingBehindWhenItFails) {
-  TemporaryFolder folder;
-  EXPECT_ERROR(write_token_shard(folder / "missing/a.bin", Tokens{1}), "cannot write");
   std::filesystem::create_directory(folder / "taken");
   WriteFile(folder / "taken/x", "");
-  EXPECT_ERROR(write_token_shard(folder / "taken", Tokens{1}), "cannot put in place");
+  const auto writing = [&](const char* name, const Tokens& tokens) {
+    return [&folder, name, tokens] { write_token_shard(folder / name, tokens); };
+  };
+  testing::expect_refusals({{"large", writing("a.bin", {1, 65536}), {"position 1"}},
+                            {"negative", writing("a.bin", {-1}), {"token -1"}},
+                            {"folder", writing("missing/a.bin", {1}), {"cannot write"}},
+                            {"place", writing("taken", {1}), {"cannot put in place"}}});
   EXPECT_EQ(folder.files(), std::vector<std::string>{"taken"});
 }
 
-TEST(ReadText, KeepsEveryByte) {
-  testing::TemporaryFolder folder;
-  const std::string bytes("a\0\r\n\xff", 5);
-  testing::WriteFile(folder / "text", bytes);
-  EXPECT_EQ(read_text(folder / "text"), bytes);
-}
-
-TEST(ReadText, ReadsAnEmptyFile) {
-  testing::TemporaryFolder folder;
-  testing::WriteFile(folder / "text", "");
-  EXPECT_EQ(read_text(folder / "text"), "");
-}
-
-TEST(ReadText, NamesAMissingFile) {
-  testing::TemporaryFolder folder;
+TEST(ReadText, ReadsEveryByte) {
+  TemporaryFolder folder;
+  for (const std::string& bytes : {std::string("a\0\r\n\xff", 5), std::string()}) {
+    WriteFile(folder / "text", bytes);
+    EXPECT_EQ(read_text(folder / "text"), bytes);
+  }
   EXPECT_ERROR(read_text(folder / "missing"), "missing");
   EXPECT_ERROR(read_text(folder.path()), "is a folder");
 }
 
-TEST(BigramEntropy, IsZeroWhereTheNextByteIsCertain) {
-  EXPECT_EQ(bigram_entropy("ababababab"), 0);
-  EXPECT_EQ(bigram_entropy("a"), 0);
-  EXPECT_EQ(bigram_entropy(""), 0);
-}
-
 TEST(BigramEntropy, WeighsEachContextByItsFrequency) {
+  for (const char* certain : {"ababababab", "a", ""}) {
+    EXPECT_EQ(bigram_entropy(certain), 0);
+  }
   // After a: b, c, b, c (ln 2 each); after b and c: a, always. 4 of 8 pairs are uncertain.
   EXPECT_NEAR(bigram_entropy("abacabaca"), std::log(2.0) / 2, 1e-12);
 }

@@ -221,12 +221,15 @@ TEST(FakeNccl, SplitsByColorAndKey) {
   });
 }
 
-TEST(FakeNccl, RankOutsideOfASplitGetsNone) {
+TEST(FakeNccl, RankOutsideOfASplitGetsNoneAndAnEndedCommunicatorIsRefused) {
   on_ranks(2, [](const Rank& self) {
     ncclComm_t alone = nullptr;
     const int color = self.rank == 0 ? 5 : NCCL_SPLIT_NOCOLOR;
     expect_nccl(ncclCommSplit(self.communicator, color, 0, &alone, nullptr));
     EXPECT_EQ(alone != nullptr, self.rank == 0);
+    expect_nccl(ncclCommFinalize(self.communicator));
+    expect_nccl(ncclCommDestroy(self.communicator));
+    EXPECT_EQ(ncclCommDestroy(self.communicator), ncclInvalidArgument);
   });
 }
 
@@ -245,30 +248,24 @@ TEST(FakeNccl, ShrinksWithoutTheExcluded) {
   });
 }
 
-TEST(FakeNccl, MissingPeerHoldsTheStreamButNotTheHost) {
-  on_ranks(2, [](const Rank& self) {
-    if (self.rank == 1) {
-      return;
-    }
-    int* const sum = on_device<int>({1});
-    expect_nccl(ncclAllReduce(sum, sum, 1, ncclInt32, ncclSum, self.communicator, self.stream));
-    EXPECT_EQ(cudaStreamQuery(self.stream), cudaErrorNotReady);
-    expect_nccl(ncclCommAbort(self.communicator));
-    self.synchronize();
-  });
+/// A sum of `count` integers that never ends holds the stream, not the host.
+void expect_no_end(const Rank& self, std::size_t count) {
+  int* const values = on_device<int>({1, 1, 1, 1});
+  expect_nccl(
+      ncclAllReduce(values, values, count, ncclInt32, ncclSum, self.communicator, self.stream));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(cudaStreamQuery(self.stream), cudaErrorNotReady);
+  expect_nccl(ncclCommAbort(self.communicator));
+  self.synchronize();
 }
 
-TEST(FakeNccl, CollectivesThatDoNotMatchNeverEnd) {
+TEST(FakeNccl, CollectivesOfAMissingPeerOrThatDoNotMatchNeverEnd) {
   on_ranks(2, [](const Rank& self) {
-    int* const values = on_device<int>({1, 1, 1, 1});
-    const std::size_t count = self.rank == 0 ? 1 : 2;
-    expect_nccl(
-        ncclAllReduce(values, values, count, ncclInt32, ncclSum, self.communicator, self.stream));
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    EXPECT_EQ(cudaStreamQuery(self.stream), cudaErrorNotReady);
-    expect_nccl(ncclCommAbort(self.communicator));
-    self.synchronize();
+    if (self.rank == 0) {
+      expect_no_end(self, 1);
+    }
   });
+  on_ranks(2, [](const Rank& self) { expect_no_end(self, self.rank == 0 ? 1 : 2); });
 }
 
 TEST(FakeNccl, CapturedCollectivesRunAtEachLaunch) {
@@ -285,14 +282,6 @@ TEST(FakeNccl, CapturedCollectivesRunAtEachLaunch) {
     expect_ok(cudaGraphLaunch(executable, self.stream));
     self.synchronize();
     EXPECT_EQ(value_of(sum), 4);
-  });
-}
-
-TEST(FakeNccl, EndedCommunicatorIsRefused) {
-  on_ranks(2, [](const Rank& self) {
-    expect_nccl(ncclCommFinalize(self.communicator));
-    expect_nccl(ncclCommDestroy(self.communicator));
-    EXPECT_EQ(ncclCommDestroy(self.communicator), ncclInvalidArgument);
   });
 }
 

@@ -26,63 +26,55 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   expect_ok(cudaStreamQuery(stream));
 }
 
-TEST(FakeStreams, OneWaitsForTheEventOfAnother) {
+/// A stream that clears a value behind a gate; another one copies the value, after the first one's
+/// event if `waits`. The copy before the gate opens, and after it.
+std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();
   cudaEvent_t event = new_event();
   int* const value = on_device<int>({1});
+  int* const copy = on_device<int>({7});
   Gate gate(first);
   expect_ok(cudaMemsetAsync(value, 0, sizeof(int), first));
   expect_ok(cudaEventRecord(event, first));
-  expect_ok(cudaStreamWaitEvent(second, event, 0));
-  int* const copy = on_device<int>({7});
+  if (waits) {
+    expect_ok(cudaStreamWaitEvent(second, event, 0));
+  }
   expect_ok(cudaMemcpyAsync(copy, value, sizeof(int), cudaMemcpyDeviceToDevice, second));
+  if (!waits) {
+    expect_ok(cudaStreamSynchronize(second));
+  }
   EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
-  EXPECT_EQ(value_of(copy), 7);
-  gate.open();
-  expect_ok(cudaStreamSynchronize(second));
-  EXPECT_EQ(value_of(copy), 0);
-}
-
-TEST(FakeStreams, DoNotWaitForEachOtherWithoutAWait) {
-  cudaStream_t first = new_stream();
-  cudaStream_t second = new_stream();
-  int* const value = on_device<int>({1});
-  Gate gate(first);
-  expect_ok(cudaMemsetAsync(value, 0, sizeof(int), first));
-  int* const copy = on_device<int>({7});
-  expect_ok(cudaMemcpyAsync(copy, value, sizeof(int), cudaMemcpyDeviceToDevice, second));
-  expect_ok(cudaStreamSynchronize(second));
-  EXPECT_EQ(value_of(copy), 1);
+  const int before = value_of(copy);
   gate.open();
   expect_ok(cudaDeviceSynchronize());
+  return {before, value_of(copy)};
 }
 
-TEST(FakeCopies, PageableMemoryMayChangeAfterTheCall) {
+TEST(FakeStreams, WaitForEachOtherByEventsOnly) {
+  EXPECT_EQ(copies_of_two_streams(/*waits=*/true), std::pair(7, 0));
+  EXPECT_EQ(copies_of_two_streams(/*waits=*/false), std::pair(1, 1));
+}
+
+/// The copy of `host`, which is 1 when the copy is issued and 2 when it runs.
+int copy_of_changed(int* host) {
   cudaStream_t stream = new_stream();
   Gate gate(stream);
-  int host = 1;
   int* const value = on_device<int>({0});
-  expect_ok(cudaMemcpyAsync(value, &host, sizeof(int), cudaMemcpyHostToDevice, stream));
-  host = 2;
-  gate.open();
-  expect_ok(cudaStreamSynchronize(stream));
-  EXPECT_EQ(value_of(value), 1);
-}
-
-TEST(FakeCopies, PinnedMemoryIsReadWhenTheStreamGetsThere) {
-  cudaStream_t stream = new_stream();
-  Gate gate(stream);
-  void* pinned = nullptr;
-  expect_ok(cudaHostAlloc(&pinned, sizeof(int), 0));
-  auto* const host = static_cast<int*>(pinned);
   *host = 1;
-  int* const value = on_device<int>({0});
   expect_ok(cudaMemcpyAsync(value, host, sizeof(int), cudaMemcpyHostToDevice, stream));
   *host = 2;
   gate.open();
   expect_ok(cudaStreamSynchronize(stream));
-  EXPECT_EQ(value_of(value), 2);
+  return value_of(value);
+}
+
+TEST(FakeCopies, ReadPageableMemoryAtTheCallAndPinnedMemoryLater) {
+  int pageable = 0;
+  void* pinned = nullptr;
+  expect_ok(cudaHostAlloc(&pinned, sizeof(int), 0));
+  EXPECT_EQ(copy_of_changed(&pageable), 1);
+  EXPECT_EQ(copy_of_changed(static_cast<int*>(pinned)), 2);
 }
 
 TEST(FakeMemory, IsCountedPerDevice) {
@@ -102,12 +94,8 @@ TEST(FakeMemory, IsCountedPerDevice) {
   expect_ok(cudaFree(pointer));
   expect_ok(cudaMemGetInfo(&after, &total));
   EXPECT_EQ(before, after);
-  expect_ok(cudaSetDevice(0));
-}
-
-TEST(FakeMemory, MoreThanADeviceHasIsRefused) {
-  void* pointer = nullptr;
   EXPECT_EQ(cudaMalloc(&pointer, std::size_t{200} << 30), cudaErrorMemoryAllocation);
+  expect_ok(cudaSetDevice(0));
 }
 
 TEST(FakeMemoryDeathTest, OfADeviceIsNotTheHosts) {
@@ -207,24 +195,19 @@ TEST_F(FakeCapture, StreamThatIsNotJoinedIsAnError) {
 }
 
 TEST_F(FakeCapture, UnsafeCallsAreRefusedAndEndIt) {
-  begin();
   void* pointer = nullptr;
-  EXPECT_EQ(cudaMalloc(&pointer, 8), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(end(), cudaErrorStreamCaptureInvalidated);
-  begin();
-  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(end(), cudaErrorStreamCaptureInvalidated);
-  begin();
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(end(), cudaErrorStreamCaptureInvalidated);
-}
-
-TEST_F(FakeCapture, EventFromOutsideIsRefused) {
   cudaEvent_t before = new_event();
   expect_ok(cudaEventRecord(before, stream_));
-  begin();
-  EXPECT_EQ(cudaStreamWaitEvent(stream_, before, 0), cudaErrorStreamCaptureIsolation);
-  EXPECT_EQ(end(), cudaErrorStreamCaptureInvalidated);
+  const auto expect_refused = [&](const auto& call, cudaError_t error) {
+    begin();
+    EXPECT_EQ(call(), error);
+    EXPECT_EQ(end(), cudaErrorStreamCaptureInvalidated);
+  };
+  expect_refused([&] { return cudaMalloc(&pointer, 8); }, cudaErrorStreamCaptureUnsupported);
+  expect_refused([&] { return cudaStreamSynchronize(stream_); }, cudaErrorStreamCaptureUnsupported);
+  expect_refused([] { return cudaDeviceSynchronize(); }, cudaErrorStreamCaptureUnsupported);
+  expect_refused([&] { return cudaStreamWaitEvent(stream_, before, 0); },
+                 cudaErrorStreamCaptureIsolation);
 }
 
 TEST_F(FakeCapture, ModesSayWhichThreadsMayAllocate) {
@@ -275,21 +258,16 @@ cudaError_t launch(dim3 grid, dim3 block, std::size_t shared_bytes = 0) {
   return cudaLaunchKernel(&kKernel, grid, block, nullptr, shared_bytes, nullptr);
 }
 
-TEST(FakeLaunches, HaveGridsAndBlocksOfLimitedSizes) {
+TEST(FakeLaunches, HaveGridsAndBlocksOfLimitedSizesAndLeaveTheirErrorBehind) {
   expect_ok(launch({2147483647, 65535, 65535}, {16, 1, 64}));
-  EXPECT_EQ(launch({0}, {1}), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch({1, 65536}, {1}), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch({1, 1, 65536}, {1}), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch({1}, {1025}), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch({1}, {32, 33}), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch({1}, {1, 1, 65}), cudaErrorInvalidConfiguration);
-}
-
-TEST(FakeLaunches, LeaveTheirErrorBehind) {
-  launch({1}, {2048});
-  EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
-  expect_ok(cudaGetLastError());
+  const std::pair<dim3, dim3> refused[] = {{{0}, {1}},    {{1, 65536}, {1}}, {{1, 1, 65536}, {1}},
+                                           {{1}, {1025}}, {{1}, {32, 33}},   {{1}, {1, 1, 65}}};
+  for (const auto& [grid, block] : refused) {
+    EXPECT_EQ(launch(grid, block), cudaErrorInvalidConfiguration);
+    EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidConfiguration);
+    EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    expect_ok(cudaGetLastError());
+  }
 }
 
 TEST(FakeLaunches, HaveMuchSharedMemoryOnlyIfTheyAskFirst) {
@@ -341,30 +319,19 @@ class FakeBuffers : public ::testing::Test {
   cudaStream_t stream_ = new_stream();
 };
 
-TEST_F(FakeBuffers, AreMemoryOfTheDevice) {
+TEST_F(FakeBuffers, AreAlignedMemoryOfTheDeviceThatOverlapsInPlaceAlone) {
   float host = 0;
-  float* const device = on_device<float>({0});
+  float* const device = on_device(std::vector<float>(8));
+  auto* const bytes = reinterpret_cast<char*>(device);
   EXPECT_EQ(gather(&host, device, 1), ncclInvalidArgument);
   EXPECT_EQ(gather(device, &host, 1), ncclInvalidArgument);
   EXPECT_EQ(gather(device, device, 1), ncclSuccess);
-}
-
-TEST_F(FakeBuffers, EndBeforeTheirMemoryDoes) {
-  float* const device = on_device(std::vector<float>(8));
   EXPECT_EQ(gather(device + 4, device + 4, 4), ncclSuccess);
   EXPECT_EQ(gather(device + 4, device + 4, 5), ncclInvalidArgument);
-}
-
-TEST_F(FakeBuffers, OverlapInPlaceAlone) {
-  float* const device = on_device(std::vector<float>(8));
   EXPECT_EQ(gather(device, device + 4, 4), ncclSuccess);
   EXPECT_EQ(gather(device, device + 3, 4), ncclInvalidArgument);
   EXPECT_EQ(ncclAllReduce(device, device + 1, 2, ncclFloat32, ncclSum, communicator_, stream_),
             ncclInvalidArgument);
-}
-
-TEST_F(FakeBuffers, AreAlignedToTheirElements) {
-  auto* const bytes = reinterpret_cast<char*>(on_device(std::vector<float>(8)));
   EXPECT_EQ(gather(bytes + 2, bytes + 2, 1), ncclInvalidArgument);
   EXPECT_EQ(gather(bytes + 4, bytes + 4, 1), ncclSuccess);
 }

@@ -1,13 +1,21 @@
-// Wrap plans: which modules a policy makes units, and what a plan must fit.
+// Which modules a policy makes units, what a wrap plan must contain, and the devices of a unit's
+// buffers and inputs.
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "fsdp/training/training.h"
+#include "fsdp/unit.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/containers.h"
 
 namespace tessera::fsdp {
-namespace {
+namespace wrap {
 
-using testing::Block;
 using Names = std::vector<std::string>;
 
 Names names(const WrapPlan& plan) {
@@ -18,29 +26,35 @@ Names names(const WrapPlan& plan) {
   return fqns;
 }
 
-struct PolicyCase {
-  const char* name;
-  Policy policy;
-  Names units;
-};
-
 TEST(Policy, ChoosesUnits) {
+  struct Case {
+    const char* name;
+    Policy policy;
+    Names units;
+  };
   const SmallModel model(4, 6, 3);  // elements of up: 30, of down: 28
   const Names blocks{"block0", "block1", "block2", ""};
   const Names ups{"block0.up", "block1.up", "block2.up", ""};
-  const PolicyCase cases[] = {
+  const Case cases[] = {
       {"class", wrap_class<Block>(), blocks},
       {"name", wrap_named("block?.up"), ups},
-      {"size, up alone", wrap_larger_than(30), ups},
-      {"size, of what is left", wrap_larger_than(58), blocks},
+      {"size of up alone", wrap_larger_than(30), ups},
+      {"size of the remaining parameters", wrap_larger_than(58), blocks},
       {"predicate",
        wrap_if([](const Candidate& each) { return each.fqn == "head"; }),
        {"head", ""}},
       {"first of", first_of({wrap_named("block1"), wrap_named("head")}), {"block1", "head", ""}},
   };
-  for (const PolicyCase& each : cases) {
+  for (const Case& each : cases) {
     EXPECT_EQ(names(plan_units(model, each.policy)), each.units) << each.name;
   }
+  const WrapPlan plan = plan_units(model, wrap_class<Block>());
+  std::int64_t numel = 0;
+  for (const PlannedUnit& unit : plan) {
+    numel += unit.numel;
+  }
+  EXPECT_EQ(numel, 3 * (4 * 6 + 6 + 6 * 4 + 4) + 4 * 3 + 3);
+  EXPECT_EQ(plan.back().parameters, (Names{"head.weight", "head.bias"}));
 }
 
 TEST(Policy, GivesUnitsTheRootsOptionsOrTheirOwn) {
@@ -56,18 +70,7 @@ TEST(Policy, GivesUnitsTheRootsOptionsOrTheirOwn) {
   EXPECT_EQ(to_string(plan.back().options), to_string(root));
 }
 
-TEST(Policy, PutsEveryParameterIntoOneUnit) {
-  const SmallModel model(4, 6, 3);
-  const WrapPlan plan = plan_units(model, wrap_class<Block>());
-  std::int64_t numel = 0;
-  for (const PlannedUnit& unit : plan) {
-    numel += unit.numel;
-  }
-  EXPECT_EQ(numel, 3 * (4 * 6 + 6 + 6 * 4 + 4) + 4 * 3 + 3);
-  EXPECT_EQ(plan.back().parameters, (Names{"head.weight", "head.bias"}));
-}
-
-TEST(Policy, GivesASharedParameterToTheLowestUnitThatHoldsItsOwners) {
+TEST(Policy, GivesASharedParameterToTheLowestUnitThatContainsItsOwners) {
   SmallModel model(4, 6, 3);
   model.blocks[0]->up->tie_slot("weight", model.blocks[2]->up->slot("weight"));
   const WrapPlan plan = plan_units(model, wrap_class<Block>());
@@ -98,33 +101,27 @@ struct Repeating : nn::Module<Repeating> {
   std::shared_ptr<Half> first, second;
 };
 
-const PlannedUnit& unit_called(const WrapPlan& plan, const std::string& fqn) {
-  return *std::ranges::find(plan, fqn, &PlannedUnit::fqn);
-}
-
-TEST(Policy, GivesAModuleRegisteredTwiceToTheLowestUnitThatHoldsBothPlaces) {
+TEST(Policy, GivesAModuleRegisteredTwiceToTheLowestUnitThatContainsBothPlaces) {
   const Repeating model;
-  const WrapPlan plan = plan_units(model, wrap_class<Repeating::Half>());
-  EXPECT_EQ(unit_called(plan, "first").parameters, (Names{"first.own.weight", "first.own.bias"}));
-  EXPECT_EQ(unit_called(plan, "").parameters,
-            (Names{"first.inner.up.weight", "first.inner.up.bias", "first.inner.down.weight",
-                   "first.inner.down.bias"}));
-  EXPECT_EQ(unit_called(plan_units(model, wrap_class<Block>()), "first.inner").parameters.size(),
-            4u);
-}
-
-TEST(WrapPlan, TrainsAsOneRankDoes) {
-  const at::Tensor batch = testing::uniform_values({6, 4}, 7);
+  const auto parameters = [&](const Policy& policy, const std::string& unit) {
+    const WrapPlan plan = plan_units(model, policy);
+    return std::ranges::find(plan, unit, &PlannedUnit::fqn)->parameters;
+  };
+  const Policy halves = wrap_class<Repeating::Half>();
+  EXPECT_EQ(parameters(halves, "first"), (Names{"first.own.weight", "first.own.bias"}));
+  EXPECT_EQ(parameters(halves, ""), (Names{"first.inner.up.weight", "first.inner.up.bias",
+                                           "first.inner.down.weight", "first.inner.down.bias"}));
+  EXPECT_EQ(parameters(wrap_class<Block>(), "first.inner").size(), 4u);
+  const at::Tensor batch = uniform_values({6, 4}, 7);
   Filled<Repeating> alone;
   alone(batch).square().mean().backward();
   for (const int ranks : {1, 2, 3}) {
-    RunRanks(ranks, [&](Rank& rank) {
-      Filled<Repeating> model;
-      apply_plan(model, rank.mesh({ranks}, {"dp"}),
-                 plan_units(model, wrap_class<Repeating::Half>()));
+    RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+      Filled<Repeating> sharded;
+      apply_plan(sharded, mesh, plan_units(sharded, halves));
       const std::int64_t rows = 6 / ranks;
-      model(batch.narrow(0, rank.rank() * rows, rows)).square().mean().backward();
-      expect_gradients(model, testing::gradients_of(alone));
+      sharded(batch.narrow(0, rank.rank() * rows, rows)).square().mean().backward();
+      expect_gradients(sharded, gradients_of(alone));
     });
   }
 }
@@ -143,27 +140,6 @@ TEST(WrapPlan, LeavesUnitsAndIgnoredParametersAlone) {
   });
 }
 
-/// A wrong plan or policy, and the names that its error has.
-struct Refusal {
-  const char* name;
-  std::function<void(SmallModel& model, const DeviceMesh& mesh)> act;
-  std::vector<std::string> words;
-};
-
-void PrintTo(const Refusal& refusal, std::ostream* out) {
-  *out << refusal.name;
-}
-
-/// Applies a plan of blocks that `spoil` has changed.
-std::function<void(SmallModel&, const DeviceMesh&)> spoilt(
-    const std::function<void(WrapPlan&)>& spoil) {
-  return [spoil](SmallModel& model, const DeviceMesh& mesh) {
-    WrapPlan plan = plan_units(model, wrap_class<Block>());
-    spoil(plan);
-    apply_plan(model, mesh, plan);
-  };
-}
-
 struct Tree : nn::Module<Tree> {
   Tree() {
     register_module("list", std::make_shared<nn::ModuleList>())
@@ -171,74 +147,174 @@ struct Tree : nn::Module<Tree> {
   }
 };
 
-std::vector<Refusal> refusals() {
-  return {
-      {"ParameterInNoUnit",
-       spoilt([](WrapPlan& plan) { plan[1].parameters.erase(plan[1].parameters.begin()); }),
-       {"'block1.up.weight'", "Options::ignored"}},
-      {"ParameterInTwoUnits",
-       spoilt([](WrapPlan& plan) { plan.back().parameters.push_back("block0.up.bias"); }),
-       {"'block0.up.bias'", "'block0'", "the root"}},
-      {"ParameterOfAnotherModule",
-       spoilt([](WrapPlan& plan) {
-         std::swap(plan[0].parameters.front(), plan[1].parameters.front());
-       }),
-       {"'block1.up.weight'", "'block0'"}},
-      {"UnknownParameter",
-       spoilt([](WrapPlan& plan) { plan[0].parameters.push_back("block0.bias"); }),
-       {"'block0.bias'"}},
-      {"UnknownModule", spoilt([](WrapPlan& plan) { plan[0].fqn = "block7"; }), {"'block7'"}},
-      {"UnitTwice",
-       spoilt(
-           [](WrapPlan& plan) { plan.insert(plan.begin(), PlannedUnit{"block2", {}, {}, 0, 0}); }),
-       {"'block2'", "twice"}},
-      {"AppliedTwice",
-       [](SmallModel&, const DeviceMesh& mesh) {
-         SmallModel own(4, 6, 3);
-         const WrapPlan plan = plan_units(own, wrap_class<Block>());
-         apply_plan(own, mesh, plan);
-         apply_plan(own, mesh, plan);
-       },
-       {"SmallModel", "is a unit already"}},
-      {"PatternWithoutModule",
-       [](SmallModel& model, const DeviceMesh&) {
-         plan_units(model, first_of({wrap_class<Block>(), wrap_named("blocks.*")}));
-       },
-       {"'blocks.*'", "SmallModel"}},
-      {"EmptyPolicy",
-       [](SmallModel& model, const DeviceMesh&) { plan_units(model, Policy()); },
-       {"plan_units", "wrap_class"}},
-      {"FrozenAmongTrainable",
-       [](SmallModel&, const DeviceMesh&) {
-         SmallModel own(4, 6, 3);
-         own.blocks[1]->up->slot("bias")->get().set_requires_grad(false);
-         EXPECT_EQ(plan_units(own, wrap_class<Block>({.allow_mixed_frozen = true}))[1].frozen_numel,
-                   6);
-         plan_units(own, wrap_class<Block>());
-       },
-       {"'block1'", "'block1.up.bias'", "24 bytes", "allow_mixed_frozen"}},
-      {"ModuleWithoutForward",
-       [](SmallModel&, const DeviceMesh&) { plan_units(Tree(), wrap_named("list")); },
-       {"'list'", "ModuleList"}},
-  };
-}
-
-class WrapRefusals : public ::testing::TestWithParam<Refusal> {};
-
-TEST_P(WrapRefusals, NameTheCauseAndChangeNothing) {
-  RunRanks(1, [](Rank& rank) {
+TEST(WrapRefusals, NameTheCauseAndChangeNothing) {
+  const Policy blocks = wrap_class<Block>();
+  RunOnMesh({1}, {"dp"}, [&](const DeviceMesh& mesh) {
     SmallModel model(4, 6, 3);
-    const DeviceMesh mesh = rank.mesh({1}, {"dp"});
-    const std::string error = testing::message_of([&] { GetParam().act(model, mesh); });
-    for (const std::string& word : GetParam().words) {
-      EXPECT_CONTAINS(error, word);
-    }
+    /// Applies a plan of blocks that `spoil` has changed.
+    const auto spoilt = [&](const std::function<void(WrapPlan&)>& spoil) {
+      return [&, spoil] {
+        WrapPlan plan = plan_units(model, blocks);
+        spoil(plan);
+        apply_plan(model, mesh, plan);
+      };
+    };
+    SmallModel frozen(4, 6, 3), twice(4, 6, 3);
+    frozen.blocks[1]->up->slot("bias")->get().set_requires_grad(false);
+    EXPECT_EQ(plan_units(frozen, wrap_class<Block>({.allow_mixed_frozen = true}))[1].frozen_numel,
+              6);
+    const WrapPlan plan_of_twice = plan_units(twice, blocks);
+    apply_plan(twice, mesh, plan_of_twice);
+    testing::expect_refusals({
+        {"a parameter in no unit",
+         spoilt([](WrapPlan& plan) { plan[1].parameters.erase(plan[1].parameters.begin()); }),
+         {"'block1.up.weight'", "Options::ignored"}},
+        {"a parameter in two units",
+         spoilt([](WrapPlan& plan) { plan.back().parameters.push_back("block0.up.bias"); }),
+         {"'block0.up.bias'", "'block0'", "the root"}},
+        {"a parameter of another module",
+         spoilt([](WrapPlan& plan) {
+           std::swap(plan[0].parameters.front(), plan[1].parameters.front());
+         }),
+         {"'block1.up.weight'", "'block0'"}},
+        {"an unknown parameter",
+         spoilt([](WrapPlan& plan) { plan[0].parameters.push_back("block0.bias"); }),
+         {"'block0.bias'"}},
+        {"an unknown module", spoilt([](WrapPlan& plan) { plan[0].fqn = "block7"; }), {"'block7'"}},
+        {"a unit twice",
+         spoilt([](WrapPlan& plan) {
+           plan.insert(plan.begin(), PlannedUnit{"block2", {}, {}, 0, 0});
+         }),
+         {"'block2'", "twice"}},
+        {"a plan applied twice",
+         [&] { apply_plan(twice, mesh, plan_of_twice); },
+         {"SmallModel", "is a unit already"}},
+        {"a pattern without a module",
+         [&] { plan_units(model, first_of({blocks, wrap_named("blocks.*")})); },
+         {"'blocks.*'", "SmallModel"}},
+        {"a frozen parameter among trainable ones",
+         [&] { plan_units(frozen, blocks); },
+         {"'block1'", "'block1.up.bias'", "24 bytes", "allow_mixed_frozen"}},
+        {"a module without forward",
+         [] { plan_units(Tree(), wrap_named("list")); },
+         {"'list'", "ModuleList"}},
+    });
     EXPECT_FALSE(is_fully_sharded(*model.blocks[0]));
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Table, WrapRefusals, ::testing::ValuesIn(refusals()),
-                         [](const auto& info) { return std::string(info.param.name); });
+// Buffers and inputs on the device of computation. "meta" stands for a device that is not the CPU.
 
-}  // namespace
+/// A module of libtorch's own kind.
+struct Counter : torch::nn::Module {
+  Counter() { counts = register_buffer("counts", at::ones({2}, at::kDouble)); }
+  at::Tensor counts;
+};
+
+/// Buffers of two types, and below it.
+class Buffered : public nn::Module<Buffered> {
+ public:
+  explicit Buffered(bool leaf = false) {
+    mask = register_buffer_slot("mask", {3});
+    steps = register_buffer_slot("steps", {2});
+    steps.slot()->set(at::ones({2}, at::kLong));
+    weight = register_slot("weight", {5, 3});
+    if (!leaf) {
+      below = register_module("below", std::make_shared<Buffered>(true));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    seen = x;
+    return x.matmul((*weight).t());
+  }
+
+  nn::Parameter mask, steps, weight;
+  at::Tensor seen;
+  std::shared_ptr<Buffered> below;
+};
+
+bool all_on(const Buffered& module, c10::Device device) {
+  return module.mask->device() == device && module.steps->device() == device;
+}
+
+TEST(MoveBuffers, MovesAllTypesButNotBackFromMeta) {
+  Buffered module;
+  for (const c10::DeviceType device : {at::kMeta, at::kCPU}) {
+    move_buffers({&module}, device, {});
+    EXPECT_TRUE(all_on(module, at::kMeta));
+    EXPECT_TRUE(all_on(*module.below, at::kMeta));
+  }
+  EXPECT_EQ(module.steps->scalar_type(), at::kLong);
+  EXPECT_TRUE(module.weight->is_cpu());
+}
+
+TEST(MoveBuffers, LeavesUnitsBelowAndAModelOnMeta) {
+  RunRanks(3, [](Rank& rank) {
+    Buffered module, on_meta;
+    fully_shard(*module.below, rank.world());
+    move_buffers({&module}, at::kMeta, {});
+    EXPECT_TRUE(all_on(module, at::kMeta));
+    EXPECT_TRUE(all_on(*module.below, at::kCPU));
+    move_buffers({&on_meta}, at::kMeta, {});
+    fully_shard(on_meta, rank.world());
+    EXPECT_TRUE(all_on(on_meta, at::kMeta));  // until nn::to_empty
+  });
+}
+
+TEST(MoveBuffers, LeavesIgnoredOnes) {
+  Buffered module;
+  move_buffers({&module}, at::kMeta, {module.below->mask.slot()});
+  EXPECT_TRUE(module.mask->is_meta());
+  EXPECT_TRUE(module.below->mask->is_cpu());
+  EXPECT_TRUE(module.below->steps->is_meta());
+}
+
+TEST(MoveBuffers, CopiesNothingWhereTheyAreInPlace) {
+  RunRanks(3, [](Rank& rank) {
+    for (const auto wrap : {+[](Buffered& to, const Rank& by) { fully_shard(to, by.world()); },
+                            +[](Buffered& to, const Rank& by) { replicate(to, by.world()); }}) {
+      Buffered module;
+      const auto counter = module.register_module("counter", std::make_shared<Counter>());
+      const at::Tensor mask = module.mask, steps = module.steps, counts = counter->counts;
+      const void* memory = counts.data_ptr();
+      wrap(module, rank);
+      EXPECT_TRUE(mask.is_same(module.mask));
+      EXPECT_TRUE(steps.is_same(module.steps));
+      EXPECT_TRUE(counts.is_same(counter->buffers()[0]));
+      EXPECT_EQ(counts.data_ptr(), memory);
+      EXPECT_EQ(counts.scalar_type(), at::kDouble);
+    }
+  });
+}
+
+TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {
+  at::Tensor here = at::ones({2}).requires_grad_(), there = at::empty({2}, at::device(at::kMeta)),
+             none;
+  const at::Tensor same = here;
+  std::vector<at::Tensor*> inputs{&here, &there, &none};
+  move_inputs(inputs, at::kCPU);
+  EXPECT_TRUE(here.is_same(same));
+  EXPECT_TRUE(there.is_meta());
+  move_inputs(inputs, at::kMeta);
+  EXPECT_TRUE(here.is_meta());
+  EXPECT_TRUE(here.requires_grad());  // the move is differentiable
+  EXPECT_FALSE(here.is_leaf());
+  EXPECT_FALSE(none.defined());
+  RunRanks(3, [](Rank& rank) {
+    at::Tensor input = distribute_tensor(at::ones({5}), world_mesh(rank.world()), {Shard{0}});
+    const at::Tensor before = input;
+    std::vector<at::Tensor*> distributed{&input};
+    move_inputs(distributed, at::kMeta);
+    EXPECT_TRUE(input.is_same(before));
+    Filled<Buffered> module;
+    module.mask->zero_();
+    module.below->mask->zero_();
+    fully_shard(module, rank.world());
+    const at::Tensor x = uniform_values({2, 3}, rank.rank());
+    module(x).sum().backward();
+    EXPECT_TRUE(module.seen.is_same(x));  // an input in place is not copied
+  });
+}
+
+}  // namespace wrap
 }  // namespace tessera::fsdp

@@ -303,11 +303,7 @@ TEST(AutogradRecordCanary, HasNamesLeavesAndViews) {
   EXPECT_TRUE(viewed_by(plain.view({1, 2})).is_same(plain));
 }
 
-}  // namespace
-
 // Canary: nodes of our own in autograd's graph.
-
-namespace {
 
 using torch::autograd::Node;
 using torch::autograd::variable_list;

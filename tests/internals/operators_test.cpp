@@ -134,11 +134,7 @@ TEST(ShapesByLibtorchCanary, AreGivenToMetaTensors) {
   EXPECT_EQ(meta.scalar_type(), at::kHalf);
 }
 
-}  // namespace
-
 // Canaries: dispatch keys that libtorch leaves to others, and which of them a thread has.
-
-namespace {
 
 int arrived = 0;
 

@@ -158,11 +158,7 @@ TEST(CpuAllocatorCanary, IsAskedForEveryTensor) {
   EXPECT_EQ(allocator->calls, 1);
 }
 
-}  // namespace
-
 // Canary: what the debug info of libtorch must do for the values that a backward takes along.
-
-namespace {
 
 struct Number final : c10::DebugInfoBase {
   explicit Number(int n) : number(n) {}
@@ -197,11 +193,7 @@ TEST(CarriedSlotCanary, GoesToAnotherThreadWithLibtorchsState) {
   EXPECT_EQ(with, 1);
 }
 
-}  // namespace
-
 // Canary: the form of the lines of libtorch's log, by which some are held back.
-
-namespace {
 
 template <class Write>
 std::string written(Write&& write) {

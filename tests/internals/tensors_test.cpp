@@ -162,11 +162,7 @@ TEST(ShapeGeometryCanary, IsWhatLibtorchComputesForATensor) {
   expect_as_libtorch({2, 3, 2, 2, 2}, {24, 1, 12, 6, 3});
 }
 
-}  // namespace
-
 // Canaries: tensors of our own types, by keys that libtorch leaves to others.
-
-namespace {
 
 /// Stands for a tensor of the same sizes.
 class Wrapper final : public TensorWrapper {

@@ -245,13 +245,10 @@ TEST(Fp8Linear, CallsScaledProductsOnAGpu) {
   EXPECT_EQ(factors, expected);
 }
 
-TEST(Fp8Linear, RefusesFp16) {
+TEST(Fp8Linear, Refusals) {
   const at::Tensor half = at::ones({16, 16}, at::kHalf);
   EXPECT_ERROR(fp8_linear(half, half), "fp16", "take bf16 or fp32");
   EXPECT_ERROR(fp8_linear_input_grad(half, half), "fp16", "take bf16 or fp32");
-}
-
-TEST(Fp8Linear, RefusesWhatAGpuDoesNotMultiply) {
   const FakeMode fake(c10::DeviceType::CUDA);
   const auto zeros = [](std::int64_t rows, std::int64_t columns) {
     return at::empty({rows, columns}, at::kBFloat16);

@@ -58,21 +58,14 @@ TEST(FillRandom, KeepsItsGoldenValues) {
   EXPECT_EQ(hash(filled({1000}, Normal{0.0, 1.0}, at::kHalf)), 1693982787322251257ULL);
 }
 
-TEST(FillRandom, UniformPassesKolmogorovSmirnov) {
-  // The 0.1 % point is 1.95 / sqrt(n).
-  EXPECT_LT(kolmogorov_smirnov(filled({200'000}, Uniform{0.0, 1.0})), 1.95 / std::sqrt(200'000.0));
-}
-
-TEST(FillRandom, NormalPassesKolmogorovSmirnov) {
-  const at::Tensor x = filled({200'000}, Normal{3.0, 2.0});
-  EXPECT_LT(kolmogorov_smirnov(cdf((x - 3.0) / 2.0)), 1.95 / std::sqrt(200'000.0));
-}
-
-TEST(FillRandom, TruncatedNormalPassesKolmogorovSmirnov) {
+TEST(FillRandom, PassesKolmogorovSmirnov) {
+  const double bound = 1.95 / std::sqrt(200'000.0);  // the 0.1 % point
+  EXPECT_LT(kolmogorov_smirnov(filled({200'000}, Uniform{0.0, 1.0})), bound);
+  EXPECT_LT(kolmogorov_smirnov(cdf((filled({200'000}, Normal{3.0, 2.0}) - 3.0) / 2.0)), bound);
   const at::Tensor x = filled({200'000}, truncated_normal(1.0, 2.0, 0.0, 6.0));
   const auto phi = [](double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); };
   const at::Tensor u = (cdf((x - 1.0) / 2.0) - phi(-0.5)) / (phi(2.5) - phi(-0.5));
-  EXPECT_LT(kolmogorov_smirnov(u), 1.95 / std::sqrt(200'000.0));
+  EXPECT_LT(kolmogorov_smirnov(u), bound);
 }
 
 TEST(FillRandom, TruncatedNormalStaysInsideFarOutBounds) {
@@ -187,22 +180,17 @@ std::array<std::uint32_t, 4> words(const PhiloxBlock& block) {
   return {block.words[0], block.words[1], block.words[2], block.words[3]};
 }
 
-// Known answers of Random123 (kat_vectors, philox4x32 10).
-TEST(Philox, AnswersZeros) {
-  EXPECT_EQ(words(philox4x32_10({{0, 0, 0, 0}}, 0, 0)),
-            (std::array<std::uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-}
-
-TEST(Philox, AnswersOnes) {
+// Known answers of Random123 (kat_vectors, philox4x32 10): zeros, ones, digits of pi.
+TEST(Philox, HasKnownAnswers) {
+  using Words = std::array<std::uint32_t, 4>;
   const std::uint32_t f = 0xffffffff;
+  EXPECT_EQ(words(philox4x32_10({{0, 0, 0, 0}}, 0, 0)),
+            (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(words(philox4x32_10({{f, f, f, f}}, f, f)),
-            (std::array<std::uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-}
-
-TEST(Philox, AnswersDigitsOfPi) {
-  EXPECT_EQ(words(philox4x32_10({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822,
-                                0x299f31d0)),
-            (std::array<std::uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+            (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  const PhiloxBlock pi{{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}};
+  EXPECT_EQ(words(philox4x32_10(pi, 0xa4093822, 0x299f31d0)),
+            (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
 TEST(UniformAt, IsStrictlyBetweenZeroAndOne) {

@@ -7,7 +7,7 @@
 
 #include "tessera/core/error.h"
 #include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera {
 namespace {
@@ -124,15 +124,13 @@ TEST(DeviceMesh, FlattensAFlatteningWithADimensionOfSizeOne) {
   EXPECT_EQ((mesh[{"replicate", "dp_cp"}].flatten()), whole);
 }
 
-TEST(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const DeviceMesh flat = mesh.flatten("dt");
-    EXPECT_EQ(mesh.size("dt"), 4);
-    EXPECT_EQ(mesh.local_rank("dt"), rank.rank());
-    EXPECT_EQ(&mesh.group("dt"), &flat.group());
-    // "dt" stands for dp and tp.
-    EXPECT_ERROR(mesh["tp"].size("dt"), "mesh (tp=2) has no dimension called \"dp\"");
-  });
+TEST_ON_MESH(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension, {2, 2}, {"dp", "tp"}) {
+  const DeviceMesh flat = mesh.flatten("dt");
+  EXPECT_EQ(mesh.size("dt"), 4);
+  EXPECT_EQ(mesh.local_rank("dt"), rank.rank());
+  EXPECT_EQ(&mesh.group("dt"), &flat.group());
+  // "dt" stands for dp and tp.
+  EXPECT_ERROR(mesh["tp"].size("dt"), "mesh (tp=2) has no dimension called \"dp\"");
 }
 
 TEST(DeviceMesh, CountsNegativeDimensionsFromTheEnd) {
@@ -142,24 +140,6 @@ TEST(DeviceMesh, CountsNegativeDimensionsFromTheEnd) {
   EXPECT_EQ(&mesh.group(-1), &mesh.group("tp"));
   EXPECT_EQ(&mesh.group(std::vector<int>{-1}), &mesh.group("tp"));
   EXPECT_EQ(mesh.shape().size(-2), 2);
-}
-
-TEST(DeviceMesh, RefusesADimensionThatThereIsNot) {
-  const DeviceMesh mesh = fake_mesh(5, {2, 3}, {"dp", "tp"});
-  for (const int dim : {2, 5, -3}) {
-    EXPECT_ERROR(mesh.size(dim), "has no dimension " + std::to_string(dim));
-    EXPECT_ERROR(mesh.shape().size(dim), "has no dimension " + std::to_string(dim));
-    EXPECT_ERROR(mesh.local_rank(dim), "has no dimension " + std::to_string(dim));
-    EXPECT_ERROR(mesh.group(dim), "has no dimension " + std::to_string(dim));
-    EXPECT_ERROR(mesh.group(std::vector<int>{dim}), "has no dimension " + std::to_string(dim));
-  }
-}
-
-TEST(DeviceMesh, FlattenRefusesANameThatMeansSomethingElse) {
-  const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"dp", "cp", "tp"});
-  EXPECT_ERROR((mesh[{"dp", "cp"}].flatten("tp")), "'tp' is a dimension of the mesh it comes from");
-  mesh[{"dp", "cp"}].flatten("x");
-  EXPECT_ERROR((mesh[{"cp", "tp"}].flatten("x")), "'x' already stands for the dimensions");
 }
 
 TEST(DeviceMesh, UnflattenSplitsADimension) {
@@ -188,12 +168,6 @@ TEST(DeviceMesh, FlattensTheSameRanksToOneMeshHoweverTheyAreNamed) {
   }
 }
 
-TEST(DeviceMesh, UnflattenRefusesSizesThatDoNotMultiply) {
-  const DeviceMesh mesh = fake_mesh(0, {6, 2}, {"dp", "tp"});
-  EXPECT_ERROR(mesh.unflatten("dp", {2, 2}, {"a", "b"}), "the sizes multiply to 4, not 6");
-  EXPECT_ERROR(mesh.unflatten("dp", {2, 3}, {"a", "tp"}), "\"tp\"");
-}
-
 TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheOrderGiven) {
   const DeviceMesh mesh = fake_mesh(5, {2, 2, 2}, {"pp", "dp", "tp"});
   const DeviceMesh joined = DeviceMesh::concatenate({mesh["tp"], mesh["pp"]});
@@ -201,15 +175,6 @@ TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheOrderGiven) {
   EXPECT_EQ(joined.ranks(), (std::vector<int>{0, 4, 1, 5}));
   EXPECT_EQ(joined.coordinate(), (Coordinate{1, 1}));
   EXPECT_EQ(DeviceMesh::concatenate({mesh["pp"], mesh["tp"]}), (mesh[{"pp", "tp"}]));
-}
-
-TEST(DeviceMesh, ConcatenateRefusesSharedDimensionsAndStrangers) {
-  const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"pp", "dp", "tp"});
-  const DeviceMesh overlap = mesh[{"dp", "tp"}].flatten();
-  EXPECT_ERROR(DeviceMesh::concatenate({mesh["tp"], overlap}), "share a dimension");
-  EXPECT_ERROR(DeviceMesh::concatenate({}), "no meshes were given");
-  const DeviceMesh stranger = fake_mesh(0, {2}, {"cp"});
-  EXPECT_ERROR(DeviceMesh::concatenate({mesh["tp"], stranger}), "come from different meshes");
 }
 
 TEST(DeviceMesh, MadeTwiceInOneWorldIsOneObject) {
@@ -230,19 +195,43 @@ TEST(DeviceMesh, SizeOneDimensionsAreGroupsOfOne) {
   EXPECT_EQ(mesh.group("tp").size(), 1);
 }
 
-TEST(DeviceMesh, RefusesUnknownRepeatedAndReorderedNames) {
-  const DeviceMesh mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
-  EXPECT_ERROR(mesh["cp"], "has no dimension called \"cp\"");
-  EXPECT_ERROR((mesh[{"dp", "dp"}]), "slice [dp, dp] repeats");
-  EXPECT_ERROR((mesh[{"tp", "dp"}]), "slice [tp, dp] repeats");
-}
-
-TEST(DeviceMesh, RefusesSizesThatDoNotMultiplyToTheWorld) {
+TEST(DeviceMesh, Refusals) {
+  const DeviceMesh mesh = fake_mesh(5, {2, 3}, {"dp", "tp"});
+  for (const int dim : {2, 5, -3}) {
+    EXPECT_ERROR(mesh.size(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.shape().size(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.local_rank(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.group(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.group(std::vector<int>{dim}), "has no dimension " + std::to_string(dim));
+  }
+  {
+    const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"dp", "cp", "tp"});
+    EXPECT_ERROR((mesh[{"dp", "cp"}].flatten("tp")),
+                 "'tp' is a dimension of the mesh it comes from");
+    mesh[{"dp", "cp"}].flatten("x");
+    EXPECT_ERROR((mesh[{"cp", "tp"}].flatten("x")), "'x' already stands for the dimensions");
+  }
+  {
+    const DeviceMesh mesh = fake_mesh(0, {6, 2}, {"dp", "tp"});
+    EXPECT_ERROR(mesh.unflatten("dp", {2, 2}, {"a", "b"}), "the sizes multiply to 4, not 6");
+    EXPECT_ERROR(mesh.unflatten("dp", {2, 3}, {"a", "tp"}), "\"tp\"");
+  }
+  {
+    const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"pp", "dp", "tp"});
+    const DeviceMesh overlap = mesh[{"dp", "tp"}].flatten();
+    EXPECT_ERROR(DeviceMesh::concatenate({mesh["tp"], overlap}), "share a dimension");
+    EXPECT_ERROR(DeviceMesh::concatenate({}), "no meshes were given");
+    const DeviceMesh stranger = fake_mesh(0, {2}, {"cp"});
+    EXPECT_ERROR(DeviceMesh::concatenate({mesh["tp"], stranger}), "come from different meshes");
+  }
+  {
+    const DeviceMesh mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
+    EXPECT_ERROR(mesh["cp"], "has no dimension called \"cp\"");
+    EXPECT_ERROR((mesh[{"dp", "dp"}]), "slice [dp, dp] repeats");
+    EXPECT_ERROR((mesh[{"tp", "dp"}]), "slice [tp, dp] repeats");
+  }
   EXPECT_ERROR(init_device_mesh(comm::fake_world(0, 4), {2, 3}, {"dp", "tp"}),
                "the sizes multiply to 6, but the world has 4 ranks");
-}
-
-TEST(DeviceMesh, RefusesRepeatedRanks) {
   EXPECT_ERROR(DeviceMesh(comm::fake_world(0, 4), {0, 1, 1, 2}, MeshShape({4})),
                "a rank is repeated or outside the world of 4");
   EXPECT_ERROR(DeviceMesh(comm::fake_world(0, 4), {0, 4}, MeshShape({2})),
@@ -270,46 +259,36 @@ TEST(DeviceMesh, Prints) {
   EXPECT_EQ(stream.str(), to_string(mesh));
 }
 
-TEST(DeviceMesh, GroupsReduceOverTheirDimensionOnly) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const at::Tensor over_tp = at::full({1}, 1 << rank.rank(), at::kLong);
-    const at::Tensor over_dp = over_tp.clone();
-    mesh.group("tp").all_reduce(over_tp, ReduceOp::kSum)->wait();
-    mesh.group("dp").all_reduce(over_dp, ReduceOp::kSum)->wait();
-    EXPECT_EQ(over_tp.item<std::int64_t>(), rank.rank() < 2 ? 0b0011 : 0b1100);
-    EXPECT_EQ(over_dp.item<std::int64_t>(), rank.rank() % 2 == 0 ? 0b0101 : 0b1010);
-  });
+TEST_ON_MESH(DeviceMesh, GroupsReduceOverTheirDimensionOnly, {2, 2}, {"dp", "tp"}) {
+  const at::Tensor over_tp = at::full({1}, 1 << rank.rank(), at::kLong);
+  const at::Tensor over_dp = over_tp.clone();
+  mesh.group("tp").all_reduce(over_tp, ReduceOp::kSum)->wait();
+  mesh.group("dp").all_reduce(over_dp, ReduceOp::kSum)->wait();
+  EXPECT_EQ(over_tp.item<std::int64_t>(), rank.rank() < 2 ? 0b0011 : 0b1100);
+  EXPECT_EQ(over_dp.item<std::int64_t>(), rank.rank() % 2 == 0 ? 0b0101 : 0b1010);
 }
 
-TEST(DeviceMesh, GroupOfReorderedRanksFollowsTheMesh) {
-  RunRanks(3, [](Rank& rank) {
-    const DeviceMesh mesh(rank.world(), {2, 0, 1}, MeshShape({3}, {"tp"}));
-    EXPECT_EQ(mesh.group().rank(), (rank.rank() + 1) % 3);
-  });
+TEST_ON_RANKS(DeviceMesh, GroupOfReorderedRanksFollowsTheMesh, 3) {
+  const DeviceMesh mesh(rank.world(), {2, 0, 1}, MeshShape({3}, {"tp"}));
+  EXPECT_EQ(mesh.group().rank(), (rank.rank() + 1) % 3);
 }
 
-TEST(DeviceMesh, GroupOfTwoDimensionsIsRowMajorInTheOrderAsked) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    EXPECT_EQ(mesh.group(std::vector<int>{0, 1}).rank(), rank.rank());
-    EXPECT_EQ(mesh.group(std::vector<int>{1, 0}).rank(), rank.rank() % 2 * 2 + rank.rank() / 2);
-  });
+TEST_ON_MESH(DeviceMesh, GroupOfTwoDimensionsIsRowMajorInTheOrderAsked, {2, 2}, {"dp", "tp"}) {
+  EXPECT_EQ(mesh.group(std::vector<int>{0, 1}).rank(), rank.rank());
+  EXPECT_EQ(mesh.group(std::vector<int>{1, 0}).rank(), rank.rank() % 2 * 2 + rank.rank() / 2);
 }
 
-TEST(DeviceMesh, AllGroupsAreInOrder) {
-  RunOnMesh({2, 3}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const auto groups = mesh.all_groups();
-    ASSERT_EQ(groups.size(), 2U);
-    EXPECT_EQ(groups[0], &mesh.group("dp"));
-    EXPECT_EQ(groups[1], &mesh["tp"].group());
-  });
+TEST_ON_MESH(DeviceMesh, AllGroupsAreInOrder, {2, 3}, {"dp", "tp"}) {
+  const auto groups = mesh.all_groups();
+  ASSERT_EQ(groups.size(), 2U);
+  EXPECT_EQ(groups[0], &mesh.group("dp"));
+  EXPECT_EQ(groups[1], &mesh["tp"].group());
 }
 
-TEST(DeviceMesh, FlattenedGroupReducesOverAllItsDimensions) {
-  RunRanks(4, [](Rank& rank) {
-    const at::Tensor sum = at::full({1}, 1 << rank.rank(), at::kLong);
-    rank.mesh({2, 2}, {"dp", "tp"}).flatten().group().all_reduce(sum, ReduceOp::kSum)->wait();
-    EXPECT_EQ(sum.item<std::int64_t>(), 0b1111);
-  });
+TEST_ON_MESH(DeviceMesh, FlattenedGroupReducesOverAllItsDimensions, {2, 2}, {"dp", "tp"}) {
+  const at::Tensor sum = at::full({1}, 1 << rank.rank(), at::kLong);
+  mesh.flatten().group().all_reduce(sum, ReduceOp::kSum)->wait();
+  EXPECT_EQ(sum.item<std::int64_t>(), 0b1111);
 }
 
 }  // namespace

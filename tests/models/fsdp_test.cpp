@@ -8,9 +8,11 @@
 
 #include "models/llama_run.h"
 #include "tessera/models/parallelize.h"
+#include "testing/expect_tensors.h"
 #include "testing/lateness.h"
 #include "testing/memory/memory_scope.h"
 #include "testing/ranks.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera::models {
 namespace {
@@ -107,12 +109,6 @@ INSTANTIATE_TEST_SUITE_P(All, FsdpParity,
                                             ::testing::ValuesIn(kExtras)),
                          name_of);
 
-}  // namespace
-namespace {
-
-using testing::Rank;
-using testing::RunRanks;
-
 std::int64_t local_bytes(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(local_tensor(tensor).nbytes());
 }
@@ -142,15 +138,13 @@ std::int64_t bytes_on(Rank& rank, std::int64_t replicas, std::int64_t dp) {
   return bytes_of_step(*model, {.part = rank.rank(), .parts = rank.size()});
 }
 
-TEST(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas) {
-  RunRanks(4, [](Rank& rank) {
-    const std::int64_t replicated = bytes_on(rank, 4, 1);
-    const std::int64_t sharded = bytes_on(rank, 1, 4);
-    const ParameterCount count = count_parameters(parse_config(kOddShape.config, "test"));
-    EXPECT_EQ(replicated, count.total * 3 * 4);
-    // A quarter and at most a row of each parameter: none here has more than 61 rows.
-    EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));
-  });
+TEST_ON_RANKS(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas, 4) {
+  const std::int64_t replicated = bytes_on(rank, 4, 1);
+  const std::int64_t sharded = bytes_on(rank, 1, 4);
+  const ParameterCount count = count_parameters(parse_config(kOddShape.config, "test"));
+  EXPECT_EQ(replicated, count.total * 3 * 4);
+  // A quarter and at most a row of each parameter: none here has more than 61 rows.
+  EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));
 }
 
 /// Two thirds of it are the embedding and the head.
@@ -178,23 +172,16 @@ std::int64_t peak_of_step(Rank& rank, bool with_units) {
   return memory.peak();
 }
 
-TEST(FsdpMemory, ForEmbeddingAndHeadIsNotHeldAtOnce) {
-  RunRanks(4, [](Rank& rank) {
-    const std::int64_t together = peak_of_step(rank, false);
-    const std::int64_t apart = peak_of_step(rank, true);
-    const std::int64_t table = 1009 * 60 * 4;
-    EXPECT_LT(apart, together - table) << together << " bytes together, a table has " << table;
-  });
+TEST_ON_RANKS(FsdpMemory, ForEmbeddingAndHeadIsNotHeldAtOnce, 4) {
+  const std::int64_t together = peak_of_step(rank, false);
+  const std::int64_t apart = peak_of_step(rank, true);
+  const std::int64_t table = 1009 * 60 * 4;
+  EXPECT_LT(apart, together - table) << together << " bytes together, a table has " << table;
 }
-
-}  // namespace
-namespace {
 
 using nn::ModuleBase;
 using nn::TensorList;
 using testing::Lateness;
-using testing::Rank;
-using testing::RunRanks;
 using testing::Stage;
 
 /// How parameters are split over the data-parallel ranks of a mesh with tensor parallelism.
@@ -249,8 +236,8 @@ TEST_P(FsdpDelays, ChangeNoBit) {
              EXPECT_EQ(prompt.losses, late.losses);
              EXPECT_EQ(prompt.norms, late.norms);
              for (std::size_t i = 0; i < prompt.parameters.size(); ++i) {
-               EXPECT_TRUE(prompt.gradients[i].equal(late.gradients[i])) << prompt.names[i];
-               EXPECT_TRUE(prompt.parameters[i].equal(late.parameters[i])) << prompt.names[i];
+               EXPECT_EQUAL(prompt.gradients[i], late.gradients[i]) << prompt.names[i];
+               EXPECT_EQUAL(prompt.parameters[i], late.parameters[i]) << prompt.names[i];
              }
            });
 }

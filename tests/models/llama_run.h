@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tessera/tessera.hpp"
+#include "testing/expect_tensors.h"
 #include "testing/values.h"
 
 namespace tessera::models {
@@ -134,10 +135,9 @@ inline void expect_near(const Outcome& outcome, const Outcome& expected, const D
         << "step " << step;
   }
   for (std::size_t i = 0; i < expected.parameters.size(); ++i) {
-    EXPECT_TRUE(outcome.gradients[i].allclose(expected.gradients[i], 1e-4, 1e-6))
+    EXPECT_CLOSE(outcome.gradients[i], expected.gradients[i], 1e-4, 1e-6)
         << "gradient of " << expected.names[i];
-    EXPECT_TRUE(outcome.parameters[i].allclose(expected.parameters[i], 1e-4, 1e-5))
-        << expected.names[i];
+    EXPECT_CLOSE(outcome.parameters[i], expected.parameters[i], 1e-4, 1e-5) << expected.names[i];
   }
 }
 

@@ -20,8 +20,9 @@
 #include "tessera/models/parallelize.h"
 #include "tessera/nn/initialization.h"
 #include "testing/errors.h"
+#include "testing/expect_tensors.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera::models {
 namespace {
@@ -136,12 +137,6 @@ TEST(LlamaMakesNoMask, ForAWindowOrDocuments) {
   }
 }
 
-}  // namespace
-namespace {
-
-using testing::Rank;
-using testing::RunRanks;
-
 // 24 tokens are chunks of 6, 4 and 3 on 2, 3 and 4 ranks; over tp little divides.
 constexpr Shape kSplitShape{
     R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
@@ -237,23 +232,16 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitMesh{2, 1, 2, 1, true, ActivationMemory::kAll, 0, false, true},
                       SplitMesh{1, 3, 2, 1, true, ActivationMemory::kAll, 9, true}));
 
-TEST(SplitSequences, AreRefusedWithACache) {
-  RunRanks(2, [](Rank& rank) {
-    const SplitMesh c{1, 1, 2, 1};
-    const auto model = make_split_llama(c);
-    parallelize(*model, split_mesh(rank, c), {});
-    KvCache cache = model->new_cache(8);
-    EXPECT_ERROR((*model)(at::arange(8).view({1, 8}), &cache), "cache", "context parallelism");
-    EXPECT_ERROR((*model)(at::arange(7).view({1, 7})), "14 tokens", "multiple of 4");
-  });
+TEST_ON_RANKS(SplitSequences, AreRefusedWithACache, 2) {
+  const SplitMesh c{1, 1, 2, 1};
+  const auto model = make_split_llama(c);
+  parallelize(*model, split_mesh(rank, c), {});
+  KvCache cache = model->new_cache(8);
+  EXPECT_ERROR((*model)(at::arange(8).view({1, 8}), &cache), "cache", "context parallelism");
+  EXPECT_ERROR((*model)(at::arange(7).view({1, 7})), "14 tokens", "multiple of 4");
 }
 
-}  // namespace
-namespace {
-
 using testing::full_tensor;
-using testing::Rank;
-using testing::RunRanks;
 
 constexpr Shape kTwoKvHeads{
     R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
@@ -267,20 +255,17 @@ std::shared_ptr<Llama> make_double() {
   return model;
 }
 
-TEST(FewKeyValueHeads, HaveTheInitialWeightsOfOneRank) {
+TEST_ON_MESH(FewKeyValueHeads, HaveTheInitialWeightsOfOneRank, {1, 4}, {"dp", "tp"}) {
   const auto alone = make_llama(kTwoKvHeads);
-  RunRanks(4, [&](Rank& rank) {
-    const auto model = testing::made_on_meta<Llama>(alone->config(), kTwoKvHeads.sequence);
-    parallelize(*model, rank.mesh({1, 4}, {"dp", "tp"}), {});
-    nn::to_empty(*model, c10::kCPU);
-    nn::init_weights(*model, 7);
-    const auto expected = alone->named_slots();
-    std::size_t i = 0;
-    for (const auto& [name, slot] : model->named_slots()) {
-      EXPECT_TRUE(at::equal(full_tensor(slot->persistent()), expected[i++].second->get().detach()))
-          << name;
-    }
-  });
+  const auto model = testing::made_on_meta<Llama>(alone->config(), kTwoKvHeads.sequence);
+  parallelize(*model, mesh, {});
+  nn::to_empty(*model, c10::kCPU);
+  nn::init_weights(*model, 7);
+  const auto expected = alone->named_slots();
+  std::size_t i = 0;
+  for (const auto& [name, slot] : model->named_slots()) {
+    EXPECT_EQUAL(slot->persistent(), expected[i++].second->get().detach()) << name;
+  }
 }
 
 /// Sizes of the mesh ("dp", "tp"), and what is kept for backward.
@@ -316,9 +301,6 @@ INSTANTIATE_TEST_SUITE_P(Meshes, FewKeyValueHeadsOn,
                          ::testing::Values(KvMesh{1, 4, true}, KvMesh{1, 8, false},
                                            KvMesh{2, 4, true, ActivationMemory::kInputs}));
 
-}  // namespace
-namespace {
-
 LlamaConfig SmallConfig() {
   return parse_config(R"({"vocab_size": 61, "hidden_size": 64, "intermediate_size": 40,
                           "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -339,10 +321,10 @@ TEST_F(Generation, CachedLogitsEqualThoseOfTheWholeSequence) {
   const at::Tensor whole = model_(tokens);
   KvCache cache = model_.new_cache(12);
   const at::Tensor prompt = model_(tokens.slice(1, 0, 5), &cache);
-  EXPECT_TRUE(at::allclose(prompt[0], whole[4], 1e-5, 1e-5));
+  EXPECT_CLOSE(prompt[0], whole[4], 1e-5, 1e-5);
   for (std::int64_t i = 5; i < 12; ++i) {
     const at::Tensor next = model_(tokens.slice(1, i, i + 1), &cache);
-    EXPECT_TRUE(at::allclose(next[0], whole[i], 1e-5, 1e-5)) << "token " << i;
+    EXPECT_CLOSE(next[0], whole[i], 1e-5, 1e-5) << "token " << i;
   }
   EXPECT_ERROR(model_(tokens.slice(1, 0, 1), &cache), "position 13 was asked for, but the cache");
 }
@@ -381,7 +363,7 @@ TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
     for (std::int64_t i = 0; i < 3; ++i) {
       const at::Tensor alone =
           model(tokens.slice(0, i, i + 1).slice(1, padding[static_cast<std::size_t>(i)], end))[-1];
-      EXPECT_TRUE(at::allclose(logits[i], alone, 1e-4, 1e-5)) << "text " << i << ", " << end;
+      EXPECT_CLOSE(logits[i], alone, 1e-4, 1e-5) << "text " << i << ", " << end;
     }
     if (end == longest + steps) {
       break;
@@ -404,7 +386,7 @@ TEST(Dropout, IsForTrainingOnly) {
   const at::Tensor want = plain(tokens);
   EXPECT_FALSE(at::allclose(dropping(tokens), want));
   dropping.eval();
-  EXPECT_TRUE(at::equal(dropping(tokens), want));
+  EXPECT_EQUAL(dropping(tokens), want);
 }
 
 }  // namespace

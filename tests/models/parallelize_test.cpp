@@ -12,7 +12,7 @@
 #include "tessera/tessera.hpp"
 #include "testing/errors.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
+#include "testing/test_on_ranks.h"
 
 namespace tessera::models {
 namespace {
@@ -117,27 +117,20 @@ std::set<std::string> gathered_between(const DeviceMesh& mesh, bool reshard_last
   return gathered;
 }
 
-TEST(Parallelize, KeepsGatheredWhatBackwardNeedsFirst) {
-  RunOnMesh({2, 1}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    EXPECT_EQ(gathered_between(mesh, false), (std::set<std::string>{"layers.1", "head"}));
-    EXPECT_EQ(gathered_between(mesh, true), std::set<std::string>{});
-  });
+TEST_ON_MESH(Parallelize, KeepsGatheredWhatBackwardNeedsFirst, {2, 1}, {"dp", "tp"}) {
+  EXPECT_EQ(gathered_between(mesh, false), (std::set<std::string>{"layers.1", "head"}));
+  EXPECT_EQ(gathered_between(mesh, true), std::set<std::string>{});
 }
 
-TEST(Parallelize, RefusesAModelThatDeclaresNoUnits) {
-  RunRanks(1, [](Rank& rank) {
-    Layer layer;
-    EXPECT_ERROR(parallelize(layer, rank.mesh({1, 1}, {"dp", "tp"}), {}), "declares no units",
-                 "models::DeclaresUnits");
-  });
+TEST_ON_MESH(Parallelize, RefusesAModelThatDeclaresNoUnits, {1, 1}, {"dp", "tp"}) {
+  Layer layer;
+  EXPECT_ERROR(parallelize(layer, mesh, {}), "declares no units", "models::DeclaresUnits");
 }
 
-TEST(Parallelize, RefusesToSplitSequencesOfAModelThatCannot) {
-  RunRanks(2, [](Rank& rank) {
-    Stack model;
-    EXPECT_ERROR(parallelize(model, rank.mesh({1, 2, 1}, {"dp", "cp", "tp"}), {}),
-                 "context parallelism over 2 ranks was asked for");
-  });
+TEST_ON_MESH(Parallelize, RefusesToSplitSequencesOfAModelThatCannot, {1, 2, 1},
+             {"dp", "cp", "tp"}) {
+  Stack model;
+  EXPECT_ERROR(parallelize(model, mesh, {}), "context parallelism over 2 ranks was asked for");
 }
 
 }  // namespace

@@ -23,9 +23,7 @@
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/mlp.h"
 #include "testing/distributed.h"
-#include "testing/errors.h"
 #include "testing/module_values.h"
-#include "testing/values.h"
 
 namespace tessera::nn {
 namespace {
@@ -79,9 +77,6 @@ TEST(MathAttention, IsRefusedUnlessItIsAllowed) {
   EXPECT_NO_THROW(tessera::detail::check_fused({SDPBackend::math}, q, k, true));
   allow_math_attention(false);
 }
-
-}  // namespace
-namespace {
 
 using at::Tensor;
 
@@ -178,13 +173,13 @@ TEST_P(CausalAttention, EqualsThatWithAMask) {
   const std::array<Tensor, 4> expected = by_mask(packing);
   for (std::size_t i = 0; i < results.size(); ++i) {
     EXPECT_EQ(results[i].sizes(), expected[i].sizes());
-    EXPECT_TRUE(at::allclose(results[i], expected[i], 1e-10, 1e-12)) << "of result " << i;
+    EXPECT_CLOSE(results[i], expected[i], 1e-10, 1e-12) << "of result " << i;
   }
 }
 
 TEST_P(CausalAttention, SaysTheSameByTheMaskOfItsDocuments) {
   const Packing& packing = GetParam();
-  EXPECT_TRUE(at::equal(documents_of(packing)->mask(packing.window), mask_of(packing)));
+  EXPECT_EQUAL(documents_of(packing)->mask(packing.window), mask_of(packing));
 }
 
 /// Each rank has two of the four heads, and sends nothing.
@@ -203,8 +198,7 @@ TEST_P(CausalAttention, EqualsThatWithAMaskOnSplitHeads) {
                          {.window = packing.window, .documents = documents_of(packing)});
     const std::array<Tensor, 4> results = with_gradients(t, mixed);
     for (std::size_t i = 0; i < results.size(); ++i) {
-      EXPECT_TRUE(at::allclose(testing::full_tensor(results[i]), expected[i], 1e-10, 1e-12))
-          << "of result " << i;
+      EXPECT_CLOSE(results[i], expected[i], 1e-10, 1e-12) << "of result " << i;
     }
   });
 }
@@ -226,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Packing{"TailOfOneQuery", {{257}}, 128}),
     testing::name_of_case<Packing>);
 
-TEST(CausalAttentionOf, DocumentsOfOtherSizesIsRefused) {
+TEST(CausalAttentionOf, Refusals) {
   const Tensor q = at::zeros({2, 4, 9, 8});
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
   EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents}), "2 sequences of 9 tokens",
@@ -236,17 +230,16 @@ TEST(CausalAttentionOf, DocumentsOfOtherSizesIsRefused) {
     EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents_of(other)}),
                  "2 sequences of 9 tokens", "make them of the positions");
   }
-}
-
-TEST(CausalAttentionOf, KeysThatDoNotFitIsRefused) {
-  const Tensor q = at::zeros({2, 4, 9, 8});
-  for (const Tensor& other :
-       {at::zeros({2, 3, 9, 8}), at::zeros({2, 0, 9, 8}), at::zeros({1, 4, 9, 8}),
-        at::zeros({2, 4, 7, 8}), at::zeros({4, 9, 8})}) {
-    EXPECT_ERROR(causal_attention(q, other, other, {.window = 3}), "queries of sizes [2, 4, 9, 8]",
-                 "heads that divide them");
+  {
+    const Tensor q = at::zeros({2, 4, 9, 8});
+    for (const Tensor& other :
+         {at::zeros({2, 3, 9, 8}), at::zeros({2, 0, 9, 8}), at::zeros({1, 4, 9, 8}),
+          at::zeros({2, 4, 7, 8}), at::zeros({4, 9, 8})}) {
+      EXPECT_ERROR(causal_attention(q, other, other, {.window = 3}),
+                   "queries of sizes [2, 4, 9, 8]", "heads that divide them");
+    }
+    EXPECT_ERROR(causal_attention(q, q, q, {.window = -1}), "window of -1", "0 for all");
   }
-  EXPECT_ERROR(causal_attention(q, q, q, {.window = -1}), "window of -1", "0 for all");
 }
 
 /// The first block, which has as many queries as the window, needs none.
@@ -263,12 +256,10 @@ TEST(CausalAttentionOf, LongWindowKeepsAMaskOfASmallBlockAlone) {
   EXPECT_EQ(largest, kBlock * (kBlock + kWindow - 1));
 }
 
-TEST(CausalAttentionOf, SplitBatchesIsRefused) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    const Tensor q = distribute_tensor(at::zeros({2, 4, 9, 8}), mesh, {Shard{0}}).tensor();
-    const DocumentsPtr documents = documents_of({"", {{5, 4}, {9}}});
-    EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents}), "split by heads alone");
-  });
+TEST_ON_MESH(CausalAttentionOf, SplitBatchesIsRefused, {2}, {"dp"}) {
+  const Tensor q = distribute_tensor(at::zeros({2, 4, 9, 8}), mesh, {Shard{0}}).tensor();
+  const DocumentsPtr documents = documents_of({"", {{5, 4}, {9}}});
+  EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents}), "split by heads alone");
 }
 
 TEST(CausalAttentionOf, NoSequencesIsEmpty) {
@@ -282,7 +273,7 @@ TEST(DocumentsOf, PositionsAreWhereTheyBegin) {
   EXPECT_EQ(documents.offsets(), (std::vector<std::int64_t>{0, 2, 5, 10, 11, 15}));
   EXPECT_EQ(documents.longest(), 5);
   EXPECT_FALSE(documents.are_sequences());
-  EXPECT_TRUE(at::equal(documents.device_offsets(), at::tensor({0, 2, 5, 10, 11, 15}, at::kInt)));
+  EXPECT_EQUAL(documents.device_offsets(), at::tensor({0, 2, 5, 10, 11, 15}, at::kInt));
 }
 
 /// A part of a document may begin a sequence, at any position of it.
@@ -298,9 +289,6 @@ TEST(PackedKernel, IsFlashWhereCudnnWouldBeTaken) {
   EXPECT_EQ(to_string(packed_kernel({at::SDPBackend::efficient_attention, true})),
             "efficient, key-value heads repeated");
 }
-
-}  // namespace
-namespace {
 
 using testing::uniform_values;
 
@@ -378,16 +366,16 @@ TEST(AttentionBlock, IsTheFormulaWithEachOption) {
           rotary ? rotary_tables(attention.options().head_dim) : AttentionInputs{};
       const at::Tensor x = input(options.hidden);
       const at::Tensor y = attention(x, inputs);
-      EXPECT_TRUE(y.allclose(by_formula(attention, x, inputs), 1e-4, 1e-5))
+      EXPECT_CLOSE(y, by_formula(attention, x, inputs), 1e-4, 1e-5)
           << options.heads << " heads, rotary " << rotary;
       // Folded, and with the tables of all tokens.
       AttentionInputs folded = inputs;
       folded.batch = kBatch;
-      EXPECT_TRUE(attention(x.flatten(0, 1), folded).allclose(y.flatten(0, 1), 1e-4, 1e-5));
+      EXPECT_CLOSE(attention(x.flatten(0, 1), folded), y.flatten(0, 1), 1e-4, 1e-5);
       if (rotary) {
         folded.cos = inputs.cos.repeat({kBatch, 1});
         folded.sin = inputs.sin.repeat({kBatch, 1});
-        EXPECT_TRUE(attention(x.flatten(0, 1), folded).allclose(y.flatten(0, 1), 1e-4, 1e-5));
+        EXPECT_CLOSE(attention(x.flatten(0, 1), folded), y.flatten(0, 1), 1e-4, 1e-5);
       }
     }
   }
@@ -414,7 +402,7 @@ TEST(AttentionBlock, IsTheSameWithOneProjection) {
       }
     }
     parameters["o_proj.weight"].copy_(fused.named_parameters()["o_proj.weight"]);
-    EXPECT_TRUE(fused(input(12)).allclose(separate(input(12)), 1e-5, 1e-6)) << kv_heads;
+    EXPECT_CLOSE(fused(input(12)), separate(input(12)), 1e-5, 1e-6) << kv_heads;
   }
 }
 
@@ -426,7 +414,7 @@ TEST(AttentionBlock, DropsInTrainingOnly) {
   const at::Tensor expected = without(input(12));
   EXPECT_FALSE(attention(input(12)).allclose(expected, 1e-2, 1e-3));
   attention.eval();
-  EXPECT_TRUE(attention(input(12)).equal(expected));
+  EXPECT_EQUAL(attention(input(12)), expected);
 }
 
 TEST(AttentionBlock, BeginsAsItsOptionsSay) {
@@ -469,9 +457,9 @@ TEST(Mlps, AreTheirFormulas) {
   const auto g = gated.named_parameters();
   const at::Tensor gate = at::linear(x, g["gate_proj.weight"], g["gate_proj.bias"]);
   const at::Tensor up = at::linear(x, g["up_proj.weight"], g["up_proj.bias"]);
-  EXPECT_TRUE(gated(x).allclose(
-      at::linear(gate * gate.sigmoid() * up, g["down_proj.weight"], g["down_proj.bias"]), 1e-4,
-      1e-5));
+  EXPECT_CLOSE(gated(x),
+               at::linear(gate * gate.sigmoid() * up, g["down_proj.weight"], g["down_proj.bias"]),
+               1e-4, 1e-5);
   for (const bool tanh : {true, false}) {
     testing::Filled<GeluMlp> mlp(
         {.hidden = 6, .inner = 10, .names = {.up = "c_fc", .down = "c_proj"}}, tanh);
@@ -480,7 +468,7 @@ TEST(Mlps, AreTheirFormulas) {
     const at::Tensor gelu =
         tanh ? 0.5 * inner * (1 + (std::sqrt(2 / M_PI) * (inner + 0.044715 * inner.pow(3))).tanh())
              : 0.5 * inner * (1 + at::erf(inner / std::sqrt(2.0)));
-    EXPECT_TRUE(mlp(x).allclose(at::linear(gelu, p["c_proj.weight"]), 1e-5, 1e-6));
+    EXPECT_CLOSE(mlp(x), at::linear(gelu, p["c_proj.weight"]), 1e-5, 1e-6);
   }
 }
 

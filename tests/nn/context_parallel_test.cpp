@@ -32,34 +32,30 @@ TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
       // The query at position p sees p + 1 keys.
       EXPECT_EQ((own + 1).sum().item<std::int64_t>() * ranks, kTokens * (kTokens + 1) / 2);
     }
-    EXPECT_TRUE(at::equal(std::get<0>(at::cat(positions).sort()), at::arange(kTokens)));
+    EXPECT_EQUAL(std::get<0>(at::cat(positions).sort()), at::arange(kTokens));
   }
 }
 
-TEST(ContextParallel, HasAChunkOfTheHeadAndOneOfTheTail) {
-  RunRanks(3, [](Rank& rank) {
-    const at::Tensor expected = rank.rank() == 1   ? at::tensor({2, 3, 8, 9})
-                                : rank.rank() == 0 ? at::tensor({0, 1, 10, 11})
-                                                   : at::tensor({4, 5, 6, 7});
-    EXPECT_TRUE(at::equal(split_over(rank)->positions(12, at::kCPU), expected.to(at::kLong)));
-  });
+TEST_ON_RANKS(ContextParallel, HasAChunkOfTheHeadAndOneOfTheTail, 3) {
+  const at::Tensor expected = rank.rank() == 1   ? at::tensor({2, 3, 8, 9})
+                              : rank.rank() == 0 ? at::tensor({0, 1, 10, 11})
+                                                 : at::tensor({4, 5, 6, 7});
+  EXPECT_EQUAL(split_over(rank)->positions(12, at::kCPU), expected.to(at::kLong));
 }
 
-TEST(ContextParallel, PutsTogetherWhatItSplits) {
-  RunRanks(3, [](Rank& rank) {
-    const ContextParallelPtr split = split_over(rank);
-    const at::Tensor whole = testing::values({2, 12, 3}).requires_grad_();
-    const at::Tensor part = split->shard(whole, -2);
-    EXPECT_TRUE(at::equal(part, whole.index_select(1, split->positions(12, at::kCPU))));
-    const at::Tensor again = split->unshard(part, 1);
-    EXPECT_TRUE(at::equal(again, whole));
-    const at::Tensor tokens = at::arange(24).view({12, 2});
-    EXPECT_TRUE(at::equal(split->unshard(split->shard(tokens, 0), 0), tokens));
-    // Each of the three has used the whole.
-    const at::Tensor weights = testing::values({2, 12, 3}, 5);
-    (again * weights * (rank.rank() + 1)).sum().backward();
-    EXPECT_TRUE(split->shard(whole.grad(), 1).allclose(split->shard(weights * 6, 1), 1e-12, 1e-12));
-  });
+TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
+  const ContextParallelPtr split = split_over(rank);
+  const at::Tensor whole = testing::values({2, 12, 3}).requires_grad_();
+  const at::Tensor part = split->shard(whole, -2);
+  EXPECT_EQUAL(part, whole.index_select(1, split->positions(12, at::kCPU)));
+  const at::Tensor again = split->unshard(part, 1);
+  EXPECT_EQUAL(again, whole);
+  const at::Tensor tokens = at::arange(24).view({12, 2});
+  EXPECT_EQUAL(split->unshard(split->shard(tokens, 0), 0), tokens);
+  // Each of the three has used the whole.
+  const at::Tensor weights = testing::values({2, 12, 3}, 5);
+  (again * weights * (rank.rank() + 1)).sum().backward();
+  EXPECT_CLOSE(split->shard(whole.grad(), 1), split->shard(weights * 6, 1), 1e-12, 1e-12);
 }
 
 struct SplitAttention {
@@ -142,13 +138,12 @@ TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
       }
       const at::Tensor y = split->attention(own[0], own[1], own[2], options);
       EXPECT_EQ(y.scalar_type(), c.type);
-      EXPECT_TRUE(y.to(at::kDouble).allclose(split->shard(expected, 2), error, error));
+      EXPECT_CLOSE(y.to(at::kDouble), split->shard(expected, 2), error, error);
       (y * split->shard(weights, 2).to(c.type)).sum().backward();
       std::size_t i = 0;
       for (const at::Tensor& whole : {q, k, v}) {
         const at::Tensor gradient = own[i++].grad().to(at::kDouble);
-        EXPECT_TRUE(gradient.allclose(split->shard(whole.grad(), 2), error, error))
-            << i << " on " << ranks;
+        EXPECT_CLOSE(gradient, split->shard(whole.grad(), 2), error, error) << i << " on " << ranks;
       }
     });
   }
@@ -180,114 +175,104 @@ INSTANTIATE_TEST_SUITE_P(
         SplitAttention{2, {.window = 13}, false, 1, 8, at::kFloat, {23, 1}},
         SplitAttention{2, {}, false, 3, 16, at::kBFloat16, {6, 6, 6, 6, 5, 14, 5, 24}}));
 
-TEST(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack) {
-  RunRanks(2, [](Rank& rank) {
-    const ContextParallelPtr split = split_over(rank);
-    const at::Tensor q = at::ones({1, 4, 6, 8}).requires_grad_();
-    const at::Tensor kv = at::ones({1, 2, 6, 8}).requires_grad_();
-    const auto before = rank.world()->traffic().table();
-    const comm::CallRecorder recorder(rank.world()->traffic());
-    split->attention(q, kv, kv * 2).sum().backward();
-    const auto sent = rank.world()->traffic().since(before);
-    const std::int64_t bytes = 2 * kv.numel() * 4;
-    EXPECT_EQ(sent.size(), 2U);
-    EXPECT_EQ(sent.at({"cp", "all_gather"}).calls, 1);
-    EXPECT_EQ(sent.at({"cp", "all_gather"}).bytes, bytes);
-    EXPECT_EQ(sent.at({"cp", "reduce_scatter"}).calls, 1);
-    EXPECT_EQ(sent.at({"cp", "reduce_scatter"}).bytes, 2 * bytes);
-    const auto calls = recorder.calls();
-    EXPECT_EQ(calls.at(0).purpose, "keys and values");
-    EXPECT_EQ(calls.at(1).purpose, "keys and values");
-  });
+TEST_ON_RANKS(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack, 2) {
+  const ContextParallelPtr split = split_over(rank);
+  const at::Tensor q = at::ones({1, 4, 6, 8}).requires_grad_();
+  const at::Tensor kv = at::ones({1, 2, 6, 8}).requires_grad_();
+  const auto before = rank.world()->traffic().table();
+  const comm::CallRecorder recorder(rank.world()->traffic());
+  split->attention(q, kv, kv * 2).sum().backward();
+  const auto sent = rank.world()->traffic().since(before);
+  const std::int64_t bytes = 2 * kv.numel() * 4;
+  EXPECT_EQ(sent.size(), 2U);
+  EXPECT_EQ(sent.at({"cp", "all_gather"}).calls, 1);
+  EXPECT_EQ(sent.at({"cp", "all_gather"}).bytes, bytes);
+  EXPECT_EQ(sent.at({"cp", "reduce_scatter"}).calls, 1);
+  EXPECT_EQ(sent.at({"cp", "reduce_scatter"}).bytes, 2 * bytes);
+  const auto calls = recorder.calls();
+  EXPECT_EQ(calls.at(0).purpose, "keys and values");
+  EXPECT_EQ(calls.at(1).purpose, "keys and values");
 }
 
-TEST(ContextParallel, SplitsHeadsOfTensorParallelismToo) {
+TEST_ON_MESH(ContextParallel, SplitsHeadsOfTensorParallelismToo, {2, 2}, {"cp", "tp"}) {
   const at::Tensor q = testing::values({2, 4, 12, 8}).requires_grad_();
   const at::Tensor kv = testing::values({2, 2, 12, 8}, 1).requires_grad_();
   const at::Tensor causal = causal_mask(12, 0, at::kCPU);
   const at::Tensor expected = attention_of_one_rank(q, kv, kv * 2, causal);
   expected.square().sum().backward();
-  testing::RunOnMesh({2, 2}, {"cp", "tp"}, [&](const DeviceMesh& mesh) {
-    ContextParallel split(mesh["cp"]);
-    const auto of_heads = [&](const at::Tensor& whole) {
-      const at::Tensor own = split.shard(whole.detach(), 2);
-      return at::Tensor(distribute_tensor(own, mesh["tp"], {Shard{1}})).detach().requires_grad_();
-    };
-    const at::Tensor own_q = of_heads(q), own_kv = of_heads(kv);
-    const at::Tensor y = split.attention(own_q, own_kv, own_kv * 2);
-    EXPECT_TRUE(testing::full_tensor(y).allclose(split.shard(expected, 2), 1e-10, 1e-12));
-    y.square().sum().backward();
-    for (const auto& [own, whole] : {std::pair(own_q, q), std::pair(own_kv, kv)}) {
-      EXPECT_TRUE(
-          testing::full_tensor(own.grad()).allclose(split.shard(whole.grad(), 2), 1e-10, 1e-12));
-    }
-  });
+  ContextParallel split(mesh["cp"]);
+  const auto of_heads = [&](const at::Tensor& whole) {
+    const at::Tensor own = split.shard(whole.detach(), 2);
+    return at::Tensor(distribute_tensor(own, mesh["tp"], {Shard{1}})).detach().requires_grad_();
+  };
+  const at::Tensor own_q = of_heads(q), own_kv = of_heads(kv);
+  const at::Tensor y = split.attention(own_q, own_kv, own_kv * 2);
+  EXPECT_CLOSE(y, split.shard(expected, 2), 1e-10, 1e-12);
+  y.square().sum().backward();
+  for (const auto& [own, whole] : {std::pair(own_q, q), std::pair(own_kv, kv)}) {
+    EXPECT_CLOSE(own.grad(), split.shard(whole.grad(), 2), 1e-10, 1e-12);
+  }
 }
 
-TEST(ContextParallel, TrainsAsItEvaluates) {
-  RunRanks(2, [](Rank& rank) {
-    const ContextParallelPtr split = split_over(rank);
-    const auto whole = testing::values({1, 2, 12, 4});
-    const auto attend = [&](const at::Tensor& own) {
-      return split->attention(own, own, own, {.window = 4});
-    };
-    at::Tensor evaluated;
-    {
-      const c10::InferenceMode inference;
-      evaluated = attend(split->shard(whole, 2));
-    }
-    const at::Tensor own = split->shard(whole, 2).requires_grad_();
-    const at::Tensor y = attend(own);
-    EXPECT_TRUE(at::equal(y.detach(), evaluated));
-    y.sum().backward();
-    EXPECT_TRUE(own.grad().defined());
-  });
+TEST_ON_RANKS(ContextParallel, TrainsAsItEvaluates, 2) {
+  const ContextParallelPtr split = split_over(rank);
+  const auto whole = testing::values({1, 2, 12, 4});
+  const auto attend = [&](const at::Tensor& own) {
+    return split->attention(own, own, own, {.window = 4});
+  };
+  at::Tensor evaluated;
+  {
+    const c10::InferenceMode inference;
+    evaluated = attend(split->shard(whole, 2));
+  }
+  const at::Tensor own = split->shard(whole, 2).requires_grad_();
+  const at::Tensor y = attend(own);
+  EXPECT_EQUAL(y.detach(), evaluated);
+  y.sum().backward();
+  EXPECT_TRUE(own.grad().defined());
 }
 
-TEST(ContextParallel, RefusesWhatItCannotSplit) {
-  RunRanks(3, [](Rank& rank) {
-    const ContextParallelPtr split = split_over(rank);
-    EXPECT_ERROR(split->positions(10, at::kCPU), "10 tokens", "3 context-parallel ranks",
-                 "multiple of 6");
-    EXPECT_ERROR(split->shard(at::ones({2, 9}), 1), "9 tokens", "multiple of 6");
-    EXPECT_ERROR(split->unshard(at::ones({2, 3}), 1), "9 tokens", "multiple of 6");
-    EXPECT_ERROR(split->shard(at::ones({2, 6}), 2), "dimension 2", "[2, 6]");
-    EXPECT_ERROR(ContextParallel(rank.mesh({3, 1}, {"a", "b"})), "mesh[\"cp\"]");
-    const at::Tensor q = at::ones({1, 2, 4, 8}), odd = at::ones({1, 2, 3, 8});
-    EXPECT_ERROR(split->attention(odd, odd, odd), "3 tokens", "shard()");
-    EXPECT_ERROR(split->attention(q, odd, odd), "[1, 2, 4, 8]", "[1, 2, 3, 8]");
-    EXPECT_ERROR(split->attention(q, q, q.slice(3, 4)), "values of [1, 2, 4, 4]");
-    const at::Tensor none = at::ones({1, 0, 4, 8});
-    EXPECT_ERROR(split->attention(q, none, none), "keys of [1, 0, 4, 8]", "heads that divide them");
-    EXPECT_ERROR(split->attention(q, q, q, {.window = -2}), "window of -2");
-    EXPECT_ERROR(split->attention(q, q, q.to(at::kDouble)), "in Float", "in Double", "equal");
-    EXPECT_ERROR(split->attention(q, q, q, {.causal = false, .window = 2}), "window of 2",
-                 "not causal", "pass a mask");
-    const auto documents = [](std::vector<std::int64_t> positions) {
-      const std::int64_t tokens = std::ssize(positions);
-      return std::make_shared<const Documents>(at::tensor(positions).view({1, tokens}), at::kCPU);
-    };
-    EXPECT_ERROR(split->attention(q, q, q, {.documents = documents({0, 1, 2, 0})}),
-                 "1 sequences of 12 tokens", "documents of 1 sequences of 4");
-    const DocumentsPtr two = documents({0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8});
-    EXPECT_ERROR(split->attention(q, q, q, {.causal = false, .documents = two}), "not causal",
-                 "one mask that says both");
-    EXPECT_ERROR(
-        split->attention(q, q, q, {.mask = at::ones({4, 12}, at::kBool), .documents = two}),
-        "documents and a mask");
-    const DeviceMesh mesh = rank.mesh({3}, {"cp"});
-    const at::Tensor whole = distribute_tensor(q, mesh, {Replicate{}});
-    EXPECT_ERROR(split->attention(whole, q, q), "plain", "split by batch and heads alone");
-    const at::Tensor tokens = distribute_tensor(q, mesh, {Shard{2}});
-    EXPECT_ERROR(split->attention(tokens, tokens, tokens), "split by batch and heads alone");
-    // What each rank would drop is not what one rank drops.
-    Attention block({.hidden = 4, .heads = 2, .dropout = 0.5});
-    init_weights(block, 0);
-    EXPECT_ERROR(block(at::ones({1, 4, 4}), AttentionInputs{.context_parallel = split}),
-                 "dropout of 0.5", "split");
-    block.eval();
-    EXPECT_EQ(block(at::ones({1, 4, 4}), AttentionInputs{.context_parallel = split}).size(1), 4);
-  });
+TEST_ON_RANKS(ContextParallel, RefusesWhatItCannotSplit, 3) {
+  const ContextParallelPtr split = split_over(rank);
+  EXPECT_ERROR(split->positions(10, at::kCPU), "10 tokens", "3 context-parallel ranks",
+               "multiple of 6");
+  EXPECT_ERROR(split->shard(at::ones({2, 9}), 1), "9 tokens", "multiple of 6");
+  EXPECT_ERROR(split->unshard(at::ones({2, 3}), 1), "9 tokens", "multiple of 6");
+  EXPECT_ERROR(split->shard(at::ones({2, 6}), 2), "dimension 2", "[2, 6]");
+  EXPECT_ERROR(ContextParallel(rank.mesh({3, 1}, {"a", "b"})), "mesh[\"cp\"]");
+  const at::Tensor q = at::ones({1, 2, 4, 8}), odd = at::ones({1, 2, 3, 8});
+  EXPECT_ERROR(split->attention(odd, odd, odd), "3 tokens", "shard()");
+  EXPECT_ERROR(split->attention(q, odd, odd), "[1, 2, 4, 8]", "[1, 2, 3, 8]");
+  EXPECT_ERROR(split->attention(q, q, q.slice(3, 4)), "values of [1, 2, 4, 4]");
+  const at::Tensor none = at::ones({1, 0, 4, 8});
+  EXPECT_ERROR(split->attention(q, none, none), "keys of [1, 0, 4, 8]", "heads that divide them");
+  EXPECT_ERROR(split->attention(q, q, q, {.window = -2}), "window of -2");
+  EXPECT_ERROR(split->attention(q, q, q.to(at::kDouble)), "in Float", "in Double", "equal");
+  EXPECT_ERROR(split->attention(q, q, q, {.causal = false, .window = 2}), "window of 2",
+               "not causal", "pass a mask");
+  const auto documents = [](std::vector<std::int64_t> positions) {
+    const std::int64_t tokens = std::ssize(positions);
+    return std::make_shared<const Documents>(at::tensor(positions).view({1, tokens}), at::kCPU);
+  };
+  EXPECT_ERROR(split->attention(q, q, q, {.documents = documents({0, 1, 2, 0})}),
+               "1 sequences of 12 tokens", "documents of 1 sequences of 4");
+  const DocumentsPtr two = documents({0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8});
+  EXPECT_ERROR(split->attention(q, q, q, {.causal = false, .documents = two}), "not causal",
+               "one mask that says both");
+  EXPECT_ERROR(split->attention(q, q, q, {.mask = at::ones({4, 12}, at::kBool), .documents = two}),
+               "documents and a mask");
+  const DeviceMesh mesh = rank.mesh({3}, {"cp"});
+  const at::Tensor whole = distribute_tensor(q, mesh, {Replicate{}});
+  EXPECT_ERROR(split->attention(whole, q, q), "plain", "split by batch and heads alone");
+  const at::Tensor tokens = distribute_tensor(q, mesh, {Shard{2}});
+  EXPECT_ERROR(split->attention(tokens, tokens, tokens), "split by batch and heads alone");
+  // What each rank would drop is not what one rank drops.
+  Attention block({.hidden = 4, .heads = 2, .dropout = 0.5});
+  init_weights(block, 0);
+  EXPECT_ERROR(block(at::ones({1, 4, 4}), AttentionInputs{.context_parallel = split}),
+               "dropout of 0.5", "split");
+  block.eval();
+  EXPECT_EQ(block(at::ones({1, 4, 4}), AttentionInputs{.context_parallel = split}).size(1), 4);
 }
 
 TEST(ContextParallel, EndsOnAllRanksWhereOneHasOtherTokens) {

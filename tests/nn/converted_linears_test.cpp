@@ -21,6 +21,7 @@
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/norm.h"
 #include "testing/errors.h"
+#include "testing/expect_tensors.h"
 #include "testing/module_values.h"
 #include "testing/values.h"
 
@@ -63,13 +64,12 @@ TEST(Fp8, ComputesAndDifferentiatesInEightBits) {
   const at::Tensor x = uniform_values({2, 5, 16}, 1).requires_grad_();
   const at::Tensor y = (*model.up)(x);
   const at::Tensor weight = model.up->weight->detach();
-  EXPECT_TRUE(y.equal(kernels::fp8_linear(x.detach(), weight).add(*model.up->bias)));
+  EXPECT_EQUAL(y, kernels::fp8_linear(x.detach(), weight).add(*model.up->bias));
   const at::Tensor gradient = uniform_values({2, 5, 32}, 2);
   y.backward(gradient);
-  EXPECT_TRUE(x.grad().equal(kernels::fp8_linear_input_grad(gradient, weight)));
-  EXPECT_TRUE(
-      model.up->weight->grad().equal(kernels::fp8_linear_weight_grad(gradient, x.detach())));
-  EXPECT_TRUE(model.up->bias->grad().allclose(gradient.flatten(0, 1).sum(0)));
+  EXPECT_EQUAL(x.grad(), kernels::fp8_linear_input_grad(gradient, weight));
+  EXPECT_EQUAL(model.up->weight->grad(), kernels::fp8_linear_weight_grad(gradient, x.detach()));
+  EXPECT_CLOSE(model.up->bias->grad(), gradient.flatten(0, 1).sum(0));
 }
 
 TEST(Fp8, ConvertsAFusedLinear) {
@@ -77,8 +77,8 @@ TEST(Fp8, ConvertsAFusedLinear) {
                                      FusedLinearOptions{.bias = false});
   EXPECT_EQ(convert_to_fp8(fused).converted, Names{""});
   const at::Tensor x = uniform_values({3, 16}, 1);
-  EXPECT_TRUE(fused.split(fused(x))[1].equal(
-      kernels::fp8_linear(x, fused.weight->detach().narrow(0, 16, 16))));
+  EXPECT_EQUAL(fused.split(fused(x))[1],
+               kernels::fp8_linear(x, fused.weight->detach().narrow(0, 16, 16)));
 }
 
 TEST(Fp8, KeepsAnAdapterInItsType) {
@@ -92,7 +92,7 @@ TEST(Fp8, KeepsAnAdapterInItsType) {
   const at::Tensor x = uniform_values({3, 16}, 1).requires_grad_();
   const at::Tensor y = linear(x);
   const at::Tensor term = at::linear(at::linear(x, *branch->a->weight), *branch->b->weight);
-  EXPECT_TRUE(y.equal(kernels::fp8_linear(x.detach(), linear.weight->detach()).add(term)));
+  EXPECT_EQUAL(y, kernels::fp8_linear(x.detach(), linear.weight->detach()).add(term));
   y.sum().backward();
   EXPECT_FALSE(linear.weight->grad().defined());
   EXPECT_TRUE(branch->b->weight->grad().defined());
@@ -124,11 +124,6 @@ TEST(Fp8, RefusesWhatItCannotConvert) {
   EXPECT_ERROR(wide(uniform_values({2, 16}, 1).to(at::kDouble)), "of types Double and Float");
 }
 
-}  // namespace
-namespace {
-
-using testing::uniform_values;
-
 struct AdaptedMlp final : Module<AdaptedMlp> {
   at::Tensor forward(const at::Tensor& x) { return (*down)(at::tanh((*norm)((*up)(x)))); }
   // A table as of a model that knows of no adapters.
@@ -146,7 +141,7 @@ TEST(Lora, AddsNothingAtFirstBesideFrozenWeights) {
   apply_lora(adapted, {.rank = 2, .alpha = 6, .targets = {"up", "d*"}, .dropout = 0.1});
   init_weights(adapted, 3);
   const at::Tensor x = uniform_values({4, 5}, 0.5);
-  EXPECT_TRUE(at::equal(adapted(x), plain(x)));
+  EXPECT_EQUAL(adapted(x), plain(x));
   EXPECT_EQ(testing::names_of(lora_slots(adapted)),
             (std::vector<std::string>{"up.lora_A.weight", "up.lora_B.weight", "down.lora_A.weight",
                                       "down.lora_B.weight"}));
@@ -171,10 +166,10 @@ TEST(Lora, AddsItsProductAndMergesIntoTheWeight) {
   const at::Tensor weight =
       linear.weight->detach() + 1.5 * branch->b->weight->mm(branch->a->weight).detach();
   const at::Tensor y = linear(x).detach();
-  EXPECT_TRUE(y.allclose(at::linear(x, weight, *linear.bias), 1e-5, 1e-6));
+  EXPECT_CLOSE(y, at::linear(x, weight, *linear.bias), 1e-5, 1e-6);
   merge_lora(linear);
   EXPECT_TRUE(linear.weight->allclose(weight, 1e-5, 1e-6));
-  EXPECT_TRUE(linear(x).allclose(y, 1e-5, 1e-6));
+  EXPECT_CLOSE(linear(x), y, 1e-5, 1e-6);
   // Nothing is added twice.
   merge_lora(linear);
   EXPECT_TRUE(linear.weight->allclose(weight, 1e-5, 1e-6));
@@ -202,9 +197,9 @@ TEST(Lora, IsFilledWhereALoadHasLeftItOut) {
   init_unfilled(model, 3);
   apply_lora(fresh, {.rank = 2, .targets = {"up"}});
   init_weights(fresh, 3);
-  EXPECT_TRUE(at::equal(*model.up->weight, loaded));
+  EXPECT_EQUAL(*model.up->weight, loaded);
   const auto branch = model.up->attached<LoraBranch>();
-  EXPECT_TRUE(at::equal(*branch->a->weight, *fresh.up->attached<LoraBranch>()->a->weight));
+  EXPECT_EQUAL(*branch->a->weight, *fresh.up->attached<LoraBranch>()->a->weight);
   EXPECT_EQ(branch->b->weight->abs().max().item<double>(), 0);
 }
 

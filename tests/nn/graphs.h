@@ -14,7 +14,6 @@
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
-#include "testing/values.h"
 
 // What a function and the graph that it leaves compute, held against another's.
 namespace tessera::testing {
@@ -53,14 +52,14 @@ inline void expect_equal_bits(const GraphFunction& a, const GraphFunction& b,
   const std::vector<at::Tensor> of_b = results_of(b, values);
   for (std::size_t i = 0; i < of_a.size(); ++i) {
     EXPECT_EQ(of_a[i].sizes(), of_b[i].sizes()) << i;
-    EXPECT_TRUE(of_a[i].equal(of_b[i])) << i;
+    EXPECT_EQUAL(of_a[i], of_b[i]) << i;
   }
 }
 
 /// Where terms are added in another order.
 inline void expect_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   for (std::size_t i = 0; i < a.size(); ++i) {
-    EXPECT_TRUE(a[i].allclose(b[i], 1e-5, 1e-5)) << i;
+    EXPECT_CLOSE(a[i], b[i], 1e-5, 1e-5) << i;
   }
 }
 

@@ -79,14 +79,19 @@ TEST(InitWeights, SaysWhoFillsWhatItHasNot) {
   EXPECT_ERROR(check_initialized(module), "call nn::init_weights");
 }
 
-TEST(InitWeights, FillsEverything) {
+TEST(InitWeights, FillsByDefaultByTheParentAndByATable) {
   const auto model = meta_model();
   to_empty(*model, c10::kCPU);
   EXPECT_ERROR(check_initialized(*model), "parameters or buffers was never filled");
   init_weights(*model, 1);
   check_initialized(*model);
-  EXPECT_TRUE(model->norm->weight->detach().equal(at::ones({6})));
-  EXPECT_TRUE(model->table->equal(at::arange(4, at::kFloat)));
+  EXPECT_EQUAL(model->norm->weight, at::ones({6}));
+  EXPECT_EQUAL(model->table, at::arange(4, at::kFloat));
+  EXPECT_EQUAL(model->out->weight, at::full({5, 6}, 0.25));
+  for (const auto& layer : model->layers->items()) {
+    EXPECT_EQUAL(layer->slot("bias")->get(), at::full({6}, 3.0));
+    EXPECT_FALSE(layer->slot("weight")->get().equal(at::full({6, 6}, 3.0)));
+  }
 }
 
 TEST(InitWeights, DependsOnTheSeedAndOnNothingElse) {
@@ -100,25 +105,8 @@ TEST(InitWeights, DependsOnTheSeedAndOnNothingElse) {
   at::rand({17});
   init_weights(*b, 1);
   init_weights(*c, 2);
-  EXPECT_TRUE(parameter_values(*a).equal(parameter_values(*b)));
+  EXPECT_EQUAL(parameter_values(*a), parameter_values(*b));
   EXPECT_FALSE(parameter_values(*a).equal(parameter_values(*c)));
-}
-
-TEST(InitWeights, TheParentsValueStands) {
-  const auto model = meta_model();
-  to_empty(*model, c10::kCPU);
-  init_weights(*model, 1);
-  EXPECT_TRUE(model->out->weight->detach().equal(at::full({5, 6}, 0.25)));
-}
-
-TEST(InitWeights, ATableReachesByPattern) {
-  const auto model = meta_model();
-  to_empty(*model, c10::kCPU);
-  init_weights(*model, 1);
-  for (const auto& layer : model->layers->items()) {
-    EXPECT_TRUE(layer->slot("bias")->get().detach().equal(at::full({6}, 3.0)));
-    EXPECT_FALSE(layer->slot("weight")->get().detach().equal(at::full({6, 6}, 3.0)));
-  }
 }
 
 class BadTable : public Module<BadTable> {
@@ -154,7 +142,7 @@ TEST(InitWeights, FillsATiedParameterOnce) {
   const at::Tensor expected = at::empty({3, 3});
   const double bound = 1.0 / std::sqrt(3.0);
   uniform_(expected, -bound, bound, {5, stream_of("0.weight")});
-  EXPECT_TRUE(a->weight->detach().equal(expected));
+  EXPECT_EQUAL(a->weight->detach(), expected);
 }
 
 TEST(InitBuffers, LeavesParametersAlone) {
@@ -164,7 +152,7 @@ TEST(InitBuffers, LeavesParametersAlone) {
   model->out->weight->detach().fill_(9.0);
   model->table->fill_(7.0);
   init_buffers(*model);
-  EXPECT_TRUE(model->out->weight->detach().equal(at::full({5, 6}, 9.0)));
+  EXPECT_EQUAL(model->out->weight->detach(), at::full({5, 6}, 9.0));
   EXPECT_TRUE(model->table->equal(at::arange(4, at::kFloat)));
 }
 
@@ -213,7 +201,7 @@ void expect_as_on_one_rank(int ranks, const std::vector<std::int64_t>& sizes,
     }
     to_empty(*model, c10::kCPU);
     init_weights(*model, 11);
-    EXPECT_TRUE(parameter_values(*model).equal(expected));
+    EXPECT_EQUAL(parameter_values(*model), expected);
   });
 }
 

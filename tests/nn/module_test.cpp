@@ -15,7 +15,6 @@
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
-#include "testing/errors.h"
 #include "testing/models.h"
 
 namespace tessera::nn {
@@ -71,9 +70,9 @@ TEST(Child, IsRegisteredWhereItIsDeclaredAndCalledWithItsHooks) {
                                              "second.bias"}));
   int calls = 0;
   parent.second->add_forward_hook([&](ModuleBase&, TensorList) { ++calls; });
-  EXPECT_TRUE(at::equal(parent(at::ones({3})), at::full({3}, 7.0)));
+  EXPECT_EQUAL(parent(at::ones({3})), at::full({3}, 7.0));
   EXPECT_EQ(calls, 1);
-  EXPECT_TRUE(at::equal((*parent.first).weight, at::full({3}, 2.0)));
+  EXPECT_EQUAL((*parent.first).weight, at::full({3}, 2.0));
 }
 
 TEST(Module, RunsHooksInOrderAroundForward) {
@@ -201,20 +200,6 @@ TEST(Slot, TiedParametersAreOne) {
   EXPECT_EQ(a->slot("weight")->owners().size(), 2U);
 }
 
-TEST(Slot, TyingTwiceIsTyingOnce) {
-  Linear a(4, 4, {.bias = false});
-  Linear b(4, 4, {.bias = false});
-  b.tie_slot("weight", a.slot("weight"));
-  b.tie_slot("weight", a.slot("weight"));
-  EXPECT_EQ(a.slot("weight")->owners().size(), 2U);
-}
-
-TEST(Slot, RefusesToTieOtherSizes) {
-  Linear a(4, 4);
-  Linear b(5, 4);
-  EXPECT_ERROR(b.tie_slot("weight", a.slot("weight")), "was to be tied to one of sizes");
-}
-
 TEST(Slot, OutlivesItsModule) {
   SlotPtr slot;
   {
@@ -223,7 +208,7 @@ TEST(Slot, OutlivesItsModule) {
   }
   EXPECT_TRUE(slot->owners().empty());
   slot->set(at::ones({2, 2}));
-  EXPECT_TRUE(slot->get().equal(at::ones({2, 2})));
+  EXPECT_EQUAL(slot->get(), at::ones({2, 2}));
 }
 
 TEST(Slot, PersistsBesideTheGatheredTensor) {
@@ -233,12 +218,7 @@ TEST(Slot, PersistsBesideTheGatheredTensor) {
   slot->set_persistent(sharded);
   slot->set(at::ones({2, 2}));
   EXPECT_TRUE(slot->persistent().is_same(sharded));
-  EXPECT_TRUE(slot->get().equal(at::ones({2, 2})));
-}
-
-TEST(Slot, UnknownNameIsAnErrorThatListsTheNames) {
-  Linear module(2, 2);
-  EXPECT_ERROR(module.slot("wight"), "weight, bias");
+  EXPECT_EQUAL(slot->get(), at::ones({2, 2}));
 }
 
 /// A stock module hidden in ours: its parameters would be lost to FSDP and the optimizer.
@@ -246,7 +226,12 @@ struct Stock : torch::nn::Module {
   Stock() { register_parameter("w", at::ones({2})); }
 };
 
-TEST(Slot, AStockModuleWithParametersIsRefused) {
+TEST(Slot, Refusals) {
+  Linear a(4, 4);
+  Linear b(5, 4);
+  EXPECT_ERROR(b.tie_slot("weight", a.slot("weight")), "was to be tied to one of sizes");
+  Linear module(2, 2);
+  EXPECT_ERROR(module.slot("wight"), "weight, bias");
   Sequential root;
   root.register_module("stock", std::make_shared<Stock>());
   EXPECT_ERROR(root.named_slots(), "'stock.w'");
@@ -275,8 +260,8 @@ TEST(Module, TrainsParametersOfEveryTypeThatCanHaveAGradient) {
   Complex module;
   EXPECT_FALSE(module.slot("steps")->get().requires_grad());
   module(at::full({3}, 2.0)).backward();
-  EXPECT_TRUE(module.filter->grad().allclose(at::full({3}, 8.0 / 6, at::kComplexFloat)));
-  EXPECT_TRUE(module.bound.grad().allclose(at::full({3}, 8.0 / 6, at::kComplexDouble)));
+  EXPECT_CLOSE(module.filter->grad(), at::full({3}, 8.0 / 6, at::kComplexFloat));
+  EXPECT_CLOSE(module.bound.grad(), at::full({3}, 8.0 / 6, at::kComplexDouble));
 }
 
 TEST(Module, IsNamedInAnErrorOfLibtorch) {
@@ -400,16 +385,6 @@ TEST(Module, NamesABufferOfAnotherTypeInAnErrorOfLibtorch) {
   }
 }
 
-}  // namespace
-namespace {
-
-TEST(Linear, IsLibtorchsLinear) {
-  Linear module(5, 3);
-  init_weights(module, 1);
-  const at::Tensor x = at::randn({2, 4, 5});
-  EXPECT_TRUE(module(x).allclose(at::linear(x, *module.weight, *module.bias)));
-}
-
 TEST(Linear, StartsWithinItsBound) {
   Linear module(100, 50);
   init_weights(module, 1);
@@ -423,7 +398,7 @@ TEST(Linear, DefersItsBias) {
   module.set_defer_bias(true);
   const at::Tensor x = at::randn({2, 5});
   EXPECT_TRUE(module.defers_bias());
-  EXPECT_TRUE(module(x).allclose(at::linear(x, *module.weight)));
+  EXPECT_CLOSE(module(x), at::linear(x, *module.weight));
 }
 
 TEST(Linear, WithoutBiasHasOneParameter) {
@@ -445,14 +420,14 @@ TEST(LayerNorm, IsLibtorchs) {
   LayerNorm module(6);
   init_weights(module, 1);
   const at::Tensor x = at::randn({3, 6});
-  EXPECT_TRUE(module(x).allclose(at::layer_norm(x, {6}), 1e-5, 1e-6));
+  EXPECT_CLOSE(module(x), at::layer_norm(x, {6}), 1e-5, 1e-6);
 }
 
 TEST(RMSNorm, IsLibtorchs) {
   RMSNorm module(6, 1e-3);
   init_weights(module, 1);
   const at::Tensor x = at::randn({3, 6});
-  EXPECT_TRUE(module(x).allclose(at::rms_norm(x, {6}, {}, 1e-3), 1e-5, 1e-6));
+  EXPECT_CLOSE(module(x), at::rms_norm(x, {6}, {}, 1e-3), 1e-5, 1e-6);
 }
 
 TEST(Dropout, DrawsAnewAtEachCall) {
@@ -468,16 +443,7 @@ TEST(Dropout, ReplaysACall) {
   const std::uint64_t calls = module.calls();
   const at::Tensor first = module(x);
   module.set_calls(calls);
-  EXPECT_TRUE(module(x).equal(first));
-}
-
-TEST(Dropout, TwoModulesDrawIndependently) {
-  auto a = std::make_shared<Dropout>(0.5);
-  auto b = std::make_shared<Dropout>(0.5);
-  Sequential both(a, b);
-  init_weights(both, 1);
-  const at::Tensor x = at::ones({1000});
-  EXPECT_FALSE((*a)(x).equal((*b)(x)));
+  EXPECT_EQUAL(module(x), first);
 }
 
 TEST(Dropout, TwoUninitialisedModulesDrawIndependently) {
@@ -520,23 +486,16 @@ TEST(Dropout, TakesItsNameInTheWholeModelAfterAPartWasAskedForNames) {
   EXPECT_TRUE(asked[0].equal(fresh[0]) && asked[1].equal(fresh[1]));
 }
 
-TEST(Dropout, MadeWithinAForwardIsRefused) {
-  class Makes : public Module<Makes> {
-   public:
-    at::Tensor forward(const at::Tensor& x) { return Dropout(0.5)(x); }
-  };
-  Makes module;
-  EXPECT_ERROR(module(at::ones({4})), "no module has it registered", "give it to register_module");
-}
-
-TEST(Dropout, DoesNothingInEvaluation) {
-  Dropout module(0.5);
-  module.eval();
-  const at::Tensor x = at::ones({10});
-  EXPECT_TRUE(module(x).is_same(x));
-}
-
-TEST(Dropout, RefusesAProbabilityOfOne) {
+TEST(Dropout, Refusals) {
+  {
+    class Makes : public Module<Makes> {
+     public:
+      at::Tensor forward(const at::Tensor& x) { return Dropout(0.5)(x); }
+    };
+    Makes module;
+    EXPECT_ERROR(module(at::ones({4})), "no module has it registered",
+                 "give it to register_module");
+  }
   EXPECT_ERROR(Dropout(1.0), "probability 1 was asked for");
 }
 
@@ -546,7 +505,7 @@ TEST(Sequential, RunsItsModulesInOrder) {
   Sequential both(a, b);
   init_weights(both, 1);
   const at::Tensor x = at::randn({5, 3});
-  EXPECT_TRUE(both(x).equal((*b)((*a)(x))));
+  EXPECT_EQUAL(both(x), (*b)((*a)(x)));
   EXPECT_EQ(both.named_slots()[2].first, "1.weight");
 }
 
@@ -557,19 +516,6 @@ TEST(ModuleList, GivesItsModulesByType) {
   EXPECT_ERROR(list.at<Embedding>(0), "not of the type asked for");
   EXPECT_ERROR(list.at<Linear>(1), "module 1 of a ModuleList of 1");
 }
-
-TEST(LayersOfEachKind, TrainsAllItsParameters) {
-  testing::LayersOfEachKind model;
-  init_weights(model, 1);
-  model(at::tensor({0, 3, 6}, at::kLong)).square().sum().backward();
-  for (const auto& [name, slot] : model.named_slots()) {
-    ASSERT_TRUE(slot->get().grad().defined()) << name;
-    EXPECT_GT(slot->get().grad().abs().sum().item<double>(), 0.0) << name;
-  }
-}
-
-}  // namespace
-namespace {
 
 std::shared_ptr<testing::LayersOfEachKind> initialized() {
   auto model = std::make_shared<testing::LayersOfEachKind>();
@@ -597,51 +543,43 @@ void gather_output(TensorList tensors, const DeviceMesh&) {
   *tensors[0] = DistributedTensor(*tensors[0]).full_tensor();
 }
 
-TEST(DistributeModule, ComputesWhatThePlainModuleDoes) {
+TEST_ON_MESH(DistributeModule, ComputesWhatThePlainModuleDoes, {4}, {"tp"}) {
   const auto plain = initialized();
   const auto expected = (*plain)(tokens());
   expected.pow(2).sum().backward();
-  RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {
-    const auto model = initialized();
-    distribute_module(*model, mesh, &partition, &distribute_input, &gather_output);
-    const auto found = (*model)(tokens());
-    EXPECT_FALSE(tessera::is_distributed(found));
-    EXPECT_TRUE(at::allclose(found, expected));
-    found.pow(2).sum().backward();
-    const auto slots = model->named_slots(), originals = plain->named_slots();
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      const DistributedTensor gradient(slots[i].second->get().grad());
-      EXPECT_TRUE(
-          at::allclose(gradient.full_tensor(), originals[i].second->get().grad(), 1e-4, 1e-6))
-          << slots[i].first;
-    }
-  });
+  const auto model = initialized();
+  distribute_module(*model, mesh, &partition, &distribute_input, &gather_output);
+  const auto found = (*model)(tokens());
+  EXPECT_FALSE(tessera::is_distributed(found));
+  EXPECT_CLOSE(found, expected);
+  found.pow(2).sum().backward();
+  const auto slots = model->named_slots(), originals = plain->named_slots();
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const DistributedTensor gradient(slots[i].second->get().grad());
+    EXPECT_CLOSE(gradient, originals[i].second->get().grad(), 1e-4, 1e-6) << slots[i].first;
+  }
 }
 
-TEST(DistributeModule, ReplicatesTheRemainingParameters) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    const auto model = initialized();
-    std::vector<std::string> visited;
-    distribute_module(*model, mesh, [&](const std::string& name, ModuleBase& module, auto& on) {
-      visited.push_back(name);
-      partition(name, module, on);
-    });
-    EXPECT_EQ(visited, (std::vector<std::string>{"", "embed", "layers", "layers.0", "layers.1",
-                                                 "norm", "out"}));
-    EXPECT_EQ(DistributedTensor(*model->out->weight).placements(), Placements{Shard{0}});
-    EXPECT_EQ(DistributedTensor(*model->norm->weight).placements(), Placements{Replicate{}});
-    EXPECT_EQ(DistributedTensor(*model->table).placements(), Placements{Replicate{}});
-    EXPECT_TRUE(model->norm->weight->requires_grad());
-    EXPECT_FALSE(model->table->requires_grad());
+TEST_ON_MESH(DistributeModule, ReplicatesTheRemainingParameters, {2}, {"tp"}) {
+  const auto model = initialized();
+  std::vector<std::string> visited;
+  distribute_module(*model, mesh, [&](const std::string& name, ModuleBase& module, auto& on) {
+    visited.push_back(name);
+    partition(name, module, on);
   });
+  EXPECT_EQ(visited, (std::vector<std::string>{"", "embed", "layers", "layers.0", "layers.1",
+                                               "norm", "out"}));
+  EXPECT_EQ(DistributedTensor(*model->out->weight).placements(), Placements{Shard{0}});
+  EXPECT_EQ(DistributedTensor(*model->norm->weight).placements(), Placements{Replicate{}});
+  EXPECT_EQ(DistributedTensor(*model->table).placements(), Placements{Replicate{}});
+  EXPECT_TRUE(model->norm->weight->requires_grad());
+  EXPECT_FALSE(model->table->requires_grad());
 }
 
-TEST(DistributeModule, RefusesToDistributeTwice) {
-  RunOnMesh({1}, {"tp"}, [](const DeviceMesh& mesh) {
-    const auto model = initialized();
-    distribute_module(*model, mesh);
-    EXPECT_ERROR(distribute_module(*model, mesh), "already");
-  });
+TEST_ON_MESH(DistributeModule, RefusesToDistributeTwice, {1}, {"tp"}) {
+  const auto model = initialized();
+  distribute_module(*model, mesh);
+  EXPECT_ERROR(distribute_module(*model, mesh), "already");
 }
 
 }  // namespace

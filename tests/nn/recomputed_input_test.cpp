@@ -133,7 +133,7 @@ TEST(RecomputedInput, ServesTwoBackwards) {
   const at::Tensor once = v[2].grad().clone();
   loss.backward();
   // Added within the product, and so rounded otherwise than two of them.
-  EXPECT_TRUE(v[2].grad().allclose(once.mul(2), 1e-5, 1e-6));
+  EXPECT_CLOSE(v[2].grad(), once.mul(2), 1e-5, 1e-6);
   EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
 }
 
@@ -193,8 +193,8 @@ TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
     v[1].detach().fill_(std::numeric_limits<float>::quiet_NaN());
   }
   const Tensors found = torch::autograd::grad({y}, {v[2], v[3]}, {normal_values(y.sizes(), 99)});
-  EXPECT_TRUE(found[0].equal(expected[3]));
-  EXPECT_TRUE(found[1].equal(expected[4]));
+  EXPECT_EQUAL(found[0], expected[3]);
+  EXPECT_EQUAL(found[1], expected[4]);
 }
 
 TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptOne) {
@@ -288,7 +288,7 @@ TEST(RecomputedInput, OfSiluMulServesTwoBackwards) {
   const at::Tensor once = v[0].grad().clone();
   v[0].mutable_grad().zero_();
   loss.backward();
-  EXPECT_TRUE(v[0].grad().equal(once));
+  EXPECT_EQUAL(v[0].grad(), once);
 }
 
 TEST(RecomputedInput, IsLeftToACheckpoint) {
@@ -318,31 +318,29 @@ TEST(RecomputedInput, OfASumIsLeftToACheckpoint) {
 }
 
 /// The tensors are laid out as in tensor parallelism without a split sequence.
-TEST(RecomputedInput, MayBeDistributed) {
-  RunOnMesh({3}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const Tensors values{normal_values({5, 8}, 1), normal_values({8}, 2), normal_values({7, 8}, 3),
-                         normal_values({7, 8}, 4), normal_values({8, 7}, 5)};
-    const std::vector<Placement> placements{Replicate{}, Replicate{}, Shard{0}, Shard{0}, Shard{1}};
-    const auto mlp = [](const Tensors& v) {
-      const at::Tensor y = rms_norm(v[0], v[1], kEps);
-      const at::Tensor inner = silu_mul(linear_product(y, v[2], {}), linear_product(y, v[3], {}));
-      return linear_product(inner, v[4], {});
-    };
-    const Tensors alone = leaves_of(values);
-    mlp(alone).square().sum().backward();
-    Tensors spread;
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      spread.push_back(
-          distribute_tensor(values[i], mesh, {placements[i]}).tensor().detach().requires_grad_());
-    }
-    const auto before = rank.world()->traffic().table();
-    DistributedTensor(mlp(spread)).redistribute({Replicate{}}).tensor().square().sum().backward();
-    // The sum of the result, and of the gradient of the norm's result.
-    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      EXPECT_TRUE(full_tensor(spread[i].grad()).allclose(alone[i].grad(), 1e-4, 1e-4)) << i;
-    }
-  });
+TEST_ON_MESH(RecomputedInput, MayBeDistributed, {3}, {"tp"}) {
+  const Tensors values{normal_values({5, 8}, 1), normal_values({8}, 2), normal_values({7, 8}, 3),
+                       normal_values({7, 8}, 4), normal_values({8, 7}, 5)};
+  const std::vector<Placement> placements{Replicate{}, Replicate{}, Shard{0}, Shard{0}, Shard{1}};
+  const auto mlp = [](const Tensors& v) {
+    const at::Tensor y = rms_norm(v[0], v[1], kEps);
+    const at::Tensor inner = silu_mul(linear_product(y, v[2], {}), linear_product(y, v[3], {}));
+    return linear_product(inner, v[4], {});
+  };
+  const Tensors alone = leaves_of(values);
+  mlp(alone).square().sum().backward();
+  Tensors spread;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    spread.push_back(
+        distribute_tensor(values[i], mesh, {placements[i]}).tensor().detach().requires_grad_());
+  }
+  const auto before = rank.world()->traffic().table();
+  DistributedTensor(mlp(spread)).redistribute({Replicate{}}).tensor().square().sum().backward();
+  // The sum of the result, and of the gradient of the norm's result.
+  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    EXPECT_CLOSE(spread[i].grad(), alone[i].grad(), 1e-4, 1e-4) << i;
+  }
 }
 
 }  // namespace

@@ -32,8 +32,8 @@ TEST(SelectiveCheckpoint, KeepsWhatThePolicySaysAndRecomputesTheRest) {
   const at::Tensor y = leaf({5, 7}, 1), v = leaf({7, 7}, 2);
   dense(x, w).sum().backward();
   checkpoint(counted.options, dense, y, v).sum().backward();
-  EXPECT_TRUE(at::equal(x.grad(), y.grad()));
-  EXPECT_TRUE(at::equal(w.grad(), v.grad()));
+  EXPECT_EQUAL(x.grad(), y.grad());
+  EXPECT_EQUAL(w.grad(), v.grad());
   EXPECT_EQ(counted->kept_operators, 2);
   EXPECT_EQ(counted->replayed_operators, 2);
   EXPECT_EQ(counted->recomputed_operators,
@@ -69,36 +69,34 @@ TEST(SelectiveCheckpoint, KeepsResultsOfThisLibrarysOperators) {
   const at::Tensor y = leaf({5, 7}, 1), v = leaf({7}, 2);
   gated(x, w).sum().backward();
   checkpoint(counted.options, gated, y, v).sum().backward();
-  EXPECT_TRUE(at::equal(x.grad(), y.grad()));
-  EXPECT_TRUE(at::equal(w.grad(), v.grad()));
+  EXPECT_EQUAL(x.grad(), y.grad());
+  EXPECT_EQUAL(w.grad(), v.grad());
   EXPECT_EQ(counted->kept_operators, 2);
   EXPECT_EQ(counted->replayed_operators, 2);
   EXPECT_EQ(counted->recomputed_operators, 0);
 }
 
 // What is kept is not exchanged again.
-TEST(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary) {
-  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const at::Tensor targets =
-        distribute_tensor(at::arange(5, at::kLong), mesh, {Replicate{}}).tensor();
-    const auto loss = [&](const at::Tensor& logits) {
-      return tessera::detail::cross_entropy(logits.mul(2), targets).sin();
-    };
-    const auto split = [&] {
-      const at::Tensor values = testing::uniform_values({5, 7}, 1);
-      return distribute_tensor(values, mesh, {Shard{1}}).tensor().detach().requires_grad_();
-    };
-    const at::Tensor x = split(), y = split();
-    loss(x).sum().backward();
-    const Counted counted = keeping(save_operators({"tessera::cross_entropy"}));
-    const comm::TrafficTable before = rank.world()->traffic().table();
-    checkpoint(counted.options, loss, y).sum().backward();
-    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
-    EXPECT_TRUE(local_tensor(x.grad()).equal(local_tensor(y.grad())));
-    EXPECT_EQ(counted->kept_operators, 1);
-    EXPECT_EQ(counted->replayed_operators, 1);
-    EXPECT_EQ(counted->recomputed_operators, 1);
-  });
+TEST_ON_MESH(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary, {2}, {"tp"}) {
+  const at::Tensor targets =
+      distribute_tensor(at::arange(5, at::kLong), mesh, {Replicate{}}).tensor();
+  const auto loss = [&](const at::Tensor& logits) {
+    return tessera::detail::cross_entropy(logits.mul(2), targets).sin();
+  };
+  const auto split = [&] {
+    const at::Tensor values = testing::uniform_values({5, 7}, 1);
+    return distribute_tensor(values, mesh, {Shard{1}}).tensor().detach().requires_grad_();
+  };
+  const at::Tensor x = split(), y = split();
+  loss(x).sum().backward();
+  const Counted counted = keeping(save_operators({"tessera::cross_entropy"}));
+  const comm::TrafficTable before = rank.world()->traffic().table();
+  checkpoint(counted.options, loss, y).sum().backward();
+  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
+  EXPECT_EQUAL(local_tensor(x.grad()), local_tensor(y.grad()));
+  EXPECT_EQ(counted->kept_operators, 1);
+  EXPECT_EQ(counted->replayed_operators, 1);
+  EXPECT_EQ(counted->recomputed_operators, 1);
 }
 
 TEST(SelectiveCheckpoint, DoesNotAskOfViewsWritesAndFactories) {
@@ -127,7 +125,7 @@ TEST(SelectiveCheckpoint, KeepsEverythingOfAFunctionWithDropout) {
     (checkpointed ? checkpoint(keeping(everything).options, fn, x) : fn(x)).sum().backward();
     gradients.push_back(x.grad());
   }
-  EXPECT_TRUE(gradients[0].equal(gradients[1]));
+  EXPECT_EQUAL(gradients[0], gradients[1]);
 }
 
 TEST(SelectiveCheckpoint, ServesARetainedGraphAgain) {
@@ -137,7 +135,7 @@ TEST(SelectiveCheckpoint, ServesARetainedGraphAgain) {
   loss.backward({}, /*retain_graph=*/true);
   const at::Tensor once = x.grad().clone();
   loss.backward();
-  EXPECT_TRUE(at::equal(x.grad(), once + once));
+  EXPECT_EQUAL(x.grad(), once + once);
   EXPECT_EQ(counted->replayed_operators, 4);
 }
 
@@ -174,8 +172,8 @@ TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
     return checkpoint(inner.options, dense, a.exp(), b).exp();
   };
   checkpoint(outer.options, fn, y, v).sum().backward();
-  EXPECT_TRUE(at::equal(x.grad(), y.grad()));
-  EXPECT_TRUE(at::equal(w.grad(), v.grad()));
+  EXPECT_EQUAL(x.grad(), y.grad());
+  EXPECT_EQUAL(w.grad(), v.grad());
   EXPECT_EQ(outer->replayed_operators, 2);  // while the outer region makes exp's argument again
   EXPECT_EQ(inner->recomputations, 1);
 }
@@ -193,50 +191,47 @@ TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKep
     return x.grad();
   };
   const Counted counted = keeping(save_operators({"aten::native_dropout"}));
-  EXPECT_TRUE(at::equal(run(&counted), run(nullptr)));
+  EXPECT_EQUAL(run(&counted), run(nullptr));
   EXPECT_EQ(counted->replayed_operators, 1);
 }
 
-TEST(SelectiveCheckpoint, RefusesAKeptResultThatWasModifiedInPlace) {
+TEST(SelectiveCheckpoint, Refusals) {
   const Counted counted = keeping(save_operators({"aten::mm"}));
   const auto fn = [](const at::Tensor& a, const at::Tensor& b) { return a.mm(b).add_(1).sin(); };
   const at::Tensor loss = checkpoint(counted.options, fn, leaf({2, 2}, 1), leaf({2, 2}, 2)).sum();
   EXPECT_EQ(message_of([&] { loss.backward(); }),
             "checkpoint: the result of aten::mm, call 0 of its region, was saved and then modified "
             "in place; let the policy recompute it, or write to a copy");
-}
-
-// matmul makes (6, 2) of (2, 3, 2), and a view of the product with its own version.
-TEST(SelectiveCheckpoint, RefusesAKeptProductThatWasModifiedInPlaceBehindAMatmul) {
-  const Counted counted = keeping(save_operators({"aten::mm"}));
-  const auto fn = [](const at::Tensor& a, const at::Tensor& b) {
-    return a.matmul(b).add_(1).sin();
-  };
-  const at::Tensor loss =
-      checkpoint(counted.options, fn, leaf({2, 3, 2}, 1), leaf({2, 2}, 2)).sum();
-  EXPECT_CONTAINS(message_of([&] { loss.backward(); }),
-                  "the result of aten::mm, call 0 of its region, was saved and then modified");
-}
-
-TEST(SelectiveCheckpoint, KeepsResultsOfDistributedTensors) {
-  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
-    const auto run = [&](const Counted* counted) {
-      const at::Tensor x = distribute_tensor(leaf({5, 7}, 1).detach(), mesh, {Shard{0}});
-      const at::Tensor w = distribute_tensor(leaf({7, 7}, 2).detach(), mesh, {Replicate{}});
-      x.requires_grad_();
-      w.requires_grad_();
-      (counted ? checkpoint(counted->options, dense, x, w) : dense(x, w)).sum().backward();
-      return std::pair(DistributedTensor(x.grad()).full_tensor(),
-                       DistributedTensor(w.grad()).full_tensor());
-    };
+  {
+    // matmul makes (6, 2) of (2, 3, 2), and a view of the product with its own version.
     const Counted counted = keeping(save_operators({"aten::mm"}));
-    const auto plain = run(nullptr);
-    const auto again = run(&counted);
-    EXPECT_TRUE(at::equal(plain.first, again.first));
-    EXPECT_TRUE(at::equal(plain.second, again.second));
-    EXPECT_EQ(counted->replayed_operators, 2);
-    EXPECT_EQ(counted->recomputed_operators, 2);
-  });
+    const auto fn = [](const at::Tensor& a, const at::Tensor& b) {
+      return a.matmul(b).add_(1).sin();
+    };
+    const at::Tensor loss =
+        checkpoint(counted.options, fn, leaf({2, 3, 2}, 1), leaf({2, 2}, 2)).sum();
+    EXPECT_CONTAINS(message_of([&] { loss.backward(); }),
+                    "the result of aten::mm, call 0 of its region, was saved and then modified");
+  }
+}
+
+TEST_ON_MESH(SelectiveCheckpoint, KeepsResultsOfDistributedTensors, {3}, {"dp"}) {
+  const auto run = [&](const Counted* counted) {
+    const at::Tensor x = distribute_tensor(leaf({5, 7}, 1).detach(), mesh, {Shard{0}});
+    const at::Tensor w = distribute_tensor(leaf({7, 7}, 2).detach(), mesh, {Replicate{}});
+    x.requires_grad_();
+    w.requires_grad_();
+    (counted ? checkpoint(counted->options, dense, x, w) : dense(x, w)).sum().backward();
+    return std::pair(DistributedTensor(x.grad()).full_tensor(),
+                     DistributedTensor(w.grad()).full_tensor());
+  };
+  const Counted counted = keeping(save_operators({"aten::mm"}));
+  const auto plain = run(nullptr);
+  const auto again = run(&counted);
+  EXPECT_EQUAL(plain.first, again.first);
+  EXPECT_EQUAL(plain.second, again.second);
+  EXPECT_EQ(counted->replayed_operators, 2);
+  EXPECT_EQ(counted->recomputed_operators, 2);
 }
 
 }  // namespace

@@ -48,8 +48,11 @@ StepMetrics Sample() {
   return metrics;
 }
 
-TEST(ToJson, HasTheContractsKeysInOrder) {
-  const auto json = ordered_json::parse(to_json(Sample()));
+TEST(ToJson, HasTheContractsKeysInOrderAndExactValues) {
+  auto metrics = Sample();
+  metrics.loss = 0.1 + 0.2;
+  metrics.mfu = 51.25;
+  const auto json = ordered_json::parse(to_json(metrics));
   std::vector<std::string> keys;
   for (const auto& [key, value] : json.items()) {
     keys.push_back(key);
@@ -57,17 +60,14 @@ TEST(ToJson, HasTheContractsKeysInOrder) {
   EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "grad_norm", "lr", "step_time_s",
                                             "data_time_s", "tokens_per_s", "tflops", "mfu",
                                             "mfu_causal", "peak_memory_bytes", "comm"}));
-}
-
-TEST(ToJson, KeepsValuesExactly) {
-  auto metrics = Sample();
-  metrics.loss = 0.1 + 0.2;
-  metrics.mfu = 51.25;
-  const auto json = ordered_json::parse(to_json(metrics));
   EXPECT_EQ(json["step"].get<int>(), 3);
   EXPECT_EQ(json["loss"].get<double>(), 0.1 + 0.2);
   EXPECT_EQ(json["mfu"].get<double>(), 51.25);
   EXPECT_EQ(json["peak_memory_bytes"].get<std::int64_t>(), std::int64_t{3} << 29);
+  EXPECT_EQ(json["comm"].dump(), R"({"dp":{"all_gather":{"calls":4,"bytes":4096},)"
+                                 R"("reduce_scatter":{"calls":2,"bytes":2048}},)"
+                                 R"("tp":{"all_gather":{"calls":1,"bytes":100}}})");
+  EXPECT_EQ(ordered_json::parse(to_json(StepMetrics{}))["comm"].dump(), "{}");
 }
 
 TEST(MetricsWriter, CutsTheRecordsOfLaterStepsInAResumedRun) {
@@ -97,32 +97,17 @@ TEST(MetricsWriter, RefusesToResumeAFileOfOtherText) {
   EXPECT_EQ(ReadFile(folder / "notes"), "dear diary\n");
 }
 
-TEST(ToJson, NestsTrafficByMeshDimensionAndCollective) {
-  const auto json = ordered_json::parse(to_json(Sample()));
-  EXPECT_EQ(json["comm"].dump(), R"({"dp":{"all_gather":{"calls":4,"bytes":4096},)"
-                                 R"("reduce_scatter":{"calls":2,"bytes":2048}},)"
-                                 R"("tp":{"all_gather":{"calls":1,"bytes":100}}})");
-}
-
-TEST(ToJson, TellsOfLossScalingWhereThereIsSome) {
+TEST(ToJson, HasLossScalingAndActiveBytesWhereTheyAreKnown) {
   auto metrics = Sample();
-  EXPECT_FALSE(ordered_json::parse(to_json(metrics)).contains("loss_scale"));
+  auto json = ordered_json::parse(to_json(metrics));
+  EXPECT_FALSE(json.contains("loss_scale") || json.contains("peak_active_bytes"));
   metrics.loss_scale = 32768.0;
   metrics.skipped = true;
-  const auto json = ordered_json::parse(to_json(metrics));
+  metrics.peak_active_bytes = std::int64_t{1} << 29;
+  json = ordered_json::parse(to_json(metrics));
   EXPECT_EQ(json["loss_scale"].get<double>(), 32768.0);
   EXPECT_TRUE(json["skipped"].get<bool>());
-}
-
-TEST(ToJson, TellsWhatTensorsHadWhereThatIsKnown) {
-  auto metrics = Sample();
-  EXPECT_FALSE(ordered_json::parse(to_json(metrics)).contains("peak_active_bytes"));
-  metrics.peak_active_bytes = std::int64_t{1} << 29;
-  EXPECT_EQ(ordered_json::parse(to_json(metrics))["peak_active_bytes"], std::int64_t{1} << 29);
-}
-
-TEST(ToJson, WritesAnEmptyObjectWithoutTraffic) {
-  EXPECT_EQ(ordered_json::parse(to_json(StepMetrics{}))["comm"].dump(), "{}");
+  EXPECT_EQ(json["peak_active_bytes"], std::int64_t{1} << 29);
 }
 
 TEST(ToJson, WritesNullForWhatIsUnknownOrNotFinite) {
@@ -138,18 +123,12 @@ TEST(ToJson, WritesNullForWhatIsUnknownOrNotFinite) {
 
 TEST(TitanLine, IsTorchtitansLine) {
   auto metrics = Sample();
+  EXPECT_TRUE(titan_line(metrics, 4).ends_with("mfu: N/A"));
   metrics.mfu = 38.987;
   EXPECT_EQ(titan_line(metrics, 4),
             "step:  3  loss:  7.65432  grad_norm:  1.2500  memory:  1.50GiB(12.50%)  "
             "tps: 1,234,000  tflops: 1,234.57  mfu: 38.99%");
-}
-
-TEST(TitanLine, SaysWhereTheMfuIsNotKnown) {
-  EXPECT_TRUE(titan_line(Sample(), 4).ends_with("mfu: N/A"));
-}
-
-TEST(TitanLine, WidensForLargeValues) {
-  StepMetrics metrics;
+  metrics = {};
   metrics.step = 12345;
   metrics.loss = 123.456;
   metrics.tokens_per_s = 999;
@@ -183,28 +162,26 @@ TEST(ModelFlops, AgreesWithTorchtitansFigureForLlama8B) {
   EXPECT_NEAR(flops.per_token_causal, 51.47e9, 0.01e9);
 }
 
-TEST(PeakFlops, KnowsDevicesByTheirDriversNames) {
-  EXPECT_EQ(peak_flops("NVIDIA H100 80GB HBM3"), 989e12);
-  EXPECT_EQ(peak_flops("NVIDIA H100 PCIe"), 756e12);
-  EXPECT_EQ(peak_flops("NVIDIA H100 NVL"), 835e12);
-  EXPECT_EQ(peak_flops("NVIDIA H200"), 989e12);
-  EXPECT_EQ(peak_flops("NVIDIA H20"), 148e12);
-  EXPECT_EQ(peak_flops("NVIDIA A100-SXM4-80GB"), 312e12);
-  EXPECT_EQ(peak_flops("NVIDIA L40S"), 362e12);
-  EXPECT_EQ(peak_flops("AMD Instinct MI300X"), 1307e12);
-}
-
-TEST(PeakFlops, IsThatOfTheType) {
+TEST(PeakFlops, KnowsDevicesByTheirDriversNamesAndGuessesNothing) {
+  for (const auto& [name, flops] :
+       std::vector<std::pair<std::string, double>>{{"NVIDIA H100 80GB HBM3", 989e12},
+                                                   {"NVIDIA H100 PCIe", 756e12},
+                                                   {"NVIDIA H100 NVL", 835e12},
+                                                   {"NVIDIA H200", 989e12},
+                                                   {"NVIDIA H20", 148e12},
+                                                   {"NVIDIA A100-SXM4-80GB", 312e12},
+                                                   {"NVIDIA L40S", 362e12},
+                                                   {"AMD Instinct MI300X", 1307e12}}) {
+    EXPECT_EQ(peak_flops(name), flops) << name;
+  }
   EXPECT_EQ(peak_flops("NVIDIA H200", c10::kHalf), 989e12);
   EXPECT_EQ(peak_flops("NVIDIA H200", c10::kFloat), 67e12);
   EXPECT_EQ(peak_flops("NVIDIA A100-SXM4-80GB", c10::kFloat), 19.5e12);
   EXPECT_FALSE(peak_flops("NVIDIA H200", c10::kDouble));
-}
-
-TEST(PeakFlops, GuessesNothing) {
-  EXPECT_FALSE(peak_flops(""));
-  EXPECT_FALSE(peak_flops("NVIDIA RTX A1000"));
-  EXPECT_FALSE(peak_flops("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"));
+  for (const char* name :
+       {"", "NVIDIA RTX A1000", "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"}) {
+    EXPECT_FALSE(peak_flops(name)) << name;
+  }
 }
 
 TEST(MemoryUse, IsWithinTheMachine) {
@@ -219,14 +196,19 @@ TEST(MemoryUse, GrowsWithUse) {
   EXPECT_GE(peak_resident_bytes(), before + (60 << 20)) << touched.size();
 }
 
-TEST(MetricsWriter, WritesALineAStepAtOnce) {
+TEST(MetricsWriter, WritesALineAStepAtOnceAndMakesTheFolder) {
   TemporaryFolder folder;
-  testing::WriteFile(folder / "m.jsonl", "an older run\n");
+  const auto line = to_json(Sample()) + "\n";
+  WriteFile(folder / "m.jsonl", "an older run\n");
   MetricsWriter writer(folder / "m.jsonl");
   writer.write(Sample());
   writer.write(Sample());
-  const auto line = to_json(Sample()) + "\n";
-  EXPECT_EQ(testing::ReadFile(folder / "m.jsonl"), line + line);
+  EXPECT_EQ(ReadFile(folder / "m.jsonl"), line + line);
+  MetricsWriter(folder / "a/b/m.jsonl").write(Sample());
+  EXPECT_EQ(ReadFile(folder / "a/b/m.jsonl"), line);
+  WriteFile(folder / "file", "");
+  EXPECT_ERROR(MetricsWriter(folder / "file/m.jsonl"), "cannot write the metrics file");
+  EXPECT_ERROR(MetricsWriter("/dev/full").write(Sample()), "has room");
 }
 
 TEST(MetricsWriter, WritesTheLastRecordAgainInItsPlace) {
@@ -251,12 +233,6 @@ TEST(MetricsWriter, WritesTheLastRecordAgainInItsPlace) {
   EXPECT_EQ(records[2]["step"], metrics.step);
 }
 
-TEST(MetricsWriter, MakesTheFolder) {
-  TemporaryFolder folder;
-  MetricsWriter(folder / "a/b/m.jsonl").write(Sample());
-  EXPECT_EQ(testing::ReadFile(folder / "a/b/m.jsonl"), to_json(Sample()) + "\n");
-}
-
 TEST(MetricsWriter, WritesToAPipeAndReadsNothingFromIt) {
   const TemporaryFolder folder;
   const auto pipe = folder / "pipe";
@@ -270,13 +246,6 @@ TEST(MetricsWriter, WritesToAPipeAndReadsNothingFromIt) {
     }
     EXPECT_EQ(read.get(), to_json(Sample()) + "\n");
   }
-}
-
-TEST(MetricsWriter, NamesAFileThatCannotBeWritten) {
-  TemporaryFolder folder;
-  testing::WriteFile(folder / "file", "");
-  EXPECT_ERROR(MetricsWriter(folder / "file/m.jsonl"), "cannot write the metrics file");
-  EXPECT_ERROR(MetricsWriter("/dev/full").write(Sample()), "has room");
 }
 
 TEST(MeasuredPeak, IsANumberThatAllRanksHave) {

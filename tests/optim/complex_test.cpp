@@ -65,7 +65,7 @@ void expect_trained(const MakeSlot& make, const Options& options,
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const at::Tensor full = full_tensor(slots[i]->get()).detach();
     ASSERT_EQ(full.scalar_type(), at::kComplexFloat);
-    EXPECT_TRUE(at::view_as_real(full).allclose(expected[i].detach(), 1e-5, 1e-6)) << i;
+    EXPECT_CLOSE(at::view_as_real(full), expected[i].detach(), 1e-5, 1e-6) << i;
   }
   for (const StateTensor& state : optimizer.state()) {
     if (state.name != "step") {
@@ -105,7 +105,7 @@ TEST(ComplexParameters, HaveTheirGradientIfConjugatedLazily) {
   const at::Tensor expected =
       slot->persistent().detach().sub(slot->persistent().grad().resolve_conj(), 0.5);
   Sgd({slot}, {.lr = 0.5}).step();
-  EXPECT_TRUE(slot->persistent().detach().allclose(expected, 1e-6, 1e-7));
+  EXPECT_CLOSE(slot->persistent().detach(), expected, 1e-6, 1e-7);
 }
 
 /// The norm of |z| over all elements.
@@ -120,20 +120,18 @@ double norm_of_absolutes(double p) {
   return std::isinf(p) ? sum : std::pow(sum, 1 / p);
 }
 
-TEST(ComplexParameters, AreClippedByTheirAbsoluteValues) {
-  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
-    for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
-      std::vector<nn::SlotPtr> slots;
-      for (std::size_t i = 0; i < kSizes.size(); ++i) {
-        slots.push_back(slot_of(at::view_as_complex(value(i)), mesh, {Shard{0}}));
-        set_grad(slots[i], at::view_as_complex(gradient(i, 0)));
-      }
-      const double norm = norm_of_absolutes(p);
-      EXPECT_NEAR(clip_grad_norm_(slots, 0.5, {.norm_type = p}).item<double>(), norm, 1e-5 * norm);
-      const at::Tensor clipped = full_tensor(slots[0]->persistent().grad());
-      EXPECT_TRUE(at::view_as_real(clipped).allclose(gradient(0, 0).mul(0.5 / norm), 1e-4, 1e-6));
+TEST_ON_MESH(ComplexParameters, AreClippedByTheirAbsoluteValues, {4}, {"dp"}) {
+  for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    std::vector<nn::SlotPtr> slots;
+    for (std::size_t i = 0; i < kSizes.size(); ++i) {
+      slots.push_back(slot_of(at::view_as_complex(value(i)), mesh, {Shard{0}}));
+      set_grad(slots[i], at::view_as_complex(gradient(i, 0)));
     }
-  });
+    const double norm = norm_of_absolutes(p);
+    EXPECT_NEAR(clip_grad_norm_(slots, 0.5, {.norm_type = p}).item<double>(), norm, 1e-5 * norm);
+    const at::Tensor clipped = full_tensor(slots[0]->persistent().grad());
+    EXPECT_CLOSE(at::view_as_real(clipped), gradient(0, 0).mul(0.5 / norm), 1e-4, 1e-6);
+  }
 }
 
 TEST(ComplexParameters, AreNotForMuon) {

@@ -37,7 +37,7 @@ TEST(GradScaler, TheStepIsThatOfTheUnscaledGradients) {
     EXPECT_TRUE(scaler.step(optimizer));
     expected.step();
   }
-  EXPECT_TRUE(slot->get().detach().equal(reference->get().detach()));
+  EXPECT_EQUAL(slot->get().detach(), reference->get().detach());
 }
 
 TEST(GradScaler, ClipsTheUnscaledGradients) {
@@ -54,7 +54,7 @@ TEST(GradScaler, ClipsTheUnscaledGradients) {
   clip_grad_norm_({reference}, 2.0);
   EXPECT_TRUE(scaler.step(optimizer));
   expected.step();
-  EXPECT_TRUE(slot->get().detach().allclose(reference->get().detach(), 1e-6));
+  EXPECT_CLOSE(slot->get().detach(), reference->get().detach(), 1e-6);
 }
 
 TEST(GradScaler, UnscalesInPlaceOnRequest) {
@@ -62,7 +62,7 @@ TEST(GradScaler, UnscalesInPlaceOnRequest) {
   set_grad(slot, at::tensor({3.0F, 4.0F}).mul(256.0));
   GradScaler scaler({.init_scale = 256.0});
   scaler.unscale_({slot});
-  EXPECT_TRUE(slot->get().grad().equal(at::tensor({3.0F, 4.0F})));
+  EXPECT_EQUAL(slot->get().grad(), at::tensor({3.0F, 4.0F}));
   AdamW optimizer({slot}, kAdamW);
   EXPECT_TRUE(scaler.step(optimizer));
 }
@@ -85,7 +85,7 @@ TEST(GradScaler, RefusesAStepOfMoreThanWasClippedOrUnscaled) {
     GradScaler other({.enabled = enabled});
     EXPECT_ERROR(other.clip_and_step(optimizer, {a}, 1.0), "was not among the parameters");
   }
-  EXPECT_TRUE(a->get().detach().equal(before));
+  EXPECT_EQUAL(a->get().detach(), before);
 }
 
 TEST(GradScaler, UnscalesOnceAStep) {
@@ -110,7 +110,7 @@ TEST(GradScaler, KeepsGradientsThatFp16CannotHold) {
   GradScaler scaler({.init_scale = 65536.0});
   AdamW optimizer({slot}, {.lr = 0.125, .eps = 0.0, .weight_decay = 0.0});
   EXPECT_TRUE(scaler.step(optimizer));
-  EXPECT_TRUE(slot->get().detach().equal(at::full({2}, 0.875, at::kHalf)));
+  EXPECT_EQUAL(slot->get().detach(), at::full({2}, 0.875, at::kHalf));
 }
 
 TEST(GradScaler, LeavesOutAStepThatOverflowed) {
@@ -121,7 +121,7 @@ TEST(GradScaler, LeavesOutAStepThatOverflowed) {
     set_grad(slot, at::tensor({1.0, bad}).to(at::kFloat));
     EXPECT_FALSE(std::isfinite(scaler.clip_grad_norm_({slot}, 1.0).item<double>()));
     EXPECT_FALSE(scaler.step(optimizer));
-    EXPECT_TRUE(slot->get().detach().equal(at::ones({2})));
+    EXPECT_EQUAL(slot->get().detach(), at::ones({2}));
     EXPECT_EQ(scaler.scale(), 8.0);
   }
 }
@@ -202,23 +202,20 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, double scale) {
 
 // One element overflows on one rank, of each parameter in turn; rank 2 holds copies that do not
 // count in norms.
-TEST(GradScaler, AllRanksLeaveOutTheStepTogether) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    for (const auto& [bad, where] :
-         {std::pair(0U, 0), {1U, 0}, {2U, 0}, {3U, 0}, {2U, 2}, {3U, 2}}) {
-      const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
-      AdamW optimizer(slots, kAdamW);
-      GradScaler scaler({.init_scale = 16.0});
-      set_grads(slots, 1.0);
-      const at::Tensor local = local_tensor(slots[bad]->persistent().grad());
-      if (rank.rank() == where) {
-        local.view(-1).slice(0, 0, 1).fill_(kInfinity);
-      }
-      EXPECT_FALSE(scaler.step(optimizer)) << bad;
-      EXPECT_EQ(scaler.scale(), 8.0);
-      EXPECT_TRUE(full_tensor(slots[0]->persistent()).equal(normal_values({7, 5}, 0)));
+TEST_ON_MESH(GradScaler, AllRanksLeaveOutTheStepTogether, {2, 2}, {"dp", "tp"}) {
+  for (const auto& [bad, where] : {std::pair(0U, 0), {1U, 0}, {2U, 0}, {3U, 0}, {2U, 2}, {3U, 2}}) {
+    const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
+    AdamW optimizer(slots, kAdamW);
+    GradScaler scaler({.init_scale = 16.0});
+    set_grads(slots, 1.0);
+    const at::Tensor local = local_tensor(slots[bad]->persistent().grad());
+    if (rank.rank() == where) {
+      local.view(-1).slice(0, 0, 1).fill_(kInfinity);
     }
-  });
+    EXPECT_FALSE(scaler.step(optimizer)) << bad;
+    EXPECT_EQ(scaler.scale(), 8.0);
+    EXPECT_EQUAL(slots[0]->persistent(), normal_values({7, 5}, 0));
+  }
 }
 
 // Ranks 0 and 1 know nothing of the mesh of 2 and 3; plain parameters have none.
@@ -236,43 +233,37 @@ TEST(GradScaler, AllPipelineStagesLeaveOutTheStepTogether) {
       }
       EXPECT_FALSE(scaler.step(optimizer, {.over = all, .distinct_along = {"pp"}}));
       EXPECT_EQ(scaler.scale(), 8.0);
-      EXPECT_TRUE(full_tensor(slot->persistent()).equal(at::ones({3})));
+      EXPECT_EQUAL(slot->persistent(), at::ones({3}));
     }
   });
 }
 
-TEST(GradScaler, OneAllReduceChecksAndClips) {
-  RunRanks(4, [](Rank& rank) {
-    const std::vector<nn::SlotPtr> slots = spread_slots(rank.mesh({2, 2}, {"dp", "tp"}));
-    AdamW optimizer(slots, kAdamW);
-    GradScaler scaler;
-    set_grads(slots, 65536.0);
-    const auto before = rank.world()->traffic().table();
-    scaler.clip_grad_norm_(slots, 1.0);
-    EXPECT_TRUE(scaler.step(optimizer));
-    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
-  });
+TEST_ON_MESH(GradScaler, OneAllReduceChecksAndClips, {2, 2}, {"dp", "tp"}) {
+  const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
+  AdamW optimizer(slots, kAdamW);
+  GradScaler scaler;
+  set_grads(slots, 65536.0);
+  const auto before = rank.world()->traffic().table();
+  scaler.clip_grad_norm_(slots, 1.0);
+  EXPECT_TRUE(scaler.step(optimizer));
+  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
 }
 
-TEST(GradScaler, AgreesWithUnscaledTrainingOnTwoMeshDimensions) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
-    const std::vector<nn::SlotPtr> reference = spread_slots(mesh);
-    AdamW optimizer(slots, kAdamW);
-    AdamW expected(reference, kAdamW);
-    GradScaler scaler;
-    set_grads(slots, 65536.0);
-    set_grads(reference, 1.0);
-    const at::Tensor norm = scaler.clip_grad_norm_(slots, 0.5);
-    EXPECT_NEAR(norm.item<double>(), clip_grad_norm_(reference, 0.5).item<double>(), 1e-5);
-    EXPECT_TRUE(scaler.step(optimizer));
-    expected.step();
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      EXPECT_TRUE(full_tensor(slots[i]->persistent())
-                      .allclose(full_tensor(reference[i]->persistent()), 1e-5))
-          << i;
-    }
-  });
+TEST_ON_MESH(GradScaler, AgreesWithUnscaledTrainingOnTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
+  const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
+  const std::vector<nn::SlotPtr> reference = spread_slots(mesh);
+  AdamW optimizer(slots, kAdamW);
+  AdamW expected(reference, kAdamW);
+  GradScaler scaler;
+  set_grads(slots, 65536.0);
+  set_grads(reference, 1.0);
+  const at::Tensor norm = scaler.clip_grad_norm_(slots, 0.5);
+  EXPECT_NEAR(norm.item<double>(), clip_grad_norm_(reference, 0.5).item<double>(), 1e-5);
+  EXPECT_TRUE(scaler.step(optimizer));
+  expected.step();
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    EXPECT_CLOSE(slots[i]->persistent(), reference[i]->persistent(), 1e-5) << i;
+  }
 }
 
 }  // namespace

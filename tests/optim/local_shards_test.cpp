@@ -11,9 +11,9 @@ TEST(MergeAdjoining, JoinsNeighboursInMemory) {
   const std::vector<at::Tensor> runs =
       merge_adjoining({buffer.narrow(0, 0, 6).view({2, 3}), buffer.narrow(0, 6, 4), at::ones({2})});
   ASSERT_EQ(runs.size(), 2U);
-  EXPECT_TRUE(runs[0].equal(buffer.narrow(0, 0, 10)));
+  EXPECT_EQUAL(runs[0], buffer.narrow(0, 0, 10));
   EXPECT_EQ(runs[0].const_data_ptr(), buffer.const_data_ptr());
-  EXPECT_TRUE(runs[1].equal(at::ones({2})));
+  EXPECT_EQUAL(runs[1], at::ones({2}));
 }
 
 TEST(MergeAdjoining, KeepsPiecesApartThatHaveAGapOrDifferInOrderOrType) {
@@ -61,7 +61,7 @@ TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
       expected.step();
     }
     for (std::size_t i = 0; i < 2; ++i) {
-      EXPECT_TRUE(slots[i]->get().detach().allclose(reference[i]->get().detach(), 1e-6)) << i;
+      EXPECT_CLOSE(slots[i]->get().detach(), reference[i]->get().detach(), 1e-6) << i;
     }
   }
 }

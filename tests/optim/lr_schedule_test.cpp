@@ -2,60 +2,50 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+#include <vector>
+
 #include "tessera/core/error.h"
 #include "testing/errors.h"
 
 namespace tessera::optim {
 namespace {
 
-TEST(LrSchedule, WarmsUpWithoutAZeroStep) {
-  const LrSchedule schedule({.schedule = Schedule::kConstant, .warmup = 3, .steps = 10});
-  EXPECT_DOUBLE_EQ(schedule.factor(0), 1.0 / 3.0);
-  EXPECT_DOUBLE_EQ(schedule.factor(1), 2.0 / 3.0);
-  EXPECT_DOUBLE_EQ(schedule.factor(2), 1.0);
-  EXPECT_DOUBLE_EQ(schedule.factor(3), 1.0);
-}
+/// A schedule, and its factors at some steps.
+struct Row {
+  const char* name;
+  LrScheduleOptions options;
+  std::vector<std::pair<int, double>> factors;
+};
 
-TEST(LrSchedule, ConstantStays) {
-  const LrSchedule schedule({.schedule = Schedule::kConstant, .warmup = 0, .steps = 10});
-  for (const int step : {0, 5, 9, 10, 1000}) {
-    EXPECT_EQ(schedule.factor(step), 1.0);
+TEST(LrSchedule, HasItsFactors) {
+  const std::vector<Row> rows{
+      {"warms up without a step at 0",
+       {.schedule = Schedule::kConstant, .warmup = 3, .steps = 10},
+       {{0, 1.0 / 3}, {1, 2.0 / 3}, {2, 1}, {3, 1}}},
+      {"constant",
+       {.schedule = Schedule::kConstant, .warmup = 0, .steps = 10},
+       {{0, 1}, {5, 1}, {9, 1}, {10, 1}, {1000, 1}}},
+      {"linear",
+       {.schedule = Schedule::kLinear, .warmup = 2, .steps = 12},
+       {{2, 1}, {7, 0.5}, {11, 0.1}, {12, 0}}},
+      {"cosine",
+       {.schedule = Schedule::kCosine, .warmup = 0, .steps = 8},
+       {{0, 1}, {2, 0.8535533905932737}, {4, 0.5}, {6, 0.1464466094067263}, {8, 0}}},
+      {"a warm-up as long as the run",
+       {.schedule = Schedule::kCosine, .warmup = 5, .steps = 5},
+       {{3, 0.8}, {5, 0}}},
+      {"warm-up, stable, decay",
+       {.schedule = Schedule::kWsd, .warmup = 2, .steps = 20, .decay_ratio = 0.2},
+       {{0, 0.5}, {2, 1}, {16, 1}, {17, 0.75}, {19, 0.25}, {20, 0}}},
+      {"to the smallest rate",
+       {.schedule = Schedule::kLinear, .warmup = 2, .steps = 12, .min_factor = 0.1},
+       {{0, 0.5}, {7, 0.55}, {12, 0.1}, {100, 0.1}}}};
+  for (const Row& row : rows) {
+    for (const auto& [step, factor] : row.factors) {
+      EXPECT_NEAR(LrSchedule(row.options).factor(step), factor, 1e-15) << row.name << " " << step;
+    }
   }
-}
-
-TEST(LrSchedule, LinearFallsAfterTheWarmUp) {
-  const LrSchedule schedule({.schedule = Schedule::kLinear, .warmup = 2, .steps = 12});
-  EXPECT_DOUBLE_EQ(schedule.factor(2), 1.0);
-  EXPECT_DOUBLE_EQ(schedule.factor(7), 0.5);
-  EXPECT_DOUBLE_EQ(schedule.factor(11), 0.1);
-  EXPECT_EQ(schedule.factor(12), 0.0);
-}
-
-TEST(LrSchedule, CosineFallsAsHalfAWave) {
-  const LrSchedule schedule({.schedule = Schedule::kCosine, .warmup = 0, .steps = 8});
-  EXPECT_DOUBLE_EQ(schedule.factor(0), 1.0);
-  EXPECT_NEAR(schedule.factor(2), 0.8535533905932737, 1e-15);
-  EXPECT_NEAR(schedule.factor(4), 0.5, 1e-15);
-  EXPECT_NEAR(schedule.factor(6), 0.1464466094067263, 1e-15);
-  EXPECT_GT(schedule.factor(7), 0.0);
-  EXPECT_EQ(schedule.factor(8), 0.0);
-}
-
-TEST(LrSchedule, AWarmUpAsLongAsTheRunNeverEnds) {
-  const LrSchedule schedule({.schedule = Schedule::kCosine, .warmup = 5, .steps = 5});
-  EXPECT_DOUBLE_EQ(schedule.factor(3), 4.0 / 5.0);
-  EXPECT_EQ(schedule.factor(5), 0.0);
-}
-
-TEST(LrSchedule, WarmsUpStaysAndDecays) {
-  const LrSchedule schedule(
-      {.schedule = Schedule::kWsd, .warmup = 2, .steps = 20, .decay_ratio = 0.2});
-  EXPECT_DOUBLE_EQ(schedule.factor(0), 0.5);
-  EXPECT_DOUBLE_EQ(schedule.factor(2), 1);
-  EXPECT_DOUBLE_EQ(schedule.factor(16), 1);
-  EXPECT_DOUBLE_EQ(schedule.factor(17), 0.75);
-  EXPECT_DOUBLE_EQ(schedule.factor(19), 0.25);
-  EXPECT_DOUBLE_EQ(schedule.factor(20), 0);
 }
 
 TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
@@ -80,12 +70,9 @@ TEST(LrSchedule, FallsToTheSmallestRate) {
   EXPECT_DOUBLE_EQ(schedule.factor(100), 0.1);
 }
 
-TEST(LrSchedule, RefusesWhatIsNoShare) {
+TEST(LrSchedule, Refusals) {
   EXPECT_ERROR(LrSchedule({.decay_ratio = 1.5}), "decay_ratio 1.5");
   EXPECT_ERROR(LrSchedule({.min_factor = -0.5}), "min_factor -0.5", "from 0 to 1");
-}
-
-TEST(LrSchedule, RefusesNegativeSteps) {
   EXPECT_ERROR(LrSchedule({.warmup = -1, .steps = 5}), "with a warm-up of -1");
   EXPECT_ERROR(LrSchedule({.steps = -5}), "a schedule of -5 steps");
 }

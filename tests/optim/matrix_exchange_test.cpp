@@ -35,61 +35,53 @@ void expect_exchanged(const DeviceMesh& mesh, const std::vector<Case>& cases) {
   const std::vector<at::Tensor> results = exchange.run(locals, work);
   for (std::size_t i = 0; i < cases.size(); ++i) {
     EXPECT_EQ(results[i].sizes(), expected[i].sizes());
-    EXPECT_TRUE(results[i].allclose(expected[i], 1e-6, 1e-6)) << i;
+    EXPECT_CLOSE(results[i], expected[i], 1e-6, 1e-6) << i;
   }
 }
 
-TEST(MatrixExchange, OverOneMeshDimension) {
-  RunRanks(4, [](Rank& rank) {
-    expect_exchanged(rank.mesh({4}, {"dp"}), {{7, 5, {Shard{0}}},
-                                              {1, 3, {Shard{0}}},
-                                              {5, 6, {Shard{1}}},
-                                              {3, 3, {Replicate{}}},
-                                              {9, 2, {Shard{0}}}});
-  });
+TEST_ON_MESH(MatrixExchange, OverOneMeshDimension, {4}, {"dp"}) {
+  expect_exchanged(mesh, {{7, 5, {Shard{0}}},
+                          {1, 3, {Shard{0}}},
+                          {5, 6, {Shard{1}}},
+                          {3, 3, {Replicate{}}},
+                          {9, 2, {Shard{0}}}});
 }
 
-TEST(MatrixExchange, OverTwoMeshDimensions) {
-  RunRanks(6, [](Rank& rank) {
-    expect_exchanged(rank.mesh({3, 2}, {"dp", "tp"}), {{7, 5, {Shard{0}, Shard{0}}},
-                                                       {5, 4, {Shard{0}, Shard{1}}},
-                                                       {2, 9, {Replicate{}, Shard{1}}},
-                                                       {8, 3, {Shard{0}, Replicate{}}},
-                                                       {4, 4, {Replicate{}, Replicate{}}}});
-  });
+TEST_ON_MESH(MatrixExchange, OverTwoMeshDimensions, {3, 2}, {"dp", "tp"}) {
+  expect_exchanged(mesh, {{7, 5, {Shard{0}, Shard{0}}},
+                          {5, 4, {Shard{0}, Shard{1}}},
+                          {2, 9, {Replicate{}, Shard{1}}},
+                          {8, 3, {Shard{0}, Replicate{}}},
+                          {4, 4, {Replicate{}, Replicate{}}}});
 }
 
-TEST(MatrixExchange, WorksOnEachMatrixOnceAndEvenly) {
-  RunOnMesh({2, 2}, {"replicate", "shard"}, [](const DeviceMesh& mesh) {
-    const LayoutPtr layout =
-        to_layout({2, 2}, {Replicate{}, Shard{0}}, std::vector<std::int64_t>{8, 8});
-    const std::vector<SpreadMatrix> matrices(8, SpreadMatrix{layout, 8, 8});
-    const MatrixExchange exchange(mesh, matrices);
-    for (std::int64_t owner = 0; owner < 4; ++owner) {
-      EXPECT_EQ(std::ranges::count(exchange.owners(), owner), 2);
-    }
-    int calls = 0;
-    const std::vector<at::Tensor> locals(8, at::ones({4, 8}));
-    exchange.run(locals, [&](std::size_t, const at::Tensor& whole) {
-      ++calls;
-      return whole;
-    });
-    EXPECT_EQ(calls, 2);
+TEST_ON_MESH(MatrixExchange, WorksOnEachMatrixOnceAndEvenly, {2, 2}, {"replicate", "shard"}) {
+  const LayoutPtr layout =
+      to_layout({2, 2}, {Replicate{}, Shard{0}}, std::vector<std::int64_t>{8, 8});
+  const std::vector<SpreadMatrix> matrices(8, SpreadMatrix{layout, 8, 8});
+  const MatrixExchange exchange(mesh, matrices);
+  for (std::int64_t owner = 0; owner < 4; ++owner) {
+    EXPECT_EQ(std::ranges::count(exchange.owners(), owner), 2);
+  }
+  int calls = 0;
+  const std::vector<at::Tensor> locals(8, at::ones({4, 8}));
+  exchange.run(locals, [&](std::size_t, const at::Tensor& whole) {
+    ++calls;
+    return whole;
   });
+  EXPECT_EQ(calls, 2);
 }
 
 // Each of 4 matrices of 8 x 8 is cut in 4: there, a rank sends its 16 elements of each; back, an
 // owner sends 16 to each rank.
-TEST(MatrixExchange, CommunicatesTwoAllToAllsOfTheShards) {
-  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
-    const LayoutPtr layout = to_layout({4}, {Shard{0}}, std::vector<std::int64_t>{8, 8});
-    const MatrixExchange exchange(mesh, std::vector<SpreadMatrix>(4, SpreadMatrix{layout, 8, 8}));
-    const std::vector<at::Tensor> locals(4, at::ones({2, 8}, at::kBFloat16));
-    const CommunicationScope communication(mesh);
-    exchange.run(locals, [](std::size_t, const at::Tensor& whole) { return whole; });
-    EXPECT_EQ(communication.total().calls, 2);
-    EXPECT_EQ(communication.total().bytes, 2 * 4 * 16 * 2);
-  });
+TEST_ON_MESH(MatrixExchange, CommunicatesTwoAllToAllsOfTheShards, {4}, {"dp"}) {
+  const LayoutPtr layout = to_layout({4}, {Shard{0}}, std::vector<std::int64_t>{8, 8});
+  const MatrixExchange exchange(mesh, std::vector<SpreadMatrix>(4, SpreadMatrix{layout, 8, 8}));
+  const std::vector<at::Tensor> locals(4, at::ones({2, 8}, at::kBFloat16));
+  const CommunicationScope communication(mesh);
+  exchange.run(locals, [](std::size_t, const at::Tensor& whole) { return whole; });
+  EXPECT_EQ(communication.total().calls, 2);
+  EXPECT_EQ(communication.total().bytes, 2 * 4 * 16 * 2);
 }
 
 }  // namespace

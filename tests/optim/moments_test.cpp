@@ -56,7 +56,7 @@ std::vector<at::Tensor> results(const std::vector<nn::SlotPtr>& slots) {
 void expect_equal(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected) {
   ASSERT_EQ(found.size(), expected.size());
   for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_TRUE(found[i].equal(expected[i])) << i;
+    EXPECT_EQUAL(found[i], expected[i]) << i;
   }
 }
 
@@ -82,20 +82,18 @@ TEST(NarrowMoments, HaveTheSameBitsOnOneMeshDimension) {
   }
 }
 
-TEST(NarrowMoments, HaveTheSameBitsOnTwoMeshDimensions) {
+TEST_ON_MESH(NarrowMoments, HaveTheSameBitsOnTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
   const std::vector<at::Tensor> expected = results(plain_slots());
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    expect_equal(results({slot_of(initial(0), mesh, {Shard{0}, Shard{1}}),
-                          slot_of(initial(1), mesh, {Shard{0}, Replicate{}}),
-                          slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
-                          slot_of(initial(3), mesh["tp"], {Shard{1}})}),
-                 expected);
-  });
+  expect_equal(results({slot_of(initial(0), mesh, {Shard{0}, Shard{1}}),
+                        slot_of(initial(1), mesh, {Shard{0}, Replicate{}}),
+                        slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
+                        slot_of(initial(3), mesh["tp"], {Shard{1}})}),
+               expected);
 }
 
 /// Three dimensions, the last two of which are split: rows that are neither consecutive nor equally
 /// far apart.
-TEST(NarrowMoments, HaveTheSameBitsInAnyDimensions) {
+TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) {
   const at::Tensor values = normal_values({3, 5, 7}, 1);
   const at::Tensor grad = normal_values({3, 5, 7}, 2);
   const auto after = [&](const nn::SlotPtr& slot) {
@@ -105,9 +103,7 @@ TEST(NarrowMoments, HaveTheSameBitsInAnyDimensions) {
     return full_tensor(optimizer.state().front().tensor);
   };
   const at::Tensor expected = after(slot_of(values));
-  RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
-    EXPECT_TRUE(after(slot_of(values, mesh, {Shard{1}, Shard{2}})).equal(expected));
-  });
+  EXPECT_EQUAL(after(slot_of(values, mesh, {Shard{1}, Shard{2}})), expected);
 }
 
 /// The mean over many elements with one gradient is that of fp32 moments. Rounded to the nearest,
@@ -171,7 +167,7 @@ TEST(NarrowMoments, ContinueBitForBit) {
   run(optimizer, 2, 4);
   run(resumed, 2, 4);
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_TRUE(slots[i]->get().detach().equal(copies[i]->get().detach())) << i;
+    EXPECT_EQUAL(slots[i]->get().detach(), copies[i]->get().detach()) << i;
   }
 }
 
@@ -211,7 +207,7 @@ TEST(NarrowMoments, AreRoundedByTheNameOfTheParameter) {
   const nn::SlotPtr weight = module.slot("weight");
   const nn::SlotPtr bias = module.slot("bias");
   const at::Tensor first = squares_of({weight, bias}, 0);
-  EXPECT_TRUE(first.equal(squares_of({bias, weight}, 1)));
+  EXPECT_EQUAL(first, squares_of({bias, weight}, 1));
   EXPECT_FALSE(first[0].equal(squares_of({weight, bias}, 1)));
 }
 

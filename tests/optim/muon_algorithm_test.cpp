@@ -51,7 +51,7 @@ TEST(Muon, AgreesWithPyTorch) {
       optimizer.step();
     }
     const at::Tensor expected = at::tensor(c.expected).view(c.sizes);
-    EXPECT_TRUE(slot->get().detach().allclose(expected, 0.0, 0.01))
+    EXPECT_CLOSE(slot->get().detach(), expected, 0.0, 0.01)
         << (slot->get().detach() - expected).abs().max();
   }
 }

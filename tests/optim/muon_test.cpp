@@ -34,134 +34,117 @@ void expect_as_one_process(const Place& place, const MuonOptions& options) {
   const double tolerance = options.compute_dtype == at::kFloat ? 1e-5 : 0.02 * options.lr;
   for (std::size_t i = 0; i < kSizes.size(); ++i) {
     const at::Tensor result = full_tensor(slots[i]->persistent());
-    EXPECT_TRUE(result.allclose(reference[i]->get().detach(), 0.0, tolerance)) << i;
+    EXPECT_CLOSE(result, reference[i]->get().detach(), 0.0, tolerance) << i;
   }
 }
 
 constexpr MuonOptions kExact{.lr = 0.05, .compute_dtype = c10::ScalarType::Float};
 
 // 7 and 5 rows over 4 ranks, 1 row (three empty shards), columns, a replicated one, a plain one.
-TEST(Muon, AgreesOnOneMeshDimension) {
-  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
-    expect_as_one_process(
-        [&](const at::Tensor& tensor, std::size_t i) {
-          if (i == 3) {
-            return slot_of(tensor, mesh, {Shard{1}});
-          }
-          if (i == 4) {
-            return slot_of(tensor, mesh, {Replicate{}});
-          }
-          return i == 5 ? slot_of(tensor) : slot_of(tensor, mesh, {Shard{0}});
-        },
-        kExact);
-  });
+TEST_ON_MESH(Muon, AgreesOnOneMeshDimension, {4}, {"dp"}) {
+  expect_as_one_process(
+      [&](const at::Tensor& tensor, std::size_t i) {
+        if (i == 3) {
+          return slot_of(tensor, mesh, {Shard{1}});
+        }
+        if (i == 4) {
+          return slot_of(tensor, mesh, {Replicate{}});
+        }
+        return i == 5 ? slot_of(tensor) : slot_of(tensor, mesh, {Shard{0}});
+      },
+      kExact);
 }
 
-TEST(Muon, AgreesOnTwoMeshDimensionsAndASubmesh) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const std::vector<Placements> placements{{Shard{0}, Shard{0}},
-                                             {Shard{0}, Shard{1}},
-                                             {Shard{1}, Shard{0}},
-                                             {Shard{0}, Replicate{}},
-                                             {Replicate{}, Shard{1}}};
-    expect_as_one_process(
-        [&](const at::Tensor& tensor, std::size_t i) {
-          return i == 5 ? slot_of(tensor, mesh["tp"], {Shard{0}})
-                        : slot_of(tensor, mesh, placements[i]);
-        },
-        kExact);
-  });
+TEST_ON_MESH(Muon, AgreesOnTwoMeshDimensionsAndASubmesh, {2, 2}, {"dp", "tp"}) {
+  const std::vector<Placements> placements{{Shard{0}, Shard{0}},
+                                           {Shard{0}, Shard{1}},
+                                           {Shard{1}, Shard{0}},
+                                           {Shard{0}, Replicate{}},
+                                           {Replicate{}, Shard{1}}};
+  expect_as_one_process(
+      [&](const at::Tensor& tensor, std::size_t i) {
+        return i == 5 ? slot_of(tensor, mesh["tp"], {Shard{0}})
+                      : slot_of(tensor, mesh, placements[i]);
+      },
+      kExact);
 }
 
-TEST(Muon, AgreesOnReplicasOfShards) {
-  RunOnMesh({2, 3}, {"replicate", "shard"}, [](const DeviceMesh& mesh) {
-    expect_as_one_process(
-        [&](const at::Tensor& tensor, std::size_t) {
-          return slot_of(tensor, mesh, {Replicate{}, Shard{0}});
-        },
-        kExact);
-  });
+TEST_ON_MESH(Muon, AgreesOnReplicasOfShards, {2, 3}, {"replicate", "shard"}) {
+  expect_as_one_process([&](const at::Tensor& tensor,
+                            std::size_t) { return slot_of(tensor, mesh, {Replicate{}, Shard{0}}); },
+                        kExact);
 }
 
-TEST(Muon, AgreesInBf16) {
-  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
-    expect_as_one_process(
-        [&](const at::Tensor& tensor, std::size_t) { return slot_of(tensor, mesh, {Shard{0}}); },
-        {.lr = 0.05, .rate = MuonRate::kMatchRmsAdamW});
-  });
+TEST_ON_MESH(Muon, AgreesInBf16, {3}, {"dp"}) {
+  expect_as_one_process(
+      [&](const at::Tensor& tensor, std::size_t) { return slot_of(tensor, mesh, {Shard{0}}); },
+      {.lr = 0.05, .rate = MuonRate::kMatchRmsAdamW});
 }
 
 // Rows 0 1 | 4 5 and 2 3 | 6 7, as a fused weight of two parts lies under tensor parallelism.
-TEST(Muon, AgreesOnShardsOfSeveralBlocks) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    const LayoutPtr layout = Layout::intern({2}, {{{2, {}}, {4, {0}}}, {}});
-    const at::Tensor values = normal_values({8, 3}, 0);
-    const at::Tensor spread =
-        distribute_tensor(values.clone(), mesh, {Replicate{}}).redistribute(layout).tensor();
-    const auto slot =
-        std::make_shared<nn::ParameterSlot>(spread.detach().requires_grad_(), /*initialized=*/true);
-    const nn::SlotPtr reference = slot_of(values);
-    const at::Tensor gradient = normal_values({8, 3}, 1);
-    slot->get().mutable_grad() =
-        distribute_tensor(gradient, mesh, {Replicate{}}).redistribute(layout).tensor().detach();
-    set_grad(reference, gradient);
-    Muon({slot}, kExact).step();
-    Muon({reference}, kExact).step();
-    EXPECT_TRUE(full_tensor(slot->get()).allclose(reference->get().detach(), 0.0, 1e-5));
-  });
+TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
+  const LayoutPtr layout = Layout::intern({2}, {{{2, {}}, {4, {0}}}, {}});
+  const at::Tensor values = normal_values({8, 3}, 0);
+  const at::Tensor spread =
+      distribute_tensor(values.clone(), mesh, {Replicate{}}).redistribute(layout).tensor();
+  const auto slot =
+      std::make_shared<nn::ParameterSlot>(spread.detach().requires_grad_(), /*initialized=*/true);
+  const nn::SlotPtr reference = slot_of(values);
+  const at::Tensor gradient = normal_values({8, 3}, 1);
+  slot->get().mutable_grad() =
+      distribute_tensor(gradient, mesh, {Replicate{}}).redistribute(layout).tensor().detach();
+  set_grad(reference, gradient);
+  Muon({slot}, kExact).step();
+  Muon({reference}, kExact).step();
+  EXPECT_CLOSE(slot->get(), reference->get().detach(), 0.0, 1e-5);
 }
 
 // Only rank 0 has a gradient, as where the others did not use the module.
-TEST(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros) {
-  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const nn::SlotPtr slot = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
-    const nn::SlotPtr frozen = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
-    const nn::SlotPtr reference = slot_of(normal_values({4, 3}, 0));
-    frozen->persistent().requires_grad_(false);
-    at::Tensor gradient = normal_values({4, 3}, 1);
-    gradient.narrow(0, 2, 2).zero_();
-    if (rank.rank() == 0) {
-      set_grad(slot, gradient);
-    }
-    set_grad(reference, gradient);
-    Muon({slot, frozen}, kExact).step();
-    Muon({reference}, kExact).step();
-    EXPECT_TRUE(full_tensor(slot->get()).allclose(reference->get().detach(), 0.0, 1e-5));
-    EXPECT_TRUE(full_tensor(frozen->get()).equal(normal_values({4, 3}, 0)));
-  });
+TEST_ON_MESH(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros, {2}, {"dp"}) {
+  const nn::SlotPtr slot = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
+  const nn::SlotPtr frozen = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
+  const nn::SlotPtr reference = slot_of(normal_values({4, 3}, 0));
+  frozen->persistent().requires_grad_(false);
+  at::Tensor gradient = normal_values({4, 3}, 1);
+  gradient.narrow(0, 2, 2).zero_();
+  if (rank.rank() == 0) {
+    set_grad(slot, gradient);
+  }
+  set_grad(reference, gradient);
+  Muon({slot, frozen}, kExact).step();
+  Muon({reference}, kExact).step();
+  EXPECT_CLOSE(slot->get(), reference->get().detach(), 0.0, 1e-5);
+  EXPECT_EQUAL(frozen->get(), normal_values({4, 3}, 0));
 }
 
 // Momentum and decay apply for a gradient of zeros, and not without one, as in one process.
-TEST(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf) {
-  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
-    std::vector<nn::SlotPtr> slots, reference;
-    for (int i = 0; i < 3; ++i) {
-      slots.push_back(slot_of(normal_values({5, 4}, i), mesh, {Shard{0}}));
-      reference.push_back(slot_of(normal_values({5, 4}, i)));
+TEST_ON_MESH(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf, {3}, {"dp"}) {
+  std::vector<nn::SlotPtr> slots, reference;
+  for (int i = 0; i < 3; ++i) {
+    slots.push_back(slot_of(normal_values({5, 4}, i), mesh, {Shard{0}}));
+    reference.push_back(slot_of(normal_values({5, 4}, i)));
+  }
+  Muon optimizer(slots, kExact), expected(reference, kExact);
+  for (const auto& used : std::vector<std::vector<std::size_t>>{{0, 1}, {1}, {}, {1, 0}}) {
+    optimizer.zero_grad();
+    expected.zero_grad();
+    for (const std::size_t i : used) {
+      set_grad(slots[i], normal_values({5, 4}, 10 + static_cast<std::int64_t>(i)));
+      set_grad(reference[i], normal_values({5, 4}, 10 + static_cast<std::int64_t>(i)));
     }
-    Muon optimizer(slots, kExact), expected(reference, kExact);
-    for (const auto& used : std::vector<std::vector<std::size_t>>{{0, 1}, {1}, {}, {1, 0}}) {
-      optimizer.zero_grad();
-      expected.zero_grad();
-      for (const std::size_t i : used) {
-        set_grad(slots[i], normal_values({5, 4}, 10 + static_cast<std::int64_t>(i)));
-        set_grad(reference[i], normal_values({5, 4}, 10 + static_cast<std::int64_t>(i)));
-      }
-      optimizer.step();
-      expected.step();
-    }
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      EXPECT_TRUE(full_tensor(slots[i]->get()).allclose(reference[i]->get().detach(), 0.0, 1e-5))
-          << i;
-    }
-    EXPECT_TRUE(full_tensor(slots[2]->get()).equal(normal_values({5, 4}, 2)));
-  });
+    optimizer.step();
+    expected.step();
+  }
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    EXPECT_CLOSE(slots[i]->get(), reference[i]->get().detach(), 0.0, 1e-5) << i;
+  }
+  EXPECT_EQUAL(slots[2]->get(), normal_values({5, 4}, 2));
 }
 
 TEST(Muon, SkipsAPlainMatrixWithoutGradient) {
   const nn::SlotPtr slot = slot_of(at::ones({2, 2}));
   Muon({slot}, kExact).step();
-  EXPECT_TRUE(slot->get().detach().equal(at::ones({2, 2})));
+  EXPECT_EQUAL(slot->get().detach(), at::ones({2, 2}));
 }
 
 TEST(Muon, UpdatesNarrowMatricesInFp32) {
@@ -174,10 +157,8 @@ TEST(Muon, UpdatesNarrowMatricesInFp32) {
   set_grad(wide, gradient.to(at::kFloat));
   optimizer.step(/*gradient_factor=*/8.0);
   expected.step();
-  EXPECT_TRUE(narrow->get()
-                  .detach()
-                  .to(at::kFloat)
-                  .allclose(wide->get().detach().to(at::kHalf).to(at::kFloat), 0.0, 2e-3));
+  EXPECT_CLOSE(narrow->get().detach().to(at::kFloat),
+               wide->get().detach().to(at::kHalf).to(at::kFloat), 0.0, 2e-3);
   EXPECT_EQ(optimizer.state()[0].tensor.scalar_type(), at::kFloat);
 }
 
@@ -196,13 +177,10 @@ TEST(Muon, AFailureOnOneRankEndsAll) {
   EXPECT_FALSE(errors[2].empty());
 }
 
-TEST(Muon, RefusesWhatIsNoMatrix) {
+TEST(Muon, Refusals) {
   EXPECT_ERROR(Muon({slot_of(at::ones({3}))}, MuonOptions{}), "a parameter of sizes [3]");
   EXPECT_ERROR(Muon({slot_of(at::ones({3, 2, 2}))}, MuonOptions{}),
                "a parameter of sizes [3, 2, 2]");
-}
-
-TEST(Muon, RefusesOptionsThatMakeNoSense) {
   const std::vector<nn::SlotPtr> slots{slot_of(at::ones({2, 2}))};
   EXPECT_ERROR(Muon(slots, {.lr = -1.0}), "Muon with lr -1");
   EXPECT_ERROR(Muon(slots, {.momentum = 1.0}), "momentum 1,");

@@ -41,7 +41,7 @@ void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, const SgdOptions&
     optimizer.step();
   }
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_TRUE(full_tensor(slots[i]->get()).allclose(parameters[i].detach(), 1e-6, 1e-6)) << i;
+    EXPECT_CLOSE(slots[i]->get(), parameters[i].detach(), 1e-6, 1e-6) << i;
   }
 }
 
@@ -51,24 +51,20 @@ TEST(Sgd, AgreesWithLibtorch) {
   }
 }
 
-TEST(Sgd, AgreesOnShardsOfOneMeshDimension) {
-  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
-    for (const SgdOptions& options : kCases) {
-      expect_as_libtorch(
-          {slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
-           slot_of(initial(2), mesh, {Shard{0}}), slot_of(initial(3), mesh, {Replicate{}})},
-          options);
-    }
-  });
+TEST_ON_MESH(Sgd, AgreesOnShardsOfOneMeshDimension, {4}, {"dp"}) {
+  for (const SgdOptions& options : kCases) {
+    expect_as_libtorch(
+        {slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
+         slot_of(initial(2), mesh, {Shard{0}}), slot_of(initial(3), mesh, {Replicate{}})},
+        options);
+  }
 }
 
-TEST(Sgd, AgreesOnShardsOfTwoMeshDimensions) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    expect_as_libtorch({slot_of(initial(0), mesh, {Shard{0}, Shard{0}}), slot_of(initial(1)),
-                        slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
-                        slot_of(initial(3), mesh["tp"], {Shard{1}})},
-                       kCases.back());
-  });
+TEST_ON_MESH(Sgd, AgreesOnShardsOfTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
+  expect_as_libtorch({slot_of(initial(0), mesh, {Shard{0}, Shard{0}}), slot_of(initial(1)),
+                      slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
+                      slot_of(initial(3), mesh["tp"], {Shard{1}})},
+                     kCases.back());
 }
 
 // Sums in fp16 would stay at 1: each step is below half of its spacing there.
@@ -91,13 +87,10 @@ TEST(Sgd, HasNoStateWithoutMomentum) {
   EXPECT_TRUE(Sgd({slot_of(at::ones({2}))}, {.lr = 0.1}).state().empty());
 }
 
-TEST(Sgd, RefusesOptionsThatMakeNoSense) {
+TEST(Sgd, Refusals) {
   const std::vector<nn::SlotPtr> slots{slot_of(at::ones({2}))};
   EXPECT_ERROR(Sgd(slots, {.lr = -1.0}), "SGD with lr -1");
   EXPECT_ERROR(Sgd(slots, {.lr = 0.1, .nesterov = true}), "Nesterov's momentum");
-}
-
-TEST(Sgd, RefusesMomentumThatComesLater) {
   const nn::SlotPtr slot = slot_of(at::ones({2}));
   Sgd optimizer({slot}, {.lr = 0.1});
   optimizer.options().momentum = 0.9;

@@ -1,4 +1,4 @@
-// Modules of libtorch in nn::Hooked, and the modules inside of them, under plans and FSDP.
+// Modules of libtorch in nn::Hooked, and their submodules, under plans and FSDP.
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -27,7 +27,7 @@ StylePtr placed(std::vector<std::pair<std::string, Placement>> placements) {
   return place_parameters({.placements = std::move(placements)});
 }
 
-/// What one rank computes with the module itself.
+/// The loss and the gradients of the libtorch module on one rank.
 struct Expected {
   double loss = 0;
   std::vector<at::Tensor> gradients;
@@ -49,7 +49,7 @@ Expected of_libtorch(const std::shared_ptr<M>& module, const at::Tensor& x) {
   return expected;
 }
 
-/// `make` gives a module; `rows_dim` is the dimension of x whose rows dp splits.
+/// `make` returns a module. dp splits dimension `rows_dim` of x.
 template <class Make>
 void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows_dim,
                         const ParallelizePlan& plan) {
@@ -73,30 +73,26 @@ void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows
   }
 }
 
-TEST(Adopted, AnMlpTrainsAsItDoesAlone) {
-  expect_as_libtorch([] { return std::make_shared<testing::TorchMlp>(); },
-                     testing::uniform_values({6, 5}, 1), 0,
+TEST(Adopted, TrainsAsItDoesAlone) {
+  const at::Tensor x = testing::uniform_values({6, 5}, 1);
+  expect_as_libtorch([] { return std::make_shared<testing::TorchMlp>(); }, x, 0,
                      {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
-}
-
-TEST(Adopted, AConvolutionalNetTrainsAsItDoesAlone) {
+  expect_as_libtorch([] { return testing::torch_sequential().ptr(); }, x, 0,
+                     {{"0", colwise_parallel()}, {"2", rowwise_parallel()}});
   expect_as_libtorch([] { return std::make_shared<testing::TorchConvNet>(); },
                      testing::uniform_values({6, 2, 6, 6}, 1), 0,
                      {{"first", placed({{"weight", Shard{0}}, {"bias", Shard{0}}})},
                       {"second", placed({{"weight", Shard{1}}})},
                       {"head", colwise_parallel()}});
-}
-
-TEST(Adopted, ASequentialTrainsAsItDoesAlone) {
-  expect_as_libtorch([] { return testing::torch_sequential().ptr(); },
-                     testing::uniform_values({6, 5}, 1), 0,
-                     {{"0", colwise_parallel()}, {"2", rowwise_parallel()}});
-}
-
-TEST(Adopted, ATransformerEncoderTrainsAsItDoesAlone) {
   expect_as_libtorch(
       [] { return testing::torch_encoder().ptr(); }, testing::uniform_values({3, 6, 8}, 0.4), 1,
       {{"layers.*.linear1", colwise_parallel()}, {"layers.*.linear2", rowwise_parallel()}});
+  const auto embedding = [] {
+    return torch::nn::Sequential(torch::nn::Embedding(11, 5), torch::nn::Linear(5, 3)).ptr();
+  };
+  const at::Tensor ids = at::arange(12, at::kLong).mul(5).remainder(11).view({6, 2});
+  expect_as_libtorch(embedding, ids, 0, {{"0", colwise_parallel()}});
+  expect_as_libtorch(embedding, ids, 0, {{"0", rowwise_parallel()}});
 }
 
 TEST(Adopted, AModelBeginsAlikeOnEveryMesh) {
@@ -122,16 +118,7 @@ TEST(Adopted, AModelBeginsAlikeOnEveryMesh) {
   }
 }
 
-TEST(Adopted, AnEmbeddingIsSplitByFeaturesOrByVocabulary) {
-  const auto make = [] {
-    return torch::nn::Sequential(torch::nn::Embedding(11, 5), torch::nn::Linear(5, 3)).ptr();
-  };
-  const at::Tensor ids = at::arange(12, at::kLong).mul(5).remainder(11).view({6, 2});
-  expect_as_libtorch(make, ids, 0, {{"0", colwise_parallel()}});
-  expect_as_libtorch(make, ids, 0, {{"0", rowwise_parallel()}});
-}
-
-TEST(Adopted, AParameterOfTheClassItselfTrainsOnceItsMemberIsNamed) {
+TEST(Adopted, AParameterOfTheClassItselfTrainsIfItsMemberIsNamed) {
   const auto expected =
       of_libtorch(std::make_shared<testing::TorchScaled>(), testing::uniform_values({6, 5}, 1));
   RunRanks(2, [&](Rank& rank) {
@@ -157,7 +144,7 @@ struct Transposed : torch::nn::Module {
   torch::nn::TransformerEncoder encoder{nullptr};
 };
 
-TEST(Adopted, DropoutOfTokensThatComeFirstAsksWhichPartARankHas) {
+TEST(Adopted, DropoutOfTokensThatComeFirstNeedsABatchPart) {
   RunRanks(2, [](Rank& rank) {
     const auto model = nn::adopt(std::make_shared<Transposed>());
     testing::fill(*model);
@@ -171,7 +158,7 @@ TEST(Adopted, DropoutOfTokensThatComeFirstAsksWhichPartARankHas) {
   });
 }
 
-/// Otherwise the whole parameter would stay in memory with its holder.
+/// The libtorch module must not keep the whole parameter in memory.
 TEST(Adopted, TheModuleItselfHasTheShards) {
   RunRanks(2, [](Rank& rank) {
     const auto module = std::make_shared<testing::TorchMlp>();
@@ -181,19 +168,6 @@ TEST(Adopted, TheModuleItselfHasTheShards) {
     EXPECT_TRUE(tessera::is_distributed(module->up->weight));
     EXPECT_TRUE(tessera::is_distributed(module->named_parameters()["up.weight"]));
     EXPECT_ERROR(module->forward(testing::uniform_values({2, 5}, 1)), "'up.", "(*m)(x)");
-  });
-}
-
-TEST(Adopted, StylesThatNeedHooksAreRefusedByName) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    const auto model = nn::adopt(std::make_shared<testing::TorchMlp>());
-    EXPECT_ERROR(parallelize_module(*model, mesh, {{"norm", sequence_parallel()}}), "'norm'",
-                 "torch::nn::LayerNormImpl", "nn::Hooked");
-    EXPECT_ERROR(parallelize_module(*model, mesh,
-                                    {{"down", rowwise_parallel({.output_layouts = Shard{0}})}}),
-                 "'down'", "torch::nn::LinearImpl", "rowwise_parallel()");
-    EXPECT_ERROR(parallelize_module(*model, mesh, {{"norm", colwise_parallel()}}), "'norm'",
-                 "colwise_parallel", "Linear and Embedding");
   });
 }
 
@@ -227,53 +201,37 @@ void expect_as_alone(StockModel& model, StockModel& alone) {
   testing::expect_gradients(model, testing::gradients_of(alone));
 }
 
-ParallelizePlan stock_plan(const StylePtr& embedding) {
-  return {{"embed", embedding},
-          {"norm", replicate_parallel()},
-          {"up", colwise_parallel()},
-          {"down", rowwise_parallel()}};
-}
-
-TEST(StockModules, TakeTheStylesOfLinearsAndEmbeddings) {
+TEST(StockModules, TakeTheStylesOfLinearsEmbeddingsAndNorms) {
   StockModel alone;
   alone(token_ids()).square().sum().backward();
-  for (const int ranks : {1, 2, 3}) {
-    RunRanks(ranks, [&](Rank& rank) {
-      for (const StylePtr& embedding :
-           {rowwise_parallel(), colwise_parallel({.output_layouts = Replicate{}})}) {
+  const auto plan_of = [](const StylePtr& embedding, const StylePtr& norm) {
+    return ParallelizePlan{{"embed", embedding},
+                           {"norm", norm},
+                           {"up", colwise_parallel()},
+                           {"down", rowwise_parallel()}};
+  };
+  const std::vector<ParallelizePlan> plans{
+      plan_of(rowwise_parallel(), replicate_parallel()),
+      plan_of(colwise_parallel({.output_layouts = Replicate{}}), replicate_parallel()),
+      // The norm on each rank's part of the 6 tokens of a sequence.
+      plan_of(rowwise_parallel({.output_layouts = Shard{1}}), sequence_parallel())};
+  for (const int ranks : {1, 2, 3, 4}) {
+    RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
+      for (const ParallelizePlan& plan : plans) {
+        if (ranks == 4 && &plan != &plans.back()) {
+          continue;
+        }
         StockModel model;
-        parallelize_module(model, rank.mesh({ranks}, {"tp"}), stock_plan(embedding));
+        parallelize_module(model, mesh, plan);
         EXPECT_EQ(DistributedTensor(model.down->slot("weight")->get()).placements(),
                   Placements{Shard{1}});
         expect_as_alone(model, alone);
       }
     });
   }
-}
-
-// The norm on each rank's share of the 6 tokens of a sequence.
-TEST(StockModules, TakeSequenceParallel) {
-  StockModel alone;
-  alone(token_ids()).square().sum().backward();
-  for (const int ranks : {2, 3, 4}) {
-    RunRanks(ranks, [&](Rank& rank) {
-      StockModel model;
-      parallelize_module(model, rank.mesh({ranks}, {"tp"}),
-                         {{"embed", rowwise_parallel({.output_layouts = Shard{1}})},
-                          {"norm", sequence_parallel()},
-                          {"up", colwise_parallel()},
-                          {"down", rowwise_parallel()}});
-      expect_as_alone(model, alone);
-    });
-  }
-}
-
-TEST(StockModules, TakeTheStylesUnderFsdp) {
-  StockModel alone;
-  alone(token_ids()).square().sum().backward();
   RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     StockModel model;
-    parallelize_module(model, mesh["tp"], stock_plan(rowwise_parallel()));
+    parallelize_module(model, mesh["tp"], plans[0]);
     fsdp::fully_shard(*model.down, mesh["dp"]);
     fsdp::fully_shard(model, mesh["dp"]);
     // The ranks of dp have one batch, so that the mean of their gradients is the gradient.
@@ -281,7 +239,8 @@ TEST(StockModules, TakeTheStylesUnderFsdp) {
   });
 }
 
-/// A third of the bias, three times, would not be it; and the held module has it again afterwards.
+/// Three times a third of the bias would be rounded. After the call the libtorch module has its
+/// bias again.
 TEST(StockModules, HaveTheirBiasAddedOnce) {
   RunRanks(3, [](Rank& rank) {
     HookedLinear linear(6, 2);
@@ -296,24 +255,37 @@ TEST(StockModules, HaveTheirBiasAddedOnce) {
   });
 }
 
-TEST(StockModules, AreRefusedByNameForOtherKinds) {
-  RunRanks(2, [](Rank& rank) {
-    HookedNorm norm(torch::nn::LayerNormOptions({4}));
-    EXPECT_ERROR(parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", colwise_parallel()}}),
-                 "colwise_parallel", "Linear and Embedding", "LayerNorm");
-  });
-}
-
-TEST(StockModules, AreRefusedWithSparseGradients) {
+TEST(Adopted, StylesThatDoNotFitAreRefusedByName) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    for (const StylePtr& style : {colwise_parallel(), rowwise_parallel()}) {
-      struct Table : nn::Module<Table> {
-        nn::Child<HookedEmbedding> rows{*this, "rows",
-                                        torch::nn::EmbeddingOptions(4, 3).sparse(true)};
-      } table;
-      EXPECT_ERROR(parallelize_module(table, mesh, {{"rows", style}}), "'rows'", "Embedding",
-                   "sparse(false)");
-    }
+    struct Table : nn::Module<Table> {
+      nn::Child<HookedEmbedding> rows{*this, "rows",
+                                      torch::nn::EmbeddingOptions(4, 3).sparse(true)};
+    } table;
+    HookedNorm norm(torch::nn::LayerNormOptions({4}));
+    const auto model = nn::adopt(std::make_shared<testing::TorchMlp>());
+    const auto applying = [&](nn::ModuleBase& to, const std::string& pattern, StylePtr style) {
+      return [&to, &mesh, pattern, style] { parallelize_module(to, mesh, {{pattern, style}}); };
+    };
+    testing::expect_refusals({
+        {"hooks of a norm",
+         applying(*model, "norm", sequence_parallel()),
+         {"'norm'", "torch::nn::LayerNormImpl", "nn::Hooked"}},
+        {"hooks of a Linear",
+         applying(*model, "down", rowwise_parallel({.output_layouts = Shard{0}})),
+         {"'down'", "torch::nn::LinearImpl", "rowwise_parallel()"}},
+        {"columns of a norm",
+         applying(*model, "norm", colwise_parallel()),
+         {"'norm'", "colwise_parallel", "Linear and Embedding"}},
+        {"columns of a hooked norm",
+         applying(norm, "", colwise_parallel()),
+         {"colwise_parallel", "Linear and Embedding", "LayerNorm"}},
+        {"sparse gradients, columns",
+         applying(table, "rows", colwise_parallel()),
+         {"'rows'", "Embedding", "sparse(false)"}},
+        {"sparse gradients, rows",
+         applying(table, "rows", rowwise_parallel()),
+         {"'rows'", "Embedding", "sparse(false)"}},
+    });
   });
 }
 
@@ -367,7 +339,7 @@ void expect_as_alone(Stock& model, const at::Tensor& x) {
   testing::expect_gradients(model, testing::gradients_of(alone));
 }
 
-TEST(InnerModules, AreShardedWithTheUnitOfTheModuleThatHoldsThem) {
+TEST(InnerModules, AreShardedWithTheUnitOfTheirParent) {
   for (const int ranks : {2, 3}) {
     RunOnMesh({ranks}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
       testing::Filled<Stock> model;
@@ -382,7 +354,7 @@ TEST(InnerModules, AreShardedWithTheUnitOfTheModuleThatHoldsThem) {
   }
 }
 
-TEST(InnerModules, AreReplicatedByAPlanOrPlacedAsItSays) {
+TEST(InnerModules, AreReplicatedOrPlacedByAPlan) {
   for (const int ranks : {1, 2, 3}) {
     RunRanks(ranks, [](Rank& rank) {
       testing::Filled<Stock> model;
@@ -398,19 +370,6 @@ TEST(InnerModules, AreReplicatedByAPlanOrPlacedAsItSays) {
       expect_as_alone(model, rows_of(0, 1));
     });
   }
-}
-
-TEST(InnerModules, MadeOnTheMetaDeviceAreFilledAlikeOnEveryMesh) {
-  const auto values = [](Rank& rank) {
-    const auto model = testing::made_on_meta<Stock>();
-    fsdp::fully_shard(*model, rank.mesh({rank.size()}, {"dp"}));
-    nn::to_empty(*model, at::kCPU);
-    nn::init_weights(*model, 3);
-    return testing::parameter_values(*model);
-  };
-  at::Tensor expected;
-  RunRanks(1, [&](Rank& rank) { expected = values(rank); });
-  RunRanks(3, [&](Rank& rank) { EXPECT_TRUE(values(rank).equal(expected)); });
 }
 
 TEST(InnerModules, TakeNoStyleWhoseHooksWouldNotRun) {

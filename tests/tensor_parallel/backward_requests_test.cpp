@@ -1,6 +1,6 @@
-// Random walks over requests for gradients: whole backwards, backwards with inputs, autograd::grad,
-// retained graphs, nested backwards, hooks and accumulation. Each gives what one rank gets, under
-// tensor parallelism, FSDP and both.
+// Random sequences of requests for gradients: whole backwards, backwards with inputs,
+// autograd::grad, retained graphs, nested backwards, hooks and accumulation. Each has the gradients
+// of one rank, under tensor parallelism, FSDP and both.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -30,7 +30,7 @@ constexpr std::int64_t kTokens = 5, kDim = 8, kFeatures = 7;
 
 struct Net;
 
-/// Computes the MLP again in backward, by a backward of its own.
+/// Computes the MLP again in backward, with a nested backward.
 struct Tiled : torch::autograd::Function<Tiled> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, Net* net);
   static variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -100,7 +100,7 @@ class Walk {
     }
   }
 
-  /// What the walk has found, in order; undefined tensors where there is no gradient.
+  /// The gradients, in order. Undefined tensors stand for no gradient.
   std::vector<at::Tensor> run(unsigned seed) {
     random_.seed(seed);
     add_hooks();
@@ -127,7 +127,8 @@ class Walk {
     found_.push_back(tensor.defined() ? full_tensor(tensor.detach()).clone() : at::Tensor());
   }
 
-  /// Sums are compared: ranks need not call a hook as often.
+  /// Records the sums of the gradients that hooks receive: the number of calls may differ between
+  /// ranks.
   void add_hooks() {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const auto see = [this, i](const at::Tensor& gradient) {
@@ -200,7 +201,7 @@ class Walk {
         };
         if (chance(2)) {
           const at::Tensor outer = loss(step);
-          nest_at(outer);  // before the backward of any unit of FSDP
+          nest_at(outer);  // before the backward of any FSDP unit
           return outer.backward();
         }
         net_.watch = nest_at;
@@ -225,7 +226,7 @@ class Walk {
   bool nests_anywhere_;
   std::mt19937 random_;
   variable_list parameters_;
-  variable_list seen_;  ///< the sum of what the hook of each parameter saw
+  variable_list seen_;  ///< the sum of the gradients that each parameter's hook received
   std::vector<at::Tensor> found_;
 };
 
@@ -261,15 +262,9 @@ void walk(std::int64_t dp, std::int64_t tp, bool shards, unsigned seeds) {
   }
 }
 
-TEST(BackwardRequests, GiveWhatOneRankGetsUnderTensorParallelism) {
+TEST(BackwardRequests, HaveTheGradientsOfOneRank) {
   walk(1, 2, /*shards=*/false, 16);
-}
-
-TEST(BackwardRequests, GiveWhatOneRankGetsUnderFsdp) {
   walk(2, 1, /*shards=*/true, 12);
-}
-
-TEST(BackwardRequests, GiveWhatOneRankGetsUnderBoth) {
   walk(2, 2, /*shards=*/true, 8);
 }
 

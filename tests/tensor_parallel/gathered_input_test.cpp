@@ -23,8 +23,8 @@ at::Tensor split_leaf(const at::Tensor& value, const DeviceMesh& mesh) {
   return distribute_tensor(value, mesh, {Shard{0}}).tensor().detach().requires_grad_();
 }
 
-/// A block's output, the gradient of its input, then those of the parameters, as this rank has
-/// them, after two micro-batches.
+/// This rank's part of a block's output, of the gradient of its input, and of the gradients of the
+/// parameters, after two micro-batches.
 std::vector<at::Tensor> results_of_block(Rank& rank, bool regather,
                                          const testing::SmallLlamaConfig& config,
                                          at::ScalarType type) {
@@ -46,8 +46,8 @@ std::vector<at::Tensor> results_of_block(Rank& rank, bool regather,
   return results;
 }
 
-// In bf16 a bias that is not within its product would be rounded again.
-TEST(GatheredInput, GivesTheResultsOfAKeptOne) {
+// In bf16 a bias that is added after its product would be rounded again.
+TEST(GatheredInput, HasTheResultsOfASavedInput) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const auto& [ranks, bias, together] : {std::tuple(2, false, false),
                                                 {2, false, true},
@@ -67,9 +67,9 @@ TEST(GatheredInput, GivesTheResultsOfAKeptOne) {
   }
 }
 
-// Two inputs of a block: of all of it the shard, which is not kept either since a norm has made it,
-// but a copy of the norm's weight.
-TEST(GatheredInput, KeepsAtMostItsShard) {
+// A block has two gathered inputs. Without regather it saves them whole. With regather it saves
+// neither the shard, which a norm computes again, but a copy of the norm's weight.
+TEST(GatheredInput, SavesAtMostItsShard) {
   constexpr std::int64_t kTokens = 16, kRanks = 4;
   const testing::SmallLlamaConfig config{.dim = 32, .inner = 32, .hidden = 64};
   RunOnMesh({kRanks}, {"tp"}, [&](const DeviceMesh& mesh) {
@@ -94,7 +94,7 @@ void parallelize_mixer(testing::Mixer& mixer, const DeviceMesh& mesh) {
                       {"o", rowwise_parallel()}});
 }
 
-/// Products as one function of autograd, and each by itself.
+/// The parameter: products as one function of autograd, or each as its own.
 class GatheredInputOfSeveral : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Together, GatheredInputOfSeveral, ::testing::Bool());
 
@@ -145,7 +145,8 @@ TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
     loss.backward();
     EXPECT_TRUE(local_tensor(x.grad()).equal(of_x.mul(2)));
     EXPECT_TRUE(local_tensor(mixer.q->bias->grad()).equal(of_q_bias.mul(2)));
-    // Added within the product, and so rounded otherwise than two of them.
+    // The second product is added as it is computed, so it is rounded differently than a sum of
+    // two.
     EXPECT_TRUE(local_tensor(mixer.k->weight->grad()).allclose(of_k.mul(2), 1e-5, 1e-6));
   });
 }
@@ -255,7 +256,7 @@ double relative_error(const at::Tensor& a, const at::Tensor& b) {
 }
 
 /// fp32's own error without fp8 is 1e-6; the error of eight bits against fp32 is above 1e-2.
-TEST(Fp8UnderTensorParallelism, IsOneRanks) {
+TEST(Fp8UnderTensorParallelism, HasTheResultsOfOneRank) {
   const Tensors expected = step_alone();
   for (const int ranks : {2, 4}) {
     for (const bool regather : {true, false}) {

@@ -1,4 +1,4 @@
-// An error names what a plan or a call lacks, and how to correct it.
+// Errors name the missing part of a plan or a call, and the remedy.
 
 #include <torch/nn/modules/linear.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 using testing::fill;
 
-/// A number that is learnt and a norm between two projections.
+/// Two projections with a learnt scale and a norm in between.
 struct ScaledMlp : nn::Module<ScaledMlp> {
   ScaledMlp() {
     scale = register_slot("scale", at::ones({1}));
@@ -34,49 +34,34 @@ struct ScaledMlp : nn::Module<ScaledMlp> {
 };
 
 TEST(Mistakes, ForwardInsteadOfTheCall) {
-  RunRanks(2, [](Rank& rank) {
-    ScaledMlp model;
-    parallelize_module(model, rank.mesh({2}, {"tp"}), {{"up", colwise_parallel()}});
-    EXPECT_ERROR(model.up->forward(at::ones({3, 4})), "has hooks", "(*m)(x)");
-    // What a forward of one's own does: nothing tells it that the hooks have not run.
-    EXPECT_ERROR(at::linear(at::ones({3, 4}), *model.up->weight), "argument 0, [3, 4], is plain",
-                 "'up.weight', [", "(*m)(x) and not as m->forward(x)",
-                 "as fsdp::register_forward_method returns it", "plan");
-  });
-}
-
-TEST(Mistakes, ForwardInsteadOfTheCallOnTwoMeshes) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    ScaledMlp model;
+    const at::Tensor plain = at::ones({3, 4});
+    ScaledMlp model, sharded;
     parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
-    fsdp::fully_shard(model, mesh["dp"]);
-    const at::Tensor x = distribute_tensor(at::ones({3, 4}), mesh["tp"], {Replicate{}});
-    EXPECT_ERROR(at::linear(x, *model.up->weight), "different meshes", "'up.weight'",
-                 "(*m)(x) and not as m->forward(x)");
+    EXPECT_ERROR(model.up->forward(plain), "has hooks", "(*m)(x)");
+    // As a forward of the user's own class, which cannot know that the hooks have not run.
+    EXPECT_ERROR(at::linear(plain, *model.up->weight), "argument 0, [3, 4], is plain",
+                 "'up.weight', [", "m->forward(x)", "fsdp::register_forward_method", "plan");
+    parallelize_module(sharded, mesh["tp"], {{"up", colwise_parallel()}});
+    fsdp::fully_shard(sharded, mesh["dp"]);
+    const at::Tensor x = distribute_tensor(plain, mesh["tp"], {Replicate{}});
+    EXPECT_ERROR(at::linear(x, *sharded.up->weight), "different meshes", "'up.weight'",
+                 "m->forward(x)");
   });
 }
 
-TEST(Mistakes, APlanOfAPartOfTheModel) {
+TEST(Mistakes, APlanOfAPartOfTheModelOrFsdpOnItsMesh) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     ScaledMlp model;
     parallelize_module(*model.up, mesh, {{"", colwise_parallel()}});
-    EXPECT_ERROR(model(at::ones({3, 4})), "'scale', [1], is plain",
-                 "give parallelize_module a module that 'scale' is in as well");
+    EXPECT_ERROR(model(at::ones({3, 4})), "'scale', [1]", "plain", "parallelize_module");
     parallelize_module(model, mesh, {});
     EXPECT_NO_THROW(model(at::ones({3, 4})));
+    EXPECT_ERROR(fsdp::fully_shard(model, mesh), "(tp=2)", "by parallelize_module");
   });
 }
 
-TEST(Mistakes, FsdpOnTheMeshOfTensorParallelism) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    ScaledMlp model;
-    parallelize_module(model, mesh, {{"up", colwise_parallel()}});
-    EXPECT_ERROR(fsdp::fully_shard(model, mesh), "is split over DeviceMesh((dp=2), cpu) already",
-                 "by parallelize_module", "mesh[\"tp\"] and mesh[\"dp\"]");
-  });
-}
-
-/// A parameter of libtorch's kind beside the slots.
+/// Has a libtorch parameter that is in no slot.
 struct HalfSlotted : nn::Module<HalfSlotted> {
   HalfSlotted() { register_parameter("stray", at::ones({2})); }
   at::Tensor forward(const at::Tensor& x) { return (*up)(x); }
@@ -94,9 +79,9 @@ TEST(Mistakes, AParameterWithoutASlot) {
   });
 }
 
-// What a strict scope says of a plan that lacks an entry.
+// The errors of a strict scope if a plan lacks an entry.
 
-/// (tokens, dim) -> the same, through a norm or not.
+/// (tokens, dim) -> the same. `normed_result`: through a norm, else with a residual.
 struct NormedMlp : nn::Module<NormedMlp> {
   explicit NormedMlp(bool normed_result) : normed(normed_result) { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& x) {
@@ -108,26 +93,20 @@ struct NormedMlp : nn::Module<NormedMlp> {
   nn::Child<nn::Linear> fc1{*this, "fc1", 4, 6}, fc2{*this, "fc2", 6, 4};
 };
 
-TEST(StrictScopeHints, NameARowwiseLinearThatThePlanForgot) {
-  RunRanks(2, [](Rank& rank) {
+TEST(StrictScopeHints, NameTheEntryThatThePlanForgot) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = at::ones({6, 4});
     for (const bool in_forward : {false, true}) {
       NormedMlp model(in_forward);
-      parallelize_module(model, rank.mesh({2}, {"tp"}), {{"fc1", colwise_parallel()}});
+      parallelize_module(model, mesh, {{"fc1", colwise_parallel()}});
       const StrictScope strict;
-      EXPECT_ERROR(model(at::ones({6, 4})).square(), "[Partial(sum)] -> [Replicate()]",
-                   "give the Linear that left the pending sum", "rowwise_parallel()");
+      EXPECT_ERROR(model(x).square(), "[Partial(sum)] -> [Replicate()]", "rowwise_parallel()");
     }
-  });
-}
-
-TEST(StrictScopeHints, NameAnInputThatAModuleNeedsWhole) {
-  RunRanks(2, [](Rank& rank) {
     // Without an entry for the norm, which needs all features of a token.
     NormedMlp model(/*normed_result=*/true);
-    parallelize_module(model, rank.mesh({2}, {"tp"}), {{"fc2", colwise_parallel()}});
+    parallelize_module(model, mesh, {{"fc2", colwise_parallel()}});
     const StrictScope strict;
-    EXPECT_ERROR(model(at::ones({6, 4})), "[Shard(1)] -> [Replicate()]",
-                 "in the plan where the module is called (prepare_module_input)");
+    EXPECT_ERROR(model(x), "[Shard(1)] -> [Replicate()]", "prepare_module_input");
   });
 }
 

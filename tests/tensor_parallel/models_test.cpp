@@ -27,7 +27,7 @@ using testing::full_tensor;
 constexpr std::int64_t kBatch = 4, kTokens = 6, kDim = 24, kHeads = 6, kHeadDim = kDim / kHeads;
 constexpr std::int64_t kInner = 20, kExperts = 5, kWidth = 7, kVocabulary = 13;
 
-/// Experts whose weights are stacked, each token mixed from the two that its router prefers.
+/// Experts with stacked weights. The router mixes two of them for each token.
 struct Experts : nn::Module<Experts> {
   Experts() {
     up = register_slot("up", {kExperts, kDim, kWidth});
@@ -133,14 +133,14 @@ Result train_once(Rank& rank, const std::vector<std::int64_t>& sizes, bool seque
   Gpt model;
   nn::apply_lora(model, {.rank = 3, .alpha = 6, .targets = {"block*.qkv", "block*.out"}});
   for (const auto& [name, slot] : model.named_slots()) {
-    slot->get().set_requires_grad(true);  // the adapters and what they stand beside
+    slot->get().set_requires_grad(true);  // the adapters and the adapted weights
   }
   parallelize_module(model, mesh["tp"], plan(sequence_parallel));
   fsdp::fully_shard(*model.blocks[0], mesh["dp"]);
   fsdp::fully_shard(model, mesh["dp"]);
   nn::init_weights(model, 3);
   {
-    const c10::NoGradGuard none;  // a B that is zero would hide A
+    const c10::NoGradGuard none;  // with B = 0, A would have no effect
     for (const auto& [name, slot] : model.named_slots()) {
       if (name.ends_with("lora_B.weight")) {
         slot->persistent().add_(0.2);
@@ -163,34 +163,24 @@ Result train_once(Rank& rank, const std::vector<std::int64_t>& sizes, bool seque
   return result;
 }
 
-class OnePlan : public ::testing::TestWithParam<std::vector<std::int64_t>> {};
-
-TEST_P(OnePlan, WithColumnsAndRowsTrainsAsOneRankDoes) {
+TEST(OnePlan, WithColumnsAndRowsTrainsAsOneRankDoes) {
+  using Sizes = std::vector<std::int64_t>;
   Result expected;
   RunRanks(1, [&](Rank& rank) { expected = train_once(rank, {1, 1}, false); });
-  for (const bool sequence_parallel : {false, true}) {
-    RunRanks(testing::ranks_of(GetParam()), [&](Rank& rank) {
-      const Result found = train_once(rank, GetParam(), sequence_parallel);
-      EXPECT_TRUE(found.loss.allclose(expected.loss, 1e-5, 1e-6));
-      ASSERT_EQ(found.gradients.size(), expected.gradients.size());
-      for (std::size_t i = 0; i < expected.gradients.size(); ++i) {
-        EXPECT_GT(expected.gradients[i].abs().max().item<double>(), 0) << i;
-        EXPECT_TRUE(found.gradients[i].allclose(expected.gradients[i], 1e-3, 1e-5)) << i;
-      }
-    });
+  for (const Sizes& sizes : {Sizes{1, 2}, Sizes{2, 2}, Sizes{1, 3}}) {
+    SCOPED_TRACE(::testing::PrintToString(sizes));
+    for (const bool sequence_parallel : {false, true}) {
+      RunRanks(testing::ranks_of(sizes), [&](Rank& rank) {
+        const Result found = train_once(rank, sizes, sequence_parallel);
+        EXPECT_TRUE(found.loss.allclose(expected.loss, 1e-5, 1e-6));
+        ASSERT_EQ(found.gradients.size(), expected.gradients.size());
+        for (std::size_t i = 0; i < expected.gradients.size(); ++i) {
+          EXPECT_GT(expected.gradients[i].abs().max().item<double>(), 0) << i;
+          EXPECT_TRUE(found.gradients[i].allclose(expected.gradients[i], 1e-3, 1e-5)) << i;
+        }
+      });
+    }
   }
-}
-
-INSTANTIATE_TEST_SUITE_P(Meshes, OnePlan,
-                         ::testing::Values(std::vector<std::int64_t>{1, 2},
-                                           std::vector<std::int64_t>{2, 2},
-                                           std::vector<std::int64_t>{1, 3}),
-                         [](const auto& info) {
-                           return "Dp" + std::to_string(info.param[0]) + "Tp" +
-                                  std::to_string(info.param[1]);
-                         });
-
-TEST(OnePlanOfHeads, NamesThoseThatTheRanksDoNotDivide) {
   RunRanks(4, [](Rank& rank) {
     Gpt model;
     EXPECT_ERROR(parallelize_module(model, rank.mesh({4}, {"tp"}), plan(false)), "'block0.out'",
@@ -236,7 +226,7 @@ class Stacked : public nn::Module<Stacked> {
   std::shared_ptr<nn::RMSNorm> norm;
 };
 
-TEST(DeclaredPlan, IsThatOfTheModulesBelow) {
+TEST(DeclaredPlan, IsThePlanOfTheModulesBelow) {
   Stacked alone;
   alone(uniform_values({4, 6}, 0.5)).square().sum().backward();
   RunRanks(3, [&](testing::Rank& rank) {
@@ -259,17 +249,12 @@ TEST(DeclaredPlan, NamesModulesFromTheRoot) {
                                                 "layers.1.down"}));
   EXPECT_ERROR(declared_plan(model, mesh, {.sequence_parallel = false}),
                "a DeclaringMlp on 2 ranks");
+  nn::Linear undeclared(4, 4);
+  EXPECT_ERROR(parallelize_module(undeclared, mesh), "no plan", "DeclaresPlan");
 }
 
-TEST(DeclaredPlan, IsRequiredIfNoPlanIsGiven) {
-  nn::Linear linear(4, 4);
-  const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"tp"});
-  EXPECT_ERROR(parallelize_module(linear, mesh), "no plan was given",
-               "derive the class from tensor_parallel::DeclaresPlan");
-}
-
-// A plain module between parts of the sequence: 7 tokens over 3 ranks.
-TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsWhatItReturns) {
+// A module without tensor parallelism between parts of the sequence: 7 tokens on 3 ranks.
+TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsItsResult) {
   testing::Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({7, 4}, 0.1);
   const at::Tensor expected = alone(x);
@@ -303,7 +288,7 @@ struct BlockCase {
   bool gated = false;
 };
 
-/// A norm, attention and an MLP whose width no number of ranks here divides.
+/// A norm, attention, and an MLP whose width 2 and 3 ranks do not divide.
 struct OneBlock final : nn::Module<OneBlock> {
   explicit OneBlock(const BlockCase& c) : options(c) {
     norm = register_module("norm", std::make_shared<nn::LayerNorm>(kHidden));
@@ -345,7 +330,7 @@ at::Tensor input_of(const BlockCase& c) {
 
 class BlockOnRanks : public ::testing::TestWithParam<BlockCase> {};
 
-TEST_P(BlockOnRanks, ComputesWhatOneRankDoes) {
+TEST_P(BlockOnRanks, HasTheResultsOfOneRank) {
   const BlockCase& c = GetParam();
   OneBlock alone(c);
   alone.to(at::kDouble);
@@ -396,7 +381,7 @@ INSTANTIATE_TEST_SUITE_P(
             .gated = true}),
     [](const auto& info) { return "Case" + std::to_string(info.index); });
 
-TEST_P(BlockOnRanks, DropsWhatOneRankDrops) {
+TEST_P(BlockOnRanks, HasTheDropoutOfOneRank) {
   const auto run = [](Rank& rank, double dropout) {
     BlockCase c = GetParam();
     c.attention.dropout = dropout;
@@ -440,7 +425,8 @@ constexpr std::int64_t kLoraRows = 8;
 const nn::LoraOptions kAdapters{
     .rank = 3, .alpha = 6, .targets = {"gate_up", "down"}, .dropout = 0.25};
 
-/// A fused Linear and one back, with adapters; 10 and 6 features, which 3 ranks or 4 don't divide.
+/// A fused Linear and a Linear back, with adapters, of 10 and 6 features, which 4 ranks do not
+/// divide.
 struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   at::Tensor forward(const at::Tensor& x) {
     const std::vector<at::Tensor> parts = gate_up->split((*gate_up)(x));
@@ -451,7 +437,7 @@ struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   nn::Child<nn::Linear> down{*this, "down", 10, 6}, head{*this, "head", 6, 5};
 };
 
-/// Adapters that do something.
+/// Fills the adapters, whose B is zero at first.
 void fill_adapters(nn::ModuleBase& model) {
   const c10::NoGradGuard no_grad;
   for (const auto& [name, slot] : nn::lora_slots(model)) {
@@ -468,7 +454,7 @@ void fill_adapters(nn::ModuleBase& model) {
   }
 }
 
-/// Two steps on this rank's rows; the adapters' values afterwards, whole.
+/// Two steps on this rank's rows. Returns the whole values of the adapters.
 std::vector<at::Tensor> train(AdaptedBlock& model, std::int64_t part, std::int64_t parts) {
   manual_seed(11);
   optim::Sgd optimizer(model, {.lr = 0.5});
@@ -498,12 +484,10 @@ std::shared_ptr<AdaptedBlock> adapted_on(const DeviceMesh& mesh) {
   return model;
 }
 
-class LoraOnAMesh : public ::testing::TestWithParam<std::vector<std::int64_t>> {};
-
-TEST_P(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
+TEST(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
   at::Tensor initial, merged;
   std::vector<at::Tensor> expected;
-  // On one rank, where FSDP only says that dropout draws by the element.
+  // On one rank FSDP only makes dropout draw by the element.
   RunRanks(1, [&](Rank& rank) {
     AdaptedBlock alone;
     nn::apply_lora(alone, kAdapters);
@@ -515,31 +499,26 @@ TEST_P(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
     nn::merge_lora(alone);
     merged = testing::parameter_values(alone);
   });
-  const std::vector<std::int64_t> sizes = GetParam();
-  RunOnMesh(sizes, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    const StrictScope strict;
-    const auto model = adapted_on(mesh);
-    EXPECT_TRUE(at::equal(testing::parameter_values(*model), initial));
-    fill_adapters(*model);
-    const std::vector<at::Tensor> values = train(*model, mesh.local_rank("dp"), sizes[0]);
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(values[i].allclose(expected[i], 1e-4, 1e-5)) << i;
-    }
-    for (const auto& [name, slot] : model->named_slots()) {
-      EXPECT_FALSE(slot->persistent().grad().defined()) << name;
-    }
-    nn::merge_lora(*model);
-    EXPECT_TRUE(testing::parameter_values(*model).allclose(merged, 1e-4, 1e-5));
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    , LoraOnAMesh,
-    ::testing::Values(std::vector<std::int64_t>{2, 2}, std::vector<std::int64_t>{1, 4},
-                      std::vector<std::int64_t>{1, 3}, std::vector<std::int64_t>{4, 1}),
-    [](const auto& info) {
-      return "Dp" + std::to_string(info.param[0]) + "Tp" + std::to_string(info.param[1]);
+  using Sizes = std::vector<std::int64_t>;
+  for (const Sizes& sizes : {Sizes{2, 2}, Sizes{1, 4}, Sizes{1, 3}, Sizes{4, 1}}) {
+    SCOPED_TRACE(::testing::PrintToString(sizes));
+    RunOnMesh(sizes, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+      const StrictScope strict;
+      const auto model = adapted_on(mesh);
+      EXPECT_TRUE(at::equal(testing::parameter_values(*model), initial));
+      fill_adapters(*model);
+      const std::vector<at::Tensor> values = train(*model, mesh.local_rank("dp"), sizes[0]);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(values[i].allclose(expected[i], 1e-4, 1e-5)) << i;
+      }
+      for (const auto& [name, slot] : model->named_slots()) {
+        EXPECT_FALSE(slot->persistent().grad().defined()) << name;
+      }
+      nn::merge_lora(*model);
+      EXPECT_TRUE(testing::parameter_values(*model).allclose(merged, 1e-4, 1e-5));
     });
+  }
+}
 
 TEST(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding) {
   RunOnMesh({2, 1}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {

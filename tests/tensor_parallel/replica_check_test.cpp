@@ -1,4 +1,4 @@
-// What ranks must have alike: replicated parameters, plain inputs, and the origin of split
+// The ranks must have equal replicated parameters, equal plain inputs, and parts of the same split
 // parameters.
 
 #include "tessera/fsdp/fully_shard.h"
@@ -25,7 +25,7 @@ using testing::Filled;
 using testing::full_tensor;
 using testing::uniform_values;
 
-/// What QK-norm is in attention: 4 heads of 2 features, each normed by itself, with one weight.
+/// As QK-norm in attention: 4 heads of 2 features, each with its own norm and all with one weight.
 class NormedHeads : public nn::Module<NormedHeads> {
  public:
   NormedHeads() {
@@ -74,7 +74,7 @@ at::Tensor tokens() {
   return uniform_values({5, 8}, 0.5);
 }
 
-/// The caller's word that a plain tensor is this rank's part of the tokens.
+/// Declares that a plain input is this rank's part of the tokens.
 StylePtr takes_parts() {
   return prepare_module_input({.input_layouts = {Shard{0}}, .desired_input_layouts = {Shard{0}}});
 }
@@ -82,23 +82,15 @@ StylePtr takes_parts() {
 TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
   Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({8, 4}, 0.1);
-  RunRanks(3, [&](Rank& rank) {
+  const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
     Filled<nn::RMSNorm> norm(4);
     parallelize_module(norm, rank.mesh({3}, {"tp"}), {{"", takes_parts()}});
     const at::Tensor y = norm(x.chunk(3)[static_cast<std::size_t>(rank.rank())]);  // 3, 3, 2
     EXPECT_EQ(y.sizes(), x.sizes());
     EXPECT_TRUE(full_tensor(y).allclose(alone(x).detach()));
+    norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));  // not the sizes of torch.chunk
   });
-}
-
-TEST(UnevenPart, IsWhatChunkMakes) {
-  const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
-    Filled<nn::RMSNorm> norm(4);
-    parallelize_module(norm, rank.mesh({3}, {"tp"}), {{"", takes_parts()}});
-    norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));
-  });
-  EXPECT_CONTAINS(errors, "the root module takes a plain tensor for [Shard(0)]",
-                  "the ranks hold [2, 3, 3]", "of 8 is [3, 3, 2]");
+  EXPECT_CONTAINS(errors, "the root module", "[Shard(0)]", "[2, 3, 3]", "[3, 3, 2]");
 }
 
 TEST(Replicas, AreEqualBeforeTheFirstForward) {
@@ -111,10 +103,29 @@ TEST(Replicas, AreEqualBeforeTheFirstForward) {
     parallelize_module(model, mesh["tp"], plan_of_heads());
     model(tokens());
   });
-  for (const std::string& error : {errors[2], errors[3]}) {
-    EXPECT_CONTAINS(error, "parameter 'norm.weight' differs from rank 2 on ranks 3, first at [5]",
-                    "2.5 on rank 3");
+  for (const std::size_t rank : {2, 3}) {
+    EXPECT_CONTAINS(errors[rank], "'norm.weight'", "rank 2", "ranks 3", "[5]", "2.5 on rank 3");
   }
+}
+
+// Compared once, in the first training forward.
+TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
+  const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    const auto of_rank = static_cast<double>(rank.rank());
+    Filled<HeadsModel> model, other;
+    parallelize_module(model, mesh["tp"], plan_of_heads());
+    {
+      const c10::NoGradGuard none;
+      model(tokens());
+    }
+    // Data-parallel ranks may differ, ranks of one tp group may not.
+    model(tokens() + static_cast<double>(mesh.local_rank("dp")));
+    model(tokens() + of_rank);
+    parallelize_module(other, mesh["tp"], plan_of_heads());
+    other(tokens() + of_rank);
+  });
+  EXPECT_CONTAINS(errors, "plain input 0", "the same batch");
 }
 
 TEST(Replicas, AreComparedForReplicatedStylesToo) {
@@ -144,46 +155,7 @@ TEST(Replicas, AreNotOnTheMetaDevice) {
     const nn::MetaDevice meta;
     nn::RMSNorm norm(4);
     parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", sequence_parallel()}});
-    // There is nothing to compare: the call says what is missing first.
-    EXPECT_ERROR(norm(at::empty({2, 3, 4}, at::device(c10::kMeta))), "call nn::to_empty");
-  });
-}
-
-TEST(DebugMode, CompareWhatAStyleTakesForReplicated) {
-  const DebugChecks checks("1");
-  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    Filled<nn::Embedding> embedding(10, 4);
-    parallelize_module(embedding, rank.mesh({2}, {"tp"}), {{"", rowwise_parallel()}});
-    embedding(at::arange(4, at::kLong) + rank.rank());
-  });
-  EXPECT_CONTAINS(errors, "the root module on DeviceMesh((tp=2), cpu): its plain input",
-                  "first at [0]: 0 on rank 0 and 1 on rank 1", "the same batch");
-}
-
-TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
-  const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
-    Filled<HeadsModel> model;
-    parallelize_module(model, mesh["tp"], plan_of_heads());
-    {
-      const c10::NoGradGuard none;
-      model(tokens());
-    }
-    // Data-parallel ranks may differ, ranks of one tp group may not.
-    model(tokens() + static_cast<double>(mesh.local_rank("dp")));
-    Filled<HeadsModel> other;
-    parallelize_module(other, mesh["tp"], plan_of_heads());
-    other(tokens() + static_cast<double>(rank.rank()));
-  });
-  EXPECT_CONTAINS(errors, "the plain input 0 differs", "the same batch");
-}
-
-TEST(PlainInputs, AreComparedOnce) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<HeadsModel> model;
-    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
-    model(tokens());
-    model(tokens() + static_cast<double>(rank.rank()));
+    EXPECT_ERROR(norm(at::empty({2, 3, 4}, at::device(c10::kMeta))), "nn::to_empty");
   });
 }
 
@@ -192,35 +164,7 @@ struct MasksItsHeads : nn::Module<MasksItsHeads> {
   nn::Child<nn::Linear> q{*this, "q", 8, 8};
 };
 
-TEST(DebugMode, CompareEveryPlainOperandOfADistributedTensor) {
-  const DebugChecks checks("1");
-  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    nn::Sequential model;
-    const auto inner = std::make_shared<MasksItsHeads>();
-    nn::ModuleList layers;
-    layers.push_back(inner);
-    fill(layers);
-    parallelize_module(layers, rank.mesh({2}, {"tp"}),
-                       {{"0", prepare_module_input({})}, {"0.q", colwise_parallel()}});
-    const c10::NoGradGuard none;
-    (*inner)(tokens(), at::full({8}, rank.rank() + 1.0));
-  });
-  EXPECT_CONTAINS(errors, "aten::mul", "'0'", "differs from rank 0 on ranks 1");
-}
-
-TEST(DebugMode, CompareCopiesAtEachForward) {
-  const DebugChecks checks("1");
-  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    Filled<HeadsModel> model;
-    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
-    model(tokens());
-    model.norm->weight->detach().add_(rank.rank());
-    model(tokens());
-  });
-  EXPECT_CONTAINS(errors[1], "parameter 'norm.weight' differs from rank 0 on ranks 1");
-}
-
-/// Gives each rank another gradient of what all compute alike.
+/// Gives each rank another gradient of a tensor that all ranks compute alike.
 class ScalesGradients final : public ParallelStyle {
  public:
   std::string name() const override { return "scales_gradients"; }
@@ -235,18 +179,86 @@ class ScalesGradients final : public ParallelStyle {
   }
 };
 
-TEST(DebugMode, CompareGradientsAfterEachBackward) {
-  const DebugChecks checks("1");
-  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    Filled<nn::RMSNorm> norm(4);
-    parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", std::make_shared<ScalesGradients>()}});
-    norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
-  });
-  EXPECT_CONTAINS(errors, "the gradient of parameter 'weight' differs from rank 0 on ranks 1",
-                  "DeviceMesh((tp=2), cpu)");
+void step_with_scaled_gradients(nn::RMSNorm& norm) {
+  norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
 }
 
-/// `b` has no entry, and meets what `a` has split by features.
+/// Ranks that differ in something that only TESSERA_DEBUG=1 compares.
+struct Difference {
+  const char* name;
+  std::int64_t dp_ranks;
+  std::function<void(const DeviceMesh& dp, const DeviceMesh& tp)> act;
+  std::vector<std::string_view> words;
+};
+
+TEST(DebugMode, ComparesInputsOperandsCopiesAndGradients) {
+  const DebugChecks checks("1");
+  const std::vector<Difference> cases{
+      {"an input that a style takes for replicated",
+       1,
+       [](const DeviceMesh&, const DeviceMesh& tp) {
+         Filled<nn::Embedding> embedding(10, 4);
+         parallelize_module(embedding, tp, {{"", rowwise_parallel()}});
+         embedding(at::arange(4, at::kLong) + tp.local_rank());
+       },
+       {"the root module", "(tp=2)", "plain input", "[0]", "the same batch"}},
+      {"a plain operand of a distributed tensor",
+       1,
+       [](const DeviceMesh&, const DeviceMesh& tp) {
+         const auto inner = std::make_shared<MasksItsHeads>();
+         nn::ModuleList layers;
+         layers.push_back(inner);
+         fill(layers);
+         parallelize_module(layers, tp,
+                            {{"0", prepare_module_input({})}, {"0.q", colwise_parallel()}});
+         const c10::NoGradGuard none;
+         (*inner)(tokens(), at::full({8}, static_cast<double>(tp.local_rank()) + 1.0));
+       },
+       {"aten::mul", "'0'", "differs"}},
+      {"a copy at a later forward",
+       1,
+       [](const DeviceMesh&, const DeviceMesh& tp) {
+         Filled<HeadsModel> model;
+         parallelize_module(model, tp, plan_of_heads());
+         model(tokens());
+         model.norm->weight->detach().add_(tp.local_rank());
+         model(tokens());
+       },
+       {"parameter 'norm.weight' differs"}},
+      {"a gradient",
+       1,
+       [](const DeviceMesh&, const DeviceMesh& tp) {
+         Filled<nn::RMSNorm> norm(4);
+         parallelize_module(norm, tp, {{"", std::make_shared<ScalesGradients>()}});
+         step_with_scaled_gradients(norm);
+       },
+       {"the gradient of parameter 'weight' differs", "(tp=2)"}},
+      // The gradients of FSDP's parameters exist after its reductions. In the first backward all
+      // ranks use the gradient of one rank, until they know which gradients are sums.
+      {"a gradient of shards",
+       2,
+       [](const DeviceMesh& dp, const DeviceMesh& tp) {
+         Filled<nn::RMSNorm> norm(4);
+         parallelize_module(norm, tp, {{"", std::make_shared<ScalesGradients>()}});
+         fsdp::fully_shard(norm, dp);
+         step_with_scaled_gradients(norm);
+         step_with_scaled_gradients(norm);
+       },
+       {"the gradient of parameter 'weight' differs"}}};
+  for (const Difference& difference : cases) {
+    SCOPED_TRACE(difference.name);
+    const auto ranks = static_cast<int>(2 * difference.dp_ranks);
+    const auto errors = ErrorsOfRanks(ranks, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({difference.dp_ranks, 2}, {"dp", "tp"});
+      difference.act(mesh["dp"], mesh["tp"]);
+    });
+    EXPECT_TRUE(testing::Contains(errors, difference.words));
+    EXPECT_CONTAINS(errors.front(), "rank 0");
+    EXPECT_CONTAINS(errors.back(), difference.dp_ranks == 1 ? "rank 0" : "rank 2");
+  }
+}
+
+/// Adds the result of `b`, which has no entry, to the result of `a`, which is split by features.
 struct SumOfTwo : nn::Module<SumOfTwo> {
   at::Tensor forward(const at::Tensor& x) { return (a(x) + b(x)).square().sum(); }
   nn::Child<nn::Linear> a{*this, "a", 8, 6};
@@ -270,26 +282,9 @@ TEST(DebugMode, CompareGradientsThatOperatorsHaveSplit) {
   });
 }
 
-// The gradients of FSDP's parameters exist once its reductions are done.
-TEST(DebugMode, CompareGradientsOfShards) {
-  const DebugChecks checks("1");
-  const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
-    Filled<nn::RMSNorm> norm(4);
-    parallelize_module(norm, mesh["tp"], {{"", std::make_shared<ScalesGradients>()}});
-    fsdp::fully_shard(norm, mesh["dp"]);
-    // In the first backward all ranks take the gradient of one, until they know which are sums.
-    for (int backward = 0; backward < 2; ++backward) {
-      norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
-    }
-  });
-  EXPECT_CONTAINS(errors[0], "the gradient of parameter 'weight' differs from rank 0 on ranks 1");
-  EXPECT_CONTAINS(errors[3], "the gradient of parameter 'weight' differs from rank 2 on ranks 3");
-}
-
 namespace split_origins {
 
-constexpr auto kDifferent = "are parts of different tensors; give all ranks one seed";
+constexpr auto kDifferent = "parts of different tensors";
 
 at::Tensor call(nn::Linear& linear) {
   return linear(testing::uniform_values({3, 4}, 1));
@@ -299,49 +294,39 @@ void split(nn::Linear& linear, const DeviceMesh& mesh) {
   parallelize_module(linear, mesh, {{"", colwise_parallel()}});
 }
 
-TEST(SplitOrigins, AreRefusedForDifferentSeedsBeforeThePlan) {
+TEST(SplitOrigins, OfDifferentSeedsOrValuesAreRefused) {
   RunRanks(3, [](Rank& rank) {
     nn::Linear linear(4, 5);
     nn::init_weights(linear, rank.rank() == 2 ? 1 : 0);
     split(linear, rank.mesh({3}, {"tp"}));
-    EXPECT_ERROR(call(linear), "tensor parallelism on", "parameter 'weight' on rank 0 and rank 2",
-                 kDifferent);
+    EXPECT_ERROR(call(linear), "tensor parallelism", "'weight' on rank 0 and rank 2", kDifferent);
   });
-}
-
-TEST(SplitOrigins, AreRefusedForDifferentSeedsAfterThePlan) {
-  RunRanks(2, [](Rank& rank) {
-    const auto linear = testing::made_on_meta<nn::Linear>(4, 5);
-    split(*linear, rank.mesh({2}, {"tp"}));
-    nn::to_empty(*linear, at::kCPU);
-    nn::init_weights(*linear, static_cast<std::uint64_t>(rank.rank()));
-    EXPECT_ERROR(call(*linear), kDifferent);
-  });
-}
-
-TEST(SplitOrigins, AreRefusedForOtherValuesUnderFsdpToo) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    testing::Filled<nn::Linear> linear(4, 5);
+    const auto from_meta = testing::made_on_meta<nn::Linear>(4, 5);
+    split(*from_meta, mesh["tp"]);
+    nn::to_empty(*from_meta, at::kCPU);
+    nn::init_weights(*from_meta, static_cast<std::uint64_t>(mesh.local_rank("tp")));
+    EXPECT_ERROR(call(*from_meta), kDifferent);
+    testing::Filled<nn::Linear> sharded(4, 5);
     if (mesh.local_rank("tp") == 1) {
       const at::NoGradGuard no_grad;
-      linear.slot("weight")->get().add_(1);
+      sharded.slot("weight")->get().add_(1);
     }
-    split(linear, mesh["tp"]);
-    fsdp::fully_shard(linear, mesh["dp"]);
-    EXPECT_ERROR(call(linear), kDifferent);
+    split(sharded, mesh["tp"]);
+    fsdp::fully_shard(sharded, mesh["dp"]);
+    EXPECT_ERROR(call(sharded), kDifferent);
   });
 }
 
-TEST(SplitOrigins, AreOfEquallyManyParameters) {
+TEST(SplitOrigins, OfDifferentNumbersOfParametersAreRefused) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     testing::Filled<nn::Linear> linear(4, 5, nn::LinearOptions{.bias = rank.rank() == 1});
     split(linear, rank.mesh({2}, {"tp"}));
     call(linear);
   });
-  EXPECT_CONTAINS(errors, "of DeviceMesh((tp=2), cpu), rank 1 has 2 parameters where rank 0 has 1",
-                  "make the same model on every rank");
-  EXPECT_CONTAINS(errors[0], "(on this rank from parameter 'weight' to parameter 'weight')");
-  EXPECT_CONTAINS(errors[1], "(on this rank from parameter 'weight' to parameter 'bias')");
+  EXPECT_CONTAINS(errors, "(tp=2)", "rank 1 has 2", "rank 0 has 1");
+  EXPECT_CONTAINS(errors[0], "from parameter 'weight' to parameter 'weight'");
+  EXPECT_CONTAINS(errors[1], "from parameter 'weight' to parameter 'bias'");
 }
 
 TEST(SplitOrigins, AreAcceptedForOneTensor) {
@@ -363,7 +348,7 @@ TEST(SplitOrigins, AreAcceptedForOneTensor) {
   });
 }
 
-TEST(SplitOrigins, DoNotMatterOnceValuesWereWrittenOrWhereTheyAreMeantToDiffer) {
+TEST(SplitOrigins, DoNotMatterAfterAWriteOrIfMarkedDistinct) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     nn::Linear written(4, 5), distinct(4, 5);
     for (nn::Linear* linear : {&written, &distinct}) {

@@ -1,4 +1,4 @@
-// The styles: results and gradients are those of one rank.
+// The styles give the results and the gradients of one rank.
 
 #include <optional>
 
@@ -32,43 +32,6 @@ std::int64_t calls(const comm::TrafficTable& traffic, const std::string& collect
   return found == traffic.end() ? 0 : found->second.calls;
 }
 
-TEST(Colwise, SplitsTheColumnsOfALinear) {
-  Filled<nn::Linear> alone(5, 7);
-  const at::Tensor x = uniform_values({3, 5}, 0.5);
-  RunRanks(4, [&](Rank& rank) {
-    Filled<nn::Linear> linear(5, 7);
-    parallelize_module(linear, rank.mesh({4}, {"tp"}), {{"", colwise_parallel()}});
-    const std::vector<at::Tensor> parts = alone(x).detach().chunk(4, 1);
-    EXPECT_TRUE(local_tensor(linear(x)).allclose(parts[static_cast<std::size_t>(rank.rank())]));
-  });
-}
-
-TEST(Colwise, SumsTheGradientOfAReplicatedInput) {
-  Filled<nn::Linear> alone(5, 7);
-  const at::Tensor expected = uniform_values({3, 5}, 0.5).requires_grad_();
-  alone(expected).square().sum().backward();
-  RunRanks(3, [&](Rank& rank) {
-    Filled<nn::Linear> linear(5, 7);
-    parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", colwise_parallel()}});
-    const at::Tensor x = uniform_values({3, 5}, 0.5).requires_grad_();
-    const StrictScope strict;
-    linear(x).square().sum().backward();
-    EXPECT_TRUE(x.grad().allclose(expected.grad(), 1e-5, 1e-5));
-    EXPECT_TRUE(full_tensor(linear.weight->grad()).allclose(alone.weight->grad(), 1e-5, 1e-5));
-  });
-}
-
-TEST(Colwise, GathersItsOutputWhenAsked) {
-  Filled<nn::Linear> alone(5, 7);
-  const at::Tensor x = uniform_values({3, 5}, 0.5);
-  RunRanks(2, [&](Rank& rank) {
-    Filled<nn::Linear> linear(5, 7);
-    parallelize_module(linear, rank.mesh({2}, {"tp"}),
-                       {{"", colwise_parallel({.output_layouts = Replicate{}})}});
-    EXPECT_TRUE(full_tensor(linear(x)).allclose(alone(x)));
-  });
-}
-
 TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
   Filled<nn::Linear> alone(7, 5);
   const at::Tensor expected = uniform_values({3, 7}, 0.5).requires_grad_();
@@ -82,15 +45,6 @@ TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
     y.square().sum().backward();
     EXPECT_FALSE(tessera::is_distributed(x.grad()));
     EXPECT_TRUE(x.grad().allclose(expected.grad(), 1e-5, 1e-5));
-  });
-}
-
-TEST(Rowwise, RefusesAPlainPartThatIsNotDeclared) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<nn::Linear> linear(6, 5);
-    parallelize_module(linear, rank.mesh({2}, {"tp"}), {{"", rowwise_parallel()}});
-    EXPECT_ERROR(linear(uniform_values({3, 3}, 0.5)), "rowwise_parallel", "6", "[3, 3]",
-                 "input_layouts = Shard{-1}");
   });
 }
 
@@ -110,89 +64,39 @@ TEST(Rowwise, AddsTheBiasOnceAndUnchanged) {
   RunRanks(3, [](Rank& rank) {
     nn::Linear linear(6, 2);
     linear.weight->detach().zero_();
-    linear.bias->detach().fill_(0.1);  // a third of it, three times, would not be it
+    linear.bias->detach().fill_(0.1);  // three times a third of 0.1 would be rounded
     parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
     EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1f)));
   });
 }
 
-TEST(Rowwise, SplitsTheRowsOfAnEmbedding) {
-  Filled<nn::Embedding> alone(10, 3);
-  const at::Tensor ids = at::arange(8, at::kLong).mul(3).remainder(10);
-  const at::Tensor out = alone(ids);
-  out.square().sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    Filled<nn::Embedding> embedding(10, 3);
-    parallelize_module(embedding, rank.mesh({4}, {"tp"}),
-                       {{"", rowwise_parallel({.output_layouts = Shard{0}})}});
-    const StrictScope strict;
-    const at::Tensor part = embedding(ids);
-    EXPECT_TRUE(
-        local_tensor(part).equal(out.detach().chunk(4)[static_cast<std::size_t>(rank.rank())]));
-    part.square().sum().backward();
-    EXPECT_TRUE(full_tensor(embedding.weight->grad()).allclose(alone.weight->grad()));
-  });
-}
-
-TEST(Rowwise, RefusesAnEmbeddingOfSplitIndices) {
-  RunRanks(2, [](Rank& rank) {
+TEST(Styles, RefuseByName) {
+  const at::Tensor x = uniform_values({3, 3}, 0.5);
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+    Filled<nn::Linear> undeclared(6, 5), two_inputs(3, 2), other_mesh(3, 4);
     nn::Embedding embedding(10, 3);
-    EXPECT_ERROR(parallelize_module(embedding, rank.mesh({2}, {"tp"}),
-                                    {{"", rowwise_parallel({.input_layouts = Shard{0}})}}),
-                 "rowwise_parallel", "Embedding", "input_layouts = Shard(0)");
-  });
-}
-
-TEST(Sequence, NormsEachRanksTokens) {
-  Filled<nn::RMSNorm> alone(4);
-  const at::Tensor x = uniform_values({6, 4}, 0.1);
-  alone(x).square().sum().backward();
-  RunRanks(3, [&](Rank& rank) {
-    Filled<nn::RMSNorm> norm(4);
-    parallelize_module(norm, rank.mesh({3}, {"tp"}),
-                       {{"", sequence_parallel({.sequence_dim = 0})}});
-    const StrictScope strict;
-    const at::Tensor part = norm(x);
-    EXPECT_TRUE(
-        local_tensor(part).allclose(alone(x).chunk(3)[static_cast<std::size_t>(rank.rank())]));
-    part.square().sum().backward();
-    EXPECT_EQ(DistributedTensor(norm.weight->grad()).placements(), Placements{Replicate{}});
-    EXPECT_TRUE(full_tensor(norm.weight->grad()).allclose(alone.weight->grad(), 1e-5, 1e-5));
-  });
-}
-
-TEST(PrepareInput, RefusesACallWithTooFewTensors) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<nn::Linear> linear(2, 2);
+    const DeviceMesh tp = mesh["tp"];
+    parallelize_module(undeclared, tp, {{"", rowwise_parallel()}});
     parallelize_module(
-        linear, rank.mesh({2}, {"tp"}),
+        two_inputs, tp,
         {{"", prepare_module_input({.input_layouts = {Replicate{}, Replicate{}},
                                     .desired_input_layouts = {Replicate{}, Replicate{}}})}});
-    EXPECT_ERROR(linear(uniform_values({2, 2}, 0)), "prepare_module_input", "2 tensors", "1");
-  });
-}
-
-TEST(PrepareOutput, GathersTheRequestedOutput) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<nn::RMSNorm> alone(4);
-    Filled<nn::RMSNorm> norm(4);
-    parallelize_module(norm, rank.mesh({2}, {"tp"}),
-                       {{"", prepare_module_input({.input_layouts = {Shard{0}},
-                                                   .desired_input_layouts = {Shard{0}}})},
-                        {"", prepare_module_output({.output_layouts = {Shard{0}},
-                                                    .desired_output_layouts = {Replicate{}}})}});
-    const at::Tensor x = uniform_values({6, 4}, 0.1);
-    const at::Tensor part = x.chunk(2)[static_cast<std::size_t>(rank.rank())];
-    EXPECT_TRUE(full_tensor(norm(part)).allclose(alone(x)));
-  });
-}
-
-TEST(Styles, RefuseATensorOfAnotherMesh) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    Filled<nn::Linear> linear(4, 4);
-    parallelize_module(linear, mesh["tp"], {{"", colwise_parallel()}});
-    const at::Tensor x = distribute_tensor(uniform_values({2, 4}, 0), mesh["dp"], {Replicate{}});
-    EXPECT_ERROR(linear(x), "DeviceMesh((tp=2), cpu)", "DeviceMesh((dp=2), cpu)");
+    parallelize_module(other_mesh, tp, {{"", colwise_parallel()}});
+    const at::Tensor on_dp = distribute_tensor(x, mesh["dp"], {Replicate{}});
+    testing::expect_refusals({
+        {"a plain part that is not declared",
+         [&] { undeclared(x); },
+         {"rowwise_parallel", "6", "[3, 3]", "input_layouts = Shard{-1}"}},
+        {"an embedding of split indices",
+         [&] {
+           parallelize_module(embedding, tp, {{"", rowwise_parallel({.input_layouts = Shard{0}})}});
+         },
+         {"rowwise_parallel", "Embedding", "input_layouts = Shard(0)"}},
+        {"a call with too few tensors",
+         [&] { two_inputs(x); },
+         {"prepare_module_input", "2 tensors", "1"}},
+        {"a tensor of another mesh", [&] { other_mesh(on_dp); }, {"(tp=2)", "(dp=2)"}},
+    });
   });
 }
 
@@ -210,16 +114,10 @@ TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
   // 10 tokens on 4 ranks: uneven too.
   RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
-    // Frozen norms: their gradients' reduction is no part of the block.
+    // The norms are frozen, so that the block does not reduce their gradients.
     block.first_norm->slot("weight")->get().set_requires_grad(false);
     block.second_norm->slot("weight")->get().set_requires_grad(false);
-    ParallelizePlan plan;
-    for (const auto& [pattern, style] : testing::plan_of_small_llama(true)) {
-      if (pattern.starts_with("block*.")) {
-        plan.emplace_back(pattern.substr(7), style);
-      }
-    }
-    parallelize_module(block, mesh, plan);
+    parallelize_module(block, mesh, testing::plan_of_block(/*regather=*/true));
     const at::Tensor x = distribute_tensor(uniform_values({10, 8}, 0.2), mesh, {Shard{0}})
                              .tensor()
                              .detach()
@@ -231,41 +129,36 @@ TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
     const comm::TrafficTable middle = rank.world()->traffic().table();
     EXPECT_EQ(collectives(rank.world()->traffic().since(start)), (Collectives{2, 2, 0}));
     DistributedTensor(y).to_local().square().sum().backward();
-    // And gathers its halves' inputs again.
+    // Backward gathers the inputs of the halves again.
     EXPECT_EQ(collectives(rank.world()->traffic().since(middle)), (Collectives{4, 2, 0}));
   });
 }
 
-class WholeModel : public ::testing::TestWithParam<std::pair<int, bool>> {};
-
-TEST_P(WholeModel, HasTheGradientsOfOneRank) {
-  const auto& [ranks, sequence_parallel] = GetParam();
+TEST(WholeModel, HasTheGradientsOfOneRank) {
   const SmallLlamaConfig config{.bias = true};
   const at::Tensor ids = at::arange(11, at::kLong).mul(5).remainder(13);
   Filled<SmallLlama> alone(config);
   alone.to(at::kDouble);
   const at::Tensor expected = cross_entropy(alone(ids.slice(0, 0, 10)), ids.slice(0, 1, 11));
   expected.backward();
-  RunRanks(ranks, [&, split = sequence_parallel](Rank& rank) {
-    Filled<SmallLlama> model(config);
-    model.to(at::kDouble);
-    parallelize_module(model, rank.mesh({rank.size()}, {"tp"}),
-                       testing::plan_of_small_llama(split));
-    const StrictScope strict;
-    const at::Tensor loss = cross_entropy(model(ids.slice(0, 0, 10)), ids.slice(0, 1, 11));
-    loss.backward();
-    EXPECT_TRUE(loss.allclose(expected, 1e-10, 1e-10));
-    testing::expect_gradients(model, testing::gradients_of(alone), 1, 1e-10, 1e-10);
-    for (const auto& [name, slot] : model.named_slots()) {
-      EXPECT_EQ(sharding_spec(slot->get().grad()), sharding_spec(slot->get())) << name;
-    }
-  });
+  for (const int ranks : {2, 3, 4}) {
+    RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
+      for (const bool sequence_parallel : {true, false}) {
+        Filled<SmallLlama> model(config);
+        model.to(at::kDouble);
+        parallelize_module(model, mesh, testing::plan_of_small_llama(sequence_parallel));
+        const StrictScope strict;
+        const at::Tensor loss = cross_entropy(model(ids.slice(0, 0, 10)), ids.slice(0, 1, 11));
+        loss.backward();
+        EXPECT_TRUE(loss.allclose(expected, 1e-10, 1e-10));
+        testing::expect_gradients(model, testing::gradients_of(alone), 1, 1e-10, 1e-10);
+        for (const auto& [name, slot] : model.named_slots()) {
+          EXPECT_EQ(sharding_spec(slot->get().grad()), sharding_spec(slot->get())) << name;
+        }
+      }
+    });
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, WholeModel,
-                         ::testing::Values(std::pair{2, true}, std::pair{3, true},
-                                           std::pair{4, true}, std::pair{2, false},
-                                           std::pair{3, false}, std::pair{4, false}));
 
 }  // namespace
 }  // namespace tessera::tensor_parallel
@@ -340,7 +233,7 @@ std::vector<std::int64_t> rows_of_part(const FusedLinear& fused, std::size_t wan
   return rows;
 }
 
-/// What the parts would be as separate Linears.
+/// The results of the parts as separate Linears.
 std::vector<at::Tensor> separate_products(const FusedLinear& fused, const at::Tensor& x) {
   std::vector<at::Tensor> products;
   for (std::size_t part = 0; part < fused.parts().size(); ++part) {
@@ -376,37 +269,33 @@ TEST(FusedLinear, RefusesGroupsThatDoNotDivide) {
   EXPECT_ERROR(fused.split(uniform_values({2, 12}, 0.5)), "12 of 24 features are not known");
 }
 
+// Equal parts of a Linear, and groups of unequal parts.
 TEST(FusedColwise, GivesEachRankAShareOfEveryPart) {
   const at::Tensor x = uniform_values({4, 5}, 0.5);
+  const auto expect_share = [](const std::vector<at::Tensor>& parts,
+                               const std::vector<at::Tensor>& whole, const Rank& rank) {
+    for (std::size_t i = 0; i < 3; ++i) {
+      const at::Tensor share =
+          whole[i].chunk(rank.size(), -1)[static_cast<std::size_t>(rank.rank())];
+      EXPECT_TRUE(local_tensor(parts[i]).allclose(share, 1e-5, 1e-6)) << i;
+    }
+  };
   Filled<nn::Linear> alone(5, 21);
-  const std::vector<at::Tensor> whole = alone(x).detach().chunk(3, -1);  // parts of 7
+  const std::vector<at::Tensor> thirds = alone(x).detach().chunk(3, -1);
+  Filled<FusedLinear> alone_in_groups(5, query_key_value(16, 4), {.groups = 4});
+  const std::vector<at::Tensor> of_groups = alone_in_groups.split(alone_in_groups(x).detach());
   for (const int ranks : {2, 3, 4}) {
-    RunRanks(ranks, [&](Rank& rank) {
+    RunOnMesh({ranks}, {"tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
       Filled<nn::Linear> linear(5, 21);
-      parallelize_module(linear, rank.mesh({ranks}, {"tp"}),
-                         {{"", fused_colwise_parallel({.parts = 3})}});
-      const std::vector<at::Tensor> parts = linear(x).chunk(3, -1);
-      for (std::size_t i = 0; i < 3; ++i) {
-        EXPECT_TRUE(local_tensor(parts[i]).allclose(
-            whole[i].chunk(ranks, -1)[static_cast<std::size_t>(rank.rank())], 1e-5, 1e-6));
+      parallelize_module(linear, mesh, {{"", fused_colwise_parallel({.parts = 3})}});
+      expect_share(linear(x).chunk(3, -1), thirds, rank);
+      if (ranks == 2) {
+        Filled<FusedLinear> fused(5, query_key_value(16, 4), {.groups = 4});
+        parallelize_module(fused, mesh, {{"", fused_colwise_parallel()}});
+        expect_share(fused.split(fused(x)), of_groups, rank);
       }
     });
   }
-}
-
-TEST(FusedColwise, SharesOutGroupsOfUnequalParts) {
-  const at::Tensor x = uniform_values({4, 5}, 0.5);
-  Filled<FusedLinear> alone(5, query_key_value(16, 4), {.groups = 4});
-  const std::vector<at::Tensor> whole = alone.split(alone(x).detach());
-  RunRanks(2, [&](Rank& rank) {
-    Filled<FusedLinear> fused(5, query_key_value(16, 4), {.groups = 4});
-    parallelize_module(fused, rank.mesh({2}, {"tp"}), {{"", fused_colwise_parallel()}});
-    const std::vector<at::Tensor> parts = fused.split(fused(x));
-    for (std::size_t i = 0; i < 3; ++i) {
-      EXPECT_TRUE(local_tensor(parts[i]).allclose(
-          whole[i].chunk(2, -1)[static_cast<std::size_t>(rank.rank())], 1e-5, 1e-6));
-    }
-  });
 }
 
 TEST(FusedColwise, RefusesWhatItCannotSplit) {
@@ -448,7 +337,7 @@ class Mlp : public nn::Module<Mlp> {
 
 constexpr std::int64_t kRows = 4;
 
-/// Two steps of gradient descent on this rank's rows of the batch; the values afterwards.
+/// Two steps of gradient descent on this rank's rows of the batch. Returns the parameters.
 at::Tensor train(Mlp& model, std::int64_t part, std::int64_t parts) {
   for (int step = 0; step < 2; ++step) {
     const at::Tensor batch = uniform_values({kRows, 5}, 0.1 + step);
@@ -462,33 +351,26 @@ at::Tensor train(Mlp& model, std::int64_t part, std::int64_t parts) {
   return testing::parameter_values(model);
 }
 
-struct Shape {
-  std::int64_t hidden, dp, tp;
-  bool local;
-};
-
-class FusedUnderFsdp : public ::testing::TestWithParam<Shape> {};
-
-TEST_P(FusedUnderFsdp, TrainsAsOneRank) {
-  const Shape& shape = GetParam();
-  Filled<Mlp> alone(5, shape.hidden);
-  const at::Tensor expected = train(alone, 0, 1);
-  RunRanks(static_cast<int>(shape.dp * shape.tp), [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({shape.dp, shape.tp}, {"dp", "tp"});
-    Filled<Mlp> model(5, shape.hidden);
-    parallelize_module(model, mesh["tp"],
-                       {{"gate_up", fused_colwise_parallel({.use_local_output = shape.local})},
-                        {"down", rowwise_parallel({.input_layouts = Shard{-1}})}});
-    fsdp::fully_shard(model, mesh["dp"]);
-    const at::Tensor values = train(model, mesh.local_rank(0), shape.dp);
-    EXPECT_TRUE(values.allclose(expected, 1e-4, 1e-5));
-  });
+TEST(FusedUnderFsdp, TrainsAsOneRank) {
+  struct Shape {
+    std::int64_t hidden, dp, tp;
+    bool local;
+  };
+  for (const Shape& shape :
+       {Shape{8, 2, 2, true}, Shape{7, 2, 2, true}, Shape{8, 2, 2, false}, Shape{7, 4, 1, true}}) {
+    Filled<Mlp> alone(5, shape.hidden);
+    const at::Tensor expected = train(alone, 0, 1);
+    RunOnMesh({shape.dp, shape.tp}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+      Filled<Mlp> model(5, shape.hidden);
+      parallelize_module(model, mesh["tp"],
+                         {{"gate_up", fused_colwise_parallel({.use_local_output = shape.local})},
+                          {"down", rowwise_parallel({.input_layouts = Shard{-1}})}});
+      fsdp::fully_shard(model, mesh["dp"]);
+      const at::Tensor values = train(model, mesh.local_rank(0), shape.dp);
+      EXPECT_TRUE(values.allclose(expected, 1e-4, 1e-5)) << shape.hidden;
+    });
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(, FusedUnderFsdp,
-                         ::testing::Values(Shape{8, 2, 2, true}, Shape{7, 2, 2, true},
-                                           Shape{8, 2, 2, false}, Shape{7, 4, 1, true}),
-                         [](const auto& info) { return "Case" + std::to_string(info.index); });
 
 TEST(FusedWeight, UnderFsdpIsShardedInEveryPart) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
@@ -533,7 +415,7 @@ Work work_of(const DeviceMesh& mesh, const Function& function) {
   return {mode.products, communication.total().calls};
 }
 
-// What fusing is for: a third of the products, and of the gradients of the input to be summed.
+// Fusing leaves a third of the products, and one sum of the input's gradients instead of three.
 TEST(FusedColwise, MakesOneProductOfThree) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     Filled<FusedLinear> fused(5, query_key_value(8, 8), {.bias = false});
@@ -556,7 +438,7 @@ TEST(FusedColwise, MakesOneProductOfThree) {
   });
 }
 
-// The parts of a distributed result, and their gradients, are where the result is.
+// The parts of a distributed result, and their gradients, stay on the ranks of the result.
 TEST(FusedColwise, ADistributedResultIsSplitWithoutCommunication) {
   const at::Tensor values = uniform_values({4, 21}, 0.3);
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
@@ -621,8 +503,8 @@ std::unique_ptr<GroupedAttention> make_attention(const Heads& heads) {
   return module;
 }
 
-/// The input is split along the tokens, as between the halves of a sequence-parallel block, or
-/// whole.
+/// `split_tokens`: whether the input is split along the tokens, as between the halves of a
+/// sequence-parallel block.
 ParallelizePlan plan_of(const Heads& heads, bool split_tokens) {
   const Placement between = split_tokens ? Placement(Shard{0}) : Replicate{};
   const StylePtr copies = replicated_heads_parallel({.heads = heads.keys});
@@ -635,51 +517,45 @@ ParallelizePlan plan_of(const Heads& heads, bool split_tokens) {
           {"o", rowwise_parallel({.output_layouts = between})}};
 }
 
-struct HeadsCase {
-  Heads heads;
-  int ranks;
-  bool split_tokens;
-};
-
-class ReplicatedHeads : public ::testing::TestWithParam<HeadsCase> {};
-
-TEST_P(ReplicatedHeads, HaveTheResultsAndGradientsOfOneRank) {
-  const HeadsCase& c = GetParam();
-  const std::int64_t tokens = 7;
-  const at::Tensor whole = testing::values({tokens, kWidth}, 0.4);
-  const auto alone = make_attention(c.heads);
-  const at::Tensor expected_x = whole.clone().requires_grad_();
-  const at::Tensor expected = (*alone)(expected_x);
-  expected.square().sum().backward();
-  RunRanks(c.ranks, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({c.ranks}, {"tp"});
-    const Placements layout{c.split_tokens ? Placement(Shard{0}) : Replicate{}};
-    const auto module = make_attention(c.heads);
-    parallelize_module(*module, mesh, plan_of(c.heads, c.split_tokens));
-    const auto expect_whole = [&](const at::Tensor& part, const at::Tensor& all) {
-      const auto made = DistributedTensor::from_local(part, mesh, layout, all.sizes().vec());
-      EXPECT_TRUE(made.full_tensor().allclose(all, 1e-10, 1e-10));
-    };
-    const StrictScope strict;
-    const at::Tensor x =
-        local_tensor(distribute_tensor(whole, mesh, layout)).clone().requires_grad_();
-    const at::Tensor y = (*module)(x);
-    y.square().sum().backward();
-    expect_whole(local_tensor(y).detach(), expected.detach());
-    expect_whole(x.grad(), expected_x.grad());
-    testing::expect_gradients(*module, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
-    for (const auto& [name, slot] : module->named_slots()) {
-      EXPECT_EQ(sharding_spec(slot->get().grad()), sharding_spec(slot->get())) << name;
-    }
-  });
+TEST(ReplicatedHeads, HaveTheResultsAndGradientsOfOneRank) {
+  struct HeadsCase {
+    Heads heads;
+    int ranks;
+    bool split_tokens;
+  };
+  const at::Tensor whole = testing::values({7, kWidth}, 0.4);
+  for (const HeadsCase& c :
+       {HeadsCase{{8, 2}, 4, true}, HeadsCase{{4, 2}, 4, false}, HeadsCase{{6, 3}, 6, true},
+        HeadsCase{{6, 1}, 3, true}, HeadsCase{{2, 2}, 2, false}}) {
+    SCOPED_TRACE(::testing::Message() << c.heads.queries << " heads on " << c.ranks << " ranks");
+    const auto alone = make_attention(c.heads);
+    const at::Tensor expected_x = whole.clone().requires_grad_();
+    const at::Tensor expected = (*alone)(expected_x);
+    expected.square().sum().backward();
+    RunOnMesh({c.ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
+      const Placements layout{c.split_tokens ? Placement(Shard{0}) : Replicate{}};
+      const auto module = make_attention(c.heads);
+      parallelize_module(*module, mesh, plan_of(c.heads, c.split_tokens));
+      const auto expect_whole = [&](const at::Tensor& part, const at::Tensor& all) {
+        const auto made = DistributedTensor::from_local(part, mesh, layout, all.sizes().vec());
+        EXPECT_TRUE(made.full_tensor().allclose(all, 1e-10, 1e-10));
+      };
+      const StrictScope strict;
+      const at::Tensor x =
+          local_tensor(distribute_tensor(whole, mesh, layout)).clone().requires_grad_();
+      const at::Tensor y = (*module)(x);
+      y.square().sum().backward();
+      expect_whole(local_tensor(y).detach(), expected.detach());
+      expect_whole(x.grad(), expected_x.grad());
+      testing::expect_gradients(*module, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
+      for (const auto& [name, slot] : module->named_slots()) {
+        EXPECT_EQ(sharding_spec(slot->get().grad()), sharding_spec(slot->get())) << name;
+      }
+    });
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, ReplicatedHeads,
-                         ::testing::Values(HeadsCase{{8, 2}, 4, true}, HeadsCase{{4, 2}, 4, false},
-                                           HeadsCase{{6, 3}, 6, true}, HeadsCase{{6, 1}, 3, true},
-                                           HeadsCase{{2, 2}, 2, false}));
-
-// One of the input's 4 shards is kept for all products, so that backward gathers once.
+// One of the input's 4 shards is saved for all products, so that backward gathers once.
 TEST(ReplicatedHeadsOfASplitInput, KeepItsShard) {
   RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Heads heads{.queries = 8, .keys = 2};
@@ -691,13 +567,13 @@ TEST(ReplicatedHeadsOfASplitInput, KeepItsShard) {
                                                   .regather = regather});
       parallelize_module(*module, mesh, plan);
       const at::Tensor x = testing::values({2, kWidth}, rank.rank()).requires_grad_();
-      (*module)(x);  // what is allocated once
+      (*module)(x);  // allocates what is allocated once
       const testing::MemoryScope memory;
       const at::Tensor y = (*module)(x);
       return memory.bytes();
     };
     const std::int64_t shard = 8 * 2 * kWidth;
-    // This shard is the caller's.
+    // The caller owns the shard that stays.
     EXPECT_EQ(kept_bytes(false) - kept_bytes(true), 4 * shard);
   });
 }
@@ -713,7 +589,7 @@ TEST(ReplicatedHeadsUnderFsdp, HaveTheGradientsOfOneRank) {
   RunOnMesh({2, 4}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     const auto module = make_attention(heads);
     parallelize_module(*module, mesh["tp"], plan_of(heads, false));
-    // A unit within another one.
+    // A unit within another unit.
     fsdp::fully_shard(*module->k, mesh["dp"]);
     fsdp::fully_shard(*module, mesh["dp"]);
     const StrictScope strict;
@@ -723,7 +599,7 @@ TEST(ReplicatedHeadsUnderFsdp, HaveTheGradientsOfOneRank) {
   });
 }
 
-TEST(ReplicatedHeadsStyle, RefusesWhatItCannotShareOut) {
+TEST(ReplicatedHeadsStyle, RefusesHeadsThatItCannotDivide) {
   RunOnMesh({4}, {"tp"}, [](const DeviceMesh& mesh) {
     nn::Linear linear(5, 12);
     const auto of = [](std::int64_t heads) {

@@ -15,5 +15,18 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "testing/errors.h"
+#include "testing/expect_tensors.h"
 #include "testing/ranks.h"
+#include "testing/test_on_ranks.h"
 #include "testing/values.h"
+
+namespace tessera::testing {
+
+/// A row of a table: a function and its name.
+template <class Signature>
+struct Named {
+  const char* name;
+  std::function<Signature> run;
+};
+
+}  // namespace tessera::testing

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A line each, as the errors are.
+/// Prints each warning on one line, like errors.
 class Warnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {
@@ -35,10 +35,10 @@ class Warnings final : public c10::WarningHandler {
 
 struct Arguments {
   std::string path;
-  std::string other;  ///< the second step
+  std::string other;  ///< the second step of `diff`
 };
 
-/// On a terminal, one line that is written again and again.
+/// On a terminal, shows progress on one line that is overwritten.
 Progress shown_progress() {
   if (isatty(STDERR_FILENO) == 0) {
     return {};
@@ -116,7 +116,7 @@ int run(int argc, char** argv) {
 }  // namespace tessera::checkpoint
 
 int main(int argc, char** argv) {
-  // A file that grows beyond the limit of its size is then an error, with its line.
+  // Exceeding the file-size limit then is a write error with a message, not a signal.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     return tessera::checkpoint::run(argc, argv);

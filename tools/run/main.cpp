@@ -1,5 +1,6 @@
-// tessera-run: starts the ranks of a job on this machine and ends them together. One thread waits
-// in poll() alone, so that it sees the end of a rank at once even if its output's reader is slow.
+// tessera-run: starts the ranks of a job on this machine and ends them together. A single thread
+// waits only in poll(), so that it notices the end of a rank immediately even if the reader of its
+// output is slow.
 
 #include <fcntl.h>
 #include <limits.h>
@@ -34,11 +35,12 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
-constexpr auto kTermTime = 1000ms;   ///< from SIGTERM to SIGKILL after a failure
-constexpr auto kSignalPoll = 100ms;  ///< between looks whether a rank handles a signal by now
+constexpr auto kTermTime = 1000ms;   ///< time from SIGTERM to SIGKILL after a failure
+constexpr auto kSignalPoll = 100ms;  ///< interval of checks whether a rank already handles a signal
 constexpr auto kNever = Clock::time_point::max();
-constexpr std::size_t kLongestLine = 64 << 10;  ///< a longer line becomes several
-constexpr std::size_t kFull = 1 << 20;          ///< bytes for a slow reader; then the ranks wait
+constexpr std::size_t kLongestLine = 64 << 10;  ///< limit of a line's bytes; longer lines are split
+constexpr std::size_t kFull = 1 << 20;  ///< bytes buffered for a slow reader; beyond it the ranks
+                                        ///< wait
 constexpr auto kHelp =
     R"(Usage: tessera-run --nproc N [OPTIONS] [--] PROGRAM ARGS...
        tessera-run --explain DIR
@@ -63,8 +65,9 @@ struct Sink {
 
   void flush() {
     for (pollfd ready{fd, POLLOUT, 0}; !pending.empty() && poll(&ready, 1, 0) > 0;) {
-      // A pipe that is ready takes PIPE_BUF bytes without blocking.
-      const std::size_t size = pending.rfind('\n', PIPE_BUF - 1) + 1;  // 0: there is no newline
+      // A ready pipe accepts PIPE_BUF bytes without blocking.
+      // Size 0: there is no newline.
+      const std::size_t size = pending.rfind('\n', PIPE_BUF - 1) + 1;
       const auto written =
           write(fd, pending.data(), size ? size : std::min<std::size_t>(pending.size(), PIPE_BUF));
       if (written < 0 && errno != EINTR && errno != EAGAIN) {
@@ -76,12 +79,12 @@ struct Sink {
   }
 };
 
-/// A pipe from a rank, whose lines go to a sink.
+/// A pipe from a rank; its lines go to a sink.
 struct Source {
   int fd = -1;
   Sink* sink = nullptr;
   std::string prefix = {};
-  std::string line = {};  ///< the part after the last newline
+  std::string line = {};  ///< incomplete line: the part after the last newline
 
   void read_available(std::size_t full = kFull) {
     for (char buffer[16 << 10]; fd >= 0 && sink->pending.size() < full;) {
@@ -113,8 +116,9 @@ struct Rank {
   int number = 0;
   pid_t pid = -1;
   Source out, err;
-  std::vector<int> signals = {};   ///< that the rank does not handle yet
-  std::optional<int> status = {};  ///< of waitpid()
+  std::vector<int> signals = {};   ///< signals not yet delivered, because the rank does not handle
+                                   ///< them yet
+  std::optional<int> status = {};  ///< the rank's exit status from waitpid()
 
   bool stopped() const { return status && *status == W_EXITCODE(kStoppedExitCode, 0); }
   bool failed() const { return status && *status != 0 && !stopped(); }
@@ -125,7 +129,7 @@ struct Rank {
                      : detail::concat("was killed by SIG", sigabbrev_np(WTERMSIG(*status)), " (",
                                       strsignal(WTERMSIG(*status)), ")");
   }
-  /// Without a handler SIGUSR1 would kill the process.
+  /// Whether the process has a handler for the signal. Without one, SIGUSR1 would kill it.
   bool handles(int signal) const {
     std::ifstream file(detail::concat("/proc/", pid, "/status"));
     std::string line;
@@ -309,13 +313,14 @@ class Job {
       return;
     }
     rank.status = status;
-    kill(-rank.pid, SIGKILL);  // processes that the rank left behind keep the group's number in use
+    kill(-rank.pid, SIGKILL);  // Ends the processes that the rank left behind, which would keep the
+                               // process group's id in use
     if (rank.failed() && !is_ending_) {
       failed_.push_back(&rank);
     }
   }
 
-  /// The next step is SIGKILL, after `time`.
+  /// Sends `signal` to all ranks, and SIGKILL after `time`.
   void end_ranks(int signal, Clock::duration time = {}) {
     signal_ranks(signal);
     is_ending_ = true;
@@ -327,7 +332,7 @@ class Job {
       say("killing the ranks that have not ended");
       end_ranks(SIGKILL);
     } else if (!failed_.empty() && !is_ending_) {
-      // If several have ended since the last look, the killed one is the cause.
+      // If several ranks have failed since the last check, a killed one is reported as the cause.
       std::ranges::stable_partition(failed_, &Rank::killed);
       Rank& cause = *failed_.front();
       cause.err.read_rest();
@@ -355,7 +360,8 @@ class Job {
     return any_stopped && !any_failed               ? kStoppedExitCode
            : stop_signal_ != 0                      ? 128 + stop_signal_
            : !failed_.empty()                       ? failed_.front()->exit_code()
-           : out_.error != 0 && out_.error != EPIPE ? 1  // a full disk, for example
+           : out_.error != 0 && out_.error != EPIPE ? 1  // an output failed, for example because of
+                                                         // a full disk
                                                     : 0;
   }
 
@@ -373,14 +379,15 @@ class Job {
 
   const int nproc_;
   const std::chrono::milliseconds grace_;
-  std::string folder_;  ///< of the flight records
-  bool is_temporary_;   ///< the folder is removed at the end
+  std::string folder_;  ///< folder of the flight records
+  bool is_temporary_;   ///< whether the folder is removed at the end
   char** const program_;
   Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
   sigset_t mask_before_{};
   int signals_ = -1, stop_signal_ = 0;
-  std::deque<Rank> ranks_;     ///< the addresses stay
-  std::vector<Rank*> failed_;  ///< before all were told to end, by the time of their ends
+  std::deque<Rank> ranks_;     ///< ranks in a deque, so that pointers to them stay valid
+  std::vector<Rank*> failed_;  ///< ranks that failed before all were told to end, in order of their
+                               ///< end
   bool is_ending_ = false;
   Clock::time_point deadline_ = kNever;
 };
@@ -420,7 +427,7 @@ int run(int argc, char** argv) {
                   given[name], " is not a number from ", least, " to ", most);
     return value;
   };
-  number("--timeout", 0.001, 1e6);  // the limits of the ranks, too
+  number("--timeout", 0.001, 1e6);  // --timeout is also a limit within the ranks
   number("--watchdog", 0, 1e6);
   for (const auto& [name, variable] :
        {std::pair("--timeout", "TESSERA_TIMEOUT"), std::pair("--watchdog", "TESSERA_WATCHDOG"),

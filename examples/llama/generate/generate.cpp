@@ -1,4 +1,4 @@
-// Texts from a model.
+// Generates texts with a model.
 
 #include "examples/llama/generate/generate.h"
 
@@ -32,7 +32,7 @@
 
 namespace llama {
 
-// Sampling.
+// ---- Sampling.
 
 namespace {
 
@@ -45,7 +45,7 @@ at::Tensor penalized(const at::Tensor& scores, const at::Tensor& seen, double pe
   return at::where(seen, at::where(scores.lt(0), scores * penalty, scores / penalty), scores);
 }
 
-/// Tokens as likely as the k-th stay, too.
+/// Keeps the k most likely tokens, and tokens as likely as the k-th.
 at::Tensor keep_top_k(const at::Tensor& scores, std::int64_t k) {
   if (k == 0 || k >= scores.size(-1)) {
     return scores;
@@ -59,7 +59,8 @@ at::Tensor keep_top_p(const at::Tensor& scores, double p) {
     return scores;
   }
   const auto [sorted, ids] = scores.softmax(-1).sort(-1, /*descending=*/true);
-  // A token stays if those before it don't yet hold p; the likeliest always does.
+  // Rejects a token if the more likely tokens already have probability p in total. The most likely
+  // token is always kept.
   const at::Tensor before = sorted.cumsum(-1) - sorted;
   const at::Tensor refused = before.ge(p);
   return scores.masked_fill(refused.scatter(-1, ids, refused), kRefused);
@@ -78,7 +79,7 @@ at::Tensor keep_min_p(const at::Tensor& scores, double p) {
 
 at::Tensor token_probabilities(const at::Tensor& logits, const at::Tensor& seen,
                                const SamplingOptions& options) {
-  // In double, so that the cumulative sum over a large vocabulary is exact enough.
+  // The scores are fp64, so that the cumulative sum over a large vocabulary is accurate.
   const at::Tensor scores =
       penalized(logits.to(c10::kDouble), seen, options.repetition_penalty) / options.temperature;
   return keep_min_p(keep_top_p(keep_top_k(scores, options.top_k), options.top_p), options.min_p)
@@ -103,7 +104,7 @@ Tokens Sampler::next(const at::Tensor& logits) {
           0, at::tensor(prompts_[i], at::dtype(c10::kLong)).to(logits.device()), true);
     }
   }
-  // Temperature 0 is the limit of ever sharper distributions: the likeliest token.
+  // Temperature 0 selects the most likely token.
   const at::Tensor tokens =
       options_.temperature == 0
           ? penalized(logits.to(c10::kDouble), seen_, options_.repetition_penalty).argmax(-1)
@@ -115,14 +116,15 @@ Tokens Sampler::next(const at::Tensor& logits) {
   return {first, first + on_host.numel()};
 }
 
-/// By inversion: the first token at which the cumulative probability exceeds a uniform number.
+/// Inverse transform sampling: the first token whose cumulative probability exceeds a uniform
+/// random number.
 at::Tensor Sampler::draw(const at::Tensor& probabilities) const {
   const at::Tensor uniform = at::empty({probabilities.size(0)}, c10::kDouble);
   tessera::uniform_(uniform, 0.0, 1.0, {options_.seed, calls_});
   const at::Tensor cumulative = probabilities.cumsum(-1);
   const at::Tensor sum = cumulative.slice(-1, -1);
-  // Scaled by the sum, which rounding keeps from being 1. Never the sum itself: a token that is
-  // refused could stand there.
+  // Scaled by the cumulative sum's total, which rounding may make different from 1. The target is
+  // always below the total, because the last token may be one that was rejected.
   const at::Tensor target = at::minimum(uniform.to(probabilities.device()).unsqueeze(1) * sum,
                                         at::nextafter(sum, at::zeros({}, sum.options())));
   return cumulative.le(target).sum(-1);
@@ -134,7 +136,7 @@ void Sampler::remember(const at::Tensor& tokens) {
   }
 }
 
-// Stop strings.
+// ---- Stop strings.
 
 StopStrings::StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
@@ -160,7 +162,7 @@ std::string StopStrings::finish() {
   return stopped_ ? "" : std::exchange(pending_, "");
 }
 
-/// How much of the end of the text may begin a stop.
+/// The number of bytes at the end of the text that may be the start of a stop string.
 std::size_t StopStrings::held_back() const {
   std::size_t most = 0;
   for (const std::string& stop : stops_) {
@@ -173,7 +175,7 @@ std::size_t StopStrings::held_back() const {
   return most;
 }
 
-// The texts of a batch.
+// ---- The texts of a batch.
 
 GrowingText::GrowingText(std::string prompt, const Tokens& tokens,
                          const tessera::data::TokenizerPtr& tokenizer,
@@ -209,7 +211,7 @@ bool TextWriter::push(std::size_t index, std::int64_t token) {
   if (streams()) {
     out_ << piece << std::flush;
   }
-  // Nobody would read the rest.
+  // Generation also stops if the output stream has failed.
   return !text.stopped() && out_.good();
 }
 
@@ -236,11 +238,11 @@ std::string TextWriter::json_of(const GrowingText& text) const {
                                        {"text", text.text()},
                                        {"tokens", text.tokens()},
                                        {"finish", text.stopped() ? "stop" : ended}};
-  // Tokens may be bytes. Some bytes are no character.
+  // Tokens may be bytes, so the text may be invalid UTF-8.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-// Prompts.
+// ---- Prompts.
 
 namespace {
 
@@ -271,10 +273,10 @@ std::vector<PromptText> prompts_of(const std::string& file, const std::string& c
   return prompts;
 }
 
-/// As a file of --prompts.
+/// The --prompts value that stands for standard input.
 constexpr const char* kStandardInput = "-";
 
-/// The most that --max-tokens may be for a model that does not say its positions.
+/// The maximum of --max-tokens for a model without max_position_embeddings.
 constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
 
 }  // namespace
@@ -308,7 +310,7 @@ std::string standard_input(const GenerateOptions& options, const tessera::Device
 
 std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens) {
   const std::int64_t most = config.max_positions;
-  // Checked before the cache is allocated. The default of --max-tokens is never refused.
+  // --max-tokens is checked before the cache is allocated. Its default is always accepted.
   const std::int64_t limit = most == 0 ? kMostTokensWithoutPositions : most;
   TESSERA_CHECK(max_tokens <= std::max(limit, SamplingOptions{}.max_tokens), "--max-tokens ",
                 max_tokens, " is more than the ", limit,
@@ -336,7 +338,7 @@ Tokens PromptEncoder::with_begin_tokens(const Tokens& tokens) const {
   return all;
 }
 
-// The loop.
+// ---- The generation loop.
 
 namespace {
 
@@ -346,13 +348,13 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Prompts as one batch: padded on the left, so that all end together.
+/// Prompts as one batch, padded on the left so that all end at the same position.
 struct Batch {
   explicit Batch(const std::vector<Tokens>& prompts);
 
   std::int64_t longest = 0, tokens_in_all = 0;
   std::vector<std::int64_t> padding;
-  at::Tensor tokens;  ///< (texts, longest)
+  at::Tensor tokens;  ///< the padded prompts, (texts, longest prompt)
 };
 
 Batch::Batch(const std::vector<Tokens>& prompts) {
@@ -371,14 +373,14 @@ Batch::Batch(const std::vector<Tokens>& prompts) {
   }
 }
 
-/// What rank 0 decides after each forward: the next tokens, and which texts go on.
+/// Rank 0's decisions after each forward: the next tokens, and which texts continue.
 class Chooser {
  public:
   Chooser(const SamplingOptions& options, const std::vector<Tokens>& prompts, const Tokens& end,
           const TokenSink& sink)
       : sampler_(options, prompts), end_(end), sink_(sink), goes_on_(prompts.size(), true) {}
 
-  /// A text that has ended keeps its row of the batch; its tokens are dropped.
+  /// A finished text retains its row of the batch; its further tokens are dropped.
   Tokens next(const at::Tensor& logits) {
     Tokens tokens = sampler_.next(logits);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -403,8 +405,9 @@ class Chooser {
   std::int64_t given_ = 0;
 };
 
-/// What rank 0 has, on all ranks. Not computed on each: the arithmetic of a draw may differ between
-/// hosts of other processors, and ranks with different texts would not notice.
+/// Broadcasts rank 0's tokens. They are not computed on each rank, because the arithmetic of
+/// sampling may differ between hosts with different processors, and the ranks would not notice that
+/// their texts differ.
 Tokens of_rank_0(Tokens own, tessera::comm::Communicator* ranks, c10::Device device) {
   if (ranks == nullptr || ranks->size() == 1) {
     return own;
@@ -421,7 +424,8 @@ Tokens of_rank_0(Tokens own, tessera::comm::Communicator* ranks, c10::Device dev
 GenerationTimes generate(Llama& model, const std::vector<Tokens>& prompts,
                          const SamplingOptions& options, const Tokens& end, const TokenSink& sink,
                          tessera::comm::Communicator* ranks) {
-  // The cache would otherwise keep the graph of every token.
+  // No gradients are recorded, because the cache would otherwise retain the autograd graph of every
+  // token.
   const c10::NoGradGuard no_grad;
   const Batch batch(prompts);
   const c10::Device device = model.device();
@@ -445,7 +449,7 @@ GenerationTimes generate(Llama& model, const std::vector<Tokens>& prompts,
       break;
     }
     next.pop_back();
-    // From here on one token a call; the cache has the rest.
+    // From now on each call has one token per text; the cache has the rest.
     input = at::tensor(next, c10::kLong).unsqueeze(1).to(device);
   }
   times.decoding_s = seconds_since(start) - times.prompt_s;
@@ -453,7 +457,7 @@ GenerationTimes generate(Llama& model, const std::vector<Tokens>& prompts,
   return times;
 }
 
-// Perplexity.
+// ---- Perplexity.
 
 TextWindows perplexity_windows(const GenerateOptions& options, const Config& config) {
   constexpr std::int64_t kDefault = 2048;
@@ -479,14 +483,14 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
   const at::Tensor tokens = at::tensor(text, c10::kLong);
   const std::int64_t last = std::ssize(text) - 1;
   double sum = 0;
-  // Tokens [0, predicted) have been counted, or are the first.
+  // Tokens [0, predicted) have been counted; token 0 is never predicted.
   std::int64_t predicted = 1;
   for (std::int64_t begin = 0; predicted <= last; begin += stride) {
     const std::int64_t end = std::min(begin + window, last);
     const at::Tensor inputs = tokens.slice(0, begin, end).unsqueeze(0).to(model.device());
     const at::Tensor targets = tokens.slice(0, begin + 1, end + 1).clone();
     targets.slice(0, 0, predicted - begin - 1).fill_(options.ignore_index);
-    // By parts of its tokens: the logits of a window may take gigabytes.
+    // Loss in chunks of tokens (HeadLoss), because the logits of a window may take gigabytes.
     const HeadLoss head{targets.to(model.device()), {.loss = options}, {}};
     sum += model(inputs, head).item<double>();
     predicted = end + 1;

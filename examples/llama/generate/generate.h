@@ -1,4 +1,4 @@
-// Texts from a model: prompts, sampling, texts under way, and perplexity.
+// Generation with a model: prompts, sampling, growing texts, and perplexity.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,23 +19,24 @@
 
 namespace llama {
 
-/// The probabilities that tokens are drawn with, fp64, from `logits`, both (texts, vocabulary);
-/// `seen`: bool of these sizes, true for the tokens of the text so far, or undefined without
-/// repetition penalty. In transformers' order: the penalty (Keskar et al. 2019: a seen token's
-/// logit is divided by it, or multiplied if negative), the temperature, then all but the `top_k`
-/// likeliest are refused, all behind the smallest set of probability >= `top_p` (Holtzman et al.
-/// 2020; the likeliest always stays), and those less than `min_p` times as likely as the likeliest
-/// (Nguyen et al. 2024). The temperature must not be 0.
+/// The sampling probabilities, fp64, of `logits`; both are (texts, vocabulary). `seen`: bool of the
+/// same sizes, true for tokens already in the text; undefined without a repetition penalty. Applied
+/// in the order of `transformers`: repetition penalty (Keskar et al. 2019: a seen token's logit is
+/// divided by it, or multiplied if negative); temperature, which must not be 0; top-k; top-p, the
+/// smallest set of tokens with total probability >= `top_p` (Holtzman et al. 2020; at least the
+/// most likely token); min-p, tokens at least `min_p` times as likely as the most likely one
+/// (Nguyen et al. 2024). All other tokens get probability 0.
 at::Tensor token_probabilities(const at::Tensor& logits, const at::Tensor& seen,
                                const SamplingOptions& options);
 
 /// Chooses the next tokens of the texts of a batch.
 class Sampler {
  public:
-  /// `prompts`: what the texts begin with, for the repetition penalty.
+  /// `prompts`: the beginnings of the texts, for the repetition penalty.
   Sampler(SamplingOptions options, std::vector<Tokens> prompts);
-  /// One token a text from logits (texts, vocabulary): greedy at temperature 0, else drawn. The
-  /// draw of the n-th call for a text depends on the seed, n, and its place in the batch only.
+  /// Returns one token per text from logits (texts, vocabulary): the most likely token at
+  /// temperature 0, else a random draw. A text's draw in the n-th call depends only on the seed, n,
+  /// and the text's index in the batch.
   Tokens next(const at::Tensor& logits);
 
  private:
@@ -44,22 +45,22 @@ class Sampler {
 
   SamplingOptions options_;
   std::vector<Tokens> prompts_;
-  at::Tensor seen_;  ///< (texts, vocabulary), with a penalty only
+  at::Tensor seen_;  ///< the tokens so far, (texts, vocabulary); only with a repetition penalty
   std::uint64_t calls_ = 0;
 };
 
-/// Passes on a text that comes in pieces, up to the first of some strings: no part of one is shown
-/// that may still become whole.
+/// Passes on a text that arrives in pieces, up to the first stop string. Text that may be the
+/// beginning of a stop string is withheld until further text decides it.
 class StopStrings {
  public:
-  /// None of them empty.
+  /// The strings must not be empty.
   explicit StopStrings(std::vector<std::string> stops);
 
-  /// What may be shown with this piece; after a stop nothing.
+  /// Returns the text that may be shown after this piece; nothing after a stop string.
   std::string push(std::string_view piece);
-  /// Whether one of the strings has come.
+  /// Whether a stop string was found.
   bool stopped() const { return stopped_; }
-  /// The rest of the text, when no piece follows.
+  /// Returns the withheld rest when no further piece follows.
   std::string finish();
 
  private:
@@ -70,21 +71,21 @@ class StopStrings {
   bool stopped_ = false;
 };
 
-/// A prompt, and the text that follows it.
+/// A prompt and the text that is generated after it.
 class GrowingText {
  public:
-  /// `tokens`: the prompt's own.
+  /// `tokens`: the prompt's tokens.
   GrowingText(std::string prompt, const Tokens& tokens,
               const tessera::data::TokenizerPtr& tokenizer, const std::vector<std::string>& stops);
 
-  /// What may be shown with this token.
+  /// Returns the text that may be shown after this token.
   std::string push(std::int64_t token);
-  /// What is left when no token follows.
+  /// Returns the withheld rest when no further token follows.
   std::string finish();
   bool stopped() const { return stops_.stopped(); }
 
   const std::string& prompt() const { return prompt_; }
-  /// All that was shown.
+  /// All text returned so far.
   const std::string& text() const { return text_; }
   const Tokens& tokens() const { return tokens_; }
 
@@ -97,13 +98,13 @@ class GrowingText {
   StopStrings stops_;
 };
 
-/// Writes texts: a single one as it comes; several, or JSON, when all have ended.
+/// Writes texts: a single text as it is generated; several texts, or JSON, when all have ended.
 class TextWriter {
  public:
-  /// Writes the prompt of a single text. Without texts it writes nothing.
+  /// Writes the prompt of a single text. Does nothing without texts.
   TextWriter(std::ostream& out, std::vector<GrowingText> texts, bool json, std::int64_t max_tokens);
 
-  /// Whether the text continues: no stop string was found, and the stream accepts more.
+  /// Returns whether the text continues: no stop string was found, and the stream has not failed.
   bool push(std::size_t index, std::int64_t token);
   void finish();
 
@@ -119,34 +120,36 @@ class TextWriter {
 
 struct PromptText {
   std::string text;
-  bool is_whole = false;  ///< has the tokens that begin texts, as a chat template writes them
+  bool is_whole = false;  ///< already has the tokens that begin texts, as from a chat template
 };
 
-/// The prompts of the command line, or of the files of --prompts: one a line, or of a *.jsonl file
-/// the "prompt" of each line: a text, or a list of one text that is whole. Empty lines are ignored.
-/// Throws tessera::Error, naming the line, for a file that cannot be read so, and for a file
-/// without prompts. `input`: the contents of standard input, for --prompts -.
+/// The prompts of the command line or of the files of --prompts. A text file has one prompt per
+/// line. A *.jsonl file has objects with the field "prompt": a text, or a list with one complete
+/// text (is_whole). Empty lines are ignored. Throws tessera::Error, with the line, for a file that
+/// cannot be read this way, and for a file without prompts. `input`: the contents of standard
+/// input, for --prompts -.
 std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::string& input = "");
-/// What standard input of rank 0 holds, on all ranks of `mesh`; "" without --prompts -. Collective.
+/// Returns rank 0's standard input on all ranks of `mesh`; "" without --prompts -. Collective.
 std::string standard_input(const GenerateOptions& options, const tessera::DeviceMesh& mesh);
 
-/// Throws tessera::Error where a prompt of `longest` tokens, or `max_tokens` more, are not for a
-/// model of these positions. Beyond them a model still computes, as it does in transformers: the
-/// result is a warning of that, or "".
+/// Throws tessera::Error if a prompt of `longest` tokens, or `max_tokens` further tokens, are
+/// impossible for a model with these positions. Beyond its positions a model still computes, as in
+/// `transformers`; then the result is a warning, else "".
 std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens);
 
-/// Turns texts into tokens as the files of a model say.
+/// Converts texts to tokens according to a model's files.
 class PromptEncoder {
  public:
-  /// `folder`: the model's. `file`: the tokenizer's, or "" for the model's own.
+  /// `folder`: the model's folder. `file`: the tokenizer's file, or "" for the tokenizer in the
+  /// model's folder.
   PromptEncoder(const std::string& folder, const std::string& file, const Config& config);
 
   const tessera::data::TokenizerPtr& tokenizer() const { return tokenizer_; }
-  /// A text ends at any of these.
+  /// A generated text ends at any of these tokens.
   const Tokens& end_tokens() const { return special_.end; }
-  /// The text's own tokens.
+  /// The text's own tokens, without begin tokens.
   Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }
-  /// `tokens` behind those that begin a text, where the model has any.
+  /// Returns `tokens` preceded by the tokens that begin a text, if the model has any.
   Tokens with_begin_tokens(const Tokens& tokens) const;
 
  private:
@@ -155,51 +158,52 @@ class PromptEncoder {
   Tokens begin_;
 };
 
-/// How long a generation took.
+/// The time that a generation took.
 struct GenerationTimes {
-  std::int64_t prompt_tokens = 0;  ///< of all prompts
-  double prompt_s = 0;             ///< up to the first token of each text
-  std::int64_t tokens = 0;         ///< that followed the first ones
+  std::int64_t prompt_tokens = 0;  ///< tokens of all prompts
+  double prompt_s = 0;             ///< seconds until the first token of each text
+  std::int64_t tokens = 0;         ///< number of tokens after the first token of each text
   double decoding_s = 0;
 };
 
-/// Is given the tokens of text `index` as they come; returns whether the text goes on.
+/// Receives each generated token of text `index`; returns whether the text continues.
 using TokenSink = std::function<bool(std::size_t index, std::int64_t token)>;
 
-/// Continues `prompts` (at least one token each) as one batch with a key-value cache, each up to
-/// one of the tokens `end`, which is not given to `sink`, or options.max_tokens. A text does not
-/// depend on the others of the batch but for rounding, and for its draws' place. `ranks`: the group
-/// of ranks that compute the model together, nullptr for one; then collective: rank 0 chooses the
-/// tokens, and calls `sink`, which the others may leave empty. Throws Error for a prompt without
-/// tokens, and what the model throws.
+/// Continues `prompts` (at least one token each) as one batch with a key-value cache. Each text
+/// ends at one of the tokens `end`, which is not passed to `sink`, or after options.max_tokens. A
+/// text does not depend on the other texts of the batch, except for rounding and for its index,
+/// which determines its random numbers. `ranks`: the process group of the ranks that compute the
+/// model together; nullptr for one rank. With a group, the call is collective: rank 0 chooses the
+/// tokens and calls `sink`, which may be empty on the other ranks. Throws Error for a prompt
+/// without tokens, and the model's errors.
 GenerationTimes generate(Llama& model, const std::vector<Tokens>& prompts,
                          const SamplingOptions& options, const Tokens& end, const TokenSink& sink,
                          tessera::comm::Communicator* ranks = nullptr);
 
-/// How a text is read for its perplexity.
+/// The windows in which a text is read for its perplexity.
 struct TextWindows {
-  std::int64_t size = 0, stride = 0;  ///< tokens
+  std::int64_t size = 0, stride = 0;  ///< size and stride of a window, in tokens
 };
 
-/// Those of --seq and --stride, or what they are by default for this model. Throws tessera::Error
-/// where the model or the text has no use for them.
+/// The windows of --seq and --stride, or the defaults for this model. Throws tessera::Error for
+/// values that the model or the text cannot use.
 TextWindows perplexity_windows(const GenerateOptions& options, const Config& config);
 
 /// How well a model predicts a text.
 struct TextLoss {
-  std::int64_t tokens = 0;  ///< that were predicted
-  double mean = 0;          ///< of their negative log likelihoods, in nats; perplexity is its exp
+  std::int64_t tokens = 0;  ///< number of predicted tokens
+  double mean = 0;          ///< mean negative log likelihood, in nats; its exp is the perplexity
 };
 
-/// The loss of every token of a text but the first. The text is read in windows of `window` tokens,
-/// each `stride` tokens after the one before, the last as long as the rest: a token is predicted
-/// once, in the first window that predicts it, from what that holds before it. With stride ==
-/// window a window's first token is predicted from one token alone; a smaller stride costs more,
-/// and leaves each token at least window - stride of them. Logits may be split over the vocabulary;
-/// then collective. Throws Error for fewer than two tokens.
+/// The loss of every token of a text except the first. The text is read in windows of `window`
+/// tokens that start `stride` tokens apart; the last window may be shorter. Each token is predicted
+/// once, in the first window that contains it as a target, from the preceding tokens of this
+/// window. With stride == window, a window's first prediction uses only one token of context; a
+/// smaller stride costs more, and gives each prediction at least window - stride tokens of context.
+/// Collective if logits are split over the vocabulary. Throws Error for fewer than two tokens.
 TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride);
 
-/// Prints it as a line, or as a JSON object.
+/// Prints the perplexity as a line, or as a JSON object.
 void print_perplexity(const TextLoss& loss, bool json);
 
 }  // namespace llama

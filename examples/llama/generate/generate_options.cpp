@@ -11,7 +11,7 @@
 namespace llama {
 namespace {
 
-/// Logits divided by less may not be finite.
+/// Logits divided by a smaller temperature may overflow.
 constexpr double kLeastTemperature = 1e-6;
 
 // The number in brackets in each help text is the default.
@@ -82,7 +82,7 @@ void declare_machine(CLI::App& app, GenerateOptions& o) {
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
 }
 
-/// A perplexity draws no tokens.
+/// Rejects sampling flags with --perplexity, which draws no tokens.
 void check_used(const CLI::App& app, const GenerateOptions& o) {
   constexpr std::array kOfTexts{"--max-tokens", "--temperature",        "--top-k", "--top-p",
                                 "--min-p",      "--repetition-penalty", "--seed",  "--stop"};
@@ -92,7 +92,8 @@ void check_used(const CLI::App& app, const GenerateOptions& o) {
   }
 }
 
-/// Not CLI11's required(): these messages say what to pass.
+/// Checks required flags here instead of with CLI11's required(), so that messages say what to
+/// pass.
 void check_consistent(const GenerateOptions& o) {
   TESSERA_CHECK(!o.model.empty(), "no model given; pass --model DIR");
   const bool measures = !o.perplexity.empty();

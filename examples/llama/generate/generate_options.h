@@ -1,5 +1,5 @@
-// The options of llama_generate. They are apart from the sampling itself, so that the command line
-// compiles without the model.
+// The options of llama_generate, in a separate header so that the command line compiles without the
+// model.
 
 #pragma once
 
@@ -10,35 +10,36 @@
 
 namespace llama {
 
-/// How tokens are drawn; the defaults of the command line. Names and meanings are transformers'.
+/// Sampling options with the command line's defaults. Names and meanings are those of
+/// `transformers`.
 struct SamplingOptions {
   std::int64_t max_tokens = 200;
-  double temperature = 0.8;  ///< 0: greedy
-  std::int64_t top_k = 0;    ///< 0: all
+  double temperature = 0.8;  ///< 0: greedy sampling
+  std::int64_t top_k = 0;    ///< 0: top-k is off
   double top_p = 1.0;
-  double min_p = 0;               ///< 0: all
-  double repetition_penalty = 1;  ///< 1: none
+  double min_p = 0;               ///< 0: min-p is off
+  double repetition_penalty = 1;  ///< 1: no penalty
   std::uint64_t seed = 0;
 };
 
-/// The flags of llama_generate; see its --help.
+/// The flags of llama_generate; see llama_generate --help.
 struct GenerateOptions {
   std::string model, tokenizer;
   std::vector<std::string> prompt, stop;
-  std::vector<std::string> prompts;  ///< files of them
+  std::vector<std::string> prompts;  ///< files of prompts
   bool json = false;
   SamplingOptions sampling;
 
-  std::string perplexity;            ///< a file of text; "": generate
-  std::int64_t seq = 0, stride = 0;  ///< 0: not given
+  std::string perplexity;            ///< a text file whose perplexity is printed; "": generate
+  std::int64_t seq = 0, stride = 0;  ///< 0: the flag is not given
 
   std::int64_t tp = 1;
   std::string device = "cpu", dtype;
 
-  std::map<std::string, std::string> shared;  ///< by flag, what all ranks must have alike
+  std::map<std::string, std::string> shared;  ///< values, by flag, that must be equal on all ranks
 };
 
-/// Throws tessera::Error for flags that are wrong or missing.
+/// Throws tessera::Error for wrong or missing flags.
 GenerateOptions parse_generate_options(std::vector<std::string> arguments);
 
 }  // namespace llama

@@ -1,4 +1,4 @@
-// llama_generate: continues texts, or gives the perplexity of one.
+// llama_generate: continues texts, or prints the perplexity of a text.
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -26,14 +26,14 @@
 
 namespace llama {
 
-/// The mesh ("tp") of a run. Throws tessera::Error if --tp is not the number of ranks that the
-/// launcher has started.
+/// Creates the mesh ("tp") of a run. Throws tessera::Error unless --tp equals the number of ranks
+/// that the launcher has started.
 tessera::DeviceMesh make_generation_mesh(const GenerateOptions& options,
                                          const tessera::comm::WorldPtr& world);
 
-/// The weights of options.model in the type options.dtype, each rank's part of them alone: no rank
-/// ever holds more. `positions`: that the rotary tables cover. Logits are whole on every rank, or
-/// with `split_logits` split over the vocabulary, for the loss. Collective.
+/// Loads the weights of options.model in the type options.dtype. Each rank only ever has its own
+/// part. `positions`: the number of positions in the rotary tables. Each rank gets all logits, or
+/// with `split_logits` logits split over the vocabulary, for the loss. Collective.
 std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& config,
                                   std::int64_t positions, const tessera::DeviceMesh& mesh,
                                   bool split_logits);
@@ -49,8 +49,8 @@ DeviceMesh make_generation_mesh(const GenerateOptions& o, const comm::WorldPtr& 
 
 namespace {
 
-/// Generation has no backward. Before the freeze one forward has gradients: in its graph the
-/// parallel styles find what the plan does not cover.
+/// Freezes the weights, because generation has no backward. First runs one forward with gradients,
+/// because in its autograd graph the parallel styles detect gaps of the tensor-parallel plan.
 void check_plan_and_freeze(Llama& model, const c10::Device& device) {
   const c10::AutoGradMode gradients(true);
   model(at::zeros({1, 1}, at::TensorOptions(c10::kLong).device(device)));
@@ -70,7 +70,7 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   model->to(scalar_type(options.dtype));
   apply_tensor_parallel(*model, mesh, {.sequence_parallel = false, .loss_parallel = split_logits});
   nn::to_empty(*model, c10::Device(options.device));
-  // The rotary tables are computed; files do not have them.
+  // Computes the rotary tables, which the files do not contain.
   nn::init_buffers(*model);
   checkpoint::load_hugging_face(*model, *mesh.world(), options.model);
   nn::check_initialized(*model);
@@ -86,7 +86,7 @@ namespace {
 using namespace tessera;
 using llama::GenerateOptions;
 
-/// A run's parts that are known before the model is loaded.
+/// The parts of a run that are known before the model is loaded.
 struct Run {
   const GenerateOptions& options;
   llama::Config config;
@@ -96,7 +96,7 @@ struct Run {
   bool prints() const { return mesh.local_rank() == 0; }
 };
 
-/// One write for the line: several ranks may share the stream.
+/// Writes the line with one write, because several ranks may share the stream.
 void note(const Run& run, const std::string& line) {
   if (run.prints()) {
     std::cerr << line + "\n" << std::flush;
@@ -107,7 +107,7 @@ double per_second(std::int64_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
 
-/// The prompts of a run, as the model and the screen get them.
+/// The prompts of a run: as the model's tokens, and as the printed texts.
 struct Prompts {
   std::vector<llama::Tokens> inputs;
   std::vector<llama::GrowingText> texts;
@@ -189,7 +189,7 @@ int run_generate(std::vector<std::string> arguments) {
   try {
     (options.perplexity.empty() ? generate : measure_perplexity)(run);
   } catch (const c10::Error& error) {
-    // Out of memory, for example. what() would add pages of the stack.
+    // For example, out of memory. what() would include the stack trace.
     fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
   return 0;

@@ -1,4 +1,4 @@
-// llama_plan: what a run of llama_train will take.
+// llama_plan: plans the memory, time and communication of a llama_train run.
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -33,28 +33,28 @@
 
 namespace llama {
 
-/// A plan of each kind of rank. Throws tessera::Error for what llama_train refuses.
+/// Plans one rank of each kind. Throws tessera::Error for options that llama_train rejects.
 tessera::planning::RunPlan plan_llama(const TrainOptions& options,
                                       const std::optional<tessera::planning::Machine>& machine);
-/// Collectives of one kind that a module causes in a step.
+/// The collectives of one kind that a module causes in a step.
 struct ModuleTraffic {
-  std::string module;  ///< "model.layers.*.mlp": all layers together; "": outside of the model
+  std::string module;  ///< "model.layers.*.mlp" means all layers together; "": outside the model
   bool backward = false;
-  std::string group, collective;  ///< "tp", "all_gather"
+  std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"
   tessera::comm::Traffic traffic;
 };
-/// What rank 0 sends in the second step of the run, in the order of the step.
+/// The collectives of rank 0 in the run's second step, in the step's order.
 std::vector<ModuleTraffic> plan_modules(const TrainOptions& options);
-/// A table with a line for each.
+/// A table of module traffic with one line per entry.
 std::string to_text(const std::vector<ModuleTraffic>& modules);
-/// Training layouts of `gpus` ranks. What was given as a flag stays as it is.
+/// Searches training layouts of `gpus` ranks. Values given as flags are fixed.
 tessera::planning::Search search_llama(const TrainOptions& options,
                                        const tessera::planning::Machine& machine,
                                        std::int64_t gpus);
-/// As flags: "--dp 64 --tp 8 --ac full --zero 3"; with --cp and --accumulate where they are
+/// A layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and --accumulate if they are
 /// above 1.
 std::string flags_of(const tessera::planning::TrainingLayout& layout);
-/// The run with this layout.
+/// Returns `options` changed to this training layout.
 TrainOptions with(TrainOptions options, const tessera::planning::TrainingLayout& layout);
 
 using namespace tessera;
@@ -63,7 +63,7 @@ using planning::TrainingLayout;
 
 namespace {
 
-/// What makes a part of the peak smaller.
+/// Advice on what reduces memory of this kind.
 std::string remedy(const TrainOptions& o, MemoryKind kind) {
   switch (kind) {
     case MemoryKind::kParameters:
@@ -102,15 +102,15 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
-/// "model.layers.3.mlp" -> "model.layers.*.mlp".
+/// Replaces numbers in an FQN: "model.layers.3.mlp" -> "model.layers.*.mlp".
 std::string pattern_of(const std::string& fqn) {
   static const std::regex number(R"((^|\.)\d+(?=\.|$))");
   return std::regex_replace(fqn, number, "$1*");
 }
 
-/// Attributes each collective of rank 0 to the module whose forward runs, or whose output's
-/// gradient arrived last: collectives of clipping and the optimizer count for the last module of
-/// backward. Adds hooks to the model, which stay.
+/// Attributes each collective of rank 0 to a module: to the module whose forward is running, or to
+/// the module whose output's gradient arrived last. So collectives of clipping and the optimizer
+/// are attributed to the last module of backward. Adds permanent hooks to the model.
 class TrafficByModule {
  public:
   TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
@@ -119,7 +119,7 @@ class TrafficByModule {
       module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
         count();
         running_.push_back(name);
-        if (name.empty()) {  // the model's own forward: backward has ended
+        if (name.empty()) {  // the model's own forward: the previous backward has ended
           backward_.reset();
         }
       });
@@ -171,8 +171,8 @@ class TrafficByModule {
 
   comm::TrafficCounter& counter_;
   comm::TrafficTable last_;
-  std::vector<std::string> running_;     ///< forwards, the innermost last
-  std::optional<std::string> backward_;  ///< whose output's gradient arrived last
+  std::vector<std::string> running_;     ///< modules whose forward is running, innermost last
+  std::optional<std::string> backward_;  ///< the module whose output's gradient arrived last
   std::vector<ModuleTraffic> modules_;
 };
 
@@ -218,7 +218,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                               std::int64_t gpus) {
   const models::LlamaConfig config = read_config(o.config);
   const std::int64_t heads = config.num_attention_heads;
-  // All layers are equal unless --freeze tells them apart.
+  // All layers are equal unless --freeze distinguishes them.
   const std::int64_t layers = o.freeze.empty() ? config.num_hidden_layers : 0;
   const auto cut_run = [&](const TrainingLayout& layout, std::int64_t few) {
     TrainOptions cut = with(o, layout);
@@ -238,7 +238,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                            .fixed_zero = is_given(o, "--zero") || o.reshard_last,
                            .fixed_accumulate = is_given(o, "--accumulate"),
                            .allows_tp = [heads](std::int64_t tp) { return heads % tp == 0; },
-                           // What llama_train refuses with --cp is left out.
+                           // Excludes --cp degrees that llama_train rejects.
                            .allows_cp =
                                [&](std::int64_t cp) {
                                  return o.seq % (2 * cp) == 0 && o.dropout == 0 &&
@@ -276,7 +276,7 @@ namespace {
 using namespace llama;
 namespace planning = tessera::planning;
 
-/// The flags of llama_plan itself.
+/// The flags that only llama_plan has.
 struct PlanFlags {
   std::string gpu, json;
   std::int64_t gpus = 0;
@@ -315,7 +315,8 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   check_files_differ(files);
 }
 
-/// Better to learn before the work than after it.
+/// Throws Error if the file can't be written. Checked before the planning, because an error after
+/// it would come too late.
 void check_can_write(const char* flag, const std::string& file) {
   if (file.empty()) {
     return;
@@ -335,7 +336,8 @@ void write_file(const char* flag, const std::string& file, const std::string& te
   TESSERA_CHECK(out, "can't write ", flag, " ", file, "; give a file in an existing folder");
 }
 
-/// With all four degrees, and the collectives by module. The plan's mesh has the degrees above 1.
+/// Writes the plan with all four degrees, and the collectives by module. The plan's mesh has only
+/// degrees above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
                 const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
                 const std::string& file) {
@@ -359,7 +361,7 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
   write_file("--json", file, json.dump(1) + "\n");
 }
 
-/// With --search: prints what it finds, and sets its best layout in `options`.
+/// With --search: prints the result, and sets its best layout in `options`.
 std::optional<planning::Search> search_if_asked(const PlanFlags& flags,
                                                 const std::optional<planning::Machine>& machine,
                                                 TrainOptions& options) {

@@ -1,4 +1,4 @@
-// Files of text.
+// Reads text files.
 
 #include "examples/llama/texts/texts.h"
 
@@ -57,7 +57,7 @@ class PlainStream final : public ByteStream {
   std::uint64_t offset_ = 0;
 };
 
-/// What both formats share: a buffer of the file's bytes.
+/// The part that gzip and zstd streams share: a buffer of the file's bytes.
 class CompressedStream : public ByteStream {
  public:
   explicit CompressedStream(InputFile file) : file_(std::move(file)), buffer_(kInputBytes) {}
@@ -65,7 +65,7 @@ class CompressedStream : public ByteStream {
   std::uint64_t consumed() const override { return offset_ - input_.size(); }
 
  protected:
-  /// False at the end of the file.
+  /// Refills the buffer; returns false at the end of the file.
   bool refill() {
     const auto count =
         static_cast<std::size_t>(std::min<std::uint64_t>(buffer_.size(), file_.size() - offset_));
@@ -80,7 +80,7 @@ class CompressedStream : public ByteStream {
                   consumed(), " (", reason, "); copy or make it again");
   }
 
-  std::span<unsigned char> input_;  ///< the part of buffer_ that is not decompressed yet
+  std::span<unsigned char> input_;  ///< the part of the buffer that is not yet decompressed
 
  private:
   InputFile file_;
@@ -88,11 +88,11 @@ class CompressedStream : public ByteStream {
   std::vector<unsigned char> buffer_;
 };
 
-/// RFC 1952; members one behind the other are one text, as gzip itself reads them.
+/// Decompresses gzip (RFC 1952). Consecutive members are one text, as in the gzip program.
 class GzipStream final : public CompressedStream {
  public:
   explicit GzipStream(InputFile file) : CompressedStream(std::move(file)) {
-    // 16: with gzip's header and check sum.
+    // MAX_WBITS + 16 selects gzip's header and checksum
     TESSERA_CHECK(inflateInit2(&state_, MAX_WBITS + 16) == Z_OK,
                   "zlib can't be started: is there memory left?");
   }
@@ -120,7 +120,7 @@ class GzipStream final : public CompressedStream {
   }
 
  private:
-  /// Zeros behind a member, which tapes and disk images add; gzip itself passes over them.
+  /// Skips zeros after a member, which tapes and disk images add, as the gzip program does.
   void skip_padding() {
     const auto member = std::ranges::find_if(input_, [](unsigned char c) { return c != 0; });
     input_ = input_.subspan(static_cast<std::size_t>(member - input_.begin()));
@@ -148,7 +148,8 @@ class GzipStream final : public CompressedStream {
   bool within_member_ = false;
 };
 
-/// RFC 8878. Its decoder allocates the window that a frame says, of up to 2 GiB (zstd --long=31).
+/// Decompresses zstd (RFC 8878). The decoder allocates the window that a frame specifies, up to 2
+/// GiB (zstd --long=31).
 class ZstdStream final : public CompressedStream {
  public:
   explicit ZstdStream(InputFile file)
@@ -161,7 +162,7 @@ class ZstdStream final : public CompressedStream {
   std::size_t read(std::span<char> out) override {
     ZSTD_outBuffer output{out.data(), out.size(), 0};
     while (output.pos < output.size) {
-      // A frame may hold back output for which there was no room.
+      // The decoder may still have output that did not fit before.
       if (input_.empty() && !refill() && !has_more_) {
         if (within_frame_) {
           fail_here("zstd", "it ends too early");
@@ -208,7 +209,7 @@ bool is_space(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-/// By the name, compressed or not.
+/// Whether the name is that of a JSONL file, compressed or not.
 bool is_json_name(std::string_view name) {
   for (const std::string_view compressed : {".gz", ".zst", ".zstd"}) {
     if (name.ends_with(compressed)) {
@@ -235,7 +236,7 @@ std::size_t cut_of(std::string_view text) {
   if (line_end > 0) {
     return line_end;
   }
-  // The first byte of a character in UTF-8, if there is one near the end.
+  // The start of a UTF-8 character near the end, if there is one.
   for (std::size_t i = text.size() - 1; i > 0 && i + 4 > text.size(); --i) {
     if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) {
       return i;
@@ -254,10 +255,11 @@ void DocumentReader::open() {
   at_end_ = false;
 }
 
-/// Reads on until so many bytes are left, or the file ends; whether there are so many.
+/// Reads until at least `bytes` bytes are unread in the buffer; returns false if the file ends
+/// earlier.
 bool DocumentReader::fill(std::size_t bytes) {
   while (!at_end_ && left().size() < bytes) {
-    // Moved once for each reading, not for each piece.
+    // The unread rest is moved once per read, not once per piece.
     buffer_.erase(0, std::exchange(begin_, 0));
     const std::size_t had = buffer_.size();
     buffer_.resize(had + kReadBytes);
@@ -281,14 +283,15 @@ std::optional<Piece> DocumentReader::next_text() {
     return std::nullopt;
   }
   const bool begins = place_.offset == 0;
-  // No more of it is looked at than of a file that is read from here on.
+  // cut_of() sees at most kPieceBytes + 1 bytes, so that the cut is independent of the buffer's
+  // contents.
   Piece piece = take(longer ? cut_of(left().substr(0, kPieceBytes + 1)) : left().size());
   piece.begins = begins;
   piece.ends = !longer;
   return piece;
 }
 
-/// The bytes of the next line with its end, 0 where there is none.
+/// The length of the next line including its line end; 0 if there is none.
 std::size_t DocumentReader::find_line() {
   std::size_t searched = 0;
   std::size_t end = left().find('\n');
@@ -337,15 +340,14 @@ std::uint64_t DocumentReader::consumed() const {
 
 namespace {
 
-/// Each file once, at its first place: a name and a pattern, or two patterns, may have one in
-/// common.
+/// Removes repeated files: a name and a pattern, or two patterns, may match the same file.
 std::vector<std::string> without_repeats(const std::vector<std::string>& files) {
   std::vector<std::string> once;
   std::set<std::filesystem::path> seen;
   for (const std::string& file : files) {
     std::error_code error;
     const std::filesystem::path place = std::filesystem::weakly_canonical(file, error);
-    // Where that can't be told, reading the file says why.
+    // If the path can't be resolved, reading the file later reports the error.
     if (seen.insert(error ? std::filesystem::path(file) : place).second) {
       once.push_back(file);
     }
@@ -359,7 +361,7 @@ std::vector<std::string> list_files(const std::string& flag,
                                     const std::vector<std::string>& patterns) {
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
-    // A name may have characters that mean something in a pattern.
+    // A file name may contain characters that are special in a pattern.
     std::error_code error;
     if (std::filesystem::exists(pattern, error)) {
       files.push_back(pattern);

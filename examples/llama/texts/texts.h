@@ -1,4 +1,4 @@
-// Files of text, which may be compressed: bytes, documents, JSON lines.
+// Text files, which may be compressed: bytes, documents, JSON lines.
 #pragma once
 
 #include <cstddef>
@@ -16,52 +16,52 @@ namespace llama {
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
-  /// Fills `out` and returns its size, or less at the end. Throws Error for damaged data, with the
-  /// place in the file.
+  /// Fills `out` and returns the number of bytes read, which is smaller only at the end. Throws
+  /// Error for damaged data, with the place in the file.
   virtual std::size_t read(std::span<char> out) = 0;
-  /// The number of bytes of the file that were read.
+  /// The number of bytes read from the file, before decompression.
   virtual std::uint64_t consumed() const = 0;
 };
 
-/// The contents of a regular file, decompressed if its first bytes say gzip or zstd. Throws Error
-/// if it can't be opened.
+/// Opens a regular file. The contents are decompressed if the first bytes identify gzip or zstd.
+/// Throws Error if the file can't be opened.
 std::unique_ptr<ByteStream> open_stream(const std::string& path);
 
-/// Where a piece begins.
+/// The place where a piece of text begins.
 struct PiecePlace {
-  std::size_t file = 0;      ///< its index
-  std::uint64_t offset = 0;  ///< in the contents of the file
+  std::size_t file = 0;      ///< index of the file
+  std::uint64_t offset = 0;  ///< offset in the decompressed contents of the file
   std::uint64_t line = 1;    ///< line number in a JSONL file
 };
 
-/// A document, or a part of a long text file. Pieces are tokenized alone.
+/// A document, or a part of a long text file. Each piece is tokenized separately.
 struct Piece {
   PiecePlace place;
-  std::string text;  ///< a whole line of a JSONL file
+  std::string text;  ///< a whole line if the file is JSONL
   bool is_json = false;
-  bool begins = true, ends = true;  ///< a document begins, or ends, with this piece
+  bool begins = true, ends = true;  ///< whether a document begins, or ends, with this piece
 };
 
-/// A text file of more than this many bytes is cut.
+/// A text file with more bytes is split into pieces.
 inline constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
-/// A longer line of a JSONL file is refused.
+/// A longer line of a JSONL file is an error.
 inline constexpr std::size_t kLineBytes = std::size_t{32} << 20;
 
-/// Where to cut a text that begins with `text`: behind the last line end between two characters
-/// that are not white space, since byte-level tokenizers split there anyway; else behind the last
-/// line end; else at a character. > 0.
+/// Returns where to cut a text that begins with `text`: after the last line end between two
+/// non-whitespace characters, where byte-level tokenizers split anyway; else after the last line
+/// end; else at a character boundary. Always > 0.
 std::size_t cut_of(std::string_view text);
 
-/// Reads files in order. A file is one document; in a JSONL file each line that is not blank is
-/// one.
+/// Reads files in order. A text file is one document; in a JSONL file, each non-blank line is one
+/// document.
 class DocumentReader {
  public:
-  /// `all_json`: all files are JSONL, whatever their names.
+  /// `all_json`: treat all files as JSONL, whatever their names.
   DocumentReader(std::vector<std::string> files, bool all_json);
-  /// The next piece, never empty; nullopt at the end of the last file. Throws Error for a file that
-  /// can't be read and for a line of more than kLineBytes.
+  /// Returns the next piece, never empty, or nullopt at the end of the last file. Throws Error for
+  /// a file that can't be read, and for a JSONL line of more than kLineBytes.
   std::optional<Piece> next();
-  /// How many of the files' own bytes have been read since the construction.
+  /// The number of bytes of the files, before decompression, that this reader has read.
   std::uint64_t consumed() const;
 
  private:
@@ -77,15 +77,15 @@ class DocumentReader {
   bool all_json_;
   PiecePlace place_;
   std::unique_ptr<ByteStream> stream_;
-  std::string buffer_;          ///< contents, as far as they have been read
-  std::size_t begin_ = 0;       ///< where the rest to be taken begins: at place_
-  bool at_end_ = false;         ///< the buffer has all that is left of the file
-  std::uint64_t consumed_ = 0;  ///< bytes of the files before
+  std::string buffer_;          ///< the contents that have been read from the file
+  std::size_t begin_ = 0;       ///< offset in buffer_ of the next piece; it is at place_
+  bool at_end_ = false;         ///< the buffer has the rest of the file
+  std::uint64_t consumed_ = 0;  ///< bytes read from the preceding files
 };
 
-/// The files of all patterns, those of each in byte order, each file once, at its first place. A
-/// pattern that is the name of a file is that file. `flag`: where the patterns were given, for
-/// messages. Throws tessera::Error for one without a file.
+/// Lists the files of all patterns: each pattern's files in byte order, each file once, at its
+/// first place. A pattern that is the name of an existing file is this file. `flag`: the flag with
+/// the patterns, for messages. Throws tessera::Error for a pattern without a match.
 std::vector<std::string> list_files(const std::string& flag,
                                     const std::vector<std::string>& patterns);
 

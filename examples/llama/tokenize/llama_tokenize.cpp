@@ -1,6 +1,6 @@
-// From text to token shards. One thread reads and writes; others tokenize what it has read, some
-// pieces at a time, and their tokens are written in the order of the pieces. So the shards do not
-// depend on the number of threads, and memory is bounded by the text that is under way.
+// llama_tokenize: converts text to token shards. One thread reads and writes; other threads
+// tokenize several pieces at a time. Tokens are written in the order of the pieces, so shards do
+// not depend on the number of threads. Memory is limited by kBytesUnderWay.
 
 #include <fmt/format.h>
 #include <algorithm>
@@ -25,18 +25,19 @@ using namespace tessera;
 using namespace llama;
 using Clock = std::chrono::steady_clock;
 
-/// Enough text for a thread to be worth its start.
+/// The minimum amount of text that is worth starting a thread.
 constexpr std::size_t kChunkBytes = 256 << 10;
-/// Text that is read and not written; its tokens take up to eight times as much.
+/// The maximum amount of text that is read but not yet written; its tokens take up to eight times
+/// as much memory.
 constexpr std::size_t kBytesUnderWay = 16 << 20;
 constexpr std::chrono::seconds kProgressEvery{5};
 
-/// Lines on stderr, a few a minute.
+/// Prints progress lines to stderr, a few per minute.
 class Progress {
  public:
   explicit Progress(const std::vector<std::string>& files) {
     for (const std::string& file : files) {
-      std::error_code error;  // the reader reports what cannot be read
+      std::error_code error;  // an error is ignored here: the reader reports it
       const std::uint64_t bytes = std::filesystem::file_size(file, error);
       total_ += error ? 0 : bytes;
     }
@@ -63,7 +64,7 @@ class Progress {
   Clock::time_point start_ = Clock::now(), shown_ = start_;
 };
 
-/// Some pieces, and their tokens in the future.
+/// Some pieces, and the future of their tokens.
 struct Chunk {
   std::size_t bytes;
   std::future<std::vector<std::vector<std::int64_t>>> tokens;  ///< of each piece
@@ -127,9 +128,9 @@ class Pipeline {
   ShardSet& shards_;
   DocumentReader reader_;
   Progress progress_;
-  std::vector<Piece> pieces_;  ///< of the next chunk
-  std::size_t bytes_ = 0;      ///< size of pieces_
-  std::size_t under_way_ = 0;  ///< size of chunks_
+  std::vector<Piece> pieces_;  ///< pieces of the next chunk
+  std::size_t bytes_ = 0;      ///< bytes of pieces_
+  std::size_t under_way_ = 0;  ///< bytes of chunks_
   std::deque<Chunk> chunks_;
 };
 

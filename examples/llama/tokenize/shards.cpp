@@ -18,7 +18,7 @@
 namespace llama {
 namespace {
 
-/// A number is an id, anything else the text of one token.
+/// The token that a text names: a number is a token id, any other text must be one token.
 std::int64_t token_of(const std::string& text, const tessera::data::Tokenizer& tokenizer) {
   const bool is_id = text.find_first_not_of("0123456789") == std::string::npos && text.size() < 10;
   const std::vector<std::int64_t> ids =
@@ -30,14 +30,15 @@ std::int64_t token_of(const std::string& text, const tessera::data::Tokenizer& t
   return ids[0];
 }
 
-/// Cut as a text file is, so that no more memory is needed for it.
+/// Encodes a long text in pieces, cut like a text file, to limit memory.
 void encode_long(const tessera::data::Tokenizer& tokenizer, std::string_view text,
                  std::vector<std::int64_t>& tokens) {
   while (!text.empty()) {
     const std::size_t bytes =
         text.size() > kPieceBytes ? cut_of(text.substr(0, kPieceBytes + 1)) : text.size();
     const std::vector<std::int64_t> some = tokenizer.encode(text.substr(0, bytes));
-    // As many of each piece: a vector that doubles would take three times as much.
+    // Reserves as if every piece had this many tokens, because a vector that doubles its capacity
+    // would take three times the memory.
     tokens.reserve(tokens.size() + some.size() * ((text.size() + bytes - 1) / bytes));
     tokens.insert(tokens.end(), some.begin(), some.end());
     text.remove_prefix(bytes);
@@ -109,7 +110,7 @@ std::vector<std::int64_t> PieceEncoder::operator()(Piece piece) const {
 using namespace tessera;
 namespace {
 
-/// Whether a name is PREFIX_000012.bin. `base`: PREFIX without its folder.
+/// Whether a name has the form PREFIX_000012.bin. `base`: PREFIX without its folder.
 bool is_shard(std::string_view name, const std::string& base) {
   if (!name.starts_with(base + "_") || !name.ends_with(".bin")) {
     return false;

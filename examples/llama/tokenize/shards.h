@@ -1,4 +1,4 @@
-// The output of llama_tokenize: encoded pieces of texts, in shards.
+// The output of llama_tokenize: encoded pieces of text, in shards.
 #pragma once
 
 #include <cstddef>
@@ -15,38 +15,38 @@
 
 namespace llama {
 
-/// From pieces to tokens. Immutable: threads share it.
+/// Converts pieces to tokens. Immutable, so threads may share it.
 struct PieceEncoder {
   tessera::data::TokenizerPtr tokenizer;
-  std::vector<std::int64_t> begin, end;  ///< tokens around each document
-  std::vector<std::string> files;        ///< for messages
-  std::string field;                     ///< the one with the text, in JSONL objects
+  std::vector<std::int64_t> begin, end;  ///< tokens before and after each document
+  std::vector<std::string> files;        ///< file names for messages
+  std::string field;                     ///< the field with the text in JSONL objects
 
-  /// None for a document without text. Throws Error, with file and line, for a line that is not an
-  /// object with such a text.
+  /// Returns the tokens of a piece; none for a document without text. Throws Error, with file and
+  /// line, for a JSONL line that is not an object with this field as text.
   std::vector<std::int64_t> operator()(Piece piece) const;
 
  private:
   std::string text_of(Piece piece) const;
 };
 
-/// Throws tessera::Error where the tokenizer does not have what --bos, --eos and --eos-token ask
-/// for.
+/// Throws tessera::Error if the tokenizer lacks a token that --bos, --eos or --eos-token requires.
 PieceEncoder make_encoder(const TokenizeOptions& options, std::vector<std::string> files);
 
-/// Writes PREFIX_000000.bin, PREFIX_000001.bin and so on, with equally many tokens except the last.
-/// A shard appears when it is complete. Not thread safe.
+/// Writes PREFIX_000000.bin, PREFIX_000001.bin and so on, all with the same number of tokens except
+/// the last. A shard appears when it is complete. Not thread safe.
 class ShardSet {
  public:
-  /// Throws Error if a shard of this prefix exists, since PREFIX_*.bin would match it as well.
+  /// Throws Error if a shard of this prefix already exists, because PREFIX_*.bin would also match
+  /// it.
   ShardSet(std::string prefix, tessera::data::TokenWidth width, std::int64_t shard_tokens);
 
   void append(std::span<const std::int64_t> tokens);
-  /// Ends the last shard. Throws Error if there was no token.
+  /// Completes the last shard. Throws Error if there were no tokens.
   void finish();
 
   std::size_t shards() const { return shards_; }
-  /// The tokens of all shards.
+  /// The number of tokens in all shards.
   std::int64_t tokens() const { return tokens_; }
 
  private:

@@ -11,7 +11,7 @@
 namespace llama {
 namespace {
 
-/// What the header of a shard can say.
+/// The maximum token count that a shard's header can represent.
 constexpr std::int64_t kMostTokens = (std::int64_t{1} << 31) - 1;
 
 void declare(CLI::App& app, TokenizeOptions& o) {

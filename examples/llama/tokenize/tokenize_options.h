@@ -6,19 +6,19 @@
 
 namespace llama {
 
-/// The flags of llama_tokenize; see its --help.
+/// The flags of llama_tokenize; see llama_tokenize --help.
 struct TokenizeOptions {
   std::string tokenizer, out;
-  std::vector<std::string> files;  ///< paths or globs
+  std::vector<std::string> files;  ///< input files: paths or globs
   bool jsonl = false;
   std::string field = "text";
   bool bos = false, eos = true;
-  std::string eos_token;  ///< an id or its text; "": what the tokenizer or its folder says
+  std::string eos_token;  ///< an id or its text; "": from the tokenizer or its folder
   std::int64_t shard_tokens = 100'000'000;
   int threads = 0;
 };
 
-/// Throws tessera::Error for anything that can be told wrong without the files.
+/// Throws tessera::Error for all errors that can be detected without reading the files.
 TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments);
 
 }  // namespace llama

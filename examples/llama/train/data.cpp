@@ -34,14 +34,14 @@ using Json = nlohmann::json;
 
 namespace {
 
-/// The shards of all names and globs, in sorted order, each once.
+/// The shards that the names and globs match, sorted, each once.
 std::vector<std::string> shards_of(const char* flag, const std::vector<std::string>& globs) {
   std::vector<std::string> files = list_files(flag, globs);
   std::ranges::sort(files);
   return files;
 }
 
-/// The shards of each source. Without weights there is one source.
+/// The shards of each source. Without --weights there is one source.
 std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   if (options.weights.empty()) {
     return {shards_of("--tokens", options.tokens)};
@@ -53,7 +53,7 @@ std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   return sources;
 }
 
-/// Frees each text before the next is tokenized.
+/// Tokenizes the files one after another, freeing each text before the next is read.
 data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
                                      const std::vector<std::string>& files) {
   std::vector<std::int64_t> tokens;
@@ -64,7 +64,8 @@ data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
   return data::make_token_source(tokens);
 }
 
-/// What the files of the model say, or those in the folder of its config.json.
+/// The begin and end tokens that the model's files specify; without --model, the files in the
+/// folder of --config.
 SpecialTokens special_tokens(const TrainOptions& options, const Config& config) {
   const std::filesystem::path folder = options.model.empty()
                                            ? std::filesystem::path(options.config).parent_path()
@@ -72,14 +73,14 @@ SpecialTokens special_tokens(const TrainOptions& options, const Config& config) 
   return read_special_tokens(folder, config);
 }
 
-/// The tokens that end documents and completions, at least one.
+/// The tokens that end documents and completions; at least one.
 std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& config,
                                      data::TokenizerPtr tokenizer) {
   std::vector<std::int64_t> end;
   if (options.eos_token) {
     end = {*options.eos_token};
   } else {
-    // llama_tokenize uses the same token.
+    // The default end token is the one that llama_tokenize uses.
     const std::string file = tokenizer_file(options.tokenizer, options.model);
     if (!tokenizer && !file.empty()) {
       tokenizer = data::open_tokenizer(file);
@@ -97,7 +98,7 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   return end;
 }
 
-/// The tokens around texts. Samples depend on them.
+/// The tokens before and after each text. Samples depend on them.
 struct EdgeTokens {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
@@ -106,7 +107,8 @@ struct EdgeTokens {
 EdgeTokens edge_tokens(const TrainOptions& options, const Config& config,
                        const data::TokenizerPtr& tokenizer) {
   if (!options.jsonl.empty()) {
-    list_files("--jsonl", options.jsonl);  // a missing file is the first error
+    list_files("--jsonl", options.jsonl);  // file names are checked first, so that a missing file
+                                           // is the first error
     return {text_begin(*tokenizer, special_tokens(options, config)),
             end_tokens(options, config, tokenizer)};
   }
@@ -157,7 +159,7 @@ std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, con
   return sources;
 }
 
-/// The settings, besides the files, that samples depend on.
+/// The settings, other than the files, that samples depend on.
 Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   Json result = Json::object();
   if (!edges.begin.empty()) {
@@ -177,7 +179,7 @@ Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   return result;
 }
 
-/// The samples of a planned run: zeros, enough for one step. A plan does not depend on tokens.
+/// Samples of a planned run: zeros, enough for one step. A plan does not depend on token values.
 class ZeroSamples final : public data::SampleSource {
  public:
   explicit ZeroSamples(const TrainOptions& options) : options_(options) {}
@@ -198,7 +200,7 @@ class ZeroSamples final : public data::SampleSource {
 TrainingData planned_data(const TrainOptions& options, const Config& config) {
   data::BatchOptions batches{.batch = options.batch};
   if (options.document_mask) {
-    // A token that samples do not have, so that each sample is one document.
+    // A token id that samples never contain, so that each sample is one document.
     batches.document_end = config.vocab_size;
   }
   TrainingData data;
@@ -207,7 +209,7 @@ TrainingData planned_data(const TrainOptions& options, const Config& config) {
   return data;
 }
 
-/// Messages name the data by `flag`.
+/// `flag` names the data in messages.
 std::shared_ptr<const data::BatchLoader> held_out_loader(
     const char* flag, const TrainOptions& options, const Config& config,
     const data::BatchOptions& batches, const std::function<data::TokenSourcePtr()>& open) {
@@ -228,7 +230,7 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
   }
   TrainingData data;
   if (!options.text.empty() || !options.jsonl.empty() || !options.eval_text.empty()) {
-    // A new model accepts any tokens, and learns only those of the text.
+    // A new model accepts any tokens, and learns only tokens of this text.
     const bool new_to_text = options.model.empty() && options.tokens.empty();
     data.tokenizer = open_tokenizer(options.tokenizer, options.model, config, new_to_text);
   }
@@ -289,7 +291,8 @@ Json data_fingerprint(const TrainOptions& options, const TrainingData& data) {
 
 namespace {
 
-/// Removes from `now` what older programs did not save, and gives `saved` the form of today.
+/// Removes entries from `now` that older programs did not save, and converts `saved` to the current
+/// format.
 void adapt_older_record(Json& saved, Json& now) {
   Json& samples = saved["samples"];
   samples = samples.is_null() ? Json::object() : samples;
@@ -309,7 +312,7 @@ void adapt_older_record(Json& saved, Json& now) {
 
 std::string data_change(Json saved, Json now) {
   adapt_older_record(saved, now);
-  // Text and tokens have no other entry in common.
+  // Fingerprints of text and of tokens have no other entry in common.
   if (saved.contains("tokenizer") != now.contains("tokenizer")) {
     return now.contains("tokenizer") ? "text instead of tokens" : "tokens instead of text";
   }
@@ -323,7 +326,7 @@ std::vector<std::string> held_out_files(const TrainOptions& options) {
                                    : options.eval_text;
 }
 
-/// Null for a run without steps.
+/// The fingerprints of a rank's data; "training" is null for a run without steps.
 Json data_of_rank(const TrainOptions& options, const TrainingData& data) {
   return {{"training", options.steps > 0 ? data_fingerprint(options, data) : Json()},
           {"held-out", to_json(data::fingerprints(held_out_files(options)))}};
@@ -349,14 +352,14 @@ using namespace tessera;
 
 namespace {
 
-/// Enough text for a steady loss, and short enough for a short run.
+/// Enough text for a stable loss, and little enough for a short run.
 constexpr std::int64_t kMaxEvalBatches = 32;
 
 std::int64_t held_out_batches(const LlamaRun& run) {
   return std::min(run.data.eval_loader->samples() / run.options.batch, kMaxEvalBatches);
 }
 
-/// The first parameter of any rank with a value that is not finite; "" if there is none.
+/// The first parameter, of any rank, with a value that is not finite; "" if there is none.
 /// Collective.
 std::string nonfinite_parameter(LlamaRun& run) {
   std::string own;
@@ -370,7 +373,7 @@ std::string nonfinite_parameter(LlamaRun& run) {
   return found == all.end() ? "" : *found;
 }
 
-/// The text of the tokens that are evaluated, without the first, which is not predicted.
+/// The text of the evaluated tokens except the first, which is not predicted.
 std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
   std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens) + 1);
   run.data.eval_text->read(0, ids);
@@ -381,7 +384,7 @@ std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
 }  // namespace
 
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // tokens a rank, where not all count
+  double counted = 0;  // counted tokens per rank, if some targets are ignored
   const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
@@ -420,7 +423,7 @@ void print_held_out_loss(const LlamaRun& run, double loss) {
               << std::endl;
     return;
   }
-  // Per byte of the same tokens, so that models with other tokenizers compare.
+  // Loss per byte of the same text, so that models with different tokenizers can be compared.
   const std::string text = evaluated_text(run, tokens);
   const double bytes = std::max<double>(static_cast<double>(text.size()), 1);
   std::cout << fmt::format(

@@ -1,7 +1,7 @@
-// Trains a Llama on a mesh of dp_replicate x dp x cp x tp ranks. The whole run is in train(), the
-// last function here. LlamaRun is the model and a step of it; run.h makes mesh, model and
-// optimizer from the flags; the other parts are the library's (docs/training.md). All ranks
-// make all collective calls in the same order; only rank 0 prints and writes.
+// Trains a Llama on a mesh of dp_replicate x dp x cp x tp ranks. train(), the last function in this
+// file, is the whole run. LlamaRun is the model and its training step; run.h creates mesh, model
+// and optimizer from the flags; all other parts are in the library (docs/training.md). All
+// ranks make all collective calls in the same order; only rank 0 prints and writes.
 
 #include <fmt/format.h>
 
@@ -65,18 +65,19 @@ training::MetricOptions metric_options(const TrainOptions& o) {
           .device = o.device};
 }
 
-/// A run with its checkpoints, metrics and recordings.
+/// A run with its checkpointer, metrics and recordings.
 struct RunParts {
   LlamaRun& run;
   training::Recording& recording;
   training::Checkpointer& checkpoints;
   training::MetricLog& log;
   const StopSignals* signals;
-  nlohmann::json entries;               ///< what checkpoints store besides tensors
-  std::optional<double> held_out = {};  ///< loss of the weights after the last step
+  nlohmann::json entries;               ///< non-tensor state that checkpoints save
+  std::optional<double> held_out = {};  ///< loss on held-out data with the weights after the last
+                                        ///< step
 };
 
-/// Whether any rank got a signal, which the log names once. Collective.
+/// Whether any rank received a signal; the log reports it once. Collective.
 bool stop_if_asked(const RunParts& parts) {
   const bool stopped = parts.signals != nullptr &&
                        training::stop_requested(parts.signals->received(), parts.run.mesh);
@@ -95,8 +96,8 @@ void evaluate(RunParts& parts) {
   });
 }
 
-/// Evaluation after a step (--eval-every). Model and random numbers do not change. False if a
-/// signal stopped it.
+/// Evaluates after a step if --eval-every requests it. Model and random number state do not change.
+/// Returns false if a signal stopped it.
 bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
   const TrainOptions& options = parts.run.options;
   const training::EvaluationOptions due{.every = options.eval_every, .steps = options.steps};
@@ -105,7 +106,7 @@ bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
     return true;
   }
   evaluate(parts);
-  // Traffic of evaluation is not part of the next step.
+  // Resets the memory counters, so that evaluation's memory is not counted in the next step.
   observe::take_memory_use(options.device);
   metrics.eval_loss = parts.held_out;
   return parts.held_out.has_value();
@@ -121,12 +122,12 @@ void save_if_due(RunParts& parts, bool stopped) {
   }
 }
 
-/// The remaining steps. False if a signal stopped them.
+/// Runs the remaining steps. Returns false if a signal stopped them.
 bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   LlamaRun& run = parts.run;
   const TrainOptions& options = run.options;
   const observe::ModelFlops flops = flops_of(options, run.config);
-  bool stopped = stop_if_asked(parts);  // it may have come while the model was made
+  bool stopped = stop_if_asked(parts);  // a signal may have arrived while the model was created
   while (run.state.step < options.steps && !stopped) {
     observe::StepMetrics metrics = parts.recording.run(run.state, [&run] { return run.step(); });
     observe::set_throughput(metrics, options.batch * options.seq, run.world->size(), flops,
@@ -140,7 +141,7 @@ bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   return !stopped;
 }
 
-/// False if a signal stopped it.
+/// Evaluates after the last step. Returns false if a signal stopped it.
 bool evaluate_at_end(RunParts& parts) {
   if (parts.run.data.eval_loader == nullptr) {
     return true;
@@ -171,10 +172,11 @@ bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopS
     load_checkpoint(run, checkpoints, parts.entries);
   }
   recording.begin(*run.world, run.state.step);
-  // After all checks before the first step, so that a failed start leaves no files.
+  // Outputs are created after all checks that precede the first step, so that a failed start leaves
+  // no files.
   prepare_outputs(run, checkpoints, log);
 
-  // From here on, communication outside of styles and FSDP is an error.
+  // From here on, implicit communication outside of parallel styles and FSDP throws Error.
   const StrictScope strict;
   const std::optional<double> peak_flops =
       run.state.step < options.steps ? peak_flops_of(options, *world) : std::nullopt;

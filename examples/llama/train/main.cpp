@@ -1,5 +1,5 @@
-// The process of llama_train: its command line, its world, its signals and its errors. The training
-// is in llama_train.cpp.
+// The process of llama_train: command line, world, signals and errors. The training is in
+// llama_train.cpp.
 
 #include <c10/util/Exception.h>
 
@@ -17,19 +17,20 @@ namespace {
 
 int train(std::vector<std::string> arguments) {
   llama::TrainOptions options = llama::parse_train_options(std::move(arguments));
-  // Metrics then have peak_active_bytes on a CPU too, to compare with a plan's.
+  // Metrics then include peak_active_bytes on a CPU too, for comparison with a plan.
   if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
     tessera::observe::count_tensor_memory();
   }
-  // From the start, so that a signal during start-up is not lost. To the end, so never deleted:
-  // a late signal does not kill a rank that has saved. A run without checkpoints ends at once.
+  // Signal handlers are installed now, so that a signal during start-up is not lost. They are never
+  // removed, so that a late signal does not kill a rank that has saved. Without --checkpoint, a
+  // signal ends the run immediately.
   static auto& signals = *new std::optional<tessera::StopSignals>;
   if (!options.checkpoint.empty()) {
     signals.emplace();
   }
   llama::check_model(options);
-  // An exception that leaves this scope aborts the world: ranks that wait for this one fail at
-  // once, not at the time-out.
+  // An exception that leaves this scope aborts the world, so that ranks waiting for this rank fail
+  // immediately instead of at the timeout.
   const tessera::comm::WorldScope scope(tessera::comm::world_from_environment(
       {.device = options.device, .backend = options.backend}));
   try {
@@ -37,7 +38,7 @@ int train(std::vector<std::string> arguments) {
     const bool finished = llama::train(options, scope.world(), signals ? &*signals : nullptr);
     return finished ? 0 : tessera::kStoppedExitCode;
   } catch (const c10::Error& error) {
-    // Out of memory, for example. what() would add a long stack.
+    // For example, out of memory. what() would include a long stack trace.
     tessera::fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
 }

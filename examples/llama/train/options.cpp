@@ -1,6 +1,6 @@
-// The flags of llama_train: one table, which the command line, --config-file, --help and the page
-// docs/programs/training.md read. Checks of several flags follow. Readers of files and
-// collectives have their own checks.
+// The flags of llama_train in one table, from which the command line, --config-file, --help and
+// docs/programs/training.md are made, followed by checks that involve several flags. File readers
+// and collectives have their own checks.
 
 #include "examples/llama/train/options.h"
 
@@ -26,42 +26,42 @@ using Member = std::variant<bool O::*, int O::*, std::int64_t O::*, std::uint64_
                             std::string O::*, std::optional<double> O::*,
                             std::optional<std::int64_t> O::*, std::optional<std::uint64_t> O::*,
                             std::vector<std::string> O::*, std::vector<double> O::*>;
-/// Adds the check of a value to an option.
+/// Adds a value check to an option.
 using Check = std::function<void(CLI::Option&)>;
 
-/// Which runs use a flag. A flag that is given for another run is an error.
+/// The runs that use a flag. A flag that is given for another run is an error.
 struct Use {
-  bool (*when)(const O&) = nullptr;  ///< nullptr: all
-  const char* where = "";            ///< for the message
+  bool (*when)(const O&) = nullptr;  ///< nullptr: all runs use the flag
+  const char* where = "";            ///< which runs use the flag, for the message
 };
 
 enum class Form {
   kOne,       ///< one value, or a switch
   kNegated,   ///< a switch with a --no- form
-  kRepeated,  ///< a list: one value for each time that the flag is given
-  kComma,     ///< a list: values with commas between them
+  kRepeated,  ///< a list with one value each time that the flag is given
+  kComma,     ///< a list of comma-separated values
 };
 
-/// A row of the table.
+/// A flag: one row of the table.
 struct Flag {
   const char* name;
   Member member;
-  const char* value;     ///< in --help: "FILE"; "": a switch
+  const char* value;     ///< the value's placeholder in --help: "FILE"; "": a switch
   const char* standard;  ///< the default in words, "": none
   const char* help;
   Check check{};
   Use use{};
   Form form = Form::kOne;
-  bool first = false;        ///< for a first run: --help shows it
-  const char* implied = "";  ///< the value of a flag that is given without one
+  bool first = false;        ///< shown by --help, for a first run
+  const char* implied = "";  ///< the value if the flag is given without one
 };
 
 struct Section {
-  const char* name;  ///< torchtitan's
+  const char* name;  ///< the section's name, as in torchtitan
   std::vector<Flag> flags;
 };
 
-/// Keeps the products of degrees far from overflow.
+/// Limits the degrees, so that their products cannot overflow.
 constexpr std::int64_t kMaxDegree = 1'000'000;
 
 Check by(const CLI::Validator& validator) {
@@ -76,7 +76,7 @@ Check hub(tessera::HubItem item) {
   return [item](CLI::Option& option) { option.transform(hub_name(item)); };
 }
 
-/// A number that is too small is probably in TFLOP/s.
+/// Rejects small numbers, which are probably meant in TFLOP/s.
 std::string check_peak(const std::string& text) {
   std::string number = text;
   const bool valid =
@@ -207,7 +207,7 @@ std::vector<Section> make_table() {
          "Peak learning rate", at_least_0, {}, Form::kOne, true},
         {"betas", &O::betas, "B1,B2", "0.9,0.95",
          "AdamW's decay rates of its two means", decay, kAdam, Form::kComma},
-        // Below it there is no normal number of fp32.
+        // Smaller values are subnormal in fp32.
         {"eps", &O::eps, "X", "1e-8",
          "AdamW's epsilon, which it adds to the root", by(number_between(1.2e-38, 1e38)), kAdam},
         {"moment-dtype", &O::moment_dtype, "T", "fp32",
@@ -342,7 +342,8 @@ void declare(CLI::App& app, const Flag& flag, TrainOptions& o) {
           CLI::Option& option = *app.add_option(name, o.*member, help_of(flag));
           option.option_text(flag.value);
           if (flag.form == Form::kRepeated) {
-            option.allow_extra_args(false);  // a glob without quotes would take what follows it
+            option.allow_extra_args(false);  // otherwise an unquoted glob would consume the
+                                             // arguments after it
           } else if (flag.form == Form::kComma) {
             option.delimiter(',');
           }
@@ -378,8 +379,8 @@ FlagNames first_flags() {
   return names;
 }
 
-/// Refuses given flags that would change nothing. Returns the others without effect: the run does
-/// not use their defaults.
+/// Throws Error for given flags that would have no effect. Returns the other flags without effect,
+/// whose defaults the run does not use.
 std::vector<LeftOut> unused_flags(const CLI::App& app, const TrainOptions& o) {
   std::vector<LeftOut> unused;
   for (const Section& section : table()) {
@@ -407,7 +408,7 @@ std::string flags_page() {
     for (const Flag& flag : section.flags) {
       const std::string name =
           (flag.form == Form::kNegated ? "--[no-]" : "--") + std::string(flag.name);
-      // A bar would end the cell.
+      // A "|" in a value would end the table cell, so it is escaped.
       const std::string value = CLI::detail::find_and_replace(flag.value, "|", "\\|");
       page += "| `" + name +
               (value.empty() || flag.value[0] == '[' || flag.value[0] == ' ' ? "" : " ") + value +
@@ -421,7 +422,7 @@ bool resumes(const TrainOptions& o) {
   return !o.resume.empty() || o.resume_step >= 0;
 }
 
-/// In terms of the command line, where the user will change it.
+/// Degrees as command-line flags, because the user changes them there.
 std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees) {
   std::string text;
   for (const auto& [name, degree] : degrees) {
@@ -499,7 +500,8 @@ void check_data(const TrainOptions& o, bool needed) {
 }
 
 void check_parallelism(const TrainOptions& o) {
-  // Each rank gets the same number of sequences, so that the mean of the ranks' means is the mean.
+  // Each rank gets the same number of sequences, so that the mean over ranks equals the mean over
+  // the batch.
   const std::int64_t parts = o.dp_replicate * std::abs(o.dp) * o.accumulate;
   TESSERA_CHECK(
       o.batch % parts == 0, "--batch ", o.batch, " is not a multiple of ",
@@ -535,7 +537,7 @@ void check_checkpoints(const TrainOptions& o) {
   }
   TESSERA_CHECK(o.resume.empty() || o.resume_step < 0,
                 "--resume and --resume-step are both given; pass one of them");
-  // With --resume auto a run that is started again continues from its own steps.
+  // With --resume auto, a restarted run continues from its own steps.
   TESSERA_CHECK(o.initial_load.empty() || !resumes(o) || o.resume == "auto", "--initial-load and ",
                 o.resume_step >= 0 ? "--resume-step" : "--resume",
                 " are both given; a run begins with one of them");
@@ -566,7 +568,8 @@ void check_metrics(const TrainOptions& o) {
                 "; name steps that the run makes");
 }
 
-// From the command line, which also has the inputs that the options of a plan leave out.
+// The input files are read from the command line, which also has the inputs that a plan's options
+// omit.
 std::vector<NamedFile> read_files(const CLI::App& app) {
   std::vector<NamedFile> files;
   for (const char* flag : {"--model", "--config", "--text", "--tokens", "--jsonl", "--tokenizer",
@@ -601,7 +604,7 @@ std::vector<LeftOut> place_outputs(const CLI::App& app, TrainOptions& o) {
 void check_outputs(const TrainOptions& o) {
   std::vector<NamedFile> files = o.inputs;
   const std::string record = o.metrics.empty() ? "" : record_file(o).string();
-  // A resumed run writes config-2.toml, or the next free name.
+  // A resumed run writes config-2.toml or the next free name.
   const bool writes_flags = !o.output_dir.empty() && !resumes(o);
   const std::string flags = writes_flags ? o.output_dir + "/config.toml" : "";
   for (const NamedFile& written : {NamedFile{"--output-dir", o.output_dir},
@@ -618,7 +621,7 @@ void check_outputs(const TrainOptions& o) {
   check_files_differ(files);
 }
 
-/// All ranks have the same command line and so stop at the same check.
+/// All ranks have the same command line, so they all fail at the same check.
 void check_consistent(const CLI::App& app, const TrainOptions& o) {
   TESSERA_CHECK(o.model.empty() != o.config.empty(),
                 o.model.empty() ? "no model given; pass --model DIR or --config FILE"
@@ -661,7 +664,7 @@ void parse(CLI::App& app, std::vector<std::string> arguments, const FlagNames& f
                      first);
 }
 
-/// Defaults that depend on another flag are filled in once all are known.
+/// Sets defaults that depend on other flags, after all flags have been parsed.
 void finish(CLI::App& app, TrainOptions& o) {
   for (const CLI::Option* option : app.get_options()) {
     if (option->count() > 0) {

@@ -17,30 +17,31 @@ class App;
 
 namespace llama {
 
-/// The flags of llama_train; see its --help-all.
+/// The flags of llama_train; see llama_train --help-all.
 struct TrainOptions {
   std::string model, config, tokenizer;
   std::uint64_t seed = 0;
 
-  std::vector<std::string> tokens;  ///< globs
-  std::vector<double> weights;      ///< empty, or one for each glob
-  std::vector<std::string> jsonl;   ///< globs
+  std::vector<std::string> tokens;  ///< globs of token shards
+  std::vector<double> weights;      ///< weights of the sources: empty, or one per glob
+  std::vector<std::string> jsonl;   ///< globs of JSONL files
   std::vector<std::string> text, eval_text;
-  std::vector<std::string> eval_tokens;  ///< globs
+  std::vector<std::string> eval_tokens;  ///< globs of held-out token shards
   std::string prompt_field = "prompt", completion_field = "completion";
   bool truncate = false;
   std::optional<std::uint64_t> shuffle;
   bool document_mask = false;
-  std::optional<std::int64_t> eos_token;  ///< ends documents and completions
+  std::optional<std::int64_t> eos_token;  ///< the token that ends documents and completions
 
   std::int64_t steps = 10, batch = 4, seq = 128, accumulate = 1;
 
   double dropout = 0;
   double z_loss = 0, label_smoothing = 0;
-  std::optional<std::int64_t> loss_chunks;  ///< not given: by the size of the logits
+  std::optional<std::int64_t> loss_chunks;  ///< chunks of the loss; not given: chosen by the size
+                                            ///< of the logits
   std::string optimizer = "adamw";
   double lr = 1e-3, min_lr = 0, clip = 1.0, weight_decay = 0.1;
-  std::vector<double> betas{0.9, 0.95};  // usual for language models
+  std::vector<double> betas{0.9, 0.95};  // the usual values for language models
   double eps = 1e-8;
   std::string moment_dtype = "fp32";
   double momentum = 0.95;
@@ -51,7 +52,7 @@ struct TrainOptions {
   double decay_ratio = 0.2;
 
   std::vector<std::string> freeze;
-  std::int64_t lora_rank = 0;  ///< 0: no adapters
+  std::int64_t lora_rank = 0;  ///< 0: the model gets no adapters
   std::optional<double> lora_alpha;
   double lora_dropout = 0;
   std::vector<std::string> lora_targets;
@@ -70,69 +71,72 @@ struct TrainOptions {
   bool allow_math_attention = false, deterministic = false;
 
   std::string checkpoint, initial_load;
-  std::int64_t checkpoint_every = 0;  ///< 0: at the end only
-  std::string resume;                 ///< "": a new run; "newest" or "auto"
-  std::int64_t resume_step = -1;      ///< -1: not given
+  std::int64_t checkpoint_every = 0;  ///< steps between saves; 0: save at the end only
+  std::string resume;                 ///< "": a new run; "newest" or "auto": continue
+  std::int64_t resume_step = -1;      ///< -1: the flag is not given
   bool async = true;
-  int keep = 0;                      ///< 0: all
-  std::vector<std::string> exclude;  ///< "optimizer", "data"
+  int keep = 0;                      ///< number of steps to retain; 0: all
+  std::vector<std::string> exclude;  ///< parts that are not loaded: "optimizer", "data"
 
   std::string metrics, save_hf, save_hf_dtype;
   std::string profile, profile_steps;
   bool verify = false;
   std::int64_t log_every = 10;
-  std::int64_t eval_every = 0;  ///< 0: at the end only
+  std::int64_t eval_every = 0;  ///< steps between evaluations; 0: evaluate at the end only
   std::string output_dir, tensorboard;
-  std::string peak_flops;  ///< FLOP/s of a rank's device; "measure"; "": of the data sheet
+  std::string peak_flops;  ///< FLOP/s of a rank's device; "measure": measured; "": data-sheet value
 
-  /// The run is only planned (llama_plan): no data, and nothing is read or written.
+  /// The run is only planned (llama_plan): it has no data, reads only the model's configuration and
+  /// writes nothing.
   bool planned = false;
-  /// The layers that the model of such a run is cut to; 0: all stay.
+  /// The number of layers to which a planned model is cut; 0: all layers.
   std::int64_t layers = 0;
 
-  /// The size of the mesh.
+  /// The number of ranks of the mesh.
   std::int64_t ranks() const { return dp_replicate * dp * cp * tp; }
 
   /// Name and value of every flag that the run uses, given or not, for the report.
   std::vector<std::pair<std::string, std::string>> listing;
-  /// The values that all ranks must have; of files, which may differ between hosts, whether they
-  /// are given.
+  /// The values that must be equal on all ranks. Files may differ between hosts, so for them only
+  /// whether they are given.
   std::map<std::string, std::string> shared;
   std::vector<std::string> given;  ///< names of the flags that were given
   std::vector<NamedFile> inputs;   ///< the files that the flags name as inputs
-  /// All flags as a file for --config-file, which starts the same run in another --output-dir.
+  /// All flags as a file for --config-file, which starts the same run with another --output-dir.
   std::string resolved;
 };
 
 /// The table of all flags in docs/programs/training.md.
 std::string flags_page();
 
-/// Where run.json of a run with --metrics is written.
+/// The path of run.json in a run with --metrics.
 std::filesystem::path record_file(const TrainOptions& options);
 
 /// Whether the run continues from its own checkpoints, if there are any.
 bool resumes(const TrainOptions& options);
 
-/// "--dp 2 x --tp 2": degrees as the user would give them, those of 1 left out (but not all).
+/// "--dp 2 x --tp 2": degrees as the user would pass them. Degrees of 1 are omitted, unless all are
+/// 1.
 std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees);
 
-/// The first and last step of "A:B", as the metrics count them. Throws tessera::Error for other
+/// The first and last step of "A:B", as the metrics count them. Throws tessera::Error for any other
 /// text.
 std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text);
 
-/// Throws tessera::Error for all errors that need neither other ranks nor the contents of files.
+/// Throws tessera::Error for all errors that can be detected without other ranks and without the
+/// contents of files.
 TrainOptions parse_train_options(std::vector<std::string> arguments);
 
-/// Sets --dp -1 to the degree that `ranks` allow. Throws tessera::Error if there is none.
+/// Replaces --dp -1 by the degree that results from `ranks`. Throws tessera::Error if there is
+/// none.
 TrainOptions with_all_degrees(TrainOptions options, std::int64_t ranks);
 
-/// The same flags for a planned run: without files that it would read or write.
+/// Returns the flags of a planned run: without files to read or write.
 TrainOptions planned(TrainOptions options);
 
-/// The same flags for a program that plans a run. `declare` adds the flags of that program. The run
-/// needs no data, and has no files that it would read or write. `uses_gpu` is called after parsing
-/// if
-/// --device is not given.
+/// Parses the flags of a program that plans a run. `declare` adds the program's own flags. The run
+/// needs no data, and has no files to read or write. `uses_gpu` is called after parsing if --device
+/// is not given.
 TrainOptions parse_plan_options(std::vector<std::string> arguments,
                                 const std::function<void(CLI::App&)>& declare,
                                 const std::function<bool()>& uses_gpu);

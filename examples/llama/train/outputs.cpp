@@ -1,4 +1,4 @@
-// What a run writes: its folder, its outputs, and the entries of its checkpoints.
+// The outputs of a run: its folder, its files, and the entries of its checkpoints.
 
 #include "examples/llama/train/run.h"
 
@@ -22,7 +22,7 @@
 namespace llama {
 namespace {
 
-/// "" for a folder without one.
+/// The name of a file that an earlier run has written to the folder; "" if there is none.
 std::string file_of_a_run(const std::filesystem::path& folder) {
   for (const char* name : {"config.toml", "metrics.jsonl", "run.json"}) {
     if (std::filesystem::exists(folder / name)) {
@@ -36,7 +36,7 @@ std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
   return "# The flags of a run of llama_train, given or not. " + to_use_it + options.resolved;
 }
 
-/// Without the lines of --resume, which may differ between the starts of a run.
+/// The flags without --resume, which may differ between starts of a run.
 std::string flags_of(const std::string& text) {
   std::istringstream lines(text);
   std::string kept;
@@ -48,20 +48,21 @@ std::string flags_of(const std::string& text) {
   return kept;
 }
 
-/// Whether `config` is of a run with the same flags.
+/// Whether `config` belongs to a run with the same flags.
 bool has_flags(const std::filesystem::path& config, const std::string& text) {
   constexpr std::uint64_t kMostBytes = 1 << 20;
   return std::filesystem::exists(config) &&
          flags_of(tessera::files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
 }
 
-/// For a new run. With --resume auto it may repeat one that ended before its first save.
+/// Claims a folder for a new run. With --resume auto, the new run may repeat one that ended before
+/// its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";
   const bool begins_again = may_begin_again && has_flags(config, text);
   std::string found = begins_again ? "" : file_of_a_run(folder);
-  // Of two runs that begin at the same time, one writes it.
+  // If two runs start at the same time, only one of them creates the file.
   if (found.empty() && !tessera::files::write_new_file(config, text) && !begins_again) {
     found = "config.toml";
   }
@@ -125,7 +126,7 @@ void open_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
   log.open(run.state.step);
 }
 
-/// The log names a slow kernel before the first step.
+/// Describes the attention kernel, so that the log shows a slow kernel before the first step.
 std::string attention_of_a_rank(const LlamaRun& run) {
   const TrainOptions& options = run.options;
   const Config& config = run.config;
@@ -142,7 +143,7 @@ std::string attention_of_a_rank(const LlamaRun& run) {
   return nn::to_string(kernel) + (options.deterministic ? ", deterministic" : "");
 }
 
-/// Where not all are trained.
+/// Describes how many parameters are trained, if not all are.
 std::string trained_share(const Llama& model) {
   std::int64_t trained = 0;
   bool all = true;
@@ -165,7 +166,8 @@ std::string fp8_share(const Llama& model) {
 
 }  // namespace
 
-/// Agreed on: the others would otherwise set out and miss rank 0, which does the work.
+/// All ranks agree on success: otherwise the other ranks would continue without rank 0, which does
+/// the work.
 void prepare_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
                      training::MetricLog& log) {
   comm::run_or_fail_together(*start_group(*run.world), c10::kCPU, [&] {
@@ -226,7 +228,7 @@ void write_record(const LlamaRun& run) {
   const bool has_place =
       std::filesystem::is_regular_file(run.options.metrics) || !run.options.output_dir.empty();
   if (!run.is_main() || run.options.metrics.empty() || !has_place) {
-    return;  // beside a pipe there is no place for it
+    return;  // next to a pipe there is no place for run.json
   }
   observe::write_run_record({.title = "llama_train on " + to_string(run.mesh),
                              .configuration = run.options.listing,
@@ -265,7 +267,7 @@ Json fine_tuning_record(const TrainOptions& o) {
 
 namespace {
 
-/// The first flag of these that differs.
+/// The first of the given flags whose value differs between `saved` and `now`.
 std::string change_of(const Json& saved, const Json& now,
                       std::initializer_list<const char*> flags) {
   for (const char* flag : flags) {
@@ -278,8 +280,8 @@ std::string change_of(const Json& saved, const Json& now,
   return "";
 }
 
-/// --optimizer and --ema decide which state there is. Checkpoints of older programs have no
-/// --optimizer.
+/// The first change of --optimizer or --ema, which determine the optimizer's state. Checkpoints of
+/// older programs have no --optimizer.
 std::string optimizer_change(const Json& saved, const Json& now) {
   const std::string change =
       saved.contains("--optimizer") ? change_of(saved, now, {"--optimizer"}) : "";
@@ -296,11 +298,12 @@ Json checkpoint_entries(const LlamaRun& run) {
 
 namespace {
 
-/// With --initial-load flags may differ, but tensors may not.
+/// Checks the flags of a run that begins with --initial-load: flags may differ, but tensors may
+/// not.
 void check_flags_of_begin(const Json& saved, const training::Checkpointer& checkpoints,
                           const TrainOptions& options) {
   const std::string source = checkpoints.source().string();
-  // With another --lora-alpha the merged weights would be others.
+  // A different --lora-alpha would change the merged weights.
   const std::string change = change_of(saved, fine_tuning_record(options),
                                        {"--lora-rank", "--lora-targets", "--lora-alpha"});
   TESSERA_CHECK(
@@ -313,11 +316,11 @@ void check_flags_of_begin(const Json& saved, const training::Checkpointer& check
                 "': ", of_optimizer, "; give the same, or --exclude optimizer");
 }
 
-/// Before the tensors: other adapters, or another average, would be a list of names that are
-/// missing.
+/// Compares fine-tuning flags before tensors are loaded: with different adapters or another
+/// average, the load's error would be a list of missing names.
 void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
                              const TrainOptions& options) {
-  // Checkpoints of older programs have none.
+  // Checkpoints of older programs lack the record of fine-tuning flags.
   if (!entries.contains("fine_tuning")) {
     return;
   }
@@ -328,7 +331,7 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
   }
   const std::string source = checkpoints.source().string();
   const Json now = fine_tuning_record(options);
-  // The rank first: without it the others are left out, too.
+  // The LoRA rank comes first: without it the other LoRA flags are also omitted.
   std::string change =
       change_of(saved, now, {"--lora-rank", "--lora-alpha", "--lora-targets", "--lora-dropout"});
   if (change.empty() && !checkpoints.excludes("optimizer")) {

@@ -1,4 +1,4 @@
-// The parts of a run: meshes, model, optimizer, a step and its FLOPs.
+// The parts of a run: meshes, model, optimizer, a training step and its FLOPs.
 
 #include "examples/llama/train/run.h"
 
@@ -24,7 +24,8 @@ using namespace tessera;
 
 namespace {
 
-/// ZeRO-3 frees the parameters after forward and gathers them again; ZeRO-2 keeps them.
+/// ZeRO-3 frees the parameters after forward and gathers them again for backward; ZeRO-2 keeps them
+/// gathered.
 fsdp::Options fsdp_options(const TrainOptions& o) {
   return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
                         .reduce_dtype = scalar_type(o.reduce_dtype)},
@@ -44,10 +45,10 @@ ActivationMemory activation_memory(const std::string& ac) {
 void choose_kernels(const TrainOptions& o) {
   nn::allow_math_attention(o.allow_math_attention);
   if (o.deterministic) {
-    // libtorch requires a cuBLAS workspace of a fixed size.
+    // In deterministic mode, libtorch requires a cuBLAS workspace of fixed size.
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-    // libtorch would fill all new memory.
+    // Without this setting, deterministic mode fills all newly allocated memory.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
 }
@@ -84,7 +85,8 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
 
 namespace {
 
-/// The head stays in the type of computation, as usual, and so do adapters, which are added later.
+/// Converts linear layers to fp8. As usual, the head is not converted; adapters are added later and
+/// are not converted either.
 void convert_to_fp8(Llama& model, const TrainOptions& o) {
   const nn::Fp8Conversion layers =
       nn::convert_to_fp8(model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
@@ -93,7 +95,7 @@ void convert_to_fp8(Llama& model, const TrainOptions& o) {
                 o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
 }
 
-/// A plan for a GPU needs none.
+/// Throws Error if this machine's GPU does not support fp8. A plan needs no GPU.
 void check_gpu_of_fp8(const TrainOptions& o) {
   const int capability = o.device == "cuda" ? observe::compute_capability() : 0;
   TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
@@ -112,8 +114,8 @@ void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
                 "--freeze leaves no parameter to train; leave some out of its patterns");
 }
 
-/// A model may be trained beyond its positions, as in transformers. A huge number is refused before
-/// memory is allocated.
+/// A model may be trained beyond its positions, as in `transformers`. Excessive lengths are
+/// rejected before memory is allocated.
 void check_sequence(const TrainOptions& options, const Config& config) {
   constexpr std::int64_t kMostTokens = 1'000'000;
   const std::int64_t most = std::max(config.max_positions, kMostTokens);
@@ -140,7 +142,7 @@ ParallelOptions parallel_options(const TrainOptions& options) {
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config) {
   std::shared_ptr<Llama> model;
   {
-    // A rank may not have memory for the whole model.
+    // On the meta device, because a rank may not have memory for the whole model.
     const nn::MetaDevice meta;
     model = std::make_shared<Llama>(config, options.seq, options.dropout);
   }
@@ -183,7 +185,7 @@ std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& con
     check_gpu_of_fp8(options);
   }
   parallelize(*model, mesh, parallel);
-  // Memory for this rank's shards alone.
+  // Allocates memory only for this rank's shards.
   nn::to_empty(*model, options.offload ? c10::Device(c10::kCPU) : c10::Device(options.device));
   return model;
 }
@@ -198,12 +200,12 @@ std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config&
 
 namespace {
 
-/// Parts of some thousand tokens, which keep a GPU's products busy; the logits of 2048 tokens and a
-/// vocabulary of 128,256 take 525 MB in bf16.
+/// The logits of one chunk of the loss. Chunks of some thousand tokens keep a GPU busy; the logits
+/// of 2048 tokens with a vocabulary of 128,256 take 525 MB in bf16.
 constexpr std::int64_t kChunkBytes = std::int64_t{640} << 20;
 
-/// Small logits are computed at once: one product is rounded once. By sizes alone, so that a plan
-/// chooses what the run does.
+/// Small logits are computed at once, because the gradients of a single product are rounded only
+/// once. Decided from sizes alone, so that a plan makes the same choice as the run.
 bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_t tokens,
                           const tensor_parallel::LinearCrossEntropyOptions& head) {
   if (o.loss_chunks) {
@@ -214,7 +216,8 @@ bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_
   return o.loss_parallel && tokens * columns * width > head.chunk_bytes;
 }
 
-/// Made before the model's call, with tensors on the device.
+/// The documents of these rows, with tensors on the device. Created before the model's call, so
+/// that the model need not read positions on the host.
 nn::DocumentsPtr documents_of(const TrainOptions& o, const data::BatchLoader::Batch& rows) {
   return rows.host_positions.defined()
              ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(o.device))
@@ -276,7 +279,7 @@ std::unique_ptr<optim::AdamW> adamw(const TrainOptions& o, const std::vector<nn:
   return std::make_unique<optim::AdamW>(decay_groups(o, slots, options));
 }
 
-/// Without --ema.
+/// The optimizer without --ema.
 std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Llama& model) {
   if (o.optimizer == "sgd") {
     const optim::SgdOptions options{
@@ -289,7 +292,7 @@ std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Ll
   const optim::MuonSplit split = optim::split_for_muon(
       model, model.config().tie_word_embeddings ? std::vector<std::string>{}
                                                 : std::vector<std::string>{"lm_head.weight"});
-  // One rate for both, tuned for AdamW.
+  // One learning rate for both parts of Muon, tuned for AdamW.
   const optim::MuonOptions options{.lr = o.lr,
                                    .weight_decay = o.weight_decay,
                                    .momentum = o.momentum,
@@ -341,7 +344,8 @@ std::optional<checkpoint::FilesBesideWeights> files_beside_weights(const TrainOp
       std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
   chosen.erase("generation_config.json");
   if (!std::filesystem::is_directory(tokenizer)) {
-    // Under its usual name, and without another file of the tokenizer.
+    // Replaces the model's tokenizer: the file gets its usual name, and the model's other tokenizer
+    // files are dropped.
     for (const char* form : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
       chosen.erase(form);
     }
@@ -355,12 +359,12 @@ using namespace tessera;
 
 namespace {
 
-/// FLOPs of a product: 2 for each weight and token, and the same for the gradient of its input and
-/// for that of the weight.
+/// FLOPs of a product per weight and token. The gradients of the input and of the weight cost the
+/// same.
 constexpr double kProduct = 2;
 
-/// The stage of a parameter in forward: 0 for the embedding, then one for each layer, then the
-/// rest.
+/// The stage of a parameter in forward: 0 for the embedding, then one stage per layer, then one for
+/// the rest.
 std::int64_t stage_of(const std::string& name, const Config& config) {
   const std::string layers = "model.layers.";
   if (name.starts_with(layers)) {
@@ -373,7 +377,7 @@ bool is_trained(const nn::ParameterSlot& slot) {
   return slot.get().requires_grad();
 }
 
-/// The stage from which on a step has gradients.
+/// The first stage with a trained parameter; backward ends there.
 std::int64_t first_trained(const Llama& model) {
   std::int64_t first = 1 + model.config().num_hidden_layers;
   for (const auto& [name, slot] : model.named_slots()) {
@@ -384,13 +388,14 @@ std::int64_t first_trained(const Llama& model) {
   return first;
 }
 
-/// Whether a product has a gradient of its input. Products before the first trained weight of a
-/// layer are counted, too; there are few.
+/// Whether a product computes the gradient of its input. Also counts the few products before the
+/// first trained weight of a layer.
 bool has_input_gradient(std::int64_t stage, std::int64_t first, const Config& config) {
   return stage > first || (stage == first && stage <= config.num_hidden_layers);
 }
 
-/// An embedding is a look-up and has no product, unless it is also the head.
+/// FLOPs per token of all weight products. An embedding is a lookup without a product, unless it is
+/// also the head.
 double products_of(const Llama& model, std::int64_t first) {
   const Config& config = model.config();
   double flops = 0;
@@ -407,7 +412,8 @@ double products_of(const Llama& model, std::int64_t first) {
   return flops;
 }
 
-/// Attention has two products a layer, and two for each in backward.
+/// FLOPs per token of attention: two products per layer in forward, and two for each of them in
+/// backward.
 double attention_of(const Config& config, std::int64_t sequence, std::int64_t first) {
   const std::int64_t layers = config.num_hidden_layers;
   const auto with_gradient = static_cast<double>(layers - std::max<std::int64_t>(first - 1, 0));
@@ -435,14 +441,15 @@ using namespace tessera;
 
 namespace {
 
-/// Also if a checkpoint replaces the weights, because an optimizer needs filled parameters.
+/// Fills the weights even if a checkpoint replaces them later, because an optimizer requires filled
+/// parameters.
 void fill_model(Llama& model, const TrainOptions& options, comm::World& world, bool loads) {
   if (options.model.empty() || loads) {
     nn::init_weights(model, options.seed);
   } else {
     nn::init_buffers(model);
     checkpoint::load_hugging_face(model, world, options.model);
-    // Adapters, which are not in the folder.
+    // Initializes adapters, which the model's folder does not contain.
     nn::init_unfilled(model, options.seed);
   }
   nn::check_initialized(model);
@@ -452,7 +459,7 @@ void fill_model(Llama& model, const TrainOptions& options, comm::World& world, b
 std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads) {
   std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh);
   fill_model(*model, run.options, *run.world, loads);
-  // Also with offload the rotary tables are on the device of computation.
+  // The rotary tables are on the compute device, also with --offload.
   for (const auto& [name, slot] : model->named_buffer_slots()) {
     slot->swap(slot->get().to(c10::Device(run.options.device)));
   }
@@ -512,7 +519,7 @@ data::BatchLoader::Batch LlamaRun::own_rows(data::BatchLoader::Batch batch) cons
 
 observe::StepMetrics LlamaRun::step() {
   meter_.begin();
-  // All micro-batches are copied to the device here: the host then queues the step without a wait.
+  // Copies all micro-batches to the device now, so that the host queues the step without waiting.
   const data::BatchLoader::Batch batch = own_rows(prefetch_->load(state.samples / options.batch));
   meter_.data_ready();
   tensor_parallel::CrossEntropyOptions loss = loss_options();
@@ -542,8 +549,8 @@ observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions
 
 }  // namespace
 
-/// Both losses of the sample are those of training: the mean over all ranks must be that of one
-/// rank.
+/// Uses the training loss for both the mesh and the one-rank model: the mean over all ranks must
+/// equal one rank's loss.
 std::string verify(LlamaRun& run) {
   const data::BatchLoader::Batch whole =
       run.data.loader
@@ -572,15 +579,17 @@ using namespace tessera;
 
 namespace {
 
-/// A fake world computes on a CPU, also for the plan of a GPU.
+/// Returns the options for a CPU, because a fake world computes on a CPU even when a GPU run is
+/// planned.
 TrainOptions on_cpu(TrainOptions options) {
   options.device = "cpu";
   options.backend = "gloo";
   return options;
 }
 
-/// The kinds of ranks that share a sequence: the first and the last rank make fewer calls, and the
-/// first has the longest terms of gradients. With a window all ranks differ.
+/// Identifies ranks with equal sizes among those that share a sequence: the first and the last rank
+/// make fewer calls, and the first rank has the most gradient terms. With a sliding window, all
+/// ranks differ.
 std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_t window) {
   if (window > 0) {
     return rank;
@@ -588,7 +597,8 @@ std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_
   return rank == 0 ? 0 : (rank == ranks - 1 ? 2 : 1);
 }
 
-/// This rank's part of the tokens, and with context parallelism of the sequence.
+/// Sizes in which ranks differ: this rank's part of the batch, and with context parallelism of the
+/// sequence.
 std::vector<std::int64_t> sizes_of(const LlamaRun& run,
                                    const std::vector<std::int64_t>& coordinate) {
   const TrainOptions& o = run.options;

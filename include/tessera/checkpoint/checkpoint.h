@@ -24,118 +24,129 @@ class ModuleBase;
 
 namespace tessera::checkpoint {
 
-// Sharded checkpoints: every rank writes its own part and reads what it needs, on any mesh. The
-// files are those of PyTorch's HuggingFaceStorageWriter and a manifest.json, which is the commit:
-// a step without a valid one does not exist. docs/checkpoints.md has the layout.
+// Sharded checkpoints: every rank writes its own part and reads the parts that it needs, on any
+// mesh. The files have the format of PyTorch's HuggingFaceStorageWriter. A manifest.json commits
+// the step: a step folder without a valid manifest is ignored. docs/checkpoints.md describes the
+// layout.
 
-/// What a checkpoint holds.
+/// The state that a checkpoint saves and loads.
 ///
 ///   checkpoint::save(world, "run", step, {model, optim::named_state(optimizer, model), entries});
 struct StateDict {
-  /// Plain, or with TP and FSDP applied: its parameters, persistent buffers, and how often each
-  /// nn::Dropout was called.
+  /// The model, with or without TP and FSDP applied. Its parameters, its persistent buffers and the
+  /// call counter of each nn::Dropout are saved.
   nn::ModuleBase& model;
-  /// optim::named_state(): saved as "optimizer.state.NAME". The values share the optimizer's
-  /// memory.
+  /// The result of optim::named_state(), saved as "optimizer.state.NAME". The tensors share the
+  /// optimizer's memory.
   std::vector<std::pair<std::string, at::Tensor>> optimizer = {};
-  /// A JSON object of the caller's: the step of the schedule, random state, the position in the
-  /// data. Those of rank 0 are saved.
+  /// A JSON object that the caller defines: schedule step, random state, position in the data. Rank
+  /// 0's object is saved.
   nlohmann::json entries = nlohmann::json::object();
-  /// Objects whose state is equal on all ranks. Rank 0's is saved; a load sets it on all ranks.
+  /// Objects whose state is equal on all ranks. Rank 0's state is saved; a load sets it on all
+  /// ranks.
   NamedStateful stateful = {};
-  /// Objects of each rank's own, such as metrics. Names are unique among all objects.
+  /// Objects whose state differs between ranks, such as metrics. Names must be unique over
+  /// `stateful` and `rank_states`.
   NamedRankStates rank_states = {};
 };
 
-/// How a step is saved.
+/// Options of save() and async_save().
 struct SaveOptions {
-  /// Marks the remains of unfinished saves: runs that share a folder need different ones, and a
-  /// restarted run needs the same one as before.
+  /// Identifies the run that owns an unfinished save. Runs that share a folder need different ids;
+  /// a restarted run must use the same id as before.
   std::string run_id = {};
-  /// The number of steps of this run that stay, including this one: at least 2. 0: all.
+  /// How many of this run's newest steps are retained, including the step being saved: at least 2,
+  /// or 0 for all.
   int keep = 0;
 };
 
-/// "step-00000100": the folder of a step below that of the run.
+/// The folder name of a step inside the run's folder: "step-00000100".
 std::string step_folder_name(std::int64_t step);
 
 /// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. Blocks that
-/// several ranks have are written once, and the work is spread over these ranks. Rank 0 writes
-/// plain tensors; buffers may differ between ranks, such as the statistics of a norm. The step
-/// exists for later loads when every byte is durable. Then steps of this run beyond options.keep
-/// are removed.
+/// several ranks have are written once, and the writing is spread over these ranks. Rank 0 writes
+/// plain tensors; buffers may differ between ranks, for example the running statistics of a norm.
+/// The step becomes visible to loads when every byte is durable. Afterwards, steps of this run
+/// beyond options.keep are removed.
 ///
-/// Collective over `world`. If it fails or is killed at any moment, all older steps are intact, and
-/// the model is not changed; a failure on one rank is the same Error on all. Throws Error, before
-/// anything is written, for parameters that were never filled, parameters with set_distinct_along,
-/// copies of a parameter or an optimizer's state that differ (over mesh dimensions that the
-/// tensor's mesh lacks; of plain parameters, over all ranks), step counters that differ between
-/// ranks that hold parts of one parameter, models, steps, folders or options that differ between
-/// ranks, and a step that exists.
+/// Collective over `world`. If save() fails or is killed at any moment, all older steps stay intact
+/// and the model is unchanged. A failure on one rank is the same Error on all ranks. Throws Error,
+/// before anything is written, for:
+/// - parameters that were never filled, and parameters with set_distinct_along;
+/// - copies of a parameter or of its optimizer state that differ between ranks (over the mesh
+///   dimensions that the tensor's mesh lacks; for plain parameters, over all ranks);
+/// - step counters that differ between ranks that have parts of one parameter;
+/// - models, steps, folders or options that differ between ranks;
+/// - a step that already exists.
 void save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
           const StateDict& state, const SaveOptions& options = {});
 
-/// Files of a step are missing or damaged, though its manifest is valid. A file that cannot be read
-/// for the moment is another Error.
+/// Thrown if files of a step are missing or damaged although the step's manifest is valid. A file
+/// that is temporarily unreadable throws another Error.
 class DamagedStep : public Error {
  public:
   using Error::Error;
 };
 
-/// What of a step is loaded.
+/// Options of load(): which parts of a step are loaded.
 struct LoadOptions {
-  /// Patterns of names that are neither loaded nor missed (nn::matches_fqn): "optimizer.**". Error
-  /// for one, other than this, that matches no name of the step or of the state.
+  /// Patterns (nn::matches_fqn) of names that are not loaded and not reported as missing:
+  /// "optimizer.**". A pattern that matches no name in the step or in the state is an Error, except
+  /// "optimizer.**".
   std::vector<std::string> exclude = {};
-  /// Load the names that are present and fit. LoadReport lists what was left unchanged.
+  /// Whether to load only the names that are in both the state and the checkpoint and fit.
+  /// LoadReport lists the names that were left unchanged.
   bool partial = false;
-  /// The same for names that match these patterns only: all others must be present and fit. A run
-  /// that continues with a part of the model frozen has no place for the optimizer's state of that
-  /// part: {"optimizer.state.backbone.**"}.
+  /// Like `partial`, but only for names that match these patterns; all other names must be present
+  /// and fit. Example: a run that continues with a frozen backbone has no optimizer state for it,
+  /// and passes {"optimizer.state.backbone.**"}.
   std::vector<std::string> partial_names = {};
 };
 
-/// What was loaded, and where the state and the checkpoint differed.
+/// Lists what load() loaded, and where the state and the checkpoint differed.
 struct LoadReport {
   std::int64_t step = 0;
   std::string run_id;
-  nlohmann::json entries;               ///< StateDict::entries as they were saved
-  std::vector<std::string> missing;     ///< in the state, not in the checkpoint
-  std::vector<std::string> unexpected;  ///< in the checkpoint, not in the state
-  std::vector<std::string> cast;        ///< converted between floating-point types
-  std::vector<std::string> reshaped;    ///< not loaded: another size, or no conversion of the type
+  nlohmann::json entries;               ///< StateDict::entries as saved
+  std::vector<std::string> missing;     ///< names in the state but not in the checkpoint
+  std::vector<std::string> unexpected;  ///< names in the checkpoint but not in the state
+  std::vector<std::string> cast;        ///< names converted between floating-point types
+  /// Names not loaded because of a different size or an inconvertible type.
+  std::vector<std::string> reshaped;
 };
 
-/// Fills the model and the optimizer's state from a step, or the newest step of a folder, that was
-/// saved on any mesh and number of ranks. Rank 0 chooses the step. Each rank reads the bytes of its
-/// shards, to the MiB, and compares them with their checksums.
+/// Fills the model and the optimizer state from a step, or from the newest step of a folder. The
+/// step may have been saved on any mesh and any number of ranks. Rank 0 chooses the step. Each rank
+/// reads the bytes of its shards, rounded to whole MiB, and verifies their checksums.
 ///
-/// Collective over `world`. A failure on one rank is an Error on all. Throws Error, before anything
-/// is changed, if folders or options differ between ranks, if there is no such step, if names,
-/// sizes or types do not fit, and if a tied parameter (or an optimizer's state of one) is two
-/// tensors of other values in the step; then DamagedStep if a file is missing or damaged. If the
-/// damage is found while bytes are read, or reading fails, the parameters being loaded count as
-/// never filled: all ranks may load an older step. Objects take their states before the first
-/// parameter changes, and nn::Dropouts their counts after the last; those of each rank's own may be
-/// missing or unexpected.
+/// Collective over `world`. A failure on one rank is an Error on all ranks. Throws Error, before
+/// anything is changed, if folders or options differ between ranks, if the step does not exist, if
+/// names, sizes or types do not fit, and if the step has two different tensors for a tied parameter
+/// (or for its optimizer state). Throws DamagedStep if a file is missing or damaged. If damage is
+/// found while bytes are read, or if reading fails, the parameters being loaded count as never
+/// filled; all ranks may then load an older step. The `stateful` and `rank_states` objects are
+/// loaded before the first parameter changes, the nn::Dropout call counters after the last. Entries
+/// of `rank_states` may be missing or unexpected.
 LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
                 const StateDict& state, const LoadOptions& options = {});
 
 class BackgroundSave;
 
-/// A save in the background, pending or finished. Copies refer to the same save. The destructor of
-/// the last copy waits for the save; it warns of an error that neither wait() nor a later save has
-/// thrown. Wait before World::shutdown(). Thread safety: one thread at a time.
+/// A background save, pending or finished. Copies of a SaveFuture refer to the same save. The
+/// destructor of the last copy waits for the save, and warns if the save failed and neither wait()
+/// nor a later save has thrown its error. Wait before World::shutdown(). Not thread safe: use it
+/// from one thread at a time.
 class SaveFuture {
  public:
-  /// A future without a save: done.
+  /// A SaveFuture without a save; done() is true.
   SaveFuture() = default;
 
-  /// Whether this rank's part has finished or failed. Other ranks may still write.
+  /// Whether this rank's part of the save has finished or failed. Other ranks may still be writing.
   bool done() const;
-  /// Returns when the step exists. Throws the errors of save().
+  /// Waits until the step is complete. Throws the errors of save().
   void wait();
-  /// The time that async_save() took: the wait for the previous save, the checks, the copy.
+  /// Seconds that async_save() blocked training: the wait for the previous save, the checks and the
+  /// copy.
   double stall_seconds() const { return stall_seconds_; }
 
  private:
@@ -148,16 +159,16 @@ class SaveFuture {
   double stall_seconds_ = 0;
 };
 
-/// As save(), but returns once the state has been copied to host memory, page-locked with a GPU.
-/// The copy takes as much memory as this rank writes. A thread writes it while training continues,
-/// and communicates over a separate group between the hosts.
+/// Like save(), but returns after the state has been copied to host memory (page-locked if there is
+/// a GPU). The copy needs as much memory as this rank writes. A background thread writes the copy
+/// while training continues, and communicates over a separate process group between the hosts.
 ///
 ///   pending = checkpoint::async_save(*world, "run", step, state);
 ///   stall = pending.stall_seconds();
 ///
-/// Collective over `world`. save() and async_save() first wait for the previous save. If it failed
-/// and wait() has not thrown its error on every rank, they throw that error on all ranks and save
-/// nothing. Throws the errors of save() that are found before anything is written.
+/// Collective over `world`. save() and async_save() first wait for the previous save. If that save
+/// failed and wait() has not thrown its error on every rank, they throw this error on all ranks and
+/// save nothing. Also throws the errors that save() finds before it writes.
 [[nodiscard]] SaveFuture async_save(comm::World& world, const std::filesystem::path& dir,
                                     std::int64_t step, const StateDict& state,
                                     const SaveOptions& options = {});

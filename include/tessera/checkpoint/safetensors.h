@@ -21,26 +21,26 @@ class Tensor;
 TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
-/// A tensor in a safetensors file.
+/// The header entry of one tensor in a safetensors file.
 struct TensorEntry {
-  std::string dtype_name;  ///< as in the file: "F32", "BF16", ...
-  c10::ScalarType dtype;   ///< Undefined for the formats that libtorch lacks (F4, F6_*)
+  std::string dtype_name;  ///< the type's name in the file: "F32", "BF16", ...
+  c10::ScalarType dtype;   ///< Undefined for formats that libtorch lacks (F4, F6_*)
   std::vector<std::int64_t> sizes;
-  std::uint64_t offset = 0;  ///< of the first byte, from the start of the file
+  std::uint64_t offset = 0;  ///< offset of the tensor's first byte from the start of the file
   std::uint64_t bytes = 0;
 };
 
 using files::Symlinks;
 
-/// A safetensors file, opened for reading. The constructor reads and checks the header alone. It
-/// throws Error, naming the file, the tensor and the fault, for what the format forbids (overlaps,
-/// holes, overflow, truncation, duplicate names, trailing bytes, unknown types) and for anything
-/// but a regular file. No length is used for an allocation before it was checked against the file's
-/// size. Thread safe.
+/// A safetensors file, opened for reading. The constructor reads and checks the header only. It
+/// throws Error, with the file, the tensor and the fault, for everything that the format forbids
+/// (overlaps, holes, overflow, truncation, duplicate names, trailing bytes, unknown types), and if
+/// the path is not a regular file. Every length is checked against the file size before memory is
+/// allocated for it. Thread safe.
 class SafetensorsFile {
  public:
-  /// `sums`: the CRC-32C of each MiB of the file, with which all that is read is compared; none:
-  /// nothing is.
+  /// `sums`: the CRC-32C of each MiB of the file; all bytes read are verified against them. If
+  /// empty, nothing is verified.
   explicit SafetensorsFile(const std::filesystem::path& path, Symlinks symlinks = Symlinks::kFollow,
                            std::vector<std::uint32_t> sums = {});
   ~SafetensorsFile();
@@ -49,26 +49,28 @@ class SafetensorsFile {
   const std::map<std::string, TensorEntry>& tensors() const;
   const std::map<std::string, std::string>& metadata() const;
   const std::filesystem::path& path() const;
-  /// The entry of a tensor. Throws Error if there is none of this name.
+  /// Returns the header entry of a tensor. Throws Error if no tensor has this name.
   const TensorEntry& entry(const std::string& name) const;
 
-  /// The block [offset, offset + sizes) of a tensor, contiguous, on the CPU, in the file's type.
-  /// Only its bytes, and gaps of up to 64 KiB between them, are read, in long runs. Throws
-  /// Error for a block outside the tensor, and for a file that changed since it was opened.
+  /// Returns the block [offset, offset + sizes) of a tensor: contiguous, on the CPU, in the file's
+  /// type. Reads only the bytes of the block, and gaps of up to 64 KiB between them, in long
+  /// sequential reads. Throws Error for a block outside the tensor, and for a file that changed
+  /// since it was opened.
   at::Tensor read(const std::string& name, std::span<const std::int64_t> offset,
                   std::span<const std::int64_t> sizes) const;
   at::Tensor read(const std::string& name) const;
-  /// Fills `block`, of any type, strides and device, with the block of a tensor at `offset`.
-  /// Contiguous memory of the host and of the file's type is filled without a copy; after an error
-  /// it holds a part of the bytes. Throws Error as read() does.
+  /// Fills `block`, of any type, strides and device, with the tensor's block at `offset`. A
+  /// contiguous host tensor of the file's type is filled directly, without a copy, and may be
+  /// partly overwritten after an error. Throws Error as read() does.
   void read_into(const std::string& name, std::span<const std::int64_t> offset,
                  const at::Tensor& block) const;
 
  private:
-  /// The entry of a tensor of a known type, in which the block [offset, offset + sizes) lies.
+  /// Returns the entry after checking that its type is known and that the block [offset, offset +
+  /// sizes) is inside the tensor.
   const TensorEntry& entry_with(const std::string& name, std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes) const;
-  /// The block at `offset` to the contiguous memory of `out`.
+  /// Reads the block at `offset` into the contiguous memory of `out`.
   void read_bytes(const TensorEntry& item, std::span<const std::int64_t> offset,
                   const at::Tensor& out) const;
 
@@ -76,40 +78,42 @@ class SafetensorsFile {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Writes a safetensors file piece by piece, so that no more than a piece is in memory. The bytes
-/// are those of the reference implementation. They go to a temporary file beside `path`, for which
-/// the constructor reserves room on the disk. Without finish() the file is removed; the file of a
-/// killed process is removed by the next writer. Thread safety: one thread at a time.
+/// Writes a safetensors file in pieces, so that only one piece is in memory. The bytes are
+/// identical to the reference implementation's. The writer uses a temporary file next to `path`,
+/// and the constructor reserves its disk space. Without finish(), the temporary file is removed; if
+/// the process is killed, the next writer of this path removes it. Not thread safe: use it from one
+/// thread at a time.
 class SafetensorsWriter {
  public:
-  /// A tensor of the file to be written.
+  /// The name, type and sizes of a tensor to be written.
   struct Item {
     std::string name;
     c10::ScalarType dtype;
     std::vector<std::int64_t> sizes;
   };
-  /// Called with bytes that were written, and where in the file.
+  /// Callback after each write: the offset in the file and the bytes written there.
   using OnWrite = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
-  /// Throws Error for duplicate or unfit names, a type that the format lacks, or no room.
+  /// Throws Error for duplicate or invalid names, for a type that the format lacks, and if the disk
+  /// is full.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<Item>& items,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}},
                     OnWrite on_write = {});
   ~SafetensorsWriter();
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
 
-  /// In the order in which the tensors lie in the file.
+  /// The names in the order in which the tensors are stored in the file.
   std::vector<std::string> names() const;
-  /// Writes a whole tensor, on any device, with any strides. Tensors may come in any order.
+  /// Writes a whole tensor from any device, with any strides. Tensors may be written in any order.
   void write(const std::string& name, const at::Tensor& tensor);
   /// Writes the block of a tensor that starts at `offset`. Blocks must not overlap.
   void write(const std::string& name, std::span<const std::int64_t> offset,
              const at::Tensor& block);
 
-  /// seal() and publish().
+  /// Calls seal() and publish().
   void finish();
-  /// Checks that every element was written and makes the file durable, under its temporary name.
+  /// Checks that every element was written, and syncs the temporary file to disk.
   void seal();
-  /// Renames the sealed file to its own name, replacing an older one.
+  /// Renames the sealed temporary file to `path`, replacing an older file.
   void publish();
 
  private:

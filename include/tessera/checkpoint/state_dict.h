@@ -21,67 +21,70 @@ class ModuleBase;
 
 namespace tessera::checkpoint {
 
-// State dicts in memory, as those of torch.distributed.checkpoint.state_dict: before or after TP
-// and FSDP are applied, before any forward and before the optimizer has stepped.
+// In-memory state dicts, like torch.distributed.checkpoint.state_dict. They work before or after TP
+// and FSDP are applied, before any forward, and before the optimizer's first step.
 
-/// Tensors by name. A tied parameter is there under each of its FQNs; a fused one (nn::FusedLinear)
-/// under its own.
+/// Tensors by name. A tied parameter appears under each of its FQNs; a fused parameter
+/// (nn::FusedLinear) appears under its own FQN, not as its parts.
 using TensorDict = std::map<std::string, at::Tensor>;
-/// What optim::named_state() gives.
+/// The result type of optim::named_state().
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// PyTorch's.
+/// The options of PyTorch's class of the same name.
 struct StateDictOptions {
-  /// Whole tensors instead of shards.
+  /// Whether the dict has whole tensors instead of shards.
   bool full_state_dict = false;
-  /// Copies on the host. With full_state_dict rank 0 alone has them; the others get an empty dict,
-  /// and of a sharded tensor no rank but 0 receives anything.
+  /// Copies the tensors to the host. With full_state_dict, only rank 0 gets the tensors; the other
+  /// ranks get an empty dict and receive no part of sharded tensors.
   bool cpu_offload = false;
-  /// Leave out parameters that need no gradient, and the optimizer's state of them.
+  /// Whether to leave out parameters that do not require grad, and their optimizer state.
   bool ignore_frozen_params = false;
-  /// set_...: names that are missing or unexpected are an Error.
+  /// For set_...(): missing or unexpected names throw Error.
   bool strict = true;
-  /// set_..., with full_state_dict: uses the tensors of rank 0 and ignores those of other ranks.
-  /// They are sent at most 32 MiB, or a row, at a time.
+  /// For set_...() with full_state_dict: use rank 0's tensors and ignore those passed on other
+  /// ranks. Tensors are sent in pieces of at most 32 MiB, or of one row if a row is larger.
   bool broadcast_from_rank0 = false;
 };
 
-/// Names that differ between a state dict and the module or optimizer.
+/// The names that differ between a state dict and the module or optimizer.
 struct IncompatibleKeys {
-  std::vector<std::string> missing;     ///< from the state dict
-  std::vector<std::string> unexpected;  ///< in it
+  std::vector<std::string> missing;  ///< names in the module or optimizer that the state dict lacks
+  std::vector<std::string> unexpected;  ///< names in the state dict that the module or optimizer
+                                        ///< lacks
 };
 
-/// The parameters. Shards share their memory unless cpu_offload is set. Collective over `world`.
-/// Throws Error, on all ranks, for requested values that were never filled, and for parameters that
-/// differ between ranks.
+/// Returns the parameters and persistent buffers. Shards share the model's memory unless
+/// cpu_offload is set. Collective over `world`. Throws Error, on all ranks, for requested values
+/// that were never filled, and for parameters that differ between ranks.
 TensorDict get_model_state_dict(comm::World& world, const nn::ModuleBase& model,
                                 const StateDictOptions& options = {});
-/// Copies the values in; floating-point types are converted. A tied parameter needs one of its
-/// names. Collective over `world`. Throws Error, on all ranks and before anything is changed, for
-/// names (options.strict), sizes, types or shards that do not fit.
+/// Copies the values of `state` into the model; floating-point types are converted. For a tied
+/// parameter, one of its names is enough. Collective over `world`. Throws Error, on all ranks and
+/// before anything is changed, for names (if options.strict), sizes, types or shards that do not
+/// fit.
 IncompatibleKeys set_model_state_dict(comm::World& world, nn::ModuleBase& model,
                                       const TensorDict& state,
                                       const StateDictOptions& options = {});
 
-/// get_model_state_dict() for an optimizer: for what optim::named_state() gives, by its names,
-/// "FQN.exp_avg".
+/// Like get_model_state_dict(), for the optimizer state that optim::named_state() returns, with
+/// names such as "FQN.exp_avg".
 TensorDict get_optimizer_state_dict(comm::World& world, const nn::ModuleBase& model,
                                     const NamedTensors& named_state,
                                     const StateDictOptions& options = {});
-/// set_model_state_dict() for an optimizer, likewise.
+/// Like set_model_state_dict(), for the optimizer state that optim::named_state() returns.
 IncompatibleKeys set_optimizer_state_dict(comm::World& world, const nn::ModuleBase& model,
                                           const NamedTensors& named_state, const TensorDict& state,
                                           const StateDictOptions& options = {});
 
-/// The states of objects of each rank's own, by name: this rank's; or, with full_state_dict, one in
-/// place of all ranks' (RankState::merged), with cpu_offload on rank 0 alone. The objects stay as
-/// they are. Collective over `world`.
+/// Returns the states of per-rank objects, by name. Without full_state_dict: this rank's states.
+/// With full_state_dict: the merged state of all ranks (RankState::merged), and with cpu_offload on
+/// rank 0 only. The objects are unchanged. Collective over `world`.
 nlohmann::json get_rank_state_dict(comm::World& world, const NamedRankStates& objects,
                                    const StateDictOptions& options = {});
-/// Sets the states: with full_state_dict from rank 0's dict, on rank 0, and resets the other ranks'
-/// objects. States that the dict lacks are reset on all ranks. Collective over `world`. Throws
-/// Error, on all ranks, for a state that an object cannot take.
+/// Sets the states of per-rank objects. With full_state_dict, rank 0's objects get the states of
+/// rank 0's dict, and the other ranks' objects are reset. An object whose state the dict lacks is
+/// reset on all ranks. Collective over `world`. Throws Error, on all ranks, for a state that an
+/// object rejects.
 void set_rank_state_dict(comm::World& world, const NamedRankStates& objects,
                          const nlohmann::json& states, const StateDictOptions& options = {});
 

@@ -11,47 +11,50 @@
 TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
-/// An object of a program whose state a checkpoint holds: a schedule, a loss scaler. The state is
-/// JSON, the same on every rank: rank 0's is saved, and a load sets it on every rank.
+/// An object whose state is saved in checkpoints, for example a schedule or a loss scaler. The
+/// state is JSON and equal on every rank: rank 0's state is saved, and a load sets it on every
+/// rank.
 class Stateful {
  public:
   virtual ~Stateful() = default;
   virtual nlohmann::json state_dict() const = 0;
-  /// Throws for a state that it cannot take; the load then fails on all ranks.
+  /// Throws if the object rejects the state; the load then fails on all ranks.
   virtual void load_state_dict(const nlohmann::json& state) = 0;
 };
 
-/// Objects by name, for StateDict.
+/// Stateful objects by name, for StateDict.
 using NamedStateful = std::vector<std::pair<std::string, Stateful*>>;
 
-/// An object with a different state on every rank, as JSON: counts of a rank's data. A save holds
-/// each rank's. A load on as many ranks gives each its own. On another number of ranks, rank 0 gets
-/// merged() of all, and the others are reset, so that nothing counts twice. A state that a
-/// checkpoint does not have is reset on all ranks.
+/// An object whose JSON state differs between ranks, for example counts of a rank's data. A save
+/// stores each rank's state. A load on the same number of ranks restores each rank's state. On a
+/// different number of ranks, rank 0 gets merged() of all states and the other ranks are reset, so
+/// that nothing is counted twice. If the checkpoint lacks the object's state, the object is reset
+/// on all ranks.
 class RankState {
  public:
   virtual ~RankState() = default;
   virtual nlohmann::json state_dict() const = 0;
   virtual void load_state_dict(const nlohmann::json& state) = 0;
-  /// One state in place of those of several ranks.
+  /// Combines the states of several ranks into one state.
   virtual nlohmann::json merged(const std::vector<nlohmann::json>& of_ranks) const = 0;
-  /// Back to the initial state.
+  /// Resets the object to its initial state.
   virtual void reset() = 0;
-  /// Whether it is saved. A load resets it if not.
+  /// Whether checkpoints save the state. A load resets an object that is not persistent.
   virtual bool persistent() const { return true; }
 };
 
-/// Objects by name, for StateDict.
+/// RankState objects by name, for StateDict.
 using NamedRankStates = std::vector<std::pair<std::string, RankState*>>;
 
-/// A value of each rank's own. T: what nlohmann::json can hold.
+/// A value that each rank has separately, saved per rank. T is a type that nlohmann::json can
+/// convert.
 ///
 ///   checkpoint::PerRank<std::int64_t> tokens(0, checkpoint::sum_of<std::int64_t>);
 ///   tokens.value += batch.numel();
 template <class T>
 class PerRank final : public RankState {
  public:
-  /// The rule by which values of several ranks, in their order, become one.
+  /// Merges the values of several ranks, in rank order, into one value.
   using Merge = std::function<T(const std::vector<T>& of_ranks)>;
 
   PerRank(T initial, Merge merge)
@@ -75,7 +78,7 @@ class PerRank final : public RankState {
   Merge merge_;
 };
 
-/// The rule for counts.
+/// The merge rule of PerRank for counts: the sum over the ranks.
 template <class T>
 T sum_of(const std::vector<T>& of_ranks) {
   T sum{};

@@ -23,8 +23,8 @@ struct TensorOptions;
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A collective failed because of a peer: it died, gave up or did not come in time. The cause is on
-/// another rank: among the errors of several ranks, look at the one that is not a PeerError.
+/// A collective failed because of another rank, which died, gave up or did not call in time. Among
+/// the errors of several ranks, the cause is the error that is not a PeerError.
 class PeerError : public Error {
  public:
   using Error::Error;
@@ -34,28 +34,29 @@ class PeerError : public Error {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Returns when the results may be read: on CPU the caller blocks; on CUDA the current stream
-  /// waits, and the caller does not. Throws PeerError.
+  /// Returns when the results may be read. On a CPU the caller blocks; on CUDA the current stream
+  /// waits and the caller does not. Throws PeerError.
   virtual void wait() = 0;
-  /// After wait(): a function that tells whether the device has finished, for the watchdog to call
-  /// from its thread; empty if it has. It should hold no tensors.
+  /// Called after wait(): returns a function that tells whether the device has finished the
+  /// collective, which the watchdog calls from its thread. Empty if the device has finished. The
+  /// function should not own tensors.
   virtual std::function<bool()> device_progress() { return nullptr; }
 };
-/// Shared by all that wait for it.
+/// A running collective, shared by all code that waits for it.
 using WorkPtr = std::shared_ptr<Work>;
 
-/// The collectives of one group, seen from one rank of it. Every call is collective: all ranks of
-/// the group make the same calls in the same order. Tensors are contiguous and on the group's
-/// device. Calls are asynchronous: keep the tensors alive and unchanged until Work::wait().
-/// A peer that dies, gives up or does not come in time makes the call or wait() throw PeerError; a
-/// bad argument throws Error. Sizes are numbers of elements.
+/// The collectives of one process group, seen from one of its ranks. Every call is collective: all
+/// ranks of the group make the same calls in the same order. Tensors are contiguous and on the
+/// group's device. Calls are asynchronous: keep the tensors alive and unchanged until Work::wait().
+/// If another rank dies, gives up or does not call in time, the call or wait() throws PeerError. An
+/// invalid argument throws Error. Sizes are numbers of elements.
 ///
-/// Gradient: none; these act below autograd (dtensor/ has the differentiable operations).
+/// Gradient: none. Collectives act below autograd (dtensor/ has the differentiable operations).
 /// Thread safety: one thread at a time.
 ///
-/// A back end of your own derives from this class. A collective that it does not override throws
-/// Error. A mesh takes its groups from DeviceMesh::from_groups(). This one plays all ranks of a
-/// group alone (compiled and run by CommunicatorExample in
+/// To write a back end, derive from this class. A collective that it does not override throws
+/// Error. Pass its groups to a mesh with DeviceMesh::from_groups(). The following back end
+/// simulates all ranks of a group in one rank (compiled and run by CommunicatorExample in
 /// tests/comm/communicator_example_test.cpp):
 ///
 ///   class Done final : public comm::Work {
@@ -87,63 +88,67 @@ class Communicator {
   virtual WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op);
   /// output [n] = part `rank` of the reduction of all ranks' inputs [size * n].
   virtual WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
-  /// Flat elements: input_counts[r] go to rank r, output_counts[r] come from rank r.
+  /// Sends input_counts[r] flat elements to rank r and receives output_counts[r] elements from rank
+  /// r.
   virtual WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                              std::span<const std::int64_t> output_counts,
                              std::span<const std::int64_t> input_counts);
   /// tensor = rank `root`'s tensor.
   virtual WorkPtr broadcast(const at::Tensor& tensor, int root);
-  /// Several all-gathers as one collective, of one type: outputs[i] [size * n_i] = the inputs[i]
-  /// [n_i] of ranks 0, 1, ... This default packs them into one buffer, and so copies.
+  /// Several all-gathers of one type as one collective: outputs[i] [size * n_i] = the inputs[i]
+  /// [n_i] of ranks 0, 1, ... The default implementation packs the tensors into one buffer, which
+  /// costs copies.
   virtual WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
                                    const std::vector<at::Tensor>& inputs);
-  /// Several reduce-scatters as one collective, of one type: outputs[i] [n_i] = part `rank` of the
-  /// reduction of all ranks' inputs[i] [size * n_i]. This default packs them.
+  /// Several reduce-scatters of one type as one collective: outputs[i] [n_i] = part `rank` of the
+  /// reduction of all ranks' inputs[i] [size * n_i]. The default implementation packs the tensors
+  /// into one buffer, which costs copies.
   virtual WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs, ReduceOp op);
-  /// Whether all_gather_group() and reduce_scatter_group() work without packing, on the tensors
-  /// where they are.
+  /// Whether all_gather_group() and reduce_scatter_group() work on the given tensors in place,
+  /// without packing them.
   virtual bool moves_groups_in_place() const { return false; }
-  /// A flat tensor of `numel` elements, not initialised, for this group's collectives. With NCCL it
-  /// is in memory that NCCL has registered, if the device can; this default just allocates.
+  /// An uninitialised flat tensor of `numel` elements for this group's collectives. With NCCL it is
+  /// in memory registered with NCCL, if the device supports that. The default implementation just
+  /// allocates.
   virtual at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options);
   /// Returns when all ranks have called it.
   virtual void barrier();
-  /// Sets the flags that any rank has set: bytes of 0 or 1, equally many on all ranks. They are
-  /// exchanged between the hosts: no device is waited for, and no traffic is counted. This default
-  /// reduces a CPU tensor.
+  /// Sets each flag to 1 if it is 1 on any rank. Flags are bytes of 0 or 1, the same number on all
+  /// ranks. They are exchanged between the hosts: the call waits for no device and counts no
+  /// traffic. The default implementation all-reduces a CPU tensor.
   virtual void any_rank(std::span<std::uint8_t> flags);
-  /// Names the purpose of the next calls, for messages: "unit 'layers.3'"; "": none. Not
-  /// collective, but the ranks must pass the same: shared memory compares it in each call, the
-  /// other back ends in agree_on_calls() and, with TESSERA_DEBUG=1, by a small collective ahead of
-  /// each all-gather and reduce-scatter.
+  /// Names the purpose of the next calls for messages, such as "unit 'layers.3'"; "" for none. Not
+  /// collective, but all ranks must pass the same text. Shared memory compares the purpose in each
+  /// call. Other back ends compare it in agree_on_calls() and, with TESSERA_DEBUG=1, by a small
+  /// collective before each all-gather and reduce-scatter.
   virtual void set_purpose(std::string purpose) { purpose_ = std::move(purpose); }
   const std::string& purpose() const { return purpose_; }
-  /// Whether each call throws Error on ranks that call different collectives, or for different
-  /// purposes.
+  /// Whether each call throws Error if ranks call different collectives, or collectives for
+  /// different purposes.
   virtual bool compares_calls() const { return false; }
   /// Compares the calls with a purpose that the ranks have made since the last comparison. If they
   /// differ, every rank throws Error with the first calls that differ and their ranks; the group
-  /// can be used afterwards. `local_error`: the message of an error of this rank, reported to the
-  /// peers as its last call; "": none. Collective, between the hosts: no device is waited for, and
-  /// no traffic is counted. Does nothing in a group that compares_calls().
+  /// stays usable. `local_error`: the message of an error on this rank, reported to the other ranks
+  /// as this rank's last call; "" for none. Collective, between the hosts: waits for no device and
+  /// counts no traffic. Does nothing in a group for which compares_calls() is true.
   virtual void agree_on_calls([[maybe_unused]] const std::string& local_error = {}) {}
-  /// Makes peers that wait in a collective of this group fail soon instead of at the time-out.
+  /// Makes ranks that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}
-  /// "gloo", "shm", "nccl", "loopback".
+  /// The back end's name: "gloo", "shm", "nccl", "loopback".
   virtual std::string name() const = 0;
   /// Whether the device runs the collectives in the order of their calls, so that wait() blocks no
-  /// thread (NCCL). Elsewhere ranks have to wait() in one order.
+  /// thread (NCCL). With other back ends all ranks must call wait() in the same order.
   virtual bool keeps_order_on_device() const { return false; }
-  /// Ends the group after its last call; nothing is called on it afterwards. NCCL's communicator is
-  /// closed, for which its other ranks have to come: where they do not within `patience`, it is
-  /// aborted and PeerError thrown.
+  /// Ends the group after its last call; no method may be called afterwards. NCCL's communicator is
+  /// closed together with all of its ranks. If some rank does not call shutdown() within
+  /// `patience`, the communicator is aborted and PeerError is thrown.
   virtual void shutdown([[maybe_unused]] std::chrono::milliseconds patience) {}
-  /// Whether collectives of meta tensors are called, though these have no values: to be counted, in
-  /// a group whose other ranks do not exist (fake_world).
+  /// Whether collectives may be called with meta tensors, which have no values. True in a group
+  /// whose other ranks do not exist (fake_world), where the calls are only counted.
   virtual bool takes_meta_tensors() const { return false; }
-  /// Bytes that the calls made so far send from this rank to other hosts, as the back end's
-  /// algorithms move them. This default counts none.
+  /// Bytes that the calls so far have sent from this rank to other hosts, computed from the back
+  /// end's algorithms. The default implementation counts none.
   virtual std::int64_t link_bytes() const { return 0; }
 
  protected:
@@ -154,10 +159,10 @@ class Communicator {
   int size_;
   std::string purpose_;
 };
-/// Shared by the world and the meshes that use the group.
+/// A communicator, shared by the world and the meshes that use it.
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
-/// set_purpose() for the calls of a scope.
+/// Sets the purpose of a group's calls in a scope, by set_purpose().
 class PurposeScope {
  public:
   PurposeScope(Communicator& group, std::string purpose) : group_(group) {

@@ -11,21 +11,22 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A call in a fake group.
+/// A collective call in a fake group.
 struct FakeCollective {
-  const std::string& group;       ///< its name
+  const std::string& group;       ///< the group's name
   const std::vector<int>& ranks;  ///< world ranks
   std::string collective;
-  std::int64_t bytes = 0;  ///< of this rank's input
+  std::int64_t bytes = 0;  ///< bytes of this rank's input
 };
-/// Makes the Work of a call. If it returns nullptr, the call is complete when it returns.
+/// Makes the Work of a call in a fake group. If it returns nullptr, the call is complete at once.
 using FakeStart = std::function<WorkPtr(const FakeCollective&)>;
 
-/// As fake_world(), where `start` decides when a collective ends. Groups of one rank have no calls.
+/// Like fake_world(), but `start` decides when a collective ends. `start` is not called for groups
+/// of one rank.
 WorldPtr fake_world(int rank, int size, FakeStart start);
 
-/// As fake_world() with the device "meta": tensors have sizes and no values, so that a step takes
-/// no memory. For planning.
+/// Like fake_world(), but with the device "meta": tensors have sizes and no values, so that a step
+/// needs no memory. For planning.
 WorldPtr meta_world(int rank, int size);
 
 }  // namespace tessera::comm

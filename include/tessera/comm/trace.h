@@ -16,14 +16,15 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// The calls of one kind of collective on one group.
+/// Counts of the calls of one kind of collective on one group.
 struct Traffic {
   std::int64_t calls = 0;
-  std::int64_t bytes = 0;  ///< of the inputs of this rank
-  /// That this rank sent to other hosts, as Gloo's algorithms move them; 0 with NCCL.
+  std::int64_t bytes = 0;  ///< bytes of this rank's inputs
+  /// Bytes that this rank sent to other hosts, computed from Gloo's algorithms; 0 with NCCL.
   std::int64_t link_bytes = 0;
 };
-/// Key: {group name, collective}, for example {"tp", "all_gather"}.
+/// Traffic by group and collective. Key: {group name, collective}, for example {"tp",
+/// "all_gather"}.
 using TrafficTable = std::map<std::pair<std::string, std::string>, Traffic>;
 
 /// A single collective of one rank.
@@ -32,38 +33,38 @@ struct CollectiveCall {
 
   std::string group;
   std::string collective;
-  std::int64_t bytes = 0;  ///< of this rank's input
-  /// The group's purpose (PurposeScope) or, without one, the operator that needs the call
-  /// (CallerScope), and in a backward pass autograd's node ("aten::mm in MmBackward0"). "": not
-  /// known.
+  std::int64_t bytes = 0;  ///< bytes of this rank's input
+  /// The group's purpose (PurposeScope). Without one, the operator that needs the call
+  /// (CallerScope), and in backward also autograd's node ("aten::mm in MmBackward0"). "" if
+  /// unknown.
   std::string purpose;
-  std::thread::id thread{};      ///< that made the call
-  Clock::time_point began{};     ///< when it was called
-  Clock::time_point returned{};  ///< when the call returned, with the collective under way
-  /// When the first Work::wait() for it began and ended; null if it was not waited for.
+  std::thread::id thread{};      ///< the thread that made the call
+  Clock::time_point began{};     ///< when the call began
+  Clock::time_point returned{};  ///< when the call returned; the collective may still run
+  /// When the first Work::wait() for the call began and ended; null if none did.
   Clock::time_point wait_began{}, wait_ended{};
 
-  /// How long a thread was held up by it: in the call and in the wait. With CUDA the host only
-  /// issues both, and the device may continue meanwhile.
+  /// How long the call and the wait blocked a thread. With CUDA the host only issues both, and the
+  /// device may continue meanwhile.
   Clock::duration exposed() const { return (returned - began) + (wait_ended - wait_began); }
 };
-/// Shared by the recorders and by the code that notes its times.
+/// A recorded call, shared by the recorders and the code that writes its times.
 using CollectiveCallPtr = std::shared_ptr<CollectiveCall>;
 
-/// Counts every collective of one rank, whichever thread issues it, except in groups of one rank
-/// and barriers. Thread safe.
+/// Counts all collectives of one rank, on any thread, except barriers and the collectives of groups
+/// of one rank. Thread safe.
 class TrafficCounter {
  public:
-  /// `purpose` is the group's. Returns the call as recorders have it, whose times are to be noted;
-  /// nullptr without a recorder.
+  /// Counts a call. `purpose`: the group's purpose. Returns the call as recorders see it, for
+  /// writing its times; nullptr if there is no recorder.
   CollectiveCallPtr record(const std::string& group, const char* collective, std::int64_t bytes,
                            const std::string& purpose);
-  /// Adds to the `link_bytes` of what was recorded.
+  /// Adds to the link_bytes of the entry for `group` and `collective`.
   void add_link_bytes(const std::string& group, const char* collective, std::int64_t bytes);
   /// Sets one of a call's times to now.
   void note(CollectiveCall& call, CollectiveCall::Clock::time_point CollectiveCall::*time);
   TrafficTable table() const;
-  /// table() less an earlier one.
+  /// The difference between table() and an earlier table.
   TrafficTable since(const TrafficTable& earlier) const;
 
  private:
@@ -73,12 +74,12 @@ class TrafficCounter {
   TrafficTable table_;
   std::vector<std::vector<CollectiveCallPtr>*> lists_;  ///< the lists of the recorders
 };
-/// Shared by a world and its groups.
+/// A counter, shared by a world and its groups.
 using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;
 
-/// Lists the single collectives that a counter counts while the recorder lives, in the order in
-/// which they start. The list grows with every call, so keep a recorder for a step, not for a
-/// training run. Without a recorder no call is listed, at no cost. Thread safe.
+/// Lists the individual collectives that a counter counts while the recorder exists, in the order
+/// in which they start. The list grows with every call, so use a recorder for a step and not for a
+/// whole training run. Without a recorder no list is made. Thread safe.
 class CallRecorder {
  public:
   explicit CallRecorder(TrafficCounter& counter);
@@ -112,9 +113,10 @@ class CallerScope {
     }
   }
 
-  /// The name in force in this thread, or "".
+  /// The name of this thread's innermost scope, or "".
   static std::string_view current() { return name_; }
-  /// The name of the outermost scope of this thread, which is what the program called, or "".
+  /// The name of this thread's outermost scope, which is the function that the program called, or
+  /// "".
   static std::string_view outermost() { return outermost_; }
 
  private:
@@ -123,7 +125,7 @@ class CallerScope {
   std::string_view outer_;
 };
 
-/// The sum over all entries, or over those of one group.
+/// The sum over all entries.
 Traffic total(const TrafficTable& table);
 /// The sum over the entries of one group.
 Traffic total(const TrafficTable& table, const std::string& group);

@@ -9,8 +9,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// What this library throws, whatever fails. The message is one line: what was asked, what was
-/// found, how to correct it.
+/// The only exception type that this library throws itself. The message is one line: what was
+/// requested, what was found, how to correct it.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -18,7 +18,7 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-/// The arguments, streamed one after another into one string.
+/// Concatenates the arguments, streamed one after another, into one string.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;

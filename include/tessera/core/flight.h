@@ -8,13 +8,14 @@
 TESSERA_API_BEGIN
 namespace tessera::flight {
 
-// For launchers of ranks: the records that a job's ranks keep of their collectives.
+// For launchers of ranks: the flight records in which a job's ranks store their collectives.
 
-/// "rank 1" or "ranks 0, 2-7".
+/// Ranks as text: "rank 1" or "ranks 0, 2-7".
 std::string name_ranks(const std::vector<int>& ranks);
 
-/// Which rank left the order of collectives that the ranks have in common, and what each rank did
-/// last, line by line, from the flight records in `folder`. Throws Error if it holds none.
+/// Explains a hang from the flight records in `folder`, line by line: which rank left the common
+/// order of collectives, and what each rank did last. Throws Error if the folder contains no
+/// records.
 std::vector<std::string> explain_records(const std::string& folder);
 
 }  // namespace tessera::flight

@@ -11,16 +11,16 @@
 TESSERA_API_BEGIN
 namespace tessera::files {
 
-/// Whether a path may be a symbolic link.
+/// Whether the path of a file may be a symbolic link.
 enum class Symlinks { kFollow, kRefuse };
 
-/// A regular file, open for reading, for untrusted files. It uses pread() and no mapping, so that a
-/// file that shrinks is an Error and does not end the process.
-/// All calls throw Error with the file's name. Thread safe.
+/// A regular file, open for reading, for untrusted files. It uses pread() and not a mapping, so
+/// that a file that shrinks is an Error and does not end the process. All functions throw Error
+/// with the file's name. Thread safe.
 class InputFile {
  public:
-  /// Never waits: a FIFO is refused. `what`: the kind of file that is wanted, for messages ("a
-  /// token shard").
+  /// Opens the file without waiting: a FIFO is rejected. `what`: the expected kind of file, for
+  /// messages ("a token shard").
   InputFile(std::filesystem::path path, std::string what, Symlinks symlinks = Symlinks::kFollow);
   ~InputFile();
   InputFile(InputFile&& other) noexcept;
@@ -29,8 +29,8 @@ class InputFile {
   InputFile& operator=(const InputFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  std::uint64_t size() const { return size_; }  ///< in bytes, when it was opened
-  /// The bytes from `offset`. Throws Error if the file ends before.
+  std::uint64_t size() const { return size_; }  ///< in bytes, at the time of opening
+  /// Reads the bytes from `offset`. Throws Error if the file ends before.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
 
  private:
@@ -39,8 +39,8 @@ class InputFile {
   std::uint64_t size_ = 0;
 };
 
-/// All of a file of at most `max_bytes`. Throws Error as InputFile does, and for a longer one,
-/// before anything is read.
+/// The content of a file of at most `max_bytes`. Throws Error as InputFile does, and for a longer
+/// file, before anything is read.
 std::string read_file(const std::filesystem::path& path, const std::string& what,
                       std::uint64_t max_bytes, Symlinks symlinks = Symlinks::kFollow);
 

@@ -16,17 +16,17 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// One factor of a tensor dimension: `extent` positions, cut over `mesh_dims` in this order. Each
-/// mesh dimension cuts the chunk that the one before it left, as torch.chunk does; extents need not
-/// divide. No mesh dimension: the digit is local.
+/// One factor of a tensor dimension: `extent` positions, divided over `mesh_dims` in this order.
+/// Each mesh dimension divides the chunk that the previous one left, as torch.chunk does; extents
+/// need not be divisible. A digit without mesh dimensions is local.
 struct Digit {
-  std::int64_t extent = 0;  ///< positions; 0: all of the dimension, which has this digit only
+  std::int64_t extent = 0;  ///< positions; 0: the whole dimension, which has only this digit
   std::vector<int> mesh_dims;
   friend bool operator==(const Digit&, const Digit&) = default;
 };
 
-/// A mesh dimension over which a tensor is Partial: its value is the reduction of the coordinates'
-/// terms.
+/// A mesh dimension over which a tensor is Partial: the tensor is the reduction of the terms of
+/// this dimension's coordinates.
 struct PartialDim {
   int mesh_dim = 0;
   ReduceOp op = ReduceOp::kSum;
@@ -35,38 +35,38 @@ struct PartialDim {
 
 class LayoutPtr;
 
-/// How a tensor is laid out on a mesh: for each tensor dimension an ordered list of digits, major
-/// first, whose extents multiply to its size; and the mesh dimensions over which it is partial. The
-/// tensor is replicated over a mesh dimension that appears nowhere. docs/sharding.md explains why
-/// an order is stored and not PyTorch's list of placements.
+/// The layout of a tensor on a mesh. For each tensor dimension it has an ordered list of digits,
+/// major first, whose extents multiply to the dimension's size. It also lists the mesh dimensions
+/// over which the tensor is partial. The tensor is replicated over mesh dimensions that are in
+/// neither. docs/sharding.md explains why an order is stored and not PyTorch's list of placements.
 ///
-/// Immutable and interned: two equal layouts are one object, so comparing and hashing them is
-/// comparing pointers. Canonical form: a dimension that is not sharded has no digits; a single
-/// digit has extent 0; neighbours that act as one digit are merged ([2 over dp][8] is [16 over dp]
-/// for dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes only
-/// where a dimension has several digits (a flattened view of a sharded inner dimension). Such a
-/// layout is freed with its last LayoutPtr. A mesh has few of the others; they live as long as the
-/// process and are not counted.
+/// Immutable and interned: two equal layouts are one object, so comparing and hashing layouts means
+/// comparing and hashing pointers. Canonical form: a dimension that is not sharded has no digits; a
+/// single digit has extent 0; neighbouring digits that act as one are merged ([2 over dp][8] is [16
+/// over dp] for dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes
+/// only if a dimension has several digits (a flattened view of a sharded inner dimension). Such a
+/// layout is freed with its last LayoutPtr. All other layouts of a mesh are few; they live as long
+/// as the process and are not counted.
 ///
-/// Where a tensor is partial with different reductions over several mesh dimensions, each term of
-/// an outer mesh dimension is itself the reduction over the inner ones: inner ones are reduced
-/// first.
+/// If a tensor is partial with different reductions over several mesh dimensions, inner mesh
+/// dimensions are reduced first: each term of an outer mesh dimension is itself the reduction over
+/// the inner ones.
 ///
 /// Thread safe: layouts are immutable, and intern() locks.
 class Layout {
  public:
   using Dims = std::vector<std::vector<Digit>>;
 
-  /// The layout with this content, in canonical form. Throws Error if a mesh dimension is used
-  /// twice or is out of range, or if one of several digits of a dimension lacks its extent.
+  /// The layout with the given content, in canonical form. Throws Error if a mesh dimension is used
+  /// twice or is out of range, or if one of several digits of a dimension has no extent.
   static LayoutPtr intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
                           std::vector<PartialDim> partial = {});
-  /// Replicated on every mesh dimension.
+  /// The layout that is replicated on every mesh dimension.
   static LayoutPtr replicated(std::vector<std::int64_t> mesh_sizes, int tensor_ndim);
   /// The number of layouts in this process.
   static std::size_t count();
 
-  /// A reference to this layout, counted where it depends on sizes.
+  /// A reference to this layout. References are counted if the layout depends on sizes.
   LayoutPtr ptr() const;
 
   const std::vector<std::int64_t>& mesh_sizes() const { return mesh_sizes_; }
@@ -78,14 +78,14 @@ class Layout {
   }
   const std::vector<PartialDim>& partial() const { return partial_; }
 
-  /// No shard and no partial.
+  /// Whether the layout has neither sharded nor partial mesh dimensions.
   bool is_replicated() const { return replicated_; }
   bool is_partial() const { return !partial_.empty(); }
   /// The tensor dimension that is sharded over `mesh_dim`, or -1.
   int sharded_dim(int mesh_dim) const { return sharded_dim_[static_cast<std::size_t>(mesh_dim)]; }
   /// The entry of partial() for `mesh_dim`, or nullptr.
   const PartialDim* partial_on(int mesh_dim) const;
-  /// The mesh dimensions over which `tensor_dim` is sharded, in the order in which they cut it.
+  /// The mesh dimensions over which `tensor_dim` is sharded, in the order in which they divide it.
   std::vector<int> mesh_dims_of(int tensor_dim) const;
 
  private:
@@ -94,7 +94,7 @@ class Layout {
   struct Content;
 
   explicit Layout(Content content, std::uint64_t hash);
-  /// Drops a reference to a layout that depends on sizes.
+  /// Releases a reference to a layout that depends on sizes.
   static void release(const Layout* layout);
 
   std::vector<std::int64_t> mesh_sizes_;
@@ -102,13 +102,13 @@ class Layout {
   std::vector<PartialDim> partial_;
   std::vector<int> sharded_dim_;  // of each mesh dimension
   bool replicated_ = false;
-  bool sized_ = false;  // depends on tensor sizes: its references are counted
+  bool sized_ = false;  // depends on tensor sizes, so its references are counted
   mutable std::atomic<std::int64_t> holders_{0};
   const std::uint64_t hash_;
 };
 
-/// A reference to a layout, or to none. Copying is as cheap as copying a pointer, except for
-/// layouts that depend on sizes, whose references are counted. Thread safe as std::shared_ptr is.
+/// A reference to a layout, or to none. Copying costs as little as copying a pointer, except for
+/// layouts that depend on sizes, whose references are counted. As thread safe as std::shared_ptr.
 class LayoutPtr {
  public:
   LayoutPtr(std::nullptr_t = nullptr) noexcept {}
@@ -145,20 +145,20 @@ inline LayoutPtr Layout::ptr() const {
   return LayoutPtr(this);
 }
 
-/// The layout of a tensor of global `sizes` with PyTorch's `placements`, one per mesh dimension,
-/// for a mesh of `mesh_sizes`. Later mesh dimensions cut what earlier ones left; a StridedShard
-/// becomes the order that it stands for. Negative Shard dimensions count from the end. Not
-/// collective. Throws Error for a dimension out of range, a list of the wrong length, or a
-/// StridedShard whose cuts do not line up with the other shards of its dimension.
+/// The layout of a tensor of global `sizes` with PyTorch's `placements`, one for each mesh
+/// dimension, on a mesh of `mesh_sizes`. Later mesh dimensions divide what earlier ones left; a
+/// StridedShard becomes the corresponding order of mesh dimensions. Negative Shard dimensions count
+/// from the end. Not collective. Throws Error for a dimension out of range, a list of the wrong
+/// length, or a StridedShard whose chunks do not align with the other shards of its dimension.
 LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes);
-/// PyTorch's placements of a tensor of global `sizes` with `layout`; an order other than the mesh's
-/// becomes StridedShard. Throws Error for a layout that no list of placements describes: one with
-/// several digits in a dimension where one in front is cut unevenly.
+/// PyTorch's placements of a tensor of global `sizes` with `layout`. An order other than the mesh's
+/// becomes StridedShard. Throws Error for a layout that no list of placements describes, which is
+/// one with several digits in a dimension of which a digit before the last is divided unevenly.
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes);
-/// Compact and exact, for messages: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-" is a
-/// dimension that is not sharded; several digits read "2 x 8:m0" (a local digit of 2, then 8 cut
-/// over m0).
+/// A compact, exact text for messages: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-"
+/// is a dimension that is not sharded; several digits are written "2 x 8:m0" (a local digit of 2,
+/// then 8 divided over m0).
 std::string to_string(const Layout& layout);
 /// Writes to_string(layout).
 std::ostream& operator<<(std::ostream& stream, const Layout& layout);

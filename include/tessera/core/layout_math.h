@@ -1,4 +1,4 @@
-// Which elements of a global tensor a rank has.
+// Computes which elements of a global tensor a rank has.
 #pragma once
 
 #include <algorithm>
@@ -13,15 +13,16 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-// Where the elements of a tensor with some layout are. `sizes` are its global sizes, `coordinate`
-// is one index per mesh dimension. All functions are pure: not collective, and thread safe. Those
-// that take all sizes throw Error if `sizes` or `coordinate` have the wrong length.
+// The places of the elements of a tensor with a given layout. `sizes` are the tensor's global
+// sizes; `coordinate` has one index for each mesh dimension. All functions are pure: not
+// collective, and thread safe. Functions that take all sizes throw Error if `sizes` or `coordinate`
+// has the wrong length.
 
 /// Sizes of the local tensor at `coordinate`.
 std::vector<std::int64_t> local_sizes(const Layout& layout, std::span<const std::int64_t> sizes,
                                       std::span<const std::int64_t> coordinate);
 
-/// The same for one dimension, of global size `size`. Does not check its arguments.
+/// The local size of one dimension of global size `size`. Does not check its arguments.
 std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
                         std::span<const std::int64_t> coordinate);
 
@@ -29,7 +30,7 @@ std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
 std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> sizes,
                          std::span<const std::int64_t> coordinate);
 
-/// A block of the global tensor that a coordinate holds: a range in every dimension, and where the
+/// A block of the global tensor that a coordinate has: a range in every dimension, and where the
 /// block begins in the local tensor.
 struct Box {
   std::vector<std::int64_t> global_offset;
@@ -38,8 +39,8 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// The blocks of the global tensor at `coordinate`, in row-major order, without empty ones. It is
-/// one block, unless a dimension has a local digit in front of a sharded one.
+/// The blocks of the global tensor at `coordinate`, in row-major order, without empty blocks. There
+/// is one block, unless a dimension has a local digit before a sharded digit.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate);
 
@@ -47,36 +48,37 @@ std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t>
 std::vector<std::int64_t> global_indices(const Layout& layout, int tensor_dim, std::int64_t size,
                                          std::span<const std::int64_t> coordinate);
 
-/// Size and offset of chunk `index` of `size` positions that torch.chunk cuts into `chunks`: all
-/// chunks have ceil(size / chunks) positions but the last ones, which are shorter or empty.
+/// Size of chunk `index` if torch.chunk divides `size` positions into `chunks`: all chunks have
+/// ceil(size / chunks) positions, except the last ones, which may be shorter or empty.
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index);
-/// Offset of chunk `index` when torch.chunk cuts `size` into `chunks`.
+/// Offset of chunk `index` if torch.chunk divides `size` positions into `chunks`.
 std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t index);
 
-/// Which elements of a global tensor a coordinate has.
+/// The elements of a global tensor that a coordinate has.
 struct FlatPlace {
-  std::vector<std::int64_t> sizes;  ///< global
-  std::vector<Box> boxes;           ///< as owned_boxes() lists them
+  std::vector<std::int64_t> sizes;  ///< global sizes of the tensor
+  std::vector<Box> boxes;           ///< in the order of owned_boxes()
   friend bool operator==(const FlatPlace&, const FlatPlace&) = default;
 };
 
-/// `place` as a list of integers, as an operator can take it (ShardingRule::PlaceArgument): the
+/// `place` as a list of integers for an operator's argument (ShardingRule::PlaceArgument): the
 /// sizes, then the global offset, the local offset and the sizes of each box. Pure.
 std::vector<std::int64_t> flat_place(const FlatPlace& place);
-/// The same back, of a tensor of `ndim` dimensions. Throws Error for a list of another length.
+/// The inverse of flat_place, for a tensor of `ndim` dimensions. Throws Error for a list of the
+/// wrong length.
 FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndim);
 
-/// The rows of a tensor that are one of several tensors in it (a fused weight): one run in each of
-/// equal groups of rows.
+/// The rows of one of several tensors that are stored in one tensor (a fused weight): one run of
+/// rows in each of several equal groups of rows.
 struct PartRows {
   std::int64_t first = 0;       ///< first row of the run in the first group
   std::int64_t run = 0;         ///< rows of a run
-  std::int64_t group_rows = 0;  ///< from one run's begin to the next
+  std::int64_t group_rows = 0;  ///< rows from the beginning of one run to the next
   std::int64_t groups = 1;
 
-  /// Calls visit(row, from, rows) for the overlap of rows [first_row, first_row + rows) of the
-  /// tensor with this part: rows [from, from + rows) of that block are the part's, from its `row`
-  /// on.
+  /// Calls visit(row, from, rows) for each overlap of this part with the rows [first_row, first_row
+  /// + rows) of the tensor. Rows [from, from + rows) of that block are the part's rows beginning
+  /// with its row `row`.
   template <class Visit>
   void visit(std::int64_t first_row, std::int64_t rows, const Visit& visit) const {
     for (std::int64_t group = 0; group < groups; ++group) {

@@ -12,16 +12,17 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 /// The sizes and names of a mesh's dimensions, outermost first. Positions are numbered in row-major
-/// order. A value type; thread safe as std::vector is.
+/// order. A value type, as thread safe as std::vector.
 class MeshShape {
  public:
   MeshShape() = default;
-  /// `names` is empty or one unique name per size. Throws Error on a size < 1 or a bad name.
+  /// `names` is empty or has one unique name for each size. Throws Error on a size < 1 or an
+  /// invalid name.
   explicit MeshShape(std::vector<std::int64_t> sizes, std::vector<std::string> names = {});
 
   int ndim() const { return static_cast<int>(sizes_.size()); }
-  /// The size of dimension `dim`, counted from 0 or backwards from -1. Throws Error if there is
-  /// none.
+  /// The size of dimension `dim`; negative numbers count from the end. Throws Error if there is no
+  /// such dimension.
   std::int64_t size(int dim) const { return sizes_[static_cast<std::size_t>(this->dim(dim))]; }
   const std::vector<std::int64_t>& sizes() const { return sizes_; }
   const std::vector<std::string>& names() const { return names_; }
@@ -29,10 +30,10 @@ class MeshShape {
   std::int64_t numel() const;
   /// The index of the dimension called `name`. Throws Error, listing the names, if there is none.
   int dim(std::string_view name) const;
-  /// `dim` as an index from 0; negative ones count backwards from -1. Throws Error if there is
-  /// none.
+  /// `dim` as an index from 0; negative numbers count from the end. Throws Error if there is no
+  /// such dimension.
   int dim(int dim) const;
-  /// The coordinate of position `index`, and the position at `coordinate`. Throw Error outside.
+  /// The coordinate of position `index`. Throws Error if it is out of range.
   std::vector<std::int64_t> coordinate(std::int64_t index) const;
   std::int64_t index(const std::vector<std::int64_t>& coordinate) const;
 
@@ -43,7 +44,7 @@ class MeshShape {
   std::vector<std::string> names_;
 };
 
-/// "(dp=2, tp=2)", or "(2, 2)" without names.
+/// The shape as text: "(dp=2, tp=2)", or "(2, 2)" without names.
 std::string to_string(const MeshShape& shape);
 /// Writes to_string(shape).
 std::ostream& operator<<(std::ostream& stream, const MeshShape& shape);

@@ -12,9 +12,9 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// What a sharding rule sees of a tensor.
+/// The properties of a tensor that a sharding rule sees.
 struct TensorMeta {
-  std::vector<std::int64_t> sizes;  ///< global
+  std::vector<std::int64_t> sizes;  ///< global sizes
   std::int64_t itemsize = 4;        ///< bytes of an element
 
   int ndim() const { return static_cast<int>(sizes.size()); }
@@ -22,13 +22,13 @@ struct TensorMeta {
   std::int64_t numel() const;
 };
 
-/// An argument that is a tensor: its index in OpCall::tensors, or -1 for a None in a list.
+/// A tensor argument: its index in OpCall::tensors, or -1 for a None in a list.
 struct TensorRef {
   int index = -1;
   friend bool operator==(const TensorRef&, const TensorRef&) = default;
 };
 
-/// What a rule sees of a type of elements that a call names (the target of a cast).
+/// The properties of an element type in a call (the target type of a cast) that a rule sees.
 struct DType {
   enum class Kind : std::uint8_t {
     kBool,
@@ -40,40 +40,42 @@ struct DType {
   };
   Kind kind = Kind::kOther;
   std::int64_t itemsize = 1;  ///< bytes of one element
-  /// The caller's own number of the type. No rule reads it: a local call takes it back unchanged.
+  /// The caller's own number of the type. No rule reads it; a local call passes it back unchanged.
   std::int64_t id = 0;
   friend bool operator==(const DType&, const DType&) = default;
 };
 
-/// An argument of an operator, free of libtorch's types. monostate is None, or an argument that no
-/// rule reads (a generator).
+/// An operator's argument without libtorch's types. monostate is None, or an argument that no rule
+/// reads (a generator).
 using Argument = std::variant<std::monostate, bool, std::int64_t, double, std::string, DType,
                               std::vector<std::int64_t>, TensorRef, std::vector<TensorRef>>;
 
 /// A call of an operator on distributed tensors, as its rule sees it: the arguments in the order of
-/// the schema, keyword-only ones and `out` included, defaults filled in. A tensor that is passed
-/// twice is in `tensors` twice.
+/// the schema, including keyword-only arguments and `out`, with defaults filled in. A tensor that
+/// is passed twice is in `tensors` twice.
 ///
-/// The accessors take an argument past the end for None. They throw Error where the argument is of
+/// The accessors treat an argument past the end as None. They throw Error for an argument of
 /// another kind.
 struct OpCall {
   std::string_view op;  ///< name with overload: "aten::add.Tensor"; no overload: "aten::mm"
   std::vector<Argument> args;
   std::vector<TensorMeta> tensors;
 
-  bool has_tensor(std::size_t arg) const;  ///< whether it is a tensor, and not None
+  bool has_tensor(std::size_t arg) const;  ///< whether it is a tensor and not None
   int tensor_index(std::size_t arg) const;
   const TensorMeta& tensor(std::size_t arg) const;
-  /// The tensors of a list argument. A single tensor is a list of one, None an empty list.
+  /// The tensors of a list argument. A single tensor counts as a list of one, None as an empty
+  /// list.
   std::vector<TensorRef> tensor_list(std::size_t arg) const;
 
   bool is_none(std::size_t arg) const;
-  std::int64_t integer(std::size_t arg) const;  ///< an integer or a bool
+  std::int64_t integer(std::size_t arg) const;  ///< of an integer or a bool
   std::int64_t integer_or(std::size_t arg, std::int64_t otherwise) const;
   bool boolean_or(std::size_t arg, bool otherwise) const;
   const DType& dtype(std::size_t arg) const;
-  double number(std::size_t arg) const;                       ///< an integer, a bool or a double
-  std::vector<std::int64_t> integers(std::size_t arg) const;  ///< one for an integer, none for None
+  double number(std::size_t arg) const;  ///< of an integer, a bool or a double
+  /// one value for an integer, none for None
+  std::vector<std::int64_t> integers(std::size_t arg) const;
 };
 
 }  // namespace tessera

@@ -12,15 +12,16 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// What a step of a redistribution does.
+/// The operation of a redistribution step.
 enum class StepKind : std::uint8_t {
   kAllGather,      ///< Shard(`dim`) over `mesh_dims` becomes Replicate
   kReduceScatter,  ///< Partial over `mesh_dims` becomes Shard(`dim`)
   kAllReduce,      ///< Partial over `mesh_dims` becomes Replicate
   kAllToAll,       ///< Shard(`dim`) becomes Shard(`to_dim`)
   kSlice,          ///< Replicate becomes Shard(`dim`); not collective
-  /// Replicate becomes Partial over one mesh dimension: coordinate 0 keeps the value, the others
-  /// hold the identity of `op`; with kAvg, kMax and kMin all keep the value. Not collective.
+  /// Replicate becomes Partial over one mesh dimension: coordinate 0 keeps the value, the other
+  /// coordinates get the identity of `op`; with kAvg, kMax and kMin all keep the value. Not
+  /// collective.
   kMakePartial,
   kRelabel,  ///< `from` and `to` differ only on mesh dimensions of size 1; not collective
 };
@@ -29,24 +30,24 @@ enum class StepKind : std::uint8_t {
 /// dimensions of a digit.
 struct Step {
   StepKind kind;
-  /// The mesh dimensions of the collective's group, DeviceMesh::group(mesh_dims): one, or several
-  /// in the order that the digit has them in. Several divide the digit, so that their group cuts it
-  /// as one mesh dimension of their product would. Ascending for kAllReduce. Never of size 1. Empty
-  /// for kRelabel.
+  /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims): one, or
+  /// several in the digit's order. The digit is divisible by the product of several dimensions, so
+  /// their group divides it as one mesh dimension of this size would. Ascending for kAllReduce.
+  /// Never of size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
-  int dim = -1;     ///< tensor dimension, see StepKind; -1: none
-  int to_dim = -1;  ///< likewise, for kAllToAll
+  int dim = -1;     ///< tensor dimension, see StepKind; -1 if unused
+  int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused
   ReduceOp op = ReduceOp::kSum;
   LayoutPtr from = nullptr;
   LayoutPtr to = nullptr;
   /// The most bytes that one rank sends; an all-reduce counts as reduce-scatter and all-gather. A
-  /// pure function of layouts and sizes: where it is 0, every rank knows that nothing is sent.
+  /// pure function of layouts and sizes: if it is 0, every rank knows that nothing is sent.
   std::int64_t bytes = 0;
 };
 
-/// The time that a collective is taken to need: latency_us + bytes / bytes_per_us microseconds,
-/// where bytes is Step::bytes. It ranks plans against each other; the defaults, 10 us and 80 GB/s,
-/// are rough figures for the GPUs of one node.
+/// The assumed time of a collective: latency_us + bytes / bytes_per_us microseconds, where bytes is
+/// Step::bytes. It is used to compare redistribution plans. The defaults, 10 us and 80 GB/s, are
+/// rough values for the GPUs of one node.
 struct CostModel {
   double latency_us = 10.0;        ///< microseconds, of any collective
   double bytes_per_us = 80'000.0;  ///< bytes per microsecond that one rank sends
@@ -58,18 +59,18 @@ struct RedistributionPlan {
   double cost_us = 0;          ///< microseconds, by the CostModel
   std::int64_t bytes() const;  ///< the sum of Step::bytes
 };
-/// The name in 0.1.0.
+/// The name in version 0.1.0.
 using Plan [[deprecated("use RedistributionPlan")]] = RedistributionPlan;
 
 /// The cheapest sequence of steps from `from` to `to` for a tensor of global `sizes` with elements
 /// of `itemsize` bytes: a shortest path over layouts, which never sends more bytes than PyTorch's
-/// greedy planner would. Pure, deterministic and thread safe: every rank finds the same plan
+/// greedy planner would. Pure, deterministic and thread safe: every rank computes the same plan
 /// without communication. Throws Error if the layouts are for different meshes or numbers of
 /// dimensions, or if no sequence exists.
 RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize,
                                        const CostModel& model = {});
-/// One line per step, for messages and tests.
+/// The plan as text with one line for each step, for messages and tests.
 std::string to_string(const RedistributionPlan& plan);
 /// Writes to_string(plan).
 std::ostream& operator<<(std::ostream& stream, const RedistributionPlan& plan);

@@ -1,4 +1,4 @@
-// Sharding rules of programs and of other layers.
+// Registers sharding rules of programs and of other layers.
 #pragma once
 
 #include <string>
@@ -10,14 +10,15 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Gives operator `op` a sharding rule, or replaces the library's. `op` is its name with the
-/// overload if it has one: "mylib::scale", "mylib::scale.out". In-place and out= variants are
-/// registered under their own names, with the body of the functional operator. `reads_numbers`: the
-/// rule depends on the values of float and Scalar arguments. Applies to all ranks in this process;
-/// every process of a job must register the same rules. Not collective. Thread safe. Throws Error
-/// after the operator's first use on a distributed tensor, and for a second rule of one operator. A
-/// rule of an operator that does not exist, or that is made of others (CompositeImplicitAutograd)
-/// whose rule would never be looked up, is an Error at the first call of any operator.
+/// Gives operator `op` a sharding rule, or replaces the library's rule. `op` is the operator's
+/// name, with the overload if it has one: "mylib::scale", "mylib::scale.out". In-place and out=
+/// variants are registered under their own names, with the body of the functional operator.
+/// `reads_numbers`: the rule depends on the values of float and Scalar arguments. Applies to all
+/// ranks in this process; every process of a job must register the same rules. Not collective.
+/// Thread safe. Throws Error after the operator's first use on a distributed tensor, and for a
+/// second rule of one operator. The first call of any operator throws Error for a rule of an
+/// operator that does not exist, or that is composed of other operators
+/// (CompositeImplicitAutograd), whose rule would never be used.
 ///
 ///   // An elementwise operator: each dimension is one factor, which the output shares.
 ///   register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {
@@ -37,9 +38,9 @@ namespace tessera {
 void register_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
 
 /// One way to run an operator on a mesh dimension: the placement of each tensor argument, in the
-/// order of the schema with lists flattened, and the placements that the results then have. Either
-/// some inputs are Shard and every result is Shard or Partial; or some inputs are Partial, and so
-/// is every result. Negative dimensions count from the end.
+/// order of the schema with lists flattened, and the resulting placements of the results. Either
+/// some inputs are Shard and every result is Shard or Partial; or some inputs are Partial and every
+/// result is Partial. Negative dimensions count from the end.
 struct AcceptedPlacements {
   std::vector<Placement> inputs;
   std::vector<Placement> outputs;
@@ -47,11 +48,11 @@ struct AcceptedPlacements {
 
 /// The global sizes of each result of a call.
 using ResultSizes = std::function<std::vector<std::vector<std::int64_t>>(const OpCall&)>;
-/// The same as a list of placements: on each mesh dimension the operator runs on the local tensors
-/// if they have the placements of one entry of `accepted`, or are all replicated. `results`: the
-/// sizes of the results; by default there is one, with the sizes of the first tensor. Entries that
-/// shard one dimension inconsistently, or with several reductions, need a rule of factors: calling
-/// the operator then throws Error. PyTorch's register_sharding.
+/// Registers a rule as a list of placements. On each mesh dimension the operator runs on the local
+/// tensors if they have the placements of one entry of `accepted`, or are all replicated.
+/// `results`: the sizes of the results; by default there is one result, with the sizes of the first
+/// tensor. Entries that shard one dimension inconsistently, or with several reductions, need a rule
+/// of factors instead: calling the operator then throws Error. PyTorch's register_sharding.
 ///
 ///   // A matrix product: rows of a, columns of b, or the dimension that is summed over.
 ///   register_rule("mylib::product",
@@ -70,8 +71,8 @@ void register_rule(std::string op, std::vector<AcceptedPlacements> accepted,
 
 namespace tessera::detail {
 
-/// The rule of an operator that a layer above core defines. A program may replace it
-/// (register_rule). Throws Error after the first rule was looked up: for use before main().
+/// Registers the rule of an operator that a layer above core defines. A program may replace the
+/// rule (register_rule). To be used before main(): throws Error after the first rule was looked up.
 void add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
 
 }  // namespace tessera::detail

@@ -19,70 +19,76 @@ namespace tessera::data {
 
 class Mixture;
 
-/// A source of samples. Its share of the samples is its weight over the sum of all weights.
+/// A source of samples with a weight. The source's fraction of all samples is its weight divided by
+/// the sum of all weights.
 struct WeightedSamples {
   SampleSourcePtr samples;
   double weight = 1;
 };
 
-/// How samples become batches.
+/// Options of BatchLoader.
 struct BatchOptions {
-  std::int64_t batch = 1;  ///< sequences
-  /// Seed of the order of samples, which differs in each pass over a source.
+  std::int64_t batch = 1;  ///< sequences per step, over all ranks
+  /// Seed of the shuffle of samples, which differs in each pass over a source. Without a seed,
+  /// samples are not shuffled.
   std::optional<std::uint64_t> shuffle = std::nullopt;
-  /// The token that ends a document. Positions restart after it, and its target, a token of another
-  /// document, becomes kIgnoredTarget.
+  /// The token that ends a document. Positions restart after this token. The target at this token
+  /// would belong to the next document, so it is set to kIgnoredTarget.
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 
-/// Rows [first, last) of a batch.
+/// The rows [first, last) of a batch.
 struct RowRange {
   std::int64_t first = 0, last = 0;
 };
 
-/// The rows of a rank for a batch in `micro_batches` parts. Each part is divided among the ranks,
-/// so a micro-batch has the same rows, and its dropout the same random numbers, on any number of
-/// ranks. Throws Error unless ranks times micro-batches divide the batch.
+/// Returns the rows of `rank` in a batch of `micro_batches` parts. Each part is divided among the
+/// ranks, so a micro-batch has the same rows, and its dropout the same random numbers, on any
+/// number of ranks. Throws Error unless the batch is divisible by ranks * micro_batches.
 std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batches,
                                    std::int64_t rank, std::int64_t ranks);
 
-/// Batches of samples. Row i of step s is sample n = s * batch + i of the order. With one source
-/// that is its sample n, modulo their number. With several sources each source has its weight's
-/// share of the first N samples, within log2 of the number of sources; a source gives its samples
-/// in order and repeats. With a shuffle each pass over a source has another order, which has each
-/// sample once and is the same on every mesh. Every rank makes the same loader and loads its own
-/// rows: not collective. A run may continue from any step. Immutable, so threads may share it.
+/// Loads batches of samples. Row i of step s is sample n = s * batch + i of the global order. With
+/// one source, n is taken modulo the source's number of samples. With several sources, each source
+/// supplies its weight's fraction of the first N samples, with an error of at most log2 of the
+/// number of sources; each source supplies its samples in order and repeats. With a shuffle, each
+/// pass over a source is a new permutation, which is the same on every mesh. Every rank creates the
+/// same loader and loads its own rows; not collective. A run may continue from any step. Immutable,
+/// so threads may share it.
 class BatchLoader {
  public:
-  /// Throws Error if a source has too few samples for its share of a batch, if sequence lengths
+  /// Throws Error if a source has too few samples for its fraction of a batch, if sequence lengths
   /// differ, and for weights that are not positive.
   BatchLoader(std::vector<WeightedSamples> sources, const BatchOptions& options);
-  /// Batches of token_windows().
+  /// Batches of token_windows() samples from one token source.
   BatchLoader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
               std::int64_t vocabulary, std::optional<std::uint64_t> shuffle = std::nullopt);
 
   /// The sequences of one rank in one step.
   struct Batch {
-    at::Tensor inputs;     ///< (rows, S) int64, on the CPU
-    at::Tensor targets;    ///< (rows, S) int64, on the CPU
+    at::Tensor inputs;     ///< input tokens, (rows, S) int64, on the CPU
+    at::Tensor targets;    ///< target tokens, (rows, S) int64, on the CPU
     at::Tensor positions;  ///< (rows, S) int64, within the document; undefined without documents
-    /// The positions in host memory, so that a Llama finds its documents without waiting for a GPU.
+    /// `positions` in host memory, so that a Llama finds document borders without waiting for a
+    /// GPU.
     at::Tensor host_positions{};
 
-    /// A copy on `device`. Copies to a GPU are queued on the current stream; a pinned batch does
-    /// not make the caller wait.
+    /// Returns a copy on `device`. Copies to a GPU are queued on the current stream; with a pinned
+    /// batch, the caller does not wait for the copy.
     Batch to(c10::Device device) const;
-    /// Rows [first, first + count), in the same memory.
+    /// Returns a view of rows [first, first + count).
     Batch rows(std::int64_t first, std::int64_t count) const;
   };
-  /// Rows [first, last) of the batch of `step`, which counts from 0. `pinned`: in page-locked
-  /// memory, for CUDA. Throws Error for a token outside the vocabulary, with its position.
+  /// Loads rows [first, last) of the batch of `step`; steps count from 0. With `pinned`, the batch
+  /// is in page-locked memory, for CUDA. Throws Error for a token outside the vocabulary, with its
+  /// position.
   Batch load(std::int64_t step, std::int64_t first, std::int64_t last, bool pinned = false) const;
-  /// Several ranges, concatenated.
+  /// Loads several row ranges of a step, concatenated.
   Batch load(std::int64_t step, std::span<const RowRange> ranges, bool pinned = false) const;
-  /// The number of distinct samples of all sources.
+  /// The number of distinct samples over all sources.
   std::int64_t samples() const;
-  /// Whether targets may be kIgnoredTarget: the number of counted targets then differs by rank.
+  /// Whether targets may be kIgnoredTarget. The number of counted targets then differs between
+  /// ranks.
   bool ignores_targets() const;
 
  private:
@@ -91,7 +97,7 @@ class BatchLoader {
     std::int64_t sample;
   };
   Place place(std::int64_t n) const;
-  /// Sample n of the order into row i.
+  /// Reads sample n of the global order into row i of `batch`.
   void read_row(std::int64_t n, const Batch& batch, std::int64_t i) const;
   void check_sizes() const;
 
@@ -101,20 +107,20 @@ class BatchLoader {
   std::shared_ptr<const Mixture> mixture_;
 };
 
-/// Loads a rank's rows of the next step on another thread during a step. Steps may be loaded in any
-/// order. Not thread safe. The destructor waits for the thread.
+/// Loads a rank's rows of the next step on a background thread while the current step runs. Steps
+/// may be loaded in any order. Not thread safe. The destructor waits for the background thread.
 class PrefetchLoader {
  public:
-  /// Rows [first, last) of the batches of `loader`; `pinned` as in BatchLoader::load(). Without
-  /// `beside` there is no thread: load() reads the next step before it returns, so that the order
-  /// of allocations is always the same.
+  /// Loads rows [first, last) of the batches of `loader`; `pinned` as in BatchLoader::load(). If
+  /// `beside` is false, no thread is used: load() reads the next step before it returns, so that
+  /// the order of allocations is deterministic.
   PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first, std::int64_t last,
                  bool pinned = false, bool beside = true);
-  /// Several ranges, concatenated.
+  /// Loads several row ranges per step, concatenated.
   PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::vector<RowRange> ranges,
                  bool pinned = false, bool beside = true);
-  /// The rows of `step`. Begins to load the next step. Throws the errors of that step's
-  /// BatchLoader::load().
+  /// Returns the rows of `step` and starts to load the next step. Throws the errors of
+  /// BatchLoader::load() for `step`.
   BatchLoader::Batch load(std::int64_t step);
 
  private:
@@ -123,8 +129,8 @@ class PrefetchLoader {
   std::shared_ptr<const BatchLoader> loader_;
   std::vector<RowRange> ranges_;
   bool pinned_, beside_;
-  std::int64_t step_ = -1;                 ///< the step that is being loaded
-  std::future<BatchLoader::Batch> batch_;  ///< from std::async: its destructor waits
+  std::int64_t step_ = -1;                 ///< the step that the background thread is loading
+  std::future<BatchLoader::Batch> batch_;  ///< from std::async: its destructor waits for the thread
 };
 
 }  // namespace tessera::data

@@ -14,71 +14,71 @@
 TESSERA_API_BEGIN
 namespace tessera::data {
 
-/// A target that does not count: cross_entropy's ignore_index.
+/// Marks a target that the loss ignores: cross_entropy's ignore_index.
 inline constexpr std::int64_t kIgnoredTarget = -100;
 
 /// Training data: numbered samples of S = sequence() tokens. Immutable, so threads may share it.
 class SampleSource {
  public:
   virtual ~SampleSource() = default;
-  /// The number of samples.
   virtual std::int64_t size() const = 0;
   virtual std::int64_t sequence() const = 0;
-  /// Writes the S tokens of sample `index` in [0, size()) and their targets, which are the next
-  /// tokens or kIgnoredTarget. Throws Error for a token outside the vocabulary.
+  /// Writes the S input tokens of sample `index` in [0, size()) and the S targets. A target is the
+  /// next token or kIgnoredTarget. Throws Error for a token outside the vocabulary.
   virtual void read(std::int64_t index, std::span<std::int64_t> inputs,
                     std::span<std::int64_t> targets) const = 0;
-  /// Whether samples may have kIgnoredTarget.
+  /// Whether samples may have targets equal to kIgnoredTarget.
   virtual bool ignores_targets() const { return false; }
-  /// For messages: "13 tokens, which is 4 samples of 3 tokens".
+  /// A description for messages: "13 tokens, which is 4 samples of 3 tokens".
   virtual std::string description() const = 0;
 };
-/// Shared by the loaders that read the samples.
+/// A shared pointer, because several loaders may read the same samples.
 using SampleSourcePtr = std::shared_ptr<const SampleSource>;
 
-/// floor((N - 1) / S) samples of N tokens: sample n has the tokens [n * S, n * S + S + 1). The
-/// first S are inputs, the last S targets. Throws Error for a token outside [0, vocabulary) among
-/// the first 2^26 tokens; later tokens are checked when they are read.
+/// Splits N tokens into floor((N - 1) / S) samples. Sample n covers the tokens [n * S, n * S + S +
+/// 1): the first S are inputs, the last S are targets. Throws Error for a token outside [0,
+/// vocabulary) among the first 2^26 tokens; later tokens are checked when they are read.
 SampleSourcePtr token_windows(TokenSourcePtr tokens, std::int64_t sequence,
                               std::int64_t vocabulary);
 
-/// How prompt_completions() makes samples.
+/// Options of prompt_completions().
 struct PromptOptions {
   std::string prompt_field = "prompt";
   std::string completion_field = "completion";
-  std::vector<std::int64_t> begin = {};  ///< tokens before each prompt
-  std::vector<std::int64_t> end = {0};   ///< tokens behind each completion; not empty
-  /// Cut samples that are too long at their end, and prompts that leave no room at their beginning.
-  /// Conversations are cut at their end only.
+  std::vector<std::int64_t> begin = {};  ///< tokens inserted before each prompt
+  std::vector<std::int64_t> end = {0};   ///< tokens appended to each completion; not empty
+  /// Whether to cut samples that are too long. A sample is cut at its end; a prompt that leaves no
+  /// room for a target is cut at its beginning. Conversations are cut only at their end.
   bool truncate = false;
 };
 
-/// A line of JSON Lines files.
+/// One line of a JSON Lines file.
 struct JsonLine {
   std::string text;
-  std::string origin;  ///< file and line, for messages
+  std::string origin;  ///< file and line number of the text, for messages
 };
 
-/// Returns the next line, or nullopt at the end.
+/// Returns the next JSON line, or nullopt at the end.
 using JsonLines = std::function<std::optional<JsonLine>()>;
 
-/// One sample for each object of JSON Lines: the tokens of `begin`, prompt, completion and `end`,
-/// then the last token of `end` repeated up to `sequence` tokens. The tokens of the completion and
-/// `end` are targets. Prompt and completion are tokenized together, or each alone if a token would
-/// cover both.
+/// Makes one sample of each object in JSON Lines. A sample is the tokens of `begin`, the prompt,
+/// the completion and `end`, padded to `sequence` tokens with the last token of `end`. Only the
+/// tokens of the completion and of `end` are targets. Prompt and completion are tokenized together,
+/// unless a token would cover both; then each is tokenized separately.
 ///
-/// Both fields may be lists of equal length, for a conversation that a chat template has written:
-/// prompt, completion, prompt, completion and so on. The text is complete: `begin` and `end` are
-/// not added. All completions are targets; a token that covers a border belongs to the part behind
-/// it.
+/// For a conversation that a chat template has formatted, both fields may be lists of equal length,
+/// read as prompt, completion, prompt, completion and so on. `begin` and `end` are not added. All
+/// completions are targets; a token across a border belongs to the later part.
 ///
-/// Reads and tokenizes all lines at once and stores the tokens in 4 bytes each. Blank lines are
-/// ignored. Throws Error, with file and line, for lines that json_text_lists() refuses, for samples
-/// of more than `sequence` + 1 tokens and prompts that leave no room for a target, unless they are
-/// truncated, and for files without objects.
+/// Reads and tokenizes all lines at construction, and stores each token in 4 bytes. Blank lines are
+/// ignored. Throws Error, with file and line:
+/// - for lines that json_text_lists() rejects;
+/// - without `truncate`, for samples of more than `sequence` + 1 tokens and for prompts that leave
+///   no room for a target;
+/// - for files without objects.
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
-/// The lines of a file that is not compressed.
+/// prompt_completions() of the lines of an uncompressed file.
 SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
 

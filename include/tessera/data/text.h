@@ -10,44 +10,43 @@
 TESSERA_API_BEGIN
 namespace tessera::data {
 
-/// The contents of a file. Throws Error if it cannot be read.
+/// Returns the contents of a file. Throws Error if the file cannot be read.
 std::string read_text(const std::string& path);
 
 /// The loss of the best bigram model of this text, in nats per byte: the entropy of a byte given
-/// the byte before it. 0 for fewer than two bytes.
+/// the preceding byte. 0 for fewer than two bytes.
 double bigram_entropy(std::string_view text);
 
-/// The texts of `fields`, in this order, in a line of a JSON Lines file. `origin`: file and line,
-/// for messages. Throws Error if the line is not a JSON object, if a field is missing, and if a
-/// field is not a text.
+/// Returns the strings in `fields`, in this order, of one line of a JSON Lines file. `origin` is
+/// the file and line for messages. Throws Error if the line is not a JSON object, or if a field is
+/// missing or not a string.
 std::vector<std::string> json_texts(std::string_view line, const std::vector<std::string>& fields,
                                     const std::string& origin);
 
-/// A field of an object that is a text, or a list of texts.
+/// The value of a JSON field that is a string or a list of strings.
 struct JsonTexts {
   std::vector<std::string> texts;
   bool is_list = false;
 };
-/// As json_texts(), but a field may be a list of texts as well.
+/// Like json_texts(), but a field may also be a list of strings.
 std::vector<JsonTexts> json_text_lists(std::string_view line,
                                        const std::vector<std::string>& fields,
                                        const std::string& origin);
 
-/// Whether a line has only white space.
 bool is_blank(std::string_view line);
 
 /// Identifies a file without reading all of it.
 struct FileFingerprint {
-  std::string name;  ///< without its folder, since data may move
+  std::string name;  ///< the file's name without its folder, because data may be moved
   std::uint64_t bytes = 0;
-  /// CRC-32C of up to 64 pieces of 4 KiB, spread evenly from the first byte to the last.
+  /// CRC-32C of up to 64 pieces of 4 KiB, spread evenly over the file.
   std::uint32_t sum = 0;
   friend bool operator==(const FileFingerprint&, const FileFingerprint&) = default;
 };
 
-/// Throws Error if the file cannot be read.
+/// Reads a file's fingerprint. Throws Error if the file cannot be read.
 FileFingerprint fingerprint(const std::string& path);
-/// The same of each file, in order.
+/// Returns the fingerprint of each file, in order.
 std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files);
 
 }  // namespace tessera::data

@@ -20,7 +20,6 @@ namespace tessera::data {
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
-  /// The number of tokens.
   virtual std::int64_t size() const = 0;
   /// Writes tokens [begin, begin + out.size()) to `out`. Throws Error for a range outside [0,
   /// size()).
@@ -30,21 +29,24 @@ class TokenSource {
   /// Throws Error unless [begin, begin + count) is inside [0, size()).
   void check_range(std::int64_t begin, std::int64_t count) const;
 };
-/// Shared by the samples that read the tokens.
+/// A shared pointer, because several sample sources may read the same tokens.
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 
-/// A copy of tokens in memory, in 1, 2, 4 or 8 bytes each, depending on the largest.
+/// A copy of `tokens` in memory. Each token takes 1, 2, 4 or 8 bytes, depending on the largest
+/// token.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 
-/// The files that match a glob, in byte order on every machine. Throws Error for no match.
+/// Returns the files that match a glob, sorted by the bytes of their names on every machine. Throws
+/// Error if no file matches.
 std::vector<std::string> token_shard_files(const std::string& pattern);
 
-/// The llm.c shards that match a glob, in that order, as one sequence.
-/// A shard is a header of 256 int32 (magic, version, token count) and the tokens, little endian:
-/// magic 20240520 and uint16, or 20240801 and uint32. Throws Error, naming the file, for no match,
-/// a bad magic or version, a length other than the count says, or anything but a regular file.
+/// Opens the llm.c shards that match a glob, in the order of token_shard_files(), as one sequence.
+/// A shard is a header of 256 int32 (magic, version, token count) followed by the tokens, little
+/// endian: magic 20240520 with uint16 tokens, or 20240801 with uint32 tokens. Throws Error, with
+/// the file's name, if no file matches, for a bad magic or version, for a file length that
+/// contradicts the token count, and for anything but a regular file.
 TokenSourcePtr open_token_shards(const std::string& glob);
-/// Shards in the given order.
+/// Opens shards in the given order, as one sequence.
 TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 
 /// The type of the tokens in a shard.
@@ -56,11 +58,12 @@ class TokenShardWriter {
  public:
   TokenShardWriter(const std::filesystem::path& path, TokenWidth width);
   ~TokenShardWriter();
-  /// Throws Error for a token that does not fit the width, and for more than 2^31 - 1 in all.
+  /// Throws Error for a token that does not fit the width, and for more than 2^31 - 1 tokens in
+  /// total.
   void append(std::span<const std::int64_t> tokens);
-  /// The tokens so far.
+  /// The number of tokens written so far.
   std::int64_t size() const { return size_; }
-  /// Syncs the file and gives it its name. Call it last.
+  /// Syncs the temporary file and renames it to the shard's path. Call it last.
   void finish();
 
  private:
@@ -72,7 +75,7 @@ class TokenShardWriter {
   std::int64_t size_ = 0;
 };
 
-/// Writes one shard at once. Throws the writer's errors.
+/// Writes one shard at once. Throws the errors of TokenShardWriter.
 void write_token_shard(const std::filesystem::path& path, std::span<const std::int64_t> tokens,
                        TokenWidth width = TokenWidth::kUint16);
 

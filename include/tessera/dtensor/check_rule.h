@@ -1,4 +1,4 @@
-// For those who write operators and rules.
+// For authors of operators and sharding rules: check_rule and dispatch-cache statistics.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -15,30 +15,34 @@ namespace tessera {
 
 /// Options of check_rule.
 struct CheckRuleOptions {
-  int ranks = 3;       ///< on a 1-D mesh; sizes that it does not divide show more
-  double rtol = 1e-5;  ///< as at::allclose
-  double atol = 1e-8;  ///< as at::allclose
+  int ranks = 3;       ///< number of ranks on a 1-D mesh; sizes that it does not divide test more
+                       ///< cases
+  double rtol = 1e-5;  ///< relative tolerance, as in at::allclose
+  double atol = 1e-8;  ///< absolute tolerance, as in at::allclose
 };
 
-/// For tests of your own rules (register_rule): a wrong rule gives wrong numbers and no error. Runs
-/// operator `op` ("mylib::scale", with its overload if it has one) on `arguments`, plain ones in
-/// the order of the schema with defaults, and on distributed ones in each combination of
-/// placements, sharded or partial, that the rule accepts without redistribution. Compares results
-/// and written arguments. Returns the number of combinations.
+/// Tests a sharding rule (register_rule): a wrong rule gives wrong numbers without an error. Runs
+/// operator `op` ("mylib::scale", plus the overload name if it has one) on the plain `arguments`,
+/// which are in the order of the schema, including defaults. Then runs it on distributed arguments
+/// in each combination of placements, sharded or partial, that the rule accepts without
+/// redistribution. Compares results and written arguments. Returns the number of combinations.
 ///
-/// Runs on a mesh of threads that it starts: not collective, and no job is needed. Not for random
-/// operators. Throws Error, with the placements, at the first combination that differs or throws.
+/// Runs on a mesh of threads that it starts itself: not collective, and no distributed job is
+/// needed. Not for random operators. Throws Error, with the placements, at the first combination
+/// that differs or throws.
 int check_rule(std::string_view op, const std::vector<c10::IValue>& arguments,
                const CheckRuleOptions& options = {});
 
-/// Statistics of the dispatch cache, which has the plans of operator calls by operator, layouts,
-/// sizes and the numbers that rules read. Every thread has a cache, also autograd's threads. Its
-/// size is bounded: in a full cache a new plan replaces one that was not used recently.
+/// Statistics of the dispatch cache. The cache stores the plans of operator calls, indexed by
+/// operator, layouts, sizes and the numbers that rules read. Every thread has a cache, including
+/// autograd's threads. Its size is bounded: in a full cache a new plan replaces one that was not
+/// used recently.
 struct DispatchCacheStatistics {
-  std::size_t plans = 0;     ///< in the cache now
-  std::size_t capacity = 0;  ///< at most so many
-  std::uint64_t hits = 0;    ///< calls that found their plan, since the threads began
-  std::uint64_t misses = 0;  ///< calls that made one
+  std::size_t plans = 0;     ///< plans in the cache now
+  std::size_t capacity = 0;  ///< maximum number of plans
+  std::uint64_t hits = 0;    ///< calls that found their plan in the cache, since the threads
+                             ///< started
+  std::uint64_t misses = 0;  ///< calls that had to make a plan
 };
 /// The sums over the caches of this thread and of the threads that run its backwards. Must not be
 /// called while a backward runs.

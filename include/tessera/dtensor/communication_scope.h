@@ -10,10 +10,11 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Records this rank's collectives while it exists: counts calls and bytes by mesh dimension, and
-/// lists the calls. The list grows with every call: use it for one step, not for a training. Bytes
-/// are those of this rank's inputs. Not collective. Records calls of all
-/// threads of this rank; its own functions are for one thread. PyTorch's CommDebugMode, with bytes.
+/// Records this rank's collectives during the scope: counts calls and bytes by mesh dimension, and
+/// lists the calls. The list grows with every call, so use it for one step, not for a whole
+/// training run. Bytes are those of this rank's inputs. Not collective. Records the calls of all
+/// threads of this rank; the methods of the scope are for one thread. PyTorch's CommDebugMode, with
+/// bytes.
 ///
 ///   CommunicationScope communication(mesh);
 ///   model(x).sum().backward();
@@ -28,11 +29,11 @@ class CommunicationScope {
   comm::Traffic total(const std::string& mesh_dim) const;
   /// A line for each mesh dimension and collective: calls and bytes.
   std::string report() const;
-  /// Every call, in the order in which they started. Includes groups over several mesh dimensions
+  /// Every call, in the order of the starts. Includes process groups over several mesh dimensions
   /// ("dp_tp") and other meshes of this rank.
   std::vector<comm::CollectiveCall> calls() const { return recorder_.calls(); }
-  /// A line for each call: its number, mesh dimension, collective, bytes, and its purpose (an
-  /// operator or an FSDP unit; in backward also the autograd node).
+  /// One line for each call: number, mesh dimension, collective, bytes, and purpose (an operator or
+  /// an FSDP unit; in backward also the autograd node).
   std::string listing() const;
 
  private:

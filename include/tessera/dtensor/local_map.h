@@ -12,31 +12,33 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// How local_map takes its arguments and their gradients.
+/// Options of local_map for its arguments and their gradients.
 struct LocalMapOptions {
-  /// The placements that each tensor argument must have; nullopt: any. Empty: any for all.
+  /// Required placements of each tensor argument; nullopt: any. Empty list: any for all arguments.
   std::vector<std::optional<Placements>> in_placements{};
-  /// The placements of the gradient that the function makes for each tensor argument (see
-  /// to_local). nullopt or empty: those of the argument, Replicate for Partial; but on a mesh
-  /// dimension where the argument is replicated and the results are sharded or sums, Partial: each
-  /// rank makes its own term. Required for a replicated argument where the results of the ranks
-  /// differ. A function that communicates may reduce gradients itself: then say Replicate.
+  /// The placements of the gradient that the function computes for each tensor argument (see
+  /// to_local). nullopt or an empty list: the argument's own placements, with two exceptions.
+  /// Replicate stands for Partial. On a mesh dimension where the argument is replicated but the
+  /// results are sharded or sums, the default is Partial: each rank computes its own term. Set this
+  /// for a replicated argument if the ranks' results differ. A function that communicates may
+  /// reduce gradients itself: then set Replicate.
   std::vector<std::optional<Placements>> in_grad_placements{};
-  /// Redistribute arguments that have other placements than in_placements; otherwise they are an
+  /// Redistributes arguments whose placements differ from in_placements; if false, they are an
   /// Error.
   bool redistribute_inputs = false;
-  /// The global sizes of each result. Empty: those of a sharded one are agreed on, as from_local's.
+  /// The global sizes of each result. Empty: the ranks exchange the sizes of sharded results, as in
+  /// from_local.
   std::vector<std::vector<std::int64_t>> out_sizes{};
 };
 
-/// Calls `function` with the local tensors of `arguments` (plain ones, the same on every rank,
-/// unchanged) and wraps its results as the local tensors of distributed ones with `out_placements`,
-/// one list per result. For operations written on shards. Collective if `function` is or if inputs
-/// are redistributed. Differentiable: autograd records the operators that `function` runs;
-/// collectives that it calls itself need their own gradient. Throws Error for arguments with wrong
-/// placements, for lists of options that are neither empty nor of one item each, and for a wrong
-/// number of results. The gradient of a plain argument is plain and
-/// whole, by the same rules as that of a replicated one. PyTorch's local_map.
+/// Calls `function` with the local tensors of `arguments`, and wraps its results as the local
+/// tensors of distributed tensors with `out_placements`, one list per result. Plain arguments must
+/// be the same on every rank and are passed unchanged. For operations written on shards. Collective
+/// if `function` is or if inputs are redistributed. Differentiable: autograd records the operators
+/// that `function` runs; collectives that it calls itself need their own gradient. Throws Error for
+/// arguments with wrong placements, for lists of options that are neither empty nor of one item
+/// each, and for a wrong number of results. The gradient of a plain argument is plain and whole;
+/// its placements follow the rules for a replicated argument. PyTorch's local_map.
 ///
 ///   // x is sharded. Each rank sums the squares of its shard: one term of the result.
 ///   const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {

@@ -14,30 +14,31 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 /// Intercepts operators between autograd and their kernels, on one thread and in its backwards,
-/// which with CUDA run on another thread. It sees operators that make new tensors from tensors. It
-/// does not see operators that write to an argument, return views, take no tensor or are composed
-/// of others. PyTorch's TorchDispatchMode.
+/// which with CUDA run on another thread. It is called for operators that make new tensors from
+/// tensors. It is not called for operators that write to an argument, return views, have no tensor
+/// argument or are composed of other operators. PyTorch's TorchDispatchMode.
 class OperatorMode {
  public:
   /// The operator of a call.
   struct Operator {
-    const std::string& name;  ///< "aten::mm", "aten::sum.dim_IntList"
+    const std::string& name;  ///< the operator's name, for example "aten::mm",
+                              ///< "aten::sum.dim_IntList"
     bool draws_random = false;
   };
   using Results = std::vector<c10::IValue>;
 
   virtual ~OperatorMode() = default;
-  /// Called for each such operator on plain and distributed tensors, and for
-  /// "tessera::redistribute" unless it is asynchronous. `run` runs the operator; the function may
-  /// return other results of the same kinds instead. Operators that `run` calls on local tensors
-  /// are not seen. `run` is collective if the operator is: all ranks must call it, or none. An
-  /// error of `run` or of this function is an error of the operator.
+  /// Called for each intercepted operator on plain and distributed tensors, and for
+  /// "tessera::redistribute" unless it is asynchronous. `run` runs the operator; call() may return
+  /// other results of the same kinds instead. Operators that `run` calls on local tensors are not
+  /// intercepted. `run` is collective if the operator is: all ranks must call it, or none. An
+  /// exception from `run` or from call() is an exception of the operator.
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 
-/// While it exists, operators of this thread and of its backwards go to `mode`, which must outlive
-/// it. An inner scope replaces an outer one; scopes end in reverse order, on the thread that began
-/// them.
+/// During this scope, operators of this thread and of its backwards are passed to `mode`, which
+/// must outlive the scope. An inner scope replaces an outer one; scopes end in reverse order, on
+/// the thread that began them.
 class OperatorModeScope {
  public:
   explicit OperatorModeScope(OperatorMode& mode);
@@ -47,8 +48,8 @@ class OperatorModeScope {
   detail::IncludeKeys guard_;
 };
 
-/// While it exists, operators of this thread go to no mode. For the work that a library does apart
-/// from the user's computation.
+/// During this scope, operators of this thread are not intercepted. For a library's internal work
+/// that is not part of the user's computation.
 class OperatorModePause {
  public:
   OperatorModePause();
@@ -57,7 +58,7 @@ class OperatorModePause {
   detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*> scope_;
 };
 
-/// The mode of this thread, or nullptr.
+/// This thread's active operator mode, or nullptr.
 OperatorMode* active_operator_mode();
 
 }  // namespace tessera

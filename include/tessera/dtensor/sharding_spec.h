@@ -24,36 +24,36 @@ struct ShardingSpec {
 
 /// Options of a redistribution.
 struct RedistributeOptions {
-  /// The tensor is cast to this type first; the result has it.
+  /// The tensor is cast to this type first; the result has this type.
   std::optional<c10::ScalarType> forward_dtype{};
   /// The gradient is cast to this type, redistributed back, and cast to the type of the tensor.
   std::optional<c10::ScalarType> backward_dtype{};
-  /// Return before the last collective has finished. The first use of the values waits for it, and
+  /// Returns before the last collective has finished. The first use of the values waits for it, and
   /// throws if it failed. On a CPU every later synchronous collective of a redistribution waits for
-  /// it too. The gradient is redistributed in the same way.
+  /// it too. The gradient is redistributed asynchronously too.
   bool async = false;
 };
 
-/// "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]": the mesh and the layout.
+/// Prints the mesh and the layout: "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]".
 std::ostream& operator<<(std::ostream& stream, const ShardingSpec& spec);
 
 namespace detail {
 
-/// The type of is_distributed.
+/// The type of the function object is_distributed.
 struct IsDistributed {
   bool operator()(const at::Tensor& tensor) const;
 };
 
 }  // namespace detail
 
-/// is_distributed(tensor): whether a tensor is distributed. An object, so that at::is_distributed,
-/// an unrelated function, is not found with it; that and x.is_distributed() are false of every
-/// tensor.
+/// is_distributed(tensor): whether a tensor is distributed. It is an object, so that
+/// argument-dependent lookup does not find the unrelated function at::is_distributed. That function
+/// and x.is_distributed() return false for every tensor.
 inline constexpr detail::IsDistributed is_distributed{};
-/// The spec of a distributed tensor. Throws Error for a plain one.
+/// The spec of a distributed tensor. Throws Error for a plain tensor.
 const ShardingSpec& sharding_spec(const at::Tensor& tensor);
-/// The local tensor of a distributed tensor, without autograd; a plain tensor itself. Not
-/// collective.
+/// The local tensor of a distributed tensor, without autograd; for a plain tensor, the tensor
+/// itself. Not collective.
 const at::Tensor& local_tensor(const at::Tensor& tensor);
 /// A distributed tensor of global `sizes` with local tensor `local`, without autograd history.
 /// Throws Error if `local` has other sizes than this rank's shard. Not collective.

@@ -8,8 +8,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// While it exists, implicit communication on this thread throws Error: an implicit redistribution,
-/// and an operator without a sharding rule, which otherwise gathers with a warning.
+/// During this scope, implicit communication on this thread throws Error: an implicit
+/// redistribution, and an operator without a sharding rule, which otherwise gathers with a warning.
 /// TESSERA_STRICT=1 does the same for the process. Backward runs under the scope that is active
 /// when backward() is called, whichever thread of autograd runs it.
 ///
@@ -23,15 +23,16 @@ class StrictScope {
   detail::CarriedScope<detail::Carried::kStrict, bool> scope_;
 };
 
-/// Whether this thread is strict.
+/// Whether implicit communication is refused on this thread.
 bool is_strict();
 
-/// While it exists, on this thread, plain tensors among an operator's distributed arguments count
-/// as replicated. The caller guarantees that they are equal on all ranks; TESSERA_DEBUG=1 compares
-/// their values. Their gradients are plain and whole. Without the scope such an argument is an
-/// Error; but not in the forward of a parallelized module, nor in libtorch's formulas of gradients.
-/// One of one element that has no gradient is compared, at each call, and so are all in hooks and
-/// functions that the program adds to a backward. PyTorch's implicit_replication.
+/// During this scope, plain tensors that an operator combines with distributed ones on this thread
+/// count as replicated. The caller guarantees that they are equal on all ranks; TESSERA_DEBUG=1
+/// compares their values. Their gradients are plain and whole. Without the scope such an argument
+/// is an Error, except in the forward of a parallelized module and in libtorch's gradient formulas.
+/// Two kinds of plain tensors are compared at each call instead: single-element tensors without
+/// gradient, and all plain tensors in hooks and functions that the program adds to a backward.
+/// PyTorch's implicit_replication.
 class ReplicationScope {
  public:
   explicit ReplicationScope(bool replicate = true);
@@ -47,7 +48,7 @@ class ReplicationScope {
 /// false where a hook or a function of the program may run instead.
 bool plain_tensors_are_replicated();
 
-/// How many times this thread, or a backward of its results, redistributed an argument because an
+/// How often this thread, or a backward of its results, has redistributed an argument because an
 /// operator needed another layout.
 std::int64_t implicit_redistributions();
 

@@ -11,14 +11,16 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// A method other than forward that uses a unit's parameters, called as forward is: the parameters
-/// are unsharded in it, and their gradients reduced in its backward. See register_forward_method.
+/// A callable for a method, other than forward, that uses a unit's parameters. A call behaves like
+/// forward: the parameters are unsharded during the call, and their gradients are reduced in its
+/// backward. See register_forward_method.
 template <class M, class Method>
 class ForwardMethod {
  public:
   ForwardMethod(M& module, Method method) : module_(&module), method_(method) {}
 
-  /// Arguments are copied. Collective, with gradients as forward. Returns what the method returns.
+  /// Calls the method with copies of the arguments and returns its result. Collective, with
+  /// gradients, like forward.
   template <class... Args>
   auto operator()(Args&&... args) const {
     const auto method = [this](auto&... values) { return (module_->*method_)(values...); };
@@ -30,14 +32,14 @@ class ForwardMethod {
   Method method_;
 };
 
-/// Makes a method of a unit's module callable from outside, as FSDP2's
+/// Makes a method of a unit's module callable from outside, like FSDP2's
 /// register_fsdp_forward_method:
 ///   const auto encode = fsdp::register_forward_method(*model, &Model::encode);
 ///   const at::Tensor code = encode(x);
-/// Calls through the result gather; those of the method itself do not. Under a plan of
-/// tensor_parallel::parallelize_module the method also runs in the plan's scope, as forward does.
-/// For a module with neither it just calls the method. The module must outlive it. Throws Error for
-/// a null method.
+/// Calls through the returned object gather the parameters; direct calls of the method do not.
+/// Under a plan of tensor_parallel::parallelize_module the method also runs in the plan's scope, as
+/// forward does. For a module that has neither a unit nor such a plan, the object just calls the
+/// method. The module must outlive the object. Throws Error for a null method.
 template <class M, class Method>
 [[nodiscard]] ForwardMethod<M, Method> register_forward_method(M& module, Method method) {
   static_assert(std::derived_from<M, nn::ModuleBase>,

@@ -16,118 +16,125 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// Makes `module` one FSDP unit: its parameters, and those below it that belong to no unit yet, are
-/// split over `mesh`, on dimension 0 as torch.chunk does unless options say otherwise (a scalar is
-/// replicated). They are gathered together before forward and before backward and freed after;
-/// their gradients are reduce-scattered together, averaged over `mesh`. Apply bottom-up: blocks
-/// first, the root last; the call on the root must be the forward, as root(x): root.forward(x)
-/// skips the hooks. Outside of forward and backward slots hold the shards, also where a unit stays
-/// gathered in between. Parameters may be on the meta device.
+/// Makes `module` one FSDP unit: FSDP2's fully_shard. The parameters of `module` and of modules
+/// below it that belong to no unit yet are split over `mesh`, on dimension 0 as torch.chunk does
+/// unless the options say otherwise (a scalar is replicated). A unit's parameters are gathered
+/// together before forward and before backward and freed afterwards. Their gradients are
+/// reduce-scattered together and averaged over `mesh`. Apply it bottom-up: blocks first, the root
+/// last. Call the root's forward as root(x), because root.forward(x) skips the hooks. Outside of
+/// forward and backward the slots contain the shards, even while a unit stays gathered. Parameters
+/// may be on the meta device.
 ///
-/// `mesh`: one dimension, that shards; or two, where the first replicates and the second shards
-/// (HSDP: gradients are also all-reduced over the first). Parameters
-/// are moved to its device. If it is a slice of a larger mesh, parameters that tensor parallelism
-/// has put on another slice become distributed on both.
+/// `mesh`: one dimension, which shards; or two dimensions, of which the first replicates and the
+/// second shards (HSDP: gradients are also all-reduced over the first). Parameters are moved to the
+/// mesh's device. If `mesh` is a slice of a larger mesh, parameters that tensor parallelism has put
+/// on another slice become distributed on both slices.
 ///
-/// Buffers are moved to that device as well, and so are the inputs of the root's forward, except
-/// meta and distributed tensors.
+/// Buffers are moved to the mesh's device as well, and so are the inputs of the root's forward,
+/// except meta and distributed tensors.
 ///
 /// Not collective. Forward and backward of a unit are collective over `mesh`; one thread at a time
-/// may run them for a root and the units below it. Gradients of parameters that a rank did not use
-/// count as zeros; those that no rank used get none. What happens when, and which calls may follow
-/// which, is in docs/fsdp.md. FSDP2's fully_shard. Throws Error, before anything is changed,
-/// for another mesh, options that contradict each other, a module wrapped already, or a parameter
-/// that cannot be split as asked or is shared with a module outside.
+/// may run them for a root and the units below it. A parameter that a rank did not use counts as a
+/// zero gradient of this rank; a parameter that no rank used gets no gradient. docs/fsdp.md
+/// describes the order of events and the legal orders of calls. Throws Error, before anything is
+/// changed, for a mesh with other dimensions, options that contradict each other, a module that is
+/// already a unit, and a parameter that cannot be split as requested or is shared with a module
+/// outside.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
-/// Several modules as one unit: gathered before the first of them runs, freed after the last. They
-/// must all run in each forward, and none may be the root.
+/// Makes several modules one unit, which is gathered before the first of them runs and freed after
+/// the last. All of them must run in each forward, and none may be the root.
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
                  const Options& options = {});
 
-/// Data parallelism on the same engine: makes `module` one unit whose parameters every rank of the
-/// 1-D `mesh` keeps unsharded, as distributed tensors that are replicated. Nothing is gathered;
-/// gradients are all-reduced together, beside the rest of backward, and averaged. The ranks'
-/// parameters must be equal: the first forward compares them, and throws Error on all ranks if they
-/// differ. Bottom-up as fully_shard, with which it combines in one model; what is
-/// said of units holds for these too. DDP; FSDP2's replicate.
+/// Data parallelism without sharding (DDP; FSDP2's replicate): makes `module` one unit whose
+/// parameters every rank of the 1-D `mesh` stores completely, as replicated distributed tensors.
+/// Nothing is gathered. Gradients are all-reduced together, while backward continues, and averaged.
+/// The parameters must be equal on all ranks: the first forward compares them and throws Error on
+/// all ranks if they differ. Apply it bottom-up like fully_shard; both may be used in one model.
+/// Everything said about units applies to these units, too.
 ///
-/// Not collective. Throws Error as fully_shard does, for a mesh of more dimensions, and for options
-/// that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size.
+/// Not collective. Throws Error as fully_shard does, for a mesh of more than one dimension, and for
+/// options that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
-/// What a rank's mean over its own `rows` is multiplied by, so that the mean over the ranks of
-/// `mesh`, which FSDP takes of gradients, is the mean over all rows: rows * ranks / all rows.
-/// `mesh`: of any dimensions, that of the root. A rank without rows has no mean (libtorch's is
-/// NaN): give it a loss of 0, such as y.sum() of a result without rows.
+/// The weight by which a rank multiplies the mean loss over its own `rows`, so that the average
+/// over the ranks of `mesh`, which FSDP takes of gradients, equals the mean over all rows: rows *
+/// ranks / all rows. `mesh`: the root's mesh, with any number of dimensions. A rank without rows
+/// has no mean (libtorch returns NaN); give it a zero loss, such as y.sum() of a result without
+/// rows.
 ///   (at::mse_loss(model(x), target) * fsdp::mean_weight(x.size(0), mesh)).backward();
-/// Collective, between the hosts. Throws Error on all ranks for a negative number of rows, and if
-/// no rank has any.
+/// Collective, between the hosts. Throws Error on all ranks if a number of rows is negative or if
+/// no rank has rows.
 double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 
-/// All ranks of `world` as one dimension, "dp". Throws Error for a null world.
+/// A mesh of all ranks of `world` with one dimension, "dp". Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
-// FSDP2 takes that mesh where none is given. Here the world must be passed: a process has no
-// default world, since its threads may be ranks of one or of several.
-/// On world_mesh(world).
+// FSDP2 uses this mesh by default. Here the world must be passed: a process has no default world,
+// since its threads may be ranks of one or of several worlds.
+/// Like fully_shard above, on the mesh world_mesh(world).
 void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
-/// On world_mesh(world).
+/// Like fully_shard above for several modules, on the mesh world_mesh(world).
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
                  const Options& options = {});
-/// On world_mesh(world).
+/// Like replicate above, on the mesh world_mesh(world).
 void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
 
 /// Whether fully_shard or replicate was applied to exactly this module.
 bool is_fully_sharded(const nn::ModuleBase& module);
 
-/// What messages call the unit of exactly this module, "unit 'layers.3'", by its FQN from the first
-/// forward on; "" if it is in none. Modules that are one unit together have one name.
+/// The name that messages use for the unit of exactly this module: "unit 'layers.3'", by its FQN
+/// from the first forward on; "" if the module is in no unit. Modules that form one unit together
+/// have one name.
 std::string unit_name(const nn::ModuleBase& module);
 
-/// For a message about an error that ended a forward or backward of this model: "the forward of
-/// unit 'layers.3'", of units within each other the innermost; "" if neither has begun. Not
-/// collective.
+/// Describes where a forward or backward of this model was interrupted by an error, for messages:
+/// "the forward of unit 'layers.3'". For nested units, the innermost one; "" if neither forward nor
+/// backward has begun. Not collective.
 ///   try { loss_of(batch).backward(); } catch (const c10::Error& error) {
 ///     fail(fsdp::current_unit(*model), ": ", error.what_without_backtrace());
 ///   }
 std::string current_unit(const nn::ModuleBase& module);
-/// A deprecated name.
+/// The former name of current_unit.
 [[deprecated("use current_unit")]] inline std::string under_way(const nn::ModuleBase& module) {
   return current_unit(module);
 }
 
 class Unit;
 
-/// A gather that was begun. Dropping it does no harm: forward or unshard waits instead.
+/// A gather that start_unshard has started. The handle may be destroyed without wait(): forward or
+/// unshard then waits instead.
 class UnshardHandle {
  public:
   explicit UnshardHandle(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
-  /// Until the parameters are unsharded. Collective; a second time, or after the module is gone, it
-  /// does nothing.
+  /// Waits until the parameters are unsharded. Collective. Does nothing the second time, or after
+  /// the module was destroyed.
   void wait();
 
  private:
   std::weak_ptr<Unit> unit_;
 };
 
-/// Gathers or frees a unit's parameters manually (not those of units below it). unshard is
-/// collective; it reads shards as the compute lane leaves them. Each does nothing where it is done
-/// already; what was written to shards since is gathered again at the next unshard, start_unshard,
-/// UnshardScope or forward, on all ranks, which compare that between their hosts. Throw Error for a
-/// module that is not a unit; unshard also for parameters that are still on the meta device, and if
+/// Gathers the parameters of a unit (not of the units below it) by hand. Collective. Reads the
+/// shards as the compute lane leaves them. Does nothing if the parameters are already unsharded. If
+/// shards were written since they were gathered, the next unshard, start_unshard, UnshardScope or
+/// forward gathers them again on all ranks; the hosts compare whether any rank has written. Throws
+/// Error for a module that is not a unit, for parameters that are still on the meta device, and if
 /// ranks gather different units.
 void unshard(nn::ModuleBase& module);
-/// Frees a unit's unsharded parameters. Not collective; does nothing if they are freed. While a
-/// backward is to come, all ranks free a unit that may be unused, or none does. They are copies: if
-/// the program has written to one since unshard, throws Error after it has freed them. A forward
-/// that comes before throws too, and leaves them.
+/// Frees a unit's unsharded parameters. Not collective; does nothing if they are not unsharded.
+/// Before a backward, either all ranks must free a unit that may be unused, or none. Unsharded
+/// parameters are copies: if the program has written to one since unshard, this throws Error after
+/// it has freed them. A forward before reshard also throws Error for such a write, and does not
+/// free them. Throws Error for a module that is not a unit.
 void reshard(nn::ModuleBase& module);
-/// Begins to gather, with the values that the shards have at this call; forward, unshard or the
-/// handle waits for it. Collective. Throws as unshard.
+/// Starts to gather a unit's parameters, with the values that the shards have at this call;
+/// forward, unshard or the returned handle waits for the gather. Collective. Throws what unshard
+/// throws.
 UnshardHandle start_unshard(nn::ModuleBase& module);
 
-/// Unsharded parameters for as long as this lives; frees them after, unless they were unsharded
-/// before. Collective. Throws as unshard. The destructor warns of a parameter that was written: the
-/// write is lost.
+/// Unshards a unit's parameters while this object exists; then frees them, unless they were
+/// unsharded before. Collective. Throws what unshard throws. The destructor warns if a parameter
+/// was written, because the write is lost.
 class UnshardScope {
  public:
   explicit UnshardScope(nn::ModuleBase& module);
@@ -136,79 +143,81 @@ class UnshardScope {
   ~UnshardScope();
 
  private:
-  std::shared_ptr<Unit> unit_;  ///< nullptr: the slots held them before
-  bool was_unsharded_;          ///< for the backward that is to come
+  std::shared_ptr<Unit> unit_;  ///< nullptr if the slots already contained them
+  bool was_unsharded_;          ///< was gathered before, for a later backward
 };
 
-// Settings that may change between iterations. Like the collectives that they govern, they must be
-// the same on every rank. They apply to the unit of `module` and, unless `recurse` is false, to
-// those below it. None is collective; each throws Error, before anything is changed, if there is no
-// unit.
+// Settings that may change between iterations. Like the collectives that they control, they must be
+// the same on every rank. A setting applies to the unit of `module` and, unless `recurse` is false,
+// to the units below it. No setter is collective. Each throws Error, before anything is changed, if
+// there is no unit.
 
-/// ZeRO-3 (true) or ZeRO-2 (false).
+/// True frees the parameters after forward (ZeRO-3); false keeps them for backward (ZeRO-2).
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// False: parameters stay gathered after backward, until reshard() or a later backward frees them.
-/// For micro-batches between which nothing writes to the parameters: after a write, such as an
-/// optimizer's step, the next forward gathers them again.
+/// Use it for micro-batches if nothing writes to the parameters between them. After a write, such
+/// as an optimizer's step, the next forward gathers the parameters again.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
-/// False: backward reduces nothing; each rank adds up its unsharded gradients (in reduce_dtype)
-/// until the first backward with true reduces the sum. Until then `.grad` of a parameter can be
-/// dropped (zero_grad) and not read. Accumulation of micro-batches at the price of the memory of
-/// unsharded gradients.
+/// False: backward reduces nothing, and each rank accumulates its unsharded gradients (in
+/// reduce_dtype) until the first backward with true reduces the sum. Until then `.grad` of a
+/// parameter can be dropped (zero_grad) but not read. This accumulates micro-batches at the cost of
+/// the memory of unsharded gradients.
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
-/// Under HSDP, false: backward sums gradients over the ranks that shard and keeps the sums, in
-/// reduce_dtype, for the next backward with true, which adds them to its own and sums over the
+/// Under HSDP, false: backward sums gradients over the ranks that shard and stores the sums, in
+/// reduce_dtype. The next backward with true adds the stored sums to its own and sums over the
 /// replicas. Micro-batches may use different parameters.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
-/// False: the reductions of the next backwards may be under way when they return. Gradients are
-/// complete after a later backward with true: until then `.grad` of a parameter whose reduction is
-/// under way can be dropped (zero_grad) but not read. For all micro-batches but the last. `module`:
-/// the root.
+/// False: the reductions of the next backwards may still be in progress when backward returns.
+/// Gradients are complete after a later backward with true. Until then `.grad` of a parameter whose
+/// reduction is in progress can be dropped (zero_grad) but not read. Use it for all micro-batches
+/// except the last. `module`: the root.
 void set_is_last_backward(nn::ModuleBase& module, bool last);
 /// False: backward does not gather the unit's parameters, because its gradients do not need them
-/// (an embedding).
+/// (an embedding, for example).
 void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
-/// What the sum of the ranks' gradients is divided by. Default: the number of ranks of the root's
-/// mesh; for parameters on ranks that are not all in that mesh, the number of their own ranks. 1
-/// for a loss that every rank computes from the gathered features of all. Throws Error for a factor
-/// that is not positive and finite.
+/// Sets the divisor of the sum of the ranks' gradients. Default: the number of ranks of the root's
+/// mesh; for parameters on ranks that are not all in that mesh, the number of their own ranks. Use
+/// 1 for a loss that every rank computes from the gathered features of all ranks. Throws Error for
+/// a factor that is not positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
-/// True: gradients are summed undivided and divided once, after the sum. The default for all types
-/// but fp16. With fp16, half of the division comes before the sum, so that it does not overflow:
-/// true is for ranks whose hardware sums in a wider type, or gradients that are small enough.
+/// True: gradients are summed undivided and divided once, after the sum. This is the default for
+/// all types except fp16. With fp16, a part of the division comes before the sum, to avoid
+/// overflow; set true if the hardware sums in a wider type, or if the gradients are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
-/// True: units gather in the compute lane, where the collective itself runs beside computation (on
-/// CUDA in NCCL's stream) until unshard waits for it there. What is gathered is then memory of that
-/// lane alone, which the next layer can use at once; but a gather begins only after the computation
-/// that was issued before it, so that it overlaps only if it is begun ahead. Takes effect with each
-/// unit's next gather.
+/// True: units gather in the compute lane, where the collective itself overlaps computation (on
+/// CUDA, in NCCL's stream) until unshard waits for it. The gathered memory then belongs to the
+/// compute lane alone, so the next layer can use it at once. But a gather begins only after the
+/// computation that was issued before it, so it overlaps only if it is started ahead. Takes effect
+/// at each unit's next gather.
 void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse = true);
 
-/// Changes a unit's reduced gradients in place, before they are divided: all of a type together,
-/// flat, in reduce_dtype; on one rank, where nothing is reduced, one by one. Under HSDP they have
-/// been all-reduced. To reduce them further, over a group of the caller's own. It is called where
-/// the reduction runs: the next unit's waits for it.
+/// Changes a unit's reduced gradients in place, before they are divided, for example to reduce them
+/// further over a process group of the caller. The hook gets one flat tensor with all gradients of
+/// a type, in reduce_dtype; on one rank, where nothing is reduced, it gets the gradients one by
+/// one. Under HSDP they have already been all-reduced. The hook runs in the reduction's lane, and
+/// the next unit's reduction waits for it.
 using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
-/// FSDP2's set_all_reduce_hook. An empty function removes it.
+/// Sets the unit's all-reduce hook (FSDP2's set_all_reduce_hook). An empty function removes it.
 ///   fsdp::set_all_reduce_hook(*model, [](const at::Tensor& gradients) { gradients.clamp_(-1, 1);
 ///   });
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
 
-/// The gathers of the next forward wait for `event`, the end of the optimizer's update, instead of
-/// for all that has been issued when it begins. For that forward only. `root`: the root.
+/// Makes the gathers of the next forward wait for `event`, the end of the optimizer's update,
+/// instead of for all work that was issued before the forward. Applies to one forward. `root`: the
+/// root module.
 ///   const comm::StreamsPtr streams = comm::make_streams(mesh.device());
 ///   optimizer.step();
 ///   fsdp::set_post_optim_event(*model, streams->record(comm::Lane::kCompute));
 /// Throws Error for a module that is not a unit, or whose unit ran as part of another root.
 void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 
-/// Units to begin gathering when forward comes to `module`'s. Without it, forward begins to gather
-/// the unit that the root's last forward gathered next, one at a time. Throws Error for a module
-/// that is not a unit.
+/// Sets the units that start to gather when forward reaches the unit of `module`. By default
+/// forward starts to gather the unit that the root's last forward gathered next, one at a time.
+/// Throws Error for a module that is not a unit.
 void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
-/// The same for backward. Without it, backward begins to gather the unit that ran before in
-/// forward.
+/// Sets the units that start to gather when backward reaches the unit of `module`. By default
+/// backward starts to gather the unit that ran before it in forward.
 void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
 
 }  // namespace tessera::fsdp

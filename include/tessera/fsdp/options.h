@@ -17,24 +17,26 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// What is computed and communicated in which type. Sharded parameters, their gradients and the
-/// optimizer keep the type the parameter was made with.
+/// The types of computation and communication. Sharded parameters, their gradients and the
+/// optimizer's state keep the type with which the parameter was made.
 struct MixedPrecisionPolicy {
-  std::optional<c10::ScalarType> param_dtype{};   ///< of all-gathers and computation
-  std::optional<c10::ScalarType> reduce_dtype{};  ///< of gradient reduction; default: param_dtype
-  std::optional<c10::ScalarType>
-      output_dtype{};               ///< forward's floating-point results are cast to it
+  std::optional<c10::ScalarType> param_dtype{};  ///< the type of all-gathers and computation
+  /// the type of gradient reductions; default: param_dtype
+  std::optional<c10::ScalarType> reduce_dtype{};
+  /// the type to which forward's floating-point results are cast
+  std::optional<c10::ScalarType> output_dtype{};
   bool cast_forward_inputs = true;  ///< floating-point arguments are cast to param_dtype
-  /// Without output_dtype: results are cast back to the type that the first floating-point argument
-  /// had. For a unit that computes in another type than those around it (norms in fp32).
+  /// If output_dtype is not set: results are cast back to the type of the first floating-point
+  /// argument. For a unit that computes in another type than the units around it (norms in fp32).
   bool restore_input_dtype = false;
 };
 
-// Functions of options are called once a parameter, within fully_shard, with the parameter in its
-// current state, maybe on the meta device. They must return the same on every rank.
+// Each function in the options is called once for each parameter, within fully_shard, with the
+// parameter in its current state, which may be on the meta device. The result must be the same on
+// every rank.
 
-/// The placement of a parameter (by its name within the unit) on the dimension that shards:
-/// Shard(d) for any dimension, or Replicate(); nullopt: Shard(0).
+/// Chooses the placement of a parameter (by its name within the unit) on the dimension that shards:
+/// Shard(d) for any dimension, or Replicate(). nullopt means Shard(0).
 ///   options.shard_placement = [](const std::string& name, const at::Tensor& parameter) {
 ///     return name.ends_with("bias") ? std::optional<Placement>(Replicate{})
 ///                                   : std::optional<Placement>(Shard{parameter.dim() - 1});
@@ -42,53 +44,59 @@ struct MixedPrecisionPolicy {
 using PlacementFunction =
     std::function<std::optional<Placement>(const std::string& name, const at::Tensor& parameter)>;
 
-/// Which mesh a parameter (by its name within the unit) is split over instead of the unit's, for
-/// example the experts of a mixture; nullopt: the unit's. As fully_shard's `mesh`.
+/// Chooses another mesh for a parameter (by its name within the unit) than the unit's mesh, for
+/// example for the experts of a mixture; nullopt means the unit's mesh. The mesh must meet the
+/// conditions of fully_shard's `mesh`.
 ///   options.parameter_mesh = [mesh](const std::string& name, const at::Tensor&) {
 ///     return name.starts_with("head") ? std::optional(mesh) : std::nullopt;
 ///   };
 using MeshFunction =
     std::function<std::optional<DeviceMesh>(const std::string& name, const at::Tensor& parameter)>;
 
-/// Shards, and with them gradients and the optimizer's state, live in the host's memory; parameters
-/// are gathered on the mesh's device.
+/// Stores shards, and with them gradients and the optimizer's state, in host memory. Parameters are
+/// gathered on the mesh's device.
 struct OffloadPolicy {
-  /// In page-locked memory where the device is CUDA, so that copies run beside computation.
+  /// With a CUDA device, uses page-locked memory, so that copies overlap computation.
   bool pin_memory = true;
 };
 
 /// How a unit is sharded, gathered and reduced.
 struct Options {
   MixedPrecisionPolicy mp_policy{};
-  /// Default: shards live on the mesh's device, to which they are moved.
+  /// Default: shards are stored on the mesh's device.
   std::optional<OffloadPolicy> offload_policy{};
-  /// Free the gathered parameters after forward and gather them again in backward (ZeRO-3), or keep
-  /// them in between (ZeRO-2). Default: true for every unit but the root, and for a root with a
+  /// True: free the gathered parameters after forward and gather them again in backward (ZeRO-3).
+  /// False: keep them in between (ZeRO-2). Default: true, except for a root without a
   /// post_forward_mesh_size.
   std::optional<bool> reshard_after_forward{};
-  /// Where the parameters are freed after forward: each n ranks side by side keep 1/n of them each,
-  /// so that backward gathers among those only (ZeRO++'s hpZ; FSDP2's reshard_after_forward=n). n
-  /// must divide the ranks that shard; 1, or all of them: nothing more than the shard is kept.
+  /// With n > 1: when the parameters are freed after forward, each of n neighbouring ranks stores
+  /// 1/n of them, so that backward gathers among these ranks only (hpZ of ZeRO++; FSDP2's
+  /// reshard_after_forward=n). n must divide the number of ranks that shard. With 1, or with all of
+  /// these ranks, only the shards are stored.
   std::int64_t post_forward_mesh_size = 1;
-  /// Some ranks may leave this unit out of a forward (a branch, an expert). All ranks then gather
-  /// it when the root's forward begins, or when a backward begins for which it was freed, and
-  /// reduce it when backward ends, with zeros for what a rank did not use. Without it, a unit that
-  /// only some ranks run makes their collectives differ.
+  /// True: some ranks may skip this unit in a forward (a branch, an expert). All ranks then gather
+  /// it when the root's forward begins, or when a backward begins for which it was freed. They
+  /// reduce it when backward ends, with zeros for parameters that a rank did not use. If the option
+  /// is false and only some ranks run the unit, the ranks call different collectives, which is an
+  /// error.
   bool may_be_unused = false;
   PlacementFunction shard_placement{};
-  /// Parameters with their own mesh are gathered and reduced over it. Where it is a part of the
-  /// unit's mesh, other parts hold other parameters, which norms of gradients count. The sums of
-  /// gradients are divided by the ranks of the root's mesh, over which the loss is the mean.
+  /// Parameters with their own mesh are gathered and reduced over it. If it is a part of the unit's
+  /// mesh, other parts of the unit's mesh have other parameters, and norms of gradients count all
+  /// of them. The sums of gradients are divided by the number of ranks of the root's mesh, because
+  /// the loss is the mean over these ranks.
   MeshFunction parameter_mesh{};
-  /// Left as they are: not moved, sharded, gathered, cast or reduced. Parameters and buffers. Also
-  /// names trained parameters that are meant to be in no unit, wherever they are in the model.
+  /// Parameters and buffers that stay unchanged: not moved, sharded, gathered, cast or reduced.
+  /// Also lists trainable parameters that are intentionally in no unit, wherever they are in the
+  /// model.
   std::unordered_set<nn::SlotPtr> ignored{};
-  /// plan_units: the unit may hold frozen and trainable parameters. Otherwise that is an Error:
-  /// frozen ones would be gathered for backward with the others; in a separate unit they are not.
+  /// For plan_units: true allows a unit with both frozen and trainable parameters, which is
+  /// otherwise an Error. The frozen parameters of such a unit are gathered for backward with the
+  /// others; in a separate unit they would not be.
   bool allow_mixed_frozen = false;
 };
-/// What is not as by default, as C++ would say it: "{.reshard_after_forward = true}". Functions are
-/// named only.
+/// The options that differ from the default, as C++ source: "{.reshard_after_forward = true}". A
+/// function is shown as "a function".
 std::string to_string(const Options& options);
 /// Writes to_string(options).
 std::ostream& operator<<(std::ostream& stream, const Options& options);

@@ -17,37 +17,38 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// An n-dimensional arrangement of ranks, with a communication group per dimension. A value that is
+/// An n-dimensional arrangement of ranks, with a process group for each dimension. A value that is
 /// cheap to copy: copies share one immutable object. PyTorch's DeviceMesh.
 ///
 /// A mesh is seen from one rank, which must be a member for anything that communicates. On another
 /// rank coordinate() is empty, and groups, slices and tensors on the mesh throw Error.
 ///
-/// Dimensions are numbered from 0 or, as in PyTorch, backwards from -1. A name is that of a
-/// dimension or one given to flatten(). Other numbers and names throw Error. Thread safe; a group
-/// is made under a lock.
+/// Dimensions are numbered from 0 or, as in PyTorch, backwards from -1. A name is a dimension's
+/// name or a name given to flatten(). Other numbers and names throw Error. Thread safe; a group is
+/// made under a lock.
 class DeviceMesh {
  public:
-  /// No mesh: may be assigned and compared only.
+  /// No mesh; it may only be assigned and compared.
   DeviceMesh() = default;
   /// `ranks`: world ranks in row-major order of `shape`, all different. Not collective.
   DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape);
 
-  /// The same with the caller's groups, one for each dimension, in place of those that the world
-  /// would make. This rank's rank in each must be its coordinate there. Not collective. Throws
-  /// Error if a group does not fit, or if an equal mesh has a group for the dimension already.
+  /// A mesh that uses the caller's process groups, one for each dimension, instead of groups made
+  /// by the world. This rank's rank in each group must equal its coordinate in the dimension. Not
+  /// collective. Throws Error if a group does not fit, or if an equal mesh already has a group for
+  /// the dimension.
   static DeviceMesh from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                 const std::vector<comm::CommunicatorPtr>& groups);
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
-  /// The address of the shared object. The same for meshes of one world with equal ranks, sizes and
-  /// names, and for the same submesh of equal meshes, however they were made.
+  /// The address of the shared object. It is the same for meshes of one world with equal ranks,
+  /// sizes and names, and for the same submesh of equal meshes, in whatever way they were made.
   const void* id() const { return impl_.get(); }
 
   const MeshShape& shape() const;
   int ndim() const;
-  /// The number of ranks, in the mesh or along a dimension.
+  /// The number of ranks in the mesh.
   std::int64_t size() const;
   std::int64_t size(int dim) const;
   std::int64_t size(std::string_view name) const;
@@ -66,34 +67,38 @@ class DeviceMesh {
   std::int64_t local_rank(std::string_view name) const;
   std::int64_t local_rank() const;  ///< of a 1-D mesh
 
-  /// The submesh of the named dimensions through this rank, in the mesh's order. A name given to
-  /// flatten() counts as a dimension. Not collective; the same names give the same object. Throws
-  /// Error for an unknown or repeated name, for another order, or if this rank is not a member.
+  /// The submesh of the named dimensions that contains this rank, in the mesh's order. A name given
+  /// to flatten() counts as a dimension. Not collective; the same names return the same object.
+  /// Throws Error for an unknown or repeated name, for another order, or if this rank is not a
+  /// member.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](std::initializer_list<std::string_view> names) const;
   DeviceMesh slice(const std::vector<std::string>& names) const;
-  /// The mesh that this one was made from by slicing and reshaping; itself if from none.
+  /// The mesh from which this one was made by slicing and reshaping; the mesh itself if it was made
+  /// directly.
   DeviceMesh root() const;
-  /// All dimensions as one, called `name` (default: the names joined by "_"). Not collective.
+  /// All dimensions merged into one, called `name` (default: the names joined by "_"). Not
+  /// collective.
   DeviceMesh flatten(const std::string& name = "") const;
-  /// Dimension `name` divided into several, outermost first. Throws Error unless the sizes multiply
-  /// to its size. Not collective.
+  /// The mesh with dimension `name` divided into several, outermost first. Throws Error unless the
+  /// sizes multiply to the dimension's size. Not collective.
   DeviceMesh unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                        const std::vector<std::string>& names) const;
-  /// The mesh of the dimensions of several submeshes of one root, in the order given: the submesh
-  /// of the root through this rank that has all of them. Not collective. Throws Error if two
-  /// submeshes share a dimension.
+  /// The mesh of the dimensions of several submeshes of one root, in the given order: the submesh
+  /// of the root that contains this rank and has all of these dimensions. Not collective. Throws
+  /// Error if two submeshes share a dimension.
   static DeviceMesh concatenate(const std::vector<DeviceMesh>& meshes);
 
-  /// The group of a dimension, made at its first use: that is collective over the group's ranks.
+  /// The process group of a dimension. Its first use makes it, which is collective over the group's
+  /// ranks.
   comm::Communicator& group(int dim) const;
   comm::Communicator& group(std::string_view name) const;
   comm::Communicator& group() const;  ///< of a 1-D mesh
-  /// The group of several dimensions at once, in row-major order of `dims`.
+  /// The process group over several dimensions, in row-major order of `dims`.
   comm::Communicator& group(const std::vector<int>& dims) const;
-  /// The group of all dimensions at once: every rank of the mesh, in the order of ranks().
+  /// The process group of all ranks of the mesh, in the order of ranks().
   comm::Communicator& group_of_all_ranks() const;
-  /// The groups of all dimensions, in order.
+  /// The process groups of all dimensions, in order.
   std::vector<comm::Communicator*> all_groups() const;
 
  private:
@@ -108,13 +113,13 @@ class DeviceMesh {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// A mesh over all ranks of `world`, row-major: rank order = coordinates, last dimension fastest.
+/// A mesh over all ranks of `world`, row-major: the last dimension varies fastest with the rank.
 /// Throws Error if the sizes don't multiply to the world size. Not collective: groups are made at
 /// first use.
 DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> sizes,
                             std::vector<std::string> names);
 
-/// "DeviceMesh((dp=2, tp=2), cpu)".
+/// The mesh as text: "DeviceMesh((dp=2, tp=2), cpu)".
 std::string to_string(const DeviceMesh& mesh);
 /// Writes to_string(mesh).
 std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh);

@@ -22,34 +22,35 @@
 TESSERA_API_BEGIN
 namespace tessera::models {
 
-/// Keys and values of the positions so far of a batch of texts, in memory that is allocated once. A
-/// model with a sliding window keeps the last `window` positions in a ring.
+/// Cached keys and values of a batch of texts, for all positions so far, in memory that is
+/// allocated once. With a sliding window, the last `window` positions are stored in a ring.
 class KvCache {
  public:
   /// The cached keys and values of one layer.
   struct Layer {
-    at::Tensor keys, values;  ///< (batch, heads, slots, head_dim), or what attention reads of them
+    at::Tensor keys, values;  ///< (batch, heads, slots, head_dim), or the part that attention reads
   };
 
-  /// For texts of at most `positions` positions, `padding` included: of text i the first padding[i]
-  /// hold no token, so that texts of different lengths end together. `window`: 0 for none.
+  /// A cache for texts of at most `positions` positions, including `padding`. The first padding[i]
+  /// positions of text i have no token, so that texts of different lengths end at the same
+  /// position. `window` is the sliding window; 0: none.
   KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding = {0});
 
-  /// The largest number of positions, and the number so far.
+  /// The maximum number of positions, and the number of positions so far.
   std::int64_t positions() const { return positions_; }
   std::int64_t tokens() const { return tokens_; }
   const std::vector<std::int64_t>& padding() const { return padding_; }
   bool padded() const;
 
   /// Appends the keys and values, (batch, heads, tokens, head_dim), of the next positions. Returns
-  /// those that the queries of these positions attend to: of a prompt, the first call, its own;
-  /// else all in the cache.
+  /// the keys and values that the queries of these positions attend to: for a prompt (the first
+  /// call) the prompt's own, later all in the cache.
   Layer append(std::size_t layer, const at::Tensor& keys, const at::Tensor& values);
-  /// Call it when all layers have appended `count` positions.
+  /// Advances the cache by `count` positions. Call it after all layers have appended them.
   void advance(std::int64_t count) { tokens_ += count; }
 
-  /// Which of the keys that append() returns for one position the query may see, as a mask of
-  /// (batch, 1, 1, keys); undefined: all of them.
+  /// The mask, (batch, 1, 1, keys), of the keys from append() that the query of a single new
+  /// position may attend to. Undefined: all keys.
   at::Tensor mask(c10::Device device) const;
 
  private:
@@ -64,14 +65,13 @@ class KvCache {
 
 }  // namespace tessera::models
 
-// The decoder family: Llama 1 to 3.3, and Mistral, Qwen 2 and Qwen 3, which differ from it by what
-// LlamaConfig says. The model itself is in src/models/llama.cpp, top to bottom; here is what a
-// program does with it:
+// The Llama decoder family: Llama 1 to 3.3, Mistral, Qwen 2 and Qwen 3. LlamaConfig describes how
+// they differ. The model is in src/models/llama.cpp. Typical use:
 //
 //   const models::LlamaConfig config = models::read_config(folder / "config.json");
 //   std::shared_ptr<models::Llama> model;
 //   {
-//     const nn::MetaDevice meta;  // no memory yet
+//     const nn::MetaDevice meta;  // allocates no memory
 //     model = std::make_shared<models::Llama>(config, /*max_sequence=*/4096);
 //   }
 //   models::parallelize(*model, mesh, {});  // a mesh ("dp", "tp")
@@ -82,36 +82,42 @@ class KvCache {
 
 namespace tessera::models {
 
-/// For the forward() that returns the loss, without the whole logits.
+/// Arguments of the forward() that returns the loss without materializing all logits.
 struct HeadLoss {
-  at::Tensor targets;  ///< (batch * sequence) int64
+  at::Tensor targets;  ///< target tokens, (batch * sequence) int64
   tensor_parallel::LinearCrossEntropyOptions options{};
-  at::Tensor positions{};        ///< in documents, as forward() takes them
-  nn::DocumentsPtr documents{};  ///< the same
+  at::Tensor positions{};        ///< positions within documents, as in Llama::forward()
+  nn::DocumentsPtr documents{};  ///< the documents, as in Llama::forward()
 };
 
-/// A decoder with Hugging Face's parameter names, by which weights are loaded and exported:
+/// A decoder with Hugging Face's parameter names, which are used to load and export weights:
 /// embedding, blocks of attention and MLP, final norm, head.
 class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, public DeclaresUnits {
  public:
-  /// `max_sequence`: positions that the rotary tables cover. `dropout`: the probability, in
-  /// training, of what attention and MLP add.
+  /// `max_sequence`: number of positions that the rotary tables cover. `dropout`: probability,
+  /// during training, of dropout on the outputs of attention and MLP.
   Llama(LlamaConfig config, std::int64_t max_sequence, double dropout = 0);
 
-  /// tokens: (batch, sequence) int64 -> logits (batch * sequence, vocabulary). With a cache, the
-  /// tokens follow those in it: first the prompts, then one token of each a call; the logits are
-  /// those of the last position alone, (batch, vocabulary). `positions`: (batch, sequence) int64,
-  /// of each token in its document: one more than the token before has, or 0 where a document
-  /// begins. A token then attends to its own document alone; the host reads the positions, for
-  /// which it waits for a GPU. Throws Error beyond max_sequence positions, and for positions with a
-  /// cache or with angles that depend on how long a text is. With context parallelism the tokens
-  /// are this rank's of each sequence, the positions those of all tokens, and there is no cache.
+  /// Maps tokens, (batch, sequence) int64, to logits, (batch * sequence, vocabulary). With a cache,
+  /// the tokens follow those in the cache: first the prompts, then one token per text and call; the
+  /// logits are those of the last position only, (batch, vocabulary).
+  ///
+  /// `positions`, (batch, sequence) int64, are the positions of tokens within their documents: 0
+  /// where a document begins, else one more than the previous token's. A token then attends only to
+  /// its own document. The host reads the positions, and waits for a GPU to do so. With context
+  /// parallelism, `tokens` are this rank's part of each sequence, `positions` are those of all
+  /// tokens, and a cache is not supported.
+  ///
+  /// Throws Error beyond max_sequence positions, and for `positions` together with a cache or with
+  /// rotary angles that depend on the length of the text.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
                      const at::Tensor& positions = {});
-  /// The same with the documents of the positions, which the host need not read then.
+  /// Like the other forward(), with the documents already derived from `positions`, so that the
+  /// host does not read the positions.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
                      const nn::DocumentsPtr& documents);
-  /// Head and loss in one (linear_cross_entropy): the loss of what the other forward() returns.
+  /// Computes head and loss together (linear_cross_entropy): returns the loss of the logits that
+  /// the other forward() returns.
   at::Tensor forward(const at::Tensor& tokens, const HeadLoss& loss);
   /// A cache for this model; see KvCache for the arguments.
   KvCache new_cache(std::int64_t positions, std::vector<std::int64_t> padding = {0}) const;
@@ -119,20 +125,23 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   const LlamaConfig& config() const { return config_; }
   c10::Device device() const { return cos_->device(); }
 
-  /// Column-wise into each half of a block and row-wise out of it, the embedding and the head by
-  /// the vocabulary. Throws Error for a mesh that the heads cannot be shared out to.
+  /// Splits the first projections of attention and MLP column-wise and the last ones row-wise;
+  /// splits the embedding and the head by the vocabulary. Throws Error for a mesh over which the
+  /// heads cannot be split.
   tensor_parallel::ParallelizePlan tensor_parallel_plan(
       const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const override;
   std::vector<nn::ModuleBase*> blocks() const override;
-  /// Embedding, blocks, final norm with head, and the model, which has the rest. With tied
-  /// embeddings the rest is all but the blocks.
+  /// The FSDP units: embedding; each block; final norm with head; and the root unit with the
+  /// remaining parameters. With tied embeddings, the root unit has all parameters outside the
+  /// blocks.
   std::vector<std::vector<nn::ModuleBase*>> fsdp_units() override;
   void set_context_parallel(const DeviceMesh& mesh) override;
-  /// nullptr: sequences are not split.
+  /// The context parallelism of sequences; nullptr if sequences are not split.
   const nn::ContextParallelPtr& context_parallel() const { return context_parallel_; }
 
-  /// Truncated normal (3 standard deviations), norms ones, output projections scaled by depth;
-  /// makes the rotary tables.
+  /// Initializes weights from a truncated normal distribution (3 standard deviations), norms with
+  /// ones, and output projections with a standard deviation scaled by depth. Also computes the
+  /// rotary tables.
   void reset_parameters(const nn::InitContext& init) override;
 
  private:

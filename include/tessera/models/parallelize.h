@@ -1,5 +1,6 @@
-// Tensor, context and data parallelism and activation checkpointing in one call, for any model that
-// declares its blocks and units (DeclaresUnits) and its plan (tensor_parallel::DeclaresPlan).
+// Applies tensor, context and data parallelism and activation checkpointing in one call, for any
+// model that declares its blocks and units (DeclaresUnits) and its tensor-parallel plan
+// (tensor_parallel::DeclaresPlan).
 
 #pragma once
 
@@ -16,59 +17,62 @@
 TESSERA_API_BEGIN
 namespace tessera::models {
 
-/// The declarations of a model for parallelize().
+/// The declarations that parallelize() needs from a model.
 class DeclaresUnits {
  public:
   virtual ~DeclaresUnits() = default;
-  /// The modules that activation checkpointing recomputes, each at once, in the order of forward.
+  /// The modules that activation checkpointing recomputes, one at a time, in the order of forward.
   virtual std::vector<nn::ModuleBase*> blocks() const = 0;
-  /// The modules of each FSDP unit, in the order for fully_shard. Each block is one, and the model,
-  /// which has the parameters of no other unit, comes last.
+  /// The modules of each FSDP unit, in the order for fully_shard. Each block is one unit. The last
+  /// unit is the model itself, with the parameters of no other unit.
   virtual std::vector<std::vector<nn::ModuleBase*>> fsdp_units() = 0;
-  /// From now on sequences are split over the ranks of the 1-D `mesh`. Throws Error unless the
-  /// model overrides it.
+  /// Splits sequences over the ranks of the 1-D `mesh` in all later forwards. The default
+  /// implementation throws Error.
   virtual void set_context_parallel(const DeviceMesh& mesh);
 };
 
-/// The activations of a block that are saved for backward.
+/// Which activations of a block are saved for backward.
 enum class ActivationMemory {
-  kAll,      ///< all that backward needs
-  kMatmuls,  ///< results of attention and half of the matrix multiplications; recomputes the rest
-  kInputs,   ///< the block's input; recomputes everything
+  kAll,      ///< saves everything that backward needs
+  kMatmuls,  ///< saves the results of attention and of half of the matrix products; recomputes the
+             ///< rest
+  kInputs,   ///< saves the block's input; recomputes everything else
 };
 
 /// Options of parallelize().
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;
-  /// With sequence parallelism blocks save their split inputs for backward, and gather them again
-  /// (ColwiseOptions::regather). Needs `activations` kAll; otherwise they are recomputed.
+  /// With sequence parallelism: save the split inputs of a block for backward and gather them again
+  /// (ColwiseOptions::regather). Needs `activations` kAll; the other modes recompute the gathered
+  /// inputs anyway.
   bool regather = true;
-  /// If `fsdp` frees units after forward: whether the last block and the units after it, which
-  /// backward needs first, are freed, too.
+  /// If `fsdp` reshards units after forward: whether also to reshard the last block and the units
+  /// after it, which backward needs first.
   bool reshard_last = false;
-  /// For every FSDP unit. reshard_after_forward (default true: ZeRO-3) is for the units before the
-  /// last block. It and those after it stay gathered without `reshard_last`.
+  /// Options for every FSDP unit. reshard_after_forward (default true: ZeRO-3) applies to the units
+  /// before the last block. Without `reshard_last`, the last block and the units after it stay
+  /// gathered.
   fsdp::Options fsdp{};
   ActivationMemory activations = ActivationMemory::kAll;
 };
 
-/// The submesh whose ranks hold different sequences: "dp", with "dp_replicate" if the mesh has it.
+/// The submesh whose ranks have different sequences: "dp", with "dp_replicate" if the mesh has it.
 DeviceMesh batch_mesh(const DeviceMesh& mesh);
-/// The submesh whose ranks hold different tokens: batch_mesh(), with "cp" flattened into "dp_cp" if
+/// The submesh whose ranks have different tokens: batch_mesh(), with "cp" flattened into "dp_cp" if
 /// the mesh has it.
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
-/// Parallelizes the model over a mesh ("dp", "tp"), with "dp_replicate" in front of these and "cp"
-/// between them, or without: first tensor and sequence parallelism over tp, by the plan that the
-/// model declares, if tp has more than one rank; then context parallelism over cp; then activation
-/// checkpointing of the blocks; then FSDP over dp and cp, whose gradients are all-reduced over
-/// dp_replicate. A unit of nothing but embeddings is not gathered for backward. Throws Error for a
-/// model that is no DeclaresUnits, and what the parts throw. Not collective.
+/// Parallelizes the model over a mesh ("dp", "tp"). Optional dimensions are "dp_replicate" in front
+/// and "cp" between "dp" and "tp". In this order: tensor and sequence parallelism over tp, by the
+/// plan that the model declares, if tp has more than one rank; context parallelism over cp;
+/// activation checkpointing of the blocks; FSDP over dp and cp, with gradients all-reduced over
+/// dp_replicate. A unit with only embeddings is not gathered for backward. Throws Error for a model
+/// that does not implement DeclaresUnits, and the errors of the steps. Not collective.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
-/// The tensor and sequence parallelism of parallelize() alone, over the 1-D `mesh`: nothing where
-/// it has one rank. Not collective.
+/// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`. Does
+/// nothing on one rank. Not collective.
 void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
                            const ParallelOptions& options);
 

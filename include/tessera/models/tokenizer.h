@@ -14,34 +14,37 @@
 TESSERA_API_BEGIN
 namespace tessera::models {
 
-/// The tokenizer's file: `file`, or in it if it is a folder; for "" that in the model's folder; ""
-/// where there is none either.
+/// Returns the path of the tokenizer's file: `file` itself or, if `file` is a folder, the
+/// tokenizer's file in it. If `file` is "", the tokenizer's file in the model's folder, or "" if
+/// there is none.
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder);
-/// The tokenizer of a file; for "" that of the model's folder; where there is none either, or no
-/// folder (""), that of bytes. `new_to_text`: the model has learnt no tokens yet, so that any will
-/// do. Throws Error for bytes where the model's tokens are others; of a tokenizer of more
-/// tokens than the model's, encode() does so for a text that has one of these.
+/// Opens the tokenizer of `file`, or of the model's folder if `file` is "". If there is none, or no
+/// folder (""), returns the byte tokenizer. `new_to_text`: the model is untrained, so any tokenizer
+/// is acceptable. Throws Error for the byte tokenizer if the model was trained on other tokens. If
+/// the tokenizer has more tokens than the model, encode() throws Error for a text with such a
+/// token.
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text);
 
-/// The tokens that Hugging Face's files say begin and end a text of a model.
+/// The tokens that begin and end a model's texts, according to Hugging Face's files.
 struct SpecialTokens {
-  std::vector<std::int64_t> begin;  ///< at most one
-  std::vector<std::int64_t> end;    ///< any of them; empty: none
+  std::vector<std::int64_t> begin;  ///< the token that begins a text; at most one
+  std::vector<std::int64_t> end;    ///< the tokens that each end a text; empty: none
 };
-/// "bos_token_id", if texts of the model begin with it, and "eos_token_id" of the folder's
-/// generation_config.json, or of config.json where that has none. Throws Error for what is not a
-/// token of the model.
+/// Reads "bos_token_id", if the model's texts begin with it, and "eos_token_id" from the folder's
+/// generation_config.json, or from config.json if generation_config.json lacks them. Throws Error
+/// for an id that is not a token of the model.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config);
-/// The same of a folder with a config.json; none of another, or of "".
+/// Like read_special_tokens(), for a folder with a config.json; returns none for another folder or
+/// for "".
 SpecialTokens special_tokens_of(const std::filesystem::path& folder);
 
-/// The tokens that end a document in training data: the tokenizer's end_tokens(). If it has
-/// none, the model's first one; if the model has none either, empty. `tokenizer` may be nullptr.
+/// The tokens that end a document in training data: the tokenizer's end_tokens(); if it has none,
+/// the model's first end token; if the model has none either, empty. `tokenizer` may be nullptr.
 std::vector<std::int64_t> document_end(const data::Tokenizer* tokenizer,
                                        const SpecialTokens& special);
-/// The tokens that a text begins with where the model continues it: the tokenizer's, or none, where
-/// its files say which; else the model's.
+/// The tokens at the beginning of a text that the model continues: the tokenizer's begin tokens (or
+/// none) if the tokenizer's files specify them, else the model's.
 std::vector<std::int64_t> text_begin(const data::Tokenizer& tokenizer,
                                      const SpecialTokens& special);
 

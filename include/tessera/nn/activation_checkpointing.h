@@ -15,7 +15,7 @@ namespace tessera::nn {
 /// Whether to checkpoint the calls of a module. A pure function, the same on every rank.
 using ModulePredicate = std::function<bool(const std::string& fqn, const ModuleBase& module)>;
 
-/// Modules of class M (or derived from it).
+/// A predicate that selects the modules of class M or a derived class.
 template <class M>
 ModulePredicate of_class() {
   return [](const std::string&, const ModuleBase& module) {
@@ -25,19 +25,20 @@ ModulePredicate of_class() {
 /// Modules whose FQN matches a pattern (see matches_fqn): "model.layers.*".
 ModulePredicate named(std::string pattern);
 
-/// Which modules are checkpointed, and how.
+/// Options of apply_activation_checkpointing(): which modules are checkpointed, and how.
 struct ActivationCheckpointing {
   ModulePredicate select{};
-  /// Every n-th of the selected modules, in order of registration: the 1st, the (n+1)-th, ...
+  /// Checkpoints only every n-th selected module, in order of registration: the 1st, the (n+1)-th,
+  /// ...
   std::size_t every = 1;
   CheckpointOptions options{};
 };
 
-/// Makes each call of the selected modules, among `root` and those below it, a checkpoint(), and
-/// returns their FQNs. Modules that are checkpointed already are not changed. Call it after
-/// parallelize_module, whose hooks must run again in recomputation, and before fully_shard, whose
-/// gathers need not. Not collective; select the same modules on every rank. Throws Error, before
-/// anything is changed, if none is selected.
+/// Makes each call of the selected modules, among `root` and the modules below it, an
+/// nn::checkpoint(). Returns their FQNs. Modules that are already checkpointed are not changed.
+/// Call it after parallelize_module, whose hooks must run again in the recomputation, and before
+/// fully_shard, whose all-gathers need not run again. Not collective; select the same modules on
+/// every rank. Throws Error, before anything is changed, if no module is selected.
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ActivationCheckpointing& what);
 

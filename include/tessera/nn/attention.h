@@ -17,10 +17,10 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// What an Attention calls its projections; by default as Hugging Face's Llama does.
+/// Names of an Attention's projections. The defaults are those of Hugging Face's Llama.
 struct AttentionNames {
   std::string query = "q_proj", key = "k_proj", value = "v_proj";
-  std::string fused = "qkv_proj";  ///< one Linear in place of the three
+  std::string fused = "qkv_proj";  ///< one Linear that replaces query, key and value
   std::string output = "o_proj";
 };
 
@@ -28,68 +28,75 @@ struct AttentionNames {
 struct AttentionOptions {
   std::int64_t hidden = 0;  ///< features of the input and of the result
   std::int64_t heads = 0;
-  std::int64_t kv_heads = 0;  ///< key and value heads, which divide heads; 0: as many
-  std::int64_t head_dim = 0;  ///< 0: hidden / heads
+  std::int64_t kv_heads = 0;  ///< key and value heads, a divisor of `heads`; 0: as many as `heads`
+  std::int64_t head_dim = 0;  ///< features of a head; 0: hidden / heads
   bool qkv_bias = false, output_bias = false;
-  /// Each head's queries and keys are normed (RMSNorm over head_dim): modules q_norm and k_norm.
+  /// Normalises the queries and keys of each head (RMSNorm over head_dim) with modules q_norm and
+  /// k_norm.
   bool qk_norm = false;
   double norm_eps = 1e-6;
-  /// One FusedLinear for queries, keys and values, as GPT-2 has it.
+  /// Uses one FusedLinear for queries, keys and values, as GPT-2 does.
   bool fused_qkv = false;
   bool causal = true;
-  std::int64_t window = 0;  ///< how many positions a query sees, its own included; 0: all
-  double dropout = 0;       ///< on attention weights, in training (docs/random.md)
-  /// Weights are initially normal(0, init_std), those of the output normal(0, output_init_std), or
-  /// the same where that is 0; biases zero, norms one.
+  std::int64_t window = 0;  ///< positions that a query sees, including its own; 0: all
+  double dropout = 0;       ///< probability for the attention weights, in training only
+                            ///< (docs/random.md)
+  /// Weights are initialised from normal(0, init_std), the output projection's weight from
+  /// normal(0, output_init_std); if output_init_std is 0, init_std applies to it too. Biases start
+  /// at zero, norms at one.
   double init_std = 0.02, output_init_std = 0;
   AttentionNames names{};
 };
 
-/// What a call of an Attention is given beside its input. A struct without visit_tensors, so that
-/// hooks leave its tensors alone.
+/// Arguments of an Attention's call in addition to the input. The struct has no visit_tensors
+/// overload, so hooks do not touch its tensors.
 struct AttentionInputs {
-  /// Sequences in an input that is folded to (batch * tokens, hidden). Folded matrix products are
-  /// one aten::mm.
+  /// Number of sequences if the input is folded to (batch * tokens, hidden); 0 otherwise. A folded
+  /// matrix product is one aten::mm.
   std::int64_t batch = 0;
-  /// Rotary tables of the positions (rotary_embedding): (tokens, head_dim), or (batch * tokens,
-  /// head_dim) where each sequence has its own positions. Undefined: no rotary embedding.
+  /// Rotary tables (see rotary_embedding): (tokens, head_dim), or (batch * tokens, head_dim) if
+  /// each sequence has its own positions. Undefined: no rotary embedding.
   at::Tensor cos{}, sin{};
-  /// As attention() takes it, in place of `causal` and `window`; undefined: these, which need none.
+  /// Mask for nn::attention(), used instead of `causal` and `window`. Undefined: `causal` and
+  /// `window` apply.
   at::Tensor mask{};
-  /// The input's tokens are this rank's of sequences that are split: `cos` and `sin` are of their
-  /// positions, and `mask` of these and of the whole sequence. Not with dropout.
+  /// If set, the input has only this rank's tokens of each sequence. `cos` and `sin` are for the
+  /// positions of these tokens; `mask` has their rows and the whole sequence's columns. Cannot be
+  /// combined with dropout.
   ContextParallelPtr context_parallel{};
-  /// In place of a mask, where the sequences are documents. Causal. With context parallelism these
-  /// are of the whole sequences.
+  /// Packed documents, used instead of a mask; attention must be causal. With context parallelism
+  /// they describe the whole sequences.
   DocumentsPtr documents{};
 };
 
-/// Multi-head self-attention (Vaswani et al. 2017), with grouped key and value heads (Ainslie et
-/// al. 2023), norms of queries and keys, rotary positions and a window by the options. x: (batch,
-/// tokens, hidden), or folded; the result has the sizes of x.
+/// Multi-head self-attention (Vaswani et al. 2017). Options add grouped key and value heads
+/// (Ainslie et al. 2023), norms of queries and keys, rotary positions and a window. x: (batch,
+/// tokens, hidden), or folded to (batch * tokens, hidden); the result has the sizes of x.
 ///
-/// Modules below: q_proj, k_proj, v_proj or qkv_proj, o_proj, and q_norm, k_norm; their styles for
-/// tensor parallelism are tensor_parallel::attention_plan(). Each rank of it computes its heads, as
-/// plain tensors; forward itself communicates nothing.
+/// Child modules: q_proj, k_proj, v_proj or qkv_proj, o_proj, and q_norm, k_norm.
+/// tensor_parallel::attention_plan() has their parallel styles. Under tensor parallelism each rank
+/// computes its own heads with plain tensors; forward itself does not communicate.
 class Attention : public Module<Attention> {
  public:
-  /// Throws Error for sizes that don't divide or are below 0, for a window of attention that is not
-  /// causal, and unless 0 <= dropout < 1.
+  /// Throws Error if sizes do not divide or are negative, if a window is set without `causal`, and
+  /// unless 0 <= dropout < 1.
   explicit Attention(const AttentionOptions& options);
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;
 
-  /// With kv_heads and head_dim filled in.
+  /// The options with kv_heads and head_dim filled in.
   const AttentionOptions& options() const { return options_; }
 
  protected:
-  /// Mixes the values: q, k, v (batch, heads, tokens, head_dim) -> as q. A derived class may keep
-  /// keys and values (a cache); `inputs` are those of the call, of the caller's own type.
+  /// Computes softmax(q k^T) v. q, k, v: (batch, heads, tokens, head_dim); returns the sizes of q.
+  /// A derived class may override it to cache keys and values. `inputs` is the caller's object, so
+  /// it may be of a derived type.
   virtual at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionInputs& inputs);
 
  private:
-  /// (batch, tokens, heads, head_dim); queries and keys with their norms and positions.
+  /// Queries, keys and values: (batch, tokens, heads, head_dim). Norms and rotary positions are
+  /// already applied to queries and keys.
   struct Heads {
     at::Tensor q, k, v;
   };
@@ -98,11 +105,13 @@ class Attention : public Module<Attention> {
 
   AttentionOptions options_;
   std::shared_ptr<Linear> query_, key_, value_, output_;
-  std::shared_ptr<FusedLinear> fused_;        ///< in place of the first three
-  std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< with qk_norm
+  std::shared_ptr<FusedLinear> fused_;        ///< replaces query_, key_ and value_ if fused_qkv is
+                                              ///< set
+  std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< used if qk_norm is set
 };
 
-/// The options with kv_heads and head_dim filled in. Throws Error as Attention does.
+/// The options with kv_heads and head_dim filled in. Throws Error for the options that Attention's
+/// constructor refuses.
 AttentionOptions completed(AttentionOptions options);
 
 }  // namespace tessera::nn

@@ -11,36 +11,37 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-// Which of libtorch's kernels computes attention. They take plain tensors and distributed ones that
-// are split by batch or heads, and communicate nothing for these.
+// Selects the libtorch kernel that computes attention. Arguments are plain tensors, or distributed
+// tensors that are sharded by batch or by heads; neither needs communication.
 
 /// softmax(q k^T / sqrt(width)) v by libtorch's kernels, causal or not. q: (batch, heads, tokens,
-/// width); k, v: the same with as many heads, or with fewer, each for several heads of q. `mask`:
-/// (tokens of q, of k), or with a batch and heads (or 1) before these, true where a query sees a
-/// key, or, in q's type, a term that is added to the scores; undefined, or not causal.
+/// width). k, v: the same, with as many heads or with fewer, each of which serves several heads of
+/// q. `mask`: (tokens of q, tokens of k), optionally with leading dimensions for batch and heads
+/// (or 1). A bool mask is true where a query sees a key; a mask of q's type is added to the scores.
+/// An undefined mask hides nothing. `mask` and `causal` exclude each other.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask = {}, double dropout = 0);
 
-/// (tokens, tokens), true where a query sees a key: at most `window` positions back, its own
-/// included; 0: all positions before.
+/// Causal mask with a window: (tokens, tokens), true where a query sees a key. A query sees at most
+/// `window` positions, including its own; 0: all earlier positions.
 at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
 
-/// How attention() runs a call: `backend`, and whether it repeats key-value heads
-/// (`repeats_heads`).
+/// How attention() runs a call: `backend` is the kernel, and `repeats_heads` tells whether key and
+/// value heads are repeated.
 using AttentionKernel = tessera::detail::AttentionKernel;
-/// "flash", "efficient, key-value heads repeated": for logs.
+/// The kernel as text for logs: "flash", "efficient, key-value heads repeated".
 std::string to_string(const AttentionKernel& kernel);
 
-/// Training on a GPU throws Error if libtorch would compute attention by formula ("math"), which is
-/// slow and saves all scores. This call allows it, for all threads. Attention with dropout always
-/// uses the formula on a GPU. On a CPU nothing is refused.
+/// allow_math_attention() permits attention by formula ("math") in training on a GPU, for all
+/// threads. The formula is slow and saves all scores, so without this call it throws Error.
+/// Attention with dropout always uses the formula on a GPU. A CPU accepts every kernel.
 using tessera::detail::allow_math_attention;
 
 using tessera::detail::AskBackend;
 using tessera::detail::backend_of_libtorch;
 using tessera::detail::choose_attention;
-/// The kernel of training on a device, with this many heads on a rank. `masked`: with a mask
-/// tensor, not as causal. Allocates nothing.
+/// The kernel that training uses on a device if a rank has this many heads. `masked`: a mask tensor
+/// is passed instead of the causal flag. Allocates nothing.
 AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t heads,
                                  std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
                                  bool masked = false);

@@ -22,50 +22,53 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Whether forward saves the results of an operator, or recomputation runs the operator again. As
+/// Whether forward saves an operator's results, or the recomputation runs the operator again.
 /// PyTorch's CheckpointPolicy.
 enum class SavePolicy { kMustSave, kPreferRecompute };
 
-/// A call of an operator in the forward of a checkpointed region.
+/// An operator call in the forward of a checkpointed region.
 struct OperatorCall {
-  std::string_view name;  ///< "aten::mm", "aten::sum.dim_IntList"
-  std::size_t index = 0;  ///< earlier calls of the same operator in this region
+  std::string_view name;  ///< the operator's name, such as "aten::mm", "aten::sum.dim_IntList"
+  std::size_t index = 0;  ///< number of earlier calls of the same operator in this region
 };
 
-/// Forward calls it for each operator below autograd that makes new tensors, plain or distributed:
-/// not for views and in-place operators. "tessera::redistribute" stands for the collectives between
-/// two layouts. Must return the same on every rank.
+/// Decides for each operator call whether its results are saved. Forward calls the policy for each
+/// operator below autograd that makes new tensors, plain or distributed, but not for views and
+/// in-place operators. "tessera::redistribute" stands for the collectives between two layouts. Must
+/// return the same on every rank.
 using OperatorPolicy = std::function<SavePolicy(const OperatorCall& call)>;
 
-/// Saves the results of the operators in `names`. Other operators are recomputed.
+/// A policy that saves the results of the operators in `names`. Other operators are recomputed.
 OperatorPolicy save_operators(std::vector<std::string> names);
-/// Saves the results of matrix multiplications, convolutions and fused attention. Cheap operators
-/// (norms, activations, rotary embedding) are recomputed.
+/// A policy that saves the results of matrix multiplications, convolutions and fused attention.
+/// Cheap operators (norms, activations, rotary embedding) are recomputed.
 OperatorPolicy save_matmuls_and_attention();
 
-/// Counters of checkpointed regions. Many regions may share one object. Thread safe.
+/// Counters of checkpointed regions. Several regions may share one object. Thread safe.
 struct CheckpointCounts {
-  std::atomic<std::int64_t> regions = 0;         ///< forwards
-  std::atomic<std::int64_t> packed = 0;          ///< tensors that forward did not save
+  std::atomic<std::int64_t> regions = 0;         ///< checkpointed forwards that ran
+  std::atomic<std::int64_t> packed = 0;          ///< tensors that forward replaced by placeholders
   std::atomic<std::int64_t> recomputations = 0;  ///< regions that backward ran again
   std::atomic<std::int64_t> repacked = 0;        ///< tensors that recomputations made again
-  std::atomic<std::int64_t> early_stops = 0;     ///< recomputations that did not run to the end
-  // With an operator policy:
+  std::atomic<std::int64_t> early_stops = 0;     ///< recomputations that stopped early
+  // Counters that only an operator policy changes:
   std::atomic<std::int64_t> kept_operators = 0;      ///< calls in forward whose results were saved
-  std::atomic<std::int64_t> replayed_operators = 0;  ///< calls that got those results instead
-  std::atomic<std::int64_t> recomputed_operators = 0;  ///< calls that ran again
+  std::atomic<std::int64_t> replayed_operators = 0;  ///< calls in a recomputation that returned
+                                                     ///< saved results
+  std::atomic<std::int64_t> recomputed_operators = 0;  ///< calls that a recomputation ran again
 };
 
 /// Options of a checkpointed region.
 struct CheckpointOptions {
-  /// Which operators' results are saved (selective checkpointing). None: no operator's.
+  /// Selects the operators whose results are saved (selective activation checkpointing). Empty: no
+  /// operator.
   OperatorPolicy policy{};
-  /// End a recomputation once it has made the last tensor that backward needs.
+  /// Ends a recomputation as soon as it has made the last tensor that backward needs.
   bool early_stop = true;
-  /// Recompute with the random numbers of forward, and leave the generators as they were: those of
-  /// tessera::manual_seed, and libtorch's for the CPU and the devices of the inputs.
+  /// Recomputes with the random numbers of forward, and restores the generators afterwards: those
+  /// of tessera::manual_seed, and libtorch's for the CPU and for the devices of the inputs.
   bool preserve_rng_state = true;
-  /// Throw Error in backward if a recomputed tensor differs from forward's in sizes, type, device
+  /// Throws Error in backward if a recomputed tensor differs from forward's in sizes, type, device
   /// or layout.
   bool check_determinism = true;
   std::shared_ptr<CheckpointCounts> counts{};
@@ -74,8 +77,9 @@ struct CheckpointOptions {
 /// Whether this thread is recomputing a part of a forward for backward.
 bool is_recomputing();
 
-/// `counter++`, except in a recomputation: there it returns what the same call returned in forward,
-/// without counting. For modules whose state changes at every call, like nn::Dropout.
+/// Returns counter++. In a recomputation it returns the value that the same call returned in
+/// forward and leaves the counter unchanged. For modules whose state changes at every call, like
+/// nn::Dropout.
 std::uint64_t replayed_count(std::uint64_t& counter);
 
 namespace detail {
@@ -83,8 +87,9 @@ namespace detail {
 using Rerun = std::function<void(std::span<const at::Tensor> inputs)>;
 class CheckpointedForward;
 
-/// Within the scope, autograd saves placeholders instead of tensors on this thread. The first
-/// placeholder that backward unpacks calls `rerun`. Does nothing if no gradient is recorded.
+/// Within this scope, autograd on this thread saves placeholders instead of tensors. The first
+/// placeholder that backward unpacks calls `rerun`. Without gradient recording the scope does
+/// nothing.
 class CheckpointedRegionScope {
  public:
   CheckpointedRegionScope(const CheckpointOptions& options, std::span<at::Tensor* const> inputs,
@@ -93,7 +98,7 @@ class CheckpointedRegionScope {
   CheckpointedRegionScope(const CheckpointedRegionScope&) = delete;
   CheckpointedRegionScope& operator=(const CheckpointedRegionScope&) = delete;
 
-  /// To be called when the forward has ended without an exception.
+  /// Must be called if the forward ends without an exception.
   void finish();
 
  private:
@@ -104,17 +109,17 @@ class CheckpointedRegionScope {
 
 /// Activation checkpointing (Chen et al. 2016) as in PyTorch's checkpoint(use_reentrant=False).
 /// Runs fn(inputs...) and returns its result. Autograd saves only the inputs. When backward needs
-/// another tensor, fn runs again, with the random numbers, autocast, strict scope and batch part of
-/// its forward. Regions may nest, and backward may run several times.
+/// another tensor, fn runs again, with the random numbers, autocast state, strict scope and batch
+/// part of the first run. Regions may nest, and backward may run several times.
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);
 ///
-/// fn: copied, and called at most once more in each backward; must not hold references to objects
-/// that end before backward. inputs: copied; their tensors, as visit_tensors finds them, must not
-/// be modified in place before backward. Collective if fn is: recomputation repeats its
+/// fn: copied, and called at most once more in each backward. It must not refer to objects that are
+/// destroyed before backward. inputs: copied. The tensors that visit_tensors finds in them must not
+/// be modified in place before backward. Collective if fn is: the recomputation repeats fn's
 /// collectives, in the same order on every rank. Backward throws Error if the recomputation saves
 /// other tensors than forward did, or if an input or a saved result was modified in between. Throws
-/// Error in a process with another autograd engine than libtorch's (Python's).
+/// Error in a process with another autograd engine than libtorch's, such as Python's.
 template <class F, class... Inputs>
   requires std::invocable<F&, std::decay_t<Inputs>&...>
 auto checkpoint(const CheckpointOptions& options, F fn, Inputs&&... inputs) {
@@ -139,7 +144,7 @@ auto checkpoint(const CheckpointOptions& options, F fn, Inputs&&... inputs) {
   }
 }
 
-/// With the default options: everything is recomputed.
+/// checkpoint() with the default options: everything is recomputed.
 template <class F, class... Inputs>
   requires std::invocable<F&, std::decay_t<Inputs>&...>
 auto checkpoint(F fn, Inputs&&... inputs) {

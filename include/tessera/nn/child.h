@@ -10,7 +10,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A module of another one, made and registered where it is declared:
+/// A child module that is constructed and registered in its declaration:
 ///
 ///   struct Block : nn::Module<Block> {
 ///     at::Tensor forward(const at::Tensor& x) { return x + mlp(norm(x)); }
@@ -18,17 +18,18 @@ namespace tessera::nn {
 ///     nn::Child<nn::GeluMlp> mlp{*this, "mlp", options};
 ///   };
 ///
-/// It is what `register_module(name, std::make_shared<M>(args...))` in the constructor gives: FQNs
-/// are the same, and children are registered in the order of their declaration.
+/// Equivalent to `register_module(name, std::make_shared<M>(args...))` in the parent's constructor:
+/// FQNs are the same, and children are registered in the order of declaration.
 template <class M>
 class Child {
  public:
-  /// Makes the module of `args`. Throws c10::Error if the parent has one of this name.
+  /// Constructs the module from `args`. Throws c10::Error if the parent already has a child of this
+  /// name.
   template <class... Args>
   Child(ModuleBase& parent, const std::string& name, Args&&... args)
       : module_(parent.register_module(name, std::make_shared<M>(std::forward<Args>(args)...))) {}
 
-  /// Calls the module, with its hooks.
+  /// Calls the module with its hooks.
   template <class... Args>
   auto operator()(Args&&... args) const {
     return (*module_)(std::forward<Args>(args)...);

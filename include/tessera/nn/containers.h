@@ -15,7 +15,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Modules by number, with FQNs "0", "1", ... It has no forward. torch.nn.ModuleList.
+/// A list of modules with FQNs "0", "1", ... It has no forward. torch.nn.ModuleList.
 class ModuleList : public ModuleBase {
  public:
   ModuleList() = default;
@@ -26,7 +26,8 @@ class ModuleList : public ModuleBase {
   }
   std::size_t size() const { return modules_.size(); }
   const std::vector<std::shared_ptr<ModuleBase>>& items() const { return modules_; }
-  /// The module at `index` as an M. Throws Error if there is none or it is another type.
+  /// The module at `index`, cast to M. Throws Error if the index is out of range or the module is
+  /// not an M.
   template <class M>
   std::shared_ptr<M> at(std::size_t index) const {
     TESSERA_CHECK(index < size(), "module ", index, " of a ModuleList of ", size(),
@@ -41,7 +42,7 @@ class ModuleList : public ModuleBase {
   std::vector<std::shared_ptr<ModuleBase>> modules_;
 };
 
-/// Runs modules one after another, each from a tensor to a tensor. FQNs "0", "1", ...
+/// Runs modules one after another; each maps a tensor to a tensor. FQNs are "0", "1", ...
 class Sequential : public Module<Sequential> {
  public:
   Sequential() = default;

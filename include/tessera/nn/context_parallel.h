@@ -13,64 +13,69 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The keys that a query of context-parallel attention sees.
+/// Options of context-parallel attention: which keys a query sees.
 struct ContextAttentionOptions {
   bool causal = true;
-  std::int64_t window = 0;  ///< how many positions, its own included; 0: all. With causal only
-  /// In place of both, as attention() takes it, for this rank's queries and the keys of the whole
-  /// sequence: (tokens, sequence), or with a batch and heads (or 1) before these. All pairs
-  /// are computed then.
+  std::int64_t window = 0;  ///< positions that a query sees, including its own; 0: all. Requires
+                            ///< `causal`.
+  /// A mask for nn::attention(), used instead of `causal` and `window`. Rows are this rank's
+  /// queries, columns the keys of the whole sequence: (tokens, sequence), optionally with leading
+  /// dimensions for batch and heads (or 1). With a mask all query-key pairs are computed.
   at::Tensor mask{};
-  /// The documents of the whole sequences: a query sees its own document only. nullptr: none. With
-  /// causal only, and without a mask.
+  /// The documents of the whole sequences: a query sees its own document only. nullptr: no
+  /// documents. Requires `causal` and no mask.
   DocumentsPtr documents{};
 };
 
-/// Context parallelism: sequences are split over a mesh dimension of n ranks. Each computes all of
-/// a model with its own tokens; attention alone needs other ranks' keys and values, which it
-/// gathers. A sequence is 2n chunks of equal length. Rank r has chunk r and, after it, chunk
-/// 2n - 1 - r: under a causal mask all ranks then compute the same number of query-key pairs.
-/// Dubey et al. 2024 (Llama 3), section 3.3.2; the head-tail balance of PyTorch's context_parallel.
+/// Context parallelism: sequences are split over a mesh dimension of n ranks. Each rank runs the
+/// whole model on its own tokens. Only attention needs the keys and values of other ranks, and
+/// gathers them. A sequence is 2n chunks of equal length. Rank r has chunk r followed by chunk 2n -
+/// 1 - r, so that under a causal mask all ranks compute the same number of query-key pairs. Dubey
+/// et al. 2024 (Llama 3), section 3.3.2; the head-tail load balancing of PyTorch's
+/// context_parallel.
 ///
-/// Where attention is computed, pass the object of the model to attention(), or to nn::Attention in
-/// AttentionInputs. What depends on positions (rotary tables) is split by shard(), or looked up by
-/// positions(). The parameters' gradients are sums over the ranks: apply fully_shard on the
-/// dimension as on one of data, flattened with that of data (docs/context_parallel.md).
+/// The model passes one ContextParallel object to attention(), or to nn::Attention in
+/// AttentionInputs. Tensors that depend on positions, such as rotary tables, are split by shard()
+/// or looked up by positions(). The parameters' gradients are sums over the ranks: apply
+/// fully_shard to this mesh dimension too, flattened with the data-parallel dimension
+/// (docs/context_parallel.md).
 ///
 /// Thread safety: one thread at a time.
 class ContextParallel {
  public:
-  /// `mesh`: the dimension, 1-D. Not collective. Throws Error for another number of dimensions.
+  /// `mesh`: the 1-D mesh of the context-parallel ranks. Not collective. Throws Error for another
+  /// number of dimensions.
   explicit ContextParallel(DeviceMesh mesh);
 
   const DeviceMesh& mesh() const { return mesh_; }
 
   /// Positions of this rank's tokens in a sequence of `sequence` tokens: (sequence / n) int64.
-  /// Throws Error unless 2n divides the sequence; so do the next two. Not collective.
+  /// positions(), shard() and unshard() throw Error unless 2n divides the sequence length. Not
+  /// collective.
   at::Tensor positions(std::int64_t sequence, c10::Device device) const;
-  /// This rank's part of `whole`, which is split along `dim`. Not collective. Gradient: to its own
-  /// part. PyTorch's _context_parallel_shard.
+  /// This rank's part of `whole`, which is split along `dim`. Not collective. Backward writes the
+  /// gradient of this rank's part only. PyTorch's _context_parallel_shard.
   at::Tensor shard(const at::Tensor& whole, std::int64_t dim) const;
-  /// The whole tensor, in the order of positions, from all ranks' equal parts along `dim`.
-  /// Collective. Gradient: the sum of all ranks' gradients of the whole; differentiable once.
-  /// PyTorch's context_parallel_unshard.
+  /// Gathers the whole tensor, in the order of positions, from equal parts along `dim` on all
+  /// ranks. Collective. Gradient: the sum over all ranks of the gradients of the whole tensor;
+  /// differentiable once. PyTorch's context_parallel_unshard.
   at::Tensor unshard(const at::Tensor& part, std::int64_t dim) const;
 
-  /// attention() of this rank's queries with the keys and values of the whole sequence. q: (batch,
-  /// heads, tokens, width); k, v: the same with as many heads, or fewer, which divide them; returns
-  /// as q. Plain, or distributed over another mesh, split by batch and heads alone, with documents
-  /// by heads alone. Collective: one
-  /// all-gather of keys and values; in backward one reduce-scatter of their gradients.
-  /// Differentiable once. Without `mask`, one call computes a chunk with the keys before it and
-  /// another, causal one with its own keys; their results are merged by log-sum-exp, without a mask
-  /// tensor. A window needs a mask of less than two chunks squared. Each document's part of a chunk
-  /// is computed in the same way. Throws Error for an odd number of tokens, and for documents of
-  /// other sizes.
+  /// Attention of this rank's queries with the keys and values of the whole sequence. q: (batch,
+  /// heads, tokens, width). k, v: the same, with as many heads or with fewer, which divide the
+  /// heads of q. Returns the sizes of q. Tensors are plain, or distributed over another mesh and
+  /// sharded by batch and heads only (with documents by heads only). Collective: one all-gather of
+  /// keys and values in forward, one reduce-scatter of their gradients in backward. Differentiable
+  /// once. Without `mask`, two calls compute each chunk: one with the keys before the chunk, one
+  /// causal with the chunk's own keys. Their results are merged by log-sum-exp, so no mask tensor
+  /// is needed. A window needs a mask of fewer than (2 * chunk length)^2 elements. With documents,
+  /// each document's part of a chunk is computed in the same way. Throws Error for an odd number of
+  /// tokens, and if the documents' sizes do not match.
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const ContextAttentionOptions& options = {});
 
  private:
-  /// Consecutive positions.
+  /// A run of consecutive positions.
   struct Chunk {
     std::int64_t first, length;
   };
@@ -78,7 +83,7 @@ class ContextParallel {
 
   DeviceMesh mesh_;
 };
-/// Shared by a model and the calls of its attention.
+/// Shared by a model and its attention layers.
 using ContextParallelPtr = std::shared_ptr<ContextParallel>;
 
 }  // namespace tessera::nn

@@ -13,36 +13,37 @@ namespace tessera::nn {
 
 /// Options of convert_to_fp8().
 struct Fp8Options {
-  /// Patterns of the FQNs of Linears that stay as they are (see matches_fqn): {"lm_head"}.
+  /// FQN patterns of Linears that are not converted (see matches_fqn): {"lm_head"}.
   std::vector<std::string> exclude{};
-  /// Linears stay as they are unless it divides both sizes of the weight. 16: what at::_scaled_mm
-  /// takes; with tensor parallelism each rank's share must have such sizes: 16 * ranks.
+  /// A Linear is not converted unless this number divides both sizes of its weight. at::_scaled_mm
+  /// requires 16. With tensor parallelism each rank's shard must have such sizes: use 16 * ranks.
   std::int64_t multiple_of = 16;
 };
 
-/// What convert_to_fp8() has done: FQNs of Linears.
+/// Result of convert_to_fp8(): FQNs of the Linears.
 struct Fp8Conversion {
   std::vector<std::string> converted{};
-  std::vector<std::string> left{};  ///< excluded, of other sizes, or with a tied weight
+  std::vector<std::string> left{};  ///< Linears that were not converted: excluded, sizes not
+                                    ///< divisible, or a tied weight
 };
 
-/// From now on the Linears below `module`, FusedLinears too, compute their three products in
-/// float8_e4m3fn with a scale for each row along which a product sums: forward, the gradient of the
-/// input and that of the weight (kernels/fp8.h; docs/fp8.md has bounds of the error). Parameters
-/// stay as they are, in files and for the optimizer. To be called before apply_lora, whose matrices
-/// then stay in their type, parallelize_module and fully_shard.
+/// Makes the Linears below `module`, including FusedLinears, compute their three products in
+/// float8_e4m3fn: forward, the input's gradient and the weight's gradient. Each row along which a
+/// product sums has its own scale (kernels/fp8.h; docs/fp8.md has error bounds). Parameters keep
+/// their type in files and in the optimizer. Call it before apply_lora (the adapters' matrices are
+/// not converted), parallelize_module and fully_shard.
 ///
-/// On a GPU the type of computation must be bf16. A Linear whose product is fused with something
-/// else (Linear::forward with a function) is computed there, in its type.
+/// On a GPU the computation type must be bf16. A Linear whose product is fused with another
+/// operation (Linear::forward with a function) is computed by that function in its own type.
 ///
-/// Not collective; every rank must convert the same. Throws Error, before anything is changed, for
-/// a pattern that matches no Linear, a Linear that is converted already or has an adapter, and a
-/// weight that is distributed already.
+/// Not collective; convert the same Linears on every rank. Throws Error, before anything is
+/// changed, for a pattern that matches no Linear, for a Linear that is already converted or has an
+/// adapter, and for a weight that is already distributed.
 Fp8Conversion convert_to_fp8(ModuleBase& module, const Fp8Options& options = {});
 
-/// Whether convert_to_fp8() has converted it.
+/// Whether convert_to_fp8() has converted `linear`.
 bool is_fp8(const Linear& linear);
-/// The weights of all of these at and below `module`.
+/// The weights of all Linears at and below `module` that are converted to fp8.
 NamedSlots fp8_weights(const ModuleBase& module);
 
 }  // namespace tessera::nn

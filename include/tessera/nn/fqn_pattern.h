@@ -9,10 +9,11 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Whether a fully qualified name matches a pattern. All patterns of names in the library are read
-/// so: parallel plans, fsdp::wrap_named, nn::named, initialiser tables, optim::split_for_muon.
+/// Whether a fully qualified name matches a pattern. All name patterns in the library have this
+/// syntax: parallel plans, fsdp::wrap_named, nn::named, initialiser tables, optim::split_for_muon.
 ///
-/// Names and patterns are split at the dots, and segment is compared with segment. In a segment:
+/// Names and patterns are split at the dots, and each segment is compared with one segment. In a
+/// segment:
 ///   *       any characters, also none    "layers.*.w" matches "layers.10.w", not "layers.0.mlp.w"
 ///   ?       one character                "layers.?.w" matches "layers.3.w"
 ///   [qkv]   one of these characters      "attn.[qkv]_proj" matches "attn.q_proj"
@@ -20,20 +21,22 @@ namespace tessera::nn {
 ///   [!0-9]  one that is not of these     also written [^0-9]
 ///   **      as a whole segment: any number of segments, also none.
 ///           "layers.**.w" matches "layers.w" and "layers.0.mlp.w"; "**" matches every name
-/// All else stands for itself, a '[' without a ']' as well; a ']' just after the '[' is one of the
-/// characters. No character escapes another: names of modules contain none of these.
-/// "" is the name of the root: "" and "**" match it, "*" does not.
+/// Every other character matches itself, and so does a '[' without a ']'. A ']' directly after the
+/// '[' is one of the set's characters. There is no escape character, since module names contain
+/// none of the special characters. "" is the name of the root module: the patterns "" and "**"
+/// match it, "*" does not.
 ///
 /// Time: at most proportional to the length of the pattern times that of the name. Thread safe.
 bool matches_fqn(std::string_view pattern, std::string_view fqn);
 
-/// The name that `fqn` gets by the pair {from, to}: nullopt if it does not match `from`, else `to`
-/// with each wildcard replaced by the match of the one in `from`, the first by the first and so on.
-/// If several matches are possible, each wildcard but the last matches as little as it can.
+/// Renames `fqn` by the pair of patterns {from, to}. Returns nullopt if `fqn` does not match
+/// `from`; otherwise `to`, where the n-th wildcard is replaced by the text that the n-th wildcard
+/// in `from` matched. If several matches are possible, each wildcard but the last matches as little
+/// as possible.
 ///   {"blocks.*.mlp.fc[12].*", "layers.*.fc[12].*"}   "blocks.3.mlp.fc1.bias" ->
 ///   "layers.3.fc1.bias"
-/// Throws Error unless both have the same wildcards in the same order; `from` may have more behind
-/// those of `to`. Thread safe.
+/// Throws Error unless both have the same wildcards in the same order; `from` may have additional
+/// wildcards at the end. Thread safe.
 std::optional<std::string> renamed_fqn(std::string_view from, std::string_view to,
                                        std::string_view fqn);
 

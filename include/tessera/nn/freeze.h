@@ -9,13 +9,13 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Freezes the parameters with an FQN that matches one of the patterns (see matches_fqn): they get
-/// no gradient and no state of an optimizer, FSDP reduces nothing for them, and checkpoints hold
-/// them. A tied parameter may be named by any of its FQNs. To be called before or after
-/// parallelize_module and fully_shard, but not between a forward and its backward.
+/// Freezes the parameters whose FQN matches one of the patterns (see matches_fqn). A frozen
+/// parameter gets no gradient and no optimizer state, and FSDP does not reduce its gradient. Saved
+/// checkpoints still contain it. A tied parameter matches by any of its FQNs. Call it before or
+/// after parallelize_module and fully_shard, but not between a forward and its backward.
 ///
-/// Not collective; freeze the same on every rank. Throws Error, before anything is changed, for a
-/// pattern that matches no parameter.
+/// Not collective; freeze the same parameters on every rank. Throws Error, before anything is
+/// changed, for a pattern that matches no parameter.
 void freeze(ModuleBase& module, const std::vector<std::string>& patterns);
 
 /// Makes one parameter trainable or not.

@@ -14,7 +14,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A parameter of a module class that knows nothing of slots: its name and its member.
+/// A parameter of a module class that has no slots: the parameter's name and the class member.
 template <class M>
 struct SlotMember {
   const char* name;
@@ -28,8 +28,8 @@ concept HasWeight = requires { static_cast<at::Tensor M::*>(&M::weight); };
 template <class M>
 concept HasBias = requires { static_cast<at::Tensor M::*>(&M::bias); };
 
-/// `weight` and `bias`, as far as M has them: the parameters of most of libtorch's modules. By
-/// name, so that this header need not include those modules.
+/// `weight` and `bias` if M has them: the parameters of most libtorch modules. They are found by
+/// name, so this header need not include the modules' headers.
 template <class M>
 constexpr auto weight_and_bias() {
   if constexpr (HasWeight<M> && HasBias<M>) {
@@ -43,8 +43,8 @@ constexpr auto weight_and_bias() {
 
 }  // namespace detail
 
-/// The parameters of module class M, for nn::Hooked and nn::adopt: its members `weight` and `bias`
-/// by default. Specialise it for a class with others, one line each:
+/// The parameters of module class M, for nn::Hooked and nn::adopt. By default: the members `weight`
+/// and `bias`. Specialise it for a class with other parameters, one line for each:
 ///   template <>
 ///   inline constexpr std::array nn::kSlotMembers<MyImpl>{
 ///       nn::SlotMember<MyImpl>{"scale", &MyImpl::scale}};
@@ -53,7 +53,7 @@ inline constexpr auto kSlotMembers = detail::weight_and_bias<M>();
 
 namespace detail {
 
-/// FindMembers of class M, by its kSlotMembers.
+/// The FindMembers function for class M, from its kSlotMembers.
 template <class M>
 void find_members(torch::nn::Module& module, ModuleMembers& found) {
   if (auto* held = dynamic_cast<M*>(&module)) {
@@ -69,12 +69,13 @@ void find_members(torch::nn::Module& module, ModuleMembers& found) {
 /// Gives hooks and slots to a torch::nn module, of libtorch or your own, that has neither:
 ///   nn::Hooked<torch::nn::Linear> fc(torch::nn::LinearOptions(8, 4));
 /// `Holder` is libtorch's module holder. nn::adopt does the same for an existing module or model
-/// (docs/torch_nn.md). Parameters and buffers keep their names, also those of modules inside
-/// (TransformerEncoderLayer), which are sharded, initialised and saved with it. Modules inside have
-/// no hooks: an FSDP unit is the whole module, and a plan places their parameters. On distributed
-/// parameters forward communicates what its operators do. init_weights gives parameters of
-/// libtorch's classes the distribution of their reset_parameters. Parameters of other classes keep
-/// the values of their constructor, unless set_initializers() names them.
+/// (docs/torch_nn.md). Parameters and buffers keep their names. This includes the parameters of
+/// inner modules (as in TransformerEncoderLayer), which are sharded, initialised and saved too.
+/// Inner modules have no hooks: the smallest FSDP unit is the whole module, but a tensor-parallel
+/// plan can place inner parameters. With distributed parameters forward communicates as its
+/// operators do. init_weights initialises parameters of libtorch's classes from the same
+/// distribution as their reset_parameters. Parameters of other classes keep the values from their
+/// constructor, unless set_initializers() names them.
 template <class Holder>
 class Hooked : public Module<Hooked<Holder>>,
                public detail::DeferredBias,
@@ -82,13 +83,14 @@ class Hooked : public Module<Hooked<Holder>>,
  public:
   using Held = typename Holder::ContainedType;
 
-  /// Makes the module of `args`. Throws Error for a parameter that is neither in kSlotMembers nor a
-  /// member of a class of libtorch's, and in a MetaDevice scope for a buffer that is not of such a
-  /// class. Not collective.
+  /// Constructs the wrapped module from `args`. Throws Error for a parameter that neither
+  /// kSlotMembers nor a libtorch class declares, and in a MetaDevice scope also for such a buffer.
+  /// Not collective.
   template <class... Args>
   explicit Hooked(Args&&... args)
       : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}
-  /// Adopts `module`. `classes`: kSlotMembers of other classes in it. For nn::adopt.
+  /// Adopts `module`; for nn::adopt. `classes`: finders from kSlotMembers of the other classes
+  /// inside the module.
   Hooked(std::shared_ptr<Held> module, std::vector<detail::FindMembers> classes)
       : held_(std::move(module)), taken_(detail::claim_module(*held_)) {
     classes.push_back(&detail::find_members<Held>);
@@ -102,25 +104,25 @@ class Hooked : public Module<Hooked<Holder>>,
     const BiasScope bias(this->leaves_out_bias() ? held_.get() : nullptr);
     return held_->forward(std::forward<Args>(args)...);
   }
-  /// Initialisers for parameters below this module, by FQN, instead of those of their classes. A
-  /// pattern that matches nothing is an Error of init_weights.
+  /// Sets initialisers for parameters below this module, by FQN; they replace the defaults of the
+  /// classes. init_weights throws Error for a pattern that matches nothing.
   void set_initializers(Initializers table) { initializers_ = std::move(table); }
   void reset_parameters(const InitContext& init) override {
     init.fill(*this, initializers_);
     detail::reset_adopted(*held_, *this, init);
   }
-  /// Also sets the mode of the adopted module.
+  /// Sets the training mode of this module and of the wrapped module.
   void train(bool on = true) override {
     Module<Hooked>::train(on);
     held_->train(on);
   }
   bool is_training() const noexcept override { return held_->is_training(); }
-  /// Its forward runs without hooks.
+  /// The wrapped module. Its own forward runs without hooks.
   Held& held() { return *held_; }
   const torch::nn::Module& adopted_module() const override { return *held_; }
 
  private:
-  /// Removes the bias of `module`, if any, within the scope.
+  /// Removes the bias of `module`, if it has one, within the scope.
   class BiasScope {
    public:
     explicit BiasScope(Held* module) : module_(module) { exchange(); }
@@ -146,27 +148,27 @@ class Hooked : public Module<Hooked<Holder>>,
   Initializers initializers_;
 };
 
-/// The result of nn::adopt for a module of class M.
+/// The type that nn::adopt returns for a module of class M.
 template <class M>
 using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
 
-/// Adopts a model made of libtorch's modules, as it is:
+/// Wraps an existing model made of libtorch's modules, without changes to the model:
 ///   const auto model = nn::adopt(std::make_shared<Net>());  // struct Net : torch::nn::Module
 ///   tensor_parallel::parallelize_module(*model, mesh["tp"], {{"fc1", colwise_parallel()}});
 ///   fsdp::fully_shard(*model, mesh["dp"]);
 ///   const at::Tensor y = (*model)(x);                       // Net::forward
-/// The result has the tree of `module`, whose parameters follow the slots. Call the result, and not
-/// `module`. `Classes`: the classes in it, other than M, that register parameters, with their
-/// kSlotMembers. Throws Error for a parameter without a known member, by name, for a member that
-/// was assigned another tensor (use tie_slot), and for a module that was adopted before. Not
-/// collective.
+/// The result has the same module tree as `module`, whose parameters follow the slots. Call the
+/// result instead of `module`. `Classes`: classes inside the model, other than M and libtorch's,
+/// that register parameters; each needs a kSlotMembers. Throws Error, with the name, for a
+/// parameter without a known member and for a member that was assigned another tensor (use
+/// tie_slot), and for a module that was already adopted. Not collective.
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct it first");
   return std::make_shared<Adopted<M>>(
       std::move(module), std::vector<detail::FindMembers>{&detail::find_members<Classes>...});
 }
-/// The same for a module holder: torch::nn::Sequential, TORCH_MODULE(Net).
+/// adopt() for a module holder: torch::nn::Sequential, TORCH_MODULE(Net).
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(const torch::nn::ModuleHolder<M>& module) {
   TESSERA_CHECK(!module.is_empty(), "nn::adopt was given an empty holder; construct its module");

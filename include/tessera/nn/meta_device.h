@@ -6,9 +6,9 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// While it lives, new parameters of this thread, and tensors of factory functions that are given
-/// no device, are on the meta device: sizes and types without storage. Scopes nest.
-/// torch.device("meta").
+/// While a MetaDevice object exists, this thread creates new parameters on the meta device: sizes
+/// and types without storage. The same applies to tensors from factory functions that are called
+/// without a device. Scopes nest. torch.device("meta").
 class MetaDevice {
  public:
   MetaDevice() = default;

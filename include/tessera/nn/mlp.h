@@ -13,26 +13,26 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// What an MLP calls its Linears; by default as Hugging Face's Llama does.
+/// Names of an MLP's Linears. The defaults are those of Hugging Face's Llama.
 struct MlpNames {
-  std::string gate = "gate_proj";  ///< in a SwiGlu only
+  std::string gate = "gate_proj";  ///< name of the gate's Linear; used by SwiGlu only
   std::string up = "up_proj", down = "down_proj";
 };
 
 /// Options of a SwiGlu and a GeluMlp.
 struct MlpOptions {
   std::int64_t hidden = 0;  ///< features of the input and of the result
-  std::int64_t inner = 0;   ///< between the Linears
+  std::int64_t inner = 0;   ///< features between the Linears
   bool bias = false;
-  /// Weights are initially normal(0, init_std), those of `down` normal(0, output_init_std), or the
-  /// same where that is 0; biases zero.
+  /// Weights are initialised from normal(0, init_std), the weight of `down` from normal(0,
+  /// output_init_std); if output_init_std is 0, init_std applies to it too. Biases start at zero.
   double init_std = 0.02, output_init_std = 0;
   MlpNames names{};
 };
 
-/// down(silu(gate(x)) * up(x)) (Shazeer 2020): (..., hidden) -> (..., hidden). The styles of its
-/// modules for tensor parallelism are tensor_parallel::swi_glu_plan(); forward itself communicates
-/// nothing.
+/// down(silu(gate(x)) * up(x)) (Shazeer 2020): (..., hidden) -> (..., hidden).
+/// tensor_parallel::swi_glu_plan() has the parallel styles of its modules; forward itself does not
+/// communicate.
 class SwiGlu : public Module<SwiGlu> {
  public:
   explicit SwiGlu(const MlpOptions& options);
@@ -44,12 +44,12 @@ class SwiGlu : public Module<SwiGlu> {
   std::shared_ptr<Linear> gate_, up_, down_;
 };
 
-/// down(gelu(up(x))) (Hendrycks & Gimpel 2016): (..., hidden) -> (..., hidden). The styles of its
-/// modules for tensor parallelism are tensor_parallel::gelu_mlp_plan(); forward itself communicates
-/// nothing.
+/// down(gelu(up(x))) (Hendrycks & Gimpel 2016): (..., hidden) -> (..., hidden).
+/// tensor_parallel::gelu_mlp_plan() has the parallel styles of its modules; forward itself does not
+/// communicate.
 class GeluMlp : public Module<GeluMlp> {
  public:
-  /// `tanh`: by GPT-2's approximation with tanh instead of the error function.
+  /// `tanh`: use GPT-2's tanh approximation of GELU instead of the error function.
   explicit GeluMlp(const MlpOptions& options, bool tanh = true);
   at::Tensor forward(const at::Tensor& x);
   void reset_parameters(const InitContext& init) override;

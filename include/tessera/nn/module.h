@@ -29,7 +29,8 @@ class InitContext;
 
 namespace detail {
 
-// Whether M has a member called forward: with a second base that has one the name is ambiguous.
+// Whether M has a member called forward. With a second base class that has one, the name is
+// ambiguous; this also finds templates and overloads.
 struct OtherForward {
   int forward;
 };
@@ -38,33 +39,34 @@ struct TwoForwards : M, OtherForward {};
 template <class M>
 concept HasForward = std::is_final_v<M> || !requires { &TwoForwards<M>::forward; };
 
-/// A running call of a module. Calls nest.
+/// A module call in progress. Calls nest.
 struct RunningCall {
   const ModuleBase* module = nullptr;
   const RunningCall* outer = nullptr;
-  const ModuleBase* outermost = nullptr;  ///< the module of the first of them
+  const ModuleBase* outermost = nullptr;  ///< the module of the outermost call
   int depth = 1;
 };
 
 }  // namespace detail
 
-/// The tensors inside a call's arguments or result, in order, undefined ones too. A hook may
+/// The tensors inside a call's arguments or result, in order, including undefined ones. A hook may
 /// replace them.
 using TensorList = std::span<at::Tensor* const>;
-/// Gets the module of a call, and the tensors of its arguments or result.
+/// A hook receives the called module, and the tensors of the call's arguments or result.
 using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
-/// Which calls of a module a hook runs around.
+/// The calls of a module that a hook runs around.
 enum class HookedCalls : std::uint8_t {
   kForward,
   kEveryMethod,  ///< forward, and other methods that Module::call_method calls
 };
-/// Names (or FQNs) and slots, in order of registration.
+/// Pairs of name (or FQN) and slot, in order of registration.
 using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 
 /// A torch::nn::Module with hooks around forward and with parameters that can be swapped. Derive
-/// from Module, below, rather than from this. Thread safety: one thread at a time.
+/// user modules from Module, below. Thread safety: one thread at a time.
 ///
-/// Not copyable, because the slots point to their module: build a second one and copy the values.
+/// Not copyable, because the slots point to their module: construct a second one and copy the
+/// values.
 class ModuleBase : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
@@ -72,17 +74,19 @@ class ModuleBase : public torch::nn::Module {
   ModuleBase& operator=(const ModuleBase&) = delete;
   ~ModuleBase() override;
 
-  /// Runs before forward with the tensors of its arguments, in order of registration.
+  /// Adds a hook that runs before forward with the tensors of its arguments. Hooks run in order of
+  /// registration.
   void add_forward_pre_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
-  /// Runs after forward with the tensors of its result, in order of registration.
+  /// Adds a hook that runs after forward with the tensors of its result. Hooks run in order of
+  /// registration.
   void add_forward_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
-  /// Runs last, also if forward or a hook throws, in the reverse order of registration. Must not
-  /// throw.
+  /// Adds a hook that runs last, even if forward or another hook throws. These hooks run in reverse
+  /// order of registration and must not throw.
   void add_always_hook(std::function<void()> hook, HookedCalls calls = HookedCalls::kForward);
 
-  /// Makes every call a checkpoint() of forward together with the hooks added so far (TP's), which
-  /// recomputation repeats. Hooks added later (FSDP's) stay outside and run once. Throws Error at
-  /// the second call.
+  /// Makes every call of this module an activation checkpoint(). The region includes forward and
+  /// the hooks added so far (those of tensor parallelism), which the recomputation repeats. Hooks
+  /// added later (FSDP's) stay outside and run once. Throws Error if it is called twice.
   void checkpoint_calls(CheckpointOptions options);
   bool checkpoints_calls() const { return checkpointed_ != nullptr; }
 
@@ -90,61 +94,65 @@ class ModuleBase : public torch::nn::Module {
   const NamedSlots& slots() const { return slots_; }
   /// This module's own buffers.
   const NamedSlots& buffer_slots() const { return buffer_slots_; }
-  /// Parameters of this module and all below it, each once, with the first of its FQNs.
-  /// Throws Error for a parameter without a slot: of a stock module below (use nn::Hooked), or made
-  /// by libtorch's register_parameter (use register_slot).
+  /// The parameters of this module and of all modules below it, each once, under the first of its
+  /// FQNs. Throws Error for a parameter without a slot: one of a stock module below (use
+  /// nn::Hooked), or one made by libtorch's register_parameter (use register_slot).
   NamedSlots named_slots() const;
-  /// Buffers of this module and all below it.
+  /// The buffers of this module and of all modules below it.
   NamedSlots named_buffer_slots() const;
-  /// This module's name in the tree that named_slots was called on; if it has several, the longest,
-  /// as with slots. The outermost call of a thread names modules too. nullopt: not named yet.
+  /// This module's FQN in the last tree that named_slots() or a thread's outermost call has walked.
+  /// A module with several FQNs reports the longest, as slots do. nullopt: no walk has reached the
+  /// module yet.
   const std::optional<std::string>& fqn() const { return fqn_; }
-  /// The slot of an own parameter. Throws Error, listing the names, if there is none.
+  /// The slot of this module's own parameter `name`. Throws Error, listing the names, if there is
+  /// none.
   const SlotPtr& slot(const std::string& name) const;
-  /// Replaces the parameter `name` by `slot`, which its modules then share (tied weights). Throws
+  /// Replaces the parameter `name` by `slot`, which both modules then share (tied weights). Throws
   /// Error if the sizes differ.
   void tie_slot(const std::string& name, const SlotPtr& slot);
 
-  /// Fills this module's own parameters and buffers with their initial values. init_weights calls
-  /// it for every module, parents first, on the final (sharded) tensors. A module may also fill
-  /// parameters of modules below it: a parameter is filled once, by the outermost module that asks.
+  /// Fills this module's own parameters and buffers with initial values. init_weights calls it for
+  /// every module, parents first, on the final (sharded) tensors. A module may also fill parameters
+  /// of modules below it. Each parameter is filled once, by the outermost module that fills it.
   virtual void reset_parameters(const InitContext& init);
 
-  /// Attaches an object of a higher layer to this module, one for each type; FSDP attaches its
-  /// unit.
+  /// Attaches an object of a higher layer to this module, at most one per type. FSDP, for example,
+  /// attaches its unit.
   template <class T>
   void attach(std::shared_ptr<T> object) {
     attached_[typeid(T)] = std::move(object);
   }
-  /// The object attached as a T, or nullptr.
+  /// The attached object of type T, or nullptr.
   template <class T>
   std::shared_ptr<T> attached() const {
     const auto found = attached_.find(typeid(T));
     return found == attached_.end() ? nullptr : std::static_pointer_cast<T>(found->second);
   }
 
-  /// Like libtorch's; only floating-point buffers change their type. Throws Error, before anything
-  /// is changed, for a parameter that FSDP has gathered: its shards would stay unconverted.
+  /// Converts parameters and buffers as libtorch's to() does; only floating-point buffers change
+  /// their type. Throws Error, before anything is changed, for a parameter that FSDP has gathered,
+  /// because its shard would not be converted.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
-  /// Not supported: always throws Error.
+  /// Cloning is not supported: always throws Error.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
  protected:
-  /// A parameter of these sizes, without values; on the meta device inside a MetaDevice scope, else
-  /// on the CPU.
+  /// Registers a parameter of these sizes without values; on the meta device inside a MetaDevice
+  /// scope, otherwise on the CPU.
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
-  /// A parameter with the values of `tensor`, whose memory it shares.
+  /// Registers a parameter with the values of `tensor`, whose memory it shares.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
-  /// A parameter in a tensor member, which is updated at every swap:
+  /// Registers a parameter that lives in a tensor member. Every swap of the slot updates the
+  /// member:
   ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
-  /// Calls and walks throw Error if the member was assigned another tensor since.
+  /// Module calls and tree walks throw Error if another tensor was assigned to the member.
   Parameter bind_slot(const std::string& name, at::Tensor& member);
-  /// A buffer, which moves with the module. Checkpoints store it unless it is not persistent: a
-  /// table that reset_parameters computes, for example.
+  /// Registers a buffer, which moves with the module. Saved checkpoints contain it if it is
+  /// persistent. A table that reset_parameters computes need not be.
   Parameter register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
                                  bool persistent = true);
 
@@ -154,31 +162,32 @@ class ModuleBase : public torch::nn::Module {
     std::vector<Hook> after;
     std::vector<std::function<void()>> always;
   };
-  /// The hooks outside the checkpointed region, and those inside it.
+  /// The hooks outside the activation checkpoint; checkpointed_hooks() are the hooks inside it.
   Hooks& hooks() { return hooks_; }
-  /// Those of HookedCalls::kEveryMethod.
+  /// The hooks for HookedCalls::kEveryMethod.
   Hooks& method_hooks() { return method_hooks_; }
   Hooks& checkpointed_hooks() { return checkpointed_->hooks; }
   const CheckpointOptions& checkpoint_options() const { return checkpointed_->options; }
   void run_hooks(const std::vector<Hook>& hooks, TensorList tensors);
   static void run_always_hooks(const Hooks& hooks) noexcept;
 
-  /// For the first line of a forward. Throws Error if this module has hooks that have not run,
-  /// because forward was called as m.forward(x) and not as m(x).
+  /// Call it in the first line of a forward. Throws Error if this module has hooks that have not
+  /// run, because forward was called as m.forward(x) instead of m(x).
   void check_called() const;
-  /// For exception handlers: rethrows the current exception. An Error, or an exception of libtorch,
-  /// then names this module and its FSDP unit, unless a module inside has added its name before.
+  /// For exception handlers: rethrows the current exception. Adds this module's name and its FSDP
+  /// unit to an Error or a libtorch exception, unless an inner module has already added its name.
   [[noreturn]] void rethrow_named() const;
-  /// For a call that returned a tensor on the meta device. Throws Error unless an input was on it:
-  /// then forward has read a tensor that its constructor kept.
+  /// For a call that returned a tensor on the meta device. Throws Error unless an input was on the
+  /// meta device: otherwise forward has used a meta tensor saved by the constructor.
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
-  /// Whether fqn() is known, after the module of the outermost call has named its tree.
+  /// Whether fqn() is known, after the outermost call's module has named its tree.
   bool is_in_a_tree() const;
 
-  /// Around a call. The outermost call of a thread throws Error for a parameter without a slot, and
-  /// for a parameter or buffer that is not filled, of the module or a module below it. An inner
-  /// call throws Error for a module with trained parameters that no register_module was called for.
+  /// Scope around a module call. A thread's outermost call throws Error for a parameter without a
+  /// slot, and for a parameter or buffer that is not filled, in the module or below it. An inner
+  /// call throws Error for a module with trainable parameters that was never registered with
+  /// register_module.
   class CallScope {
    public:
     explicit CallScope(ModuleBase& module);
@@ -190,7 +199,7 @@ class ModuleBase : public torch::nn::Module {
    private:
     detail::RunningCall call_;
   };
-  /// Around forward itself and its hooks.
+  /// Scope around forward itself and its hooks.
   class HookScope {
    public:
     HookScope(ModuleBase& module, const Hooks& hooks) : module_(module), hooks_(hooks) {
@@ -211,13 +220,13 @@ class ModuleBase : public torch::nn::Module {
  private:
   friend class ParameterSlot;
   friend class AdoptedModule;
-  /// Copies the tensor of a slot to the member that forward reads.
+  /// Copies the slot's tensor to the member that forward reads.
   using Follow = std::function<void(const at::Tensor& tensor)>;
-  /// What a swap updates: the handles of a parameter, and a member bound to it.
+  /// What a swap of a slot updates: the handles of a parameter, and a member bound to it.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;               ///< empty: no other member
-    const at::Tensor* member{};  ///< bind_slot: must be the tensor in the slot
+    Follow follow;               ///< updates a bound member; empty if there is none
+    const at::Tensor* member{};  ///< set by bind_slot; must be the same tensor as the slot's
   };
 
   struct Checkpointed {
@@ -238,24 +247,27 @@ class ModuleBase : public torch::nn::Module {
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
   NamedSlots slots_;
-  std::vector<Binding> bindings_;  // one for each of slots_
+  std::vector<Binding> bindings_;  // the bindings of slots_[i] are bindings_[i]
   NamedSlots buffer_slots_;
   Hooks hooks_;
   Hooks method_hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
-  mutable std::optional<std::string> fqn_;  ///< set by a walk, which changes nothing else
-  mutable bool named_tree_ = false;         ///< whether a walk from here has named what is below
-  int running_calls_ = 0;                   ///< more than 1 if a module calls itself
-  std::uint64_t checked_epoch_ = 0;  ///< detail::fill_epoch() when this was found to be filled
+  mutable std::optional<std::string> fqn_;  ///< set by a const walk of the tree, which changes
+                                            ///< nothing else
+  mutable bool named_tree_ = false;         ///< whether a walk from this module has named the
+                                            ///< modules below
+  int running_calls_ = 0;                   ///< more than 1 if the module calls itself
+  std::uint64_t checked_epoch_ = 0;  ///< value of detail::fill_epoch() when all parameters were
+                                     ///< last found filled
 };
 
-/// Base of a user's module. Call it as module(args...), which runs pre-hooks,
+/// Base class of a user's module. Call the module as module(args...), which runs pre-hooks,
 /// Derived::forward(args...) and hooks; module.forward(args...) skips the hooks. Arguments (copied)
-/// and results may have any type that visit_tensors knows. forward may return void.
+/// and results may have any type that visit_tensors supports. forward may return void.
 template <class Derived>
 class Module : public ModuleBase {
-  /// Whether forward takes what operator() passes on.
+  /// Whether forward accepts the arguments that operator() passes on.
   template <class... Args>
   static constexpr bool takes() {
     return requires(Derived& module, std::decay_t<Args>&... values) { module.forward(values...); };
@@ -284,8 +296,9 @@ class Module : public ModuleBase {
     }
   }
 
-  /// Calls `method(arguments...)`, which calls a method of this module, with the hooks of
-  /// HookedCalls::kEveryMethod. Arguments are copied. fsdp::register_forward_method uses this.
+  /// Calls `method(arguments...)`, which calls a method of this module, with the hooks for
+  /// HookedCalls::kEveryMethod around it. Arguments are copied. fsdp::register_forward_method uses
+  /// this.
   template <class Method, class... Args>
   auto call_method(const Method& method, Args&&... args) {
     const CallScope call(*this);
@@ -297,7 +310,8 @@ class Module : public ModuleBase {
     }
   }
 
-  /// For a short compiler message.
+  /// A call whose arguments forward does not accept selects this overload, which makes the
+  /// compiler's message short.
   template <class... Args>
     requires(!takes<Args...>())
   at::Tensor operator()(Args&&...) {
@@ -328,7 +342,8 @@ class Module : public ModuleBase {
 
   template <class... Values>
   auto call_checkpointed(Values&... values) {
-    // The graph may outlive the last handle of a module that is shared.
+    // The autograd graph may outlive the last handle to a shared module, so the region keeps the
+    // module alive.
     const auto region = [this, alive = this->weak_from_this().lock()](auto&... inputs) {
       const auto body = [this](auto&... arguments) { return this->call_forward(arguments...); };
       auto arguments = std::tie(inputs...);
@@ -362,9 +377,9 @@ class Module : public ModuleBase {
   }
 };
 
-/// Throws Error, naming the first ones, if the storage of parameters or buffers was never filled,
-/// or if they have none (meta device). The outermost call of a module checks this too. `caller`:
-/// the caller, for messages.
+/// Throws Error, naming the first ones, if parameters or buffers have never been filled or have no
+/// storage (meta device). The outermost call of a module checks this too. `caller`: the caller's
+/// name, for messages.
 void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
 }  // namespace tessera::nn

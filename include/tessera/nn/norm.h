@@ -14,13 +14,14 @@ namespace tessera::nn {
 /// x / sqrt(mean(x^2) + eps) * weight over the last dimension, statistics in fp32 (fp64 for fp64).
 /// (..., size) -> (..., size). weight: (size), initially ones. Zhang & Sennrich 2019.
 ///
-/// forward communicates nothing, and throws Error for other sizes and for layouts that
-/// nn::rms_norm refuses; that function's comment has the gradients.
+/// forward does not communicate. Throws Error for other sizes and for layouts that nn::rms_norm
+/// refuses. The comment of nn::rms_norm describes the gradients.
 class RMSNorm : public Module<RMSNorm> {
  public:
   explicit RMSNorm(std::int64_t size, double eps = 1e-5);
   at::Tensor forward(const at::Tensor& x);
-  /// The norm of x + residual, and that sum, which a block adds to later (nn::add_rms_norm).
+  /// Returns the norm of x + residual, and x + residual itself, to which the block adds its next
+  /// term (nn::add_rms_norm).
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& residual);
   void reset_parameters(const InitContext& init) override;
 
@@ -38,12 +39,12 @@ struct LayerNormOptions {
   bool bias = true;
 };
 
-/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension.
-/// (..., size) -> (..., size). weight, bias: (size), initially ones and zeros. Ba et al. 2016.
+/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension. (..., size) -> (...,
+/// size). weight, bias: (size), initially ones and zeros. Ba et al. 2016.
 ///
-/// forward is aten::layer_norm. On distributed tensors it communicates as in that operator's table
-/// in docs/sharding_rules.md, forward and backward, and is collective if it does. Throws what the
-/// operator throws for other sizes.
+/// forward is aten::layer_norm. With distributed tensors, forward and backward communicate as the
+/// operator's table in docs/sharding_rules.md says, and are then collective. Throws the operator's
+/// exceptions for other sizes.
 class LayerNorm : public Module<LayerNorm> {
  public:
   explicit LayerNorm(std::int64_t size, LayerNormOptions options = {});
@@ -51,7 +52,7 @@ class LayerNorm : public Module<LayerNorm> {
   void reset_parameters(const InitContext& init) override;
 
   Parameter weight;
-  Parameter bias;  ///< undefined without bias
+  Parameter bias;  ///< undefined for a LayerNorm without bias
 
  private:
   std::int64_t size_;

@@ -11,15 +11,15 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// How visit_modules() walks a tree of modules.
+/// Options that determine how visit_modules() walks a tree of modules.
 struct ModuleWalk {
-  /// A module that is registered at several places: at each of them, with each of its FQNs, instead
-  /// of only at the first.
+  /// Visits a module that is registered at several places at each of them, under each of its FQNs,
+  /// instead of only at the first.
   bool every_place = false;
-  /// Children before their parent instead of after it.
+  /// Visits children before their parent instead of after it.
   bool children_first = false;
-  /// Leaves out the modules for which this is true, and all modules below them. Called for a module
-  /// before its children. Empty: leaves out none.
+  /// Skips the modules for which this returns true, and all modules below them. Called for a module
+  /// before its children. Empty: skips nothing.
   std::function<bool(const torch::nn::Module& module)> skip{};
 };
 
@@ -34,14 +34,15 @@ void walk_modules(torch::nn::Module& root, const ModuleVisitor& visit, const Mod
 std::string join_fqn(const std::string& parent, const std::string& name);
 
 /// Calls visit(fqn, module) for `root` (FQN "") and for every module below it, depth first, in
-/// order of registration, each once and before its children unless `walk` says otherwise.
+/// order of registration, each once and parents first unless `walk` says otherwise.
 ///
 ///   nn::visit_modules(model, [](const std::string& fqn, nn::ModuleBase& module) { ... });
 ///   nn::visit_modules(model, [](const std::string& fqn, torch::nn::Module& module) { ... });
 ///
-/// A visitor that takes a ModuleBase does not see stock torch::nn modules, which have neither slots
-/// nor hooks; it sees what is below them. The visitor must not register modules.
-/// Not collective. Thread safety: that of reading the tree. Throws what the visitor throws.
+/// A visitor that takes a ModuleBase is not called for stock torch::nn modules, which have neither
+/// slots nor hooks, but is called for the ModuleBase objects below them. The visitor must not
+/// register modules. Not collective. Thread safety: as for reading the tree. Exceptions of the
+/// visitor pass through.
 template <class Visit>
 void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
   if constexpr (std::is_invocable_v<const Visit&, const std::string&, torch::nn::Module&>) {
@@ -56,7 +57,7 @@ void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk
   }
 }
 
-/// The same for a tree that is only read.
+/// visit_modules() for a const tree.
 template <class Visit>
 void visit_modules(const torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
   // libtorch returns the children of a const module as mutable modules.

@@ -18,7 +18,8 @@ namespace tessera::nn {
 
 namespace detail::user {
 
-// Blocks ordinary lookup, so that only overloads beside the visited type are found.
+// Blocks ordinary lookup, so that only visit_tensors overloads in the visited type's namespace are
+// found.
 void visit_tensors() = delete;
 
 template <class T, class Visit>
@@ -36,7 +37,7 @@ namespace detail {
 template <class T>
 struct Tag {};
 
-/// Dispatch by type; containers recurse through operator().
+/// Dispatches by type; containers recurse through operator().
 struct VisitTensors {
   template <class T, class Visit>
   void operator()(T& value, Visit&& visit) const {
@@ -92,14 +93,15 @@ struct VisitTensors {
 }  // namespace detail
 
 /// visit_tensors(value, visit) calls `visit(at::Tensor&)` for each tensor inside `value`, in order,
-/// undefined ones too. `value` is a tensor, or nested tuples, pairs, vectors, arrays, optionals and
-/// maps; values of other types count as without tensors. For a struct of your own, provide in its
-/// namespace:
+/// including undefined ones. `value` is a tensor, or nested tuples, pairs, vectors, arrays,
+/// optionals and maps; values of other types count as without tensors. For a struct of your own,
+/// provide in its namespace:
 ///   template <class Visit> void visit_tensors(MyBatch& batch, Visit&& visit) { visit(batch.x); }
-/// An object, not a function: argument-dependent lookup must find the user's overload only.
+/// It is an object instead of a function, so that argument-dependent lookup finds only the user's
+/// overload.
 inline constexpr detail::VisitTensors visit_tensors{};
 
-/// Pointers to the tensors inside `value`, valid while its containers are not changed.
+/// Pointers to the tensors inside `value`, valid until its containers change.
 template <class T>
 std::vector<at::Tensor*> collect_tensors(T& value) {
   std::vector<at::Tensor*> tensors;

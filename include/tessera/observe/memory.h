@@ -15,68 +15,71 @@ namespace tessera::observe {
 
 /// A block of host memory that a tensor allocates or frees.
 struct TensorBlock {
-  std::uint64_t number = 0;  ///< of the allocation in this process, from 1
+  std::uint64_t number = 0;  ///< number of the allocation in this process, from 1
   std::int64_t bytes = 0;
   bool freed = false;
   const void* data = nullptr;
 };
 
-/// How tensors' memory is counted.
+/// Options of count_tensor_memory().
 struct TensorMemoryOptions {
-  /// Reserve addresses only; memory is allocated at the first write. For FakeMode.
+  /// Reserve address space only; the system allocates memory at the first write. For FakeMode.
   bool reserve_only = false;
-  /// Sizes are rounded up to a multiple of this many bytes; 512 as by libtorch on a GPU.
+  /// Sizes are rounded up to a multiple of this many bytes. libtorch uses 512 on a GPU.
   std::int64_t granularity = 1;
-  /// Called for each block, on the thread that allocates or frees it; may be empty.
+  /// Called for each block, on the thread that allocates or frees it. May be empty.
   std::function<void(const TensorBlock&)> observer{};
 };
 
-/// Starts to count the memory of tensors on the host, of the whole process, without earlier
-/// allocations. A later call changes the options. Do not call it while other threads use tensors.
+/// Starts to count the memory of host tensors in the whole process; earlier allocations are not
+/// counted. A second call changes the options. Do not call it while other threads use tensors.
 void count_tensor_memory(TensorMemoryOptions options = {});
-/// Bytes of the allocated blocks; nullopt if nothing is counted.
+/// Bytes of all allocated blocks; nullopt if nothing is counted.
 std::optional<std::int64_t> tensor_bytes();
-/// The most since the last call; nullopt if nothing is counted. Thread safe.
+/// The highest number of allocated bytes since the last call; nullopt if nothing is counted. Thread
+/// safe.
 std::optional<std::int64_t> take_peak_tensor_bytes();
 
-/// The parts of a run, as memory sees them.
+/// The phases of a run that memory is attributed to.
 enum class MemoryPhase : std::uint8_t { kSetup, kForward, kBackward, kUpdate };
-/// "setup", "forward", "backward", or "update": clipping and the optimizer.
+/// "setup", "forward", "backward" or "update". The update is gradient clipping and the optimizer
+/// step.
 const char* to_string(MemoryPhase phase);
 
-/// What a block of memory is for, derived from when and where it was allocated and freed.
+/// The purpose of a memory block, derived from when and where it was allocated and freed.
 enum class MemoryKind : std::uint8_t {
-  kParameters,   ///< made by the setup: this rank's shards, and buffers
-  kOptimizer,    ///< made by the first update, and not freed
-  kGradients,    ///< made by a backward, used after it
-  kGathered,     ///< made to gather parameters
-  kReduced,      ///< made to reduce gradients
-  kActivations,  ///< made by a forward, used after it, in later steps as well (masks)
-  kTemporary,    ///< the rest
+  kParameters,   ///< allocated in setup: this rank's shards, and buffers
+  kOptimizer,    ///< allocated in the first update and not freed
+  kGradients,    ///< allocated in a backward and used after it
+  kGathered,     ///< all-gather buffers and gathered parameters
+  kReduced,      ///< buffers for reducing gradients
+  kActivations,  ///< allocated in a forward and used after it, also in later steps (masks)
+  kTemporary,    ///< memory of none of the other kinds
 };
-/// How many there are.
+/// The number of MemoryKind values.
 inline constexpr std::size_t kMemoryKinds = 7;
-/// "parameters", "gathered parameters".
+/// A name for output: "parameters", "gathered parameters".
 const char* to_string(MemoryKind kind);
-/// Whether offloading moves it to the host: shards, their gradients, the optimizer's state.
+/// Whether FSDP offloading moves memory of this kind to the host: shards, their gradients and the
+/// optimizer state.
 bool is_state(MemoryKind kind);
-/// Bytes by MemoryKind.
+/// Bytes, indexed by MemoryKind.
 using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 
-/// The highest use while one FSDP unit was active, of all micro-batches.
+/// The highest memory use while one FSDP unit was active, over all micro-batches.
 struct MomentMemory {
-  std::string name;  ///< "the backward of unit 'model.layers.3'", "the update"
+  std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
-  BytesByKind live{};  ///< also in the host's memory, which `bytes` does not count
+  BytesByKind live{};  ///< live bytes of each kind, including host memory, which `bytes` excludes
 };
 
-/// A rank's memory in a step.
+/// A rank's memory in one step.
 struct StepMemory {
-  BytesByKind most{};  ///< each kind's largest
+  BytesByKind most{};  ///< the maximum bytes of each kind during the step
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
-  std::string peak_moment;  ///< "the backward of unit 'model.layers.3'"
-  /// In the order in which they are at their highest; empty unless requested.
+  std::string peak_moment;  ///< the moment of the peak: "the backward of unit 'model.layers.3'"
+  /// Moments in the order in which they reach their maximum; empty unless requested.
   std::vector<MomentMemory> moments;
 };
 

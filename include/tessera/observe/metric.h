@@ -16,15 +16,15 @@ class World;
 
 namespace tessera::observe {
 
-/// How the values of several ranks become one.
+/// How the values of several ranks are combined.
 enum class Reduction : std::uint8_t { kSum, kMin, kMax };
 
-/// A number that is gathered over many steps, each rank's part on that rank, as torchmetrics' class
-/// of this name. A checkpoint holds each rank's part (checkpoint::StateDict::rank_states). One of
-/// your own:
+/// A number accumulated over many steps, each rank's part on that rank, like torchmetrics' class of
+/// the same name. A checkpoint saves each rank's part (checkpoint::StateDict::rank_states). A
+/// custom metric:
 ///
 ///   class Accuracy final : public observe::Metric {
-///    public:
+///   public:
 ///     void update(double right, double seen) {
 ///       check_update();
 ///       right_ += right;
@@ -32,42 +32,43 @@ enum class Reduction : std::uint8_t { kSum, kMin, kMax };
 ///     }
 ///     double compute() const override { return right_ / seen_; }
 ///
-///    private:
+///   private:
 ///     double& right_ = add_state("right", 0, observe::Reduction::kSum);
 ///     double& seen_ = add_state("seen", 0, observe::Reduction::kSum);
 ///   };
 ///
-/// Thread safety: one thread at a time.
+/// Not thread safe: use it from one thread at a time.
 class Metric : public checkpoint::RankState {
  public:
   Metric() = default;
   Metric(const Metric&) = delete;
   Metric& operator=(const Metric&) = delete;
 
-  /// Over this rank's data since reset(); between sync() and unsync() over all ranks' data.
+  /// The metric over this rank's data since reset(). Between sync() and unsync(), over all ranks'
+  /// data.
   virtual double compute() const = 0;
-  /// Makes the values those of all ranks, until unsync(). A world of one does nothing for it.
-  /// Collective over `world`. Throws Error if they are so already.
+  /// Replaces this rank's values by the values reduced over all ranks, until unsync(). No effect in
+  /// a world of one rank. Collective over `world`. Throws Error if the metric is already synced.
   void sync(comm::World& world);
-  /// Makes the values this rank's own again. Throws Error if they are.
+  /// Restores this rank's own values. Throws Error if the metric is not synced.
   void unsync();
   bool synced() const { return synced_; }
 
-  /// Whether checkpoints have it: set_persistent(false) leaves it out.
+  /// Whether checkpoints include this metric; set_persistent(false) excludes it.
   bool persistent() const override { return persistent_; }
   void set_persistent(bool persistent) { persistent_ = persistent; }
 
-  /// This rank's own, also between sync() and unsync().
+  /// This rank's own values, also between sync() and unsync().
   nlohmann::json state_dict() const override;
   void load_state_dict(const nlohmann::json& state) override;
   nlohmann::json merged(const std::vector<nlohmann::json>& of_ranks) const override;
   void reset() override;
 
  protected:
-  /// A value that update() changes. The reference stays valid. Throws Error for a name used
-  /// twice, and a sum that does not begin at 0.
+  /// Adds a value that update() changes. The reference stays valid. Throws Error for a name used
+  /// twice, and for a sum with a nonzero initial value.
   double& add_state(const std::string& name, double initial, Reduction reduction);
-  /// To be called by update(). Throws Error between sync() and unsync().
+  /// Throws Error between sync() and unsync(). update() must call it.
   void check_update() const;
 
  private:
@@ -79,16 +80,16 @@ class Metric : public checkpoint::RankState {
   void set_values(const nlohmann::json& state);
 
   std::map<std::string, Value> values_;
-  nlohmann::json own_;  ///< what unsync() goes back to; null: what values_ has
+  nlohmann::json own_;  ///< this rank's own values while the metric is synced; null otherwise
   bool synced_ = false;
   bool persistent_ = true;
 };
 
-/// The mean of values, each of some weight: of losses, by tokens.
+/// The weighted mean of values: for example of losses, weighted by tokens.
 class MeanMetric final : public Metric {
  public:
   void update(double value, double weight = 1);
-  /// NaN if there were none.
+  /// The weighted mean; NaN if update() was never called.
   double compute() const override;
 
  private:

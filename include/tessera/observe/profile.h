@@ -13,30 +13,29 @@ namespace tessera::observe {
 
 class ModuleRanges;
 
-/// The record of libtorch's profiler (Kineto) while the object exists: operators, each
-/// RECORD_USER_SCOPE, collectives, and on a GPU kernels and copies with their streams. With a
-/// `model` also the forward, recomputation and backward of each of its modules, by FQN; the model
-/// itself has the name of its class. The profiler slows every operator down, so a step or two are
-/// enough. Not collective.
+/// Records libtorch's profiler (Kineto) while the object exists: operators, each RECORD_USER_SCOPE,
+/// collectives, and on a GPU kernels and copies with their streams. With a `model`, it also records
+/// the forward, recomputation and backward of each module, by FQN; the root is named by its class.
+/// The profiler slows down every operator, so profile only one or two steps. Not collective.
 ///
-/// A module's backward is that of the autograd nodes that its forward made. Collectives of hooks
-/// that were in the model before (FSDP's, and those of tensor-parallel styles) appear before or
-/// after the module, within the module around it.
+/// A module's backward consists of the autograd nodes that its forward created. Collectives of
+/// hooks that were added before the profile (by FSDP and tensor-parallel styles) appear before or
+/// after their module, inside the parent module.
 ///
-/// Thread safety: made and used by one thread, for whole steps; the backward of this thread is
-/// recorded, too.
+/// Thread safety: create and use it on one thread, for whole steps. Backward calls of this thread
+/// are also recorded.
 class Profile {
  public:
-  /// Begins. Adds permanent hooks to the modules of `model`, which do nothing without a profile.
-  /// Throws Error if a profile of this process is running.
+  /// Starts the profile. Adds permanent hooks to the modules of `model`; without a running profile
+  /// they do nothing. Throws Error if another profile is running in this process.
   explicit Profile(c10::Device device, nn::ModuleBase* model = nullptr);
-  /// Ends the profile, unless write() has.
+  /// Ends the profile unless write() has ended it.
   ~Profile();
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
 
-  /// Ends the profile and writes it as a Chrome trace, which torch.profiler's tools read too. At
-  /// most once. Throws Error if the file can't be written; replaces an existing file.
+  /// Ends the profile and writes it as a Chrome trace, which torch.profiler's tools can also read.
+  /// Call it at most once. Replaces an existing file. Throws Error if the file can't be written.
   void write(const std::filesystem::path& file);
 
  private:

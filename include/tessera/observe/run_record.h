@@ -15,31 +15,31 @@ class ModuleBase;
 
 namespace tessera::observe {
 
-/// How one parameter is distributed, seen from this rank.
+/// How one parameter is distributed, from this rank's point of view.
 struct ShardingRow {
   std::string name;
-  std::vector<std::int64_t> sizes;  ///< global
-  /// "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor; the layout, as "[3:m0 x 2]", if no
-  /// list of placements describes it.
+  std::vector<std::int64_t> sizes;  ///< global sizes of the parameter
+  /// "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor. A layout that no list of placements
+  /// describes is written as "[3:m0 x 2]".
   std::string placements;
-  std::vector<std::int64_t> local_sizes;  ///< on this rank
+  std::vector<std::int64_t> local_sizes;  ///< sizes of this rank's part
   std::int64_t local_bytes = 0;
 };
 
-/// One row for each parameter of a module, in the module's order. For a parameter that FSDP
-/// manages it is the shard. Not collective.
+/// One row per parameter, in the module's order. For a parameter that FSDP manages, the row
+/// describes the FSDP shard. Not collective.
 std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module);
 
-/// What a run is, besides its metrics.
+/// The description of a run: everything except its metrics.
 struct RunRecord {
   std::string title{};
-  std::vector<std::pair<std::string, std::string>> configuration{};  ///< name, value
+  std::vector<std::pair<std::string, std::string>> configuration{};  ///< pairs of name and value
   std::vector<ShardingRow> sharding{};
 };
 
 /// Writes the record as JSON: title, configuration {name: value}, sharding [{name, sizes,
-/// placements, local_sizes, local_bytes}]. tools/tessera_plot.py draws it with the metrics.
-/// Replaces an older file. Throws Error if the file can't be written.
+/// placements, local_sizes, local_bytes}]. tools/tessera_plot.py plots it together with the
+/// metrics. Replaces an older file. Throws Error if the file can't be written.
 void write_run_record(const RunRecord& record, const std::filesystem::path& path);
 
 }  // namespace tessera::observe

@@ -14,25 +14,25 @@
 TESSERA_API_BEGIN
 namespace tessera::observe {
 
-/// Values by the names (tags) that TensorBoard shows them under.
+/// Values by TensorBoard tag.
 using Scalars = std::vector<std::pair<std::string, double>>;
 
-/// The metrics of a step under torchtitan's names: loss_metrics/global_avg_loss, grad_norm, lr,
-/// throughput(tps) of a rank, tflops, mfu(%), time_metrics/end_to_end(s), data_loading(s) and
-/// data_loading(%), memory/max_active and max_reserved in GiB and %, validation_metrics/loss; and
-/// memory/max_resident on a CPU, loss_scale with one. Unknown values are left out. `device_type`:
-/// "cpu" or "cuda".
+/// The metrics of a step under torchtitan's tags: loss_metrics/global_avg_loss, grad_norm, lr,
+/// throughput(tps) per rank, tflops, mfu(%), time_metrics/end_to_end(s), data_loading(s) and
+/// data_loading(%), memory/max_active and max_reserved in GiB and %, validation_metrics/loss.
+/// Additional tags are memory/max_resident on a CPU, and loss_scale with loss scaling. Unknown
+/// values are omitted. `device_type` is "cpu" or "cuda".
 Scalars titan_scalars(const StepMetrics& metrics, int world_size, const std::string& device_type);
 
-/// Writes values for TensorBoard, as an event file: a TFRecord file of Event messages (TensorFlow's
+/// Writes values to a TensorBoard event file: a TFRecord file of Event messages (TensorFlow's
 /// event.proto). For one rank and one thread.
 class TensorBoardWriter {
  public:
-  /// Makes the folder if it is missing, and a new file in it. TensorBoard ignores values of older
-  /// files from `first_step` on, since a resumed run repeats these steps. Throws Error if the file
-  /// can't be written.
+  /// Creates the folder if it is missing, and a new event file in it. A resumed run repeats the
+  /// steps from `first_step` on, so TensorBoard ignores older files' values from this step on.
+  /// Throws Error if the file can't be written.
   explicit TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step = 1);
-  /// Writes the values of a step, as fp32, and flushes them. Throws Error if the file can't be
+  /// Writes the values of a step as fp32, and flushes the file. Throws Error if the file can't be
   /// written.
   void write(std::int64_t step, const Scalars& scalars);
 

@@ -16,80 +16,85 @@
 TESSERA_API_BEGIN
 namespace tessera::observe {
 
-/// One step with a module. Returns the loss, one number, on which verify() calls backward; or, for
-/// a model that is used for inference alone, a result of any sizes computed without gradients.
+/// Runs one step with a module. Returns the loss, a scalar on which verify() calls backward. For an
+/// inference-only model, it returns a result of any sizes that was computed without gradients.
 using VerifyStep = std::function<at::Tensor(nn::ModuleBase& module)>;
 
-/// How verify() runs and compares.
+/// Options of verify().
 struct VerifyOptions {
-  /// The dimensions of the mesh along which ranks have different samples: those of FSDP and its
-  /// replicas. The gradient on the mesh must be the mean over them of one rank's gradients.
+  /// The mesh dimensions along which ranks have different samples: those of FSDP and its replicas.
+  /// The gradient on the mesh must equal the mean, over these dimensions, of the one-rank
+  /// gradients.
   std::vector<std::string> batch_dims{};
-  /// The step takes a part of the samples with the module, and all of them with the reference. For
-  /// context parallelism, for experts that get rows of other ranks, and for a loss or a statistic
-  /// of the whole batch. Outputs can't be compared then: only the gradients, and the loss as a mean
-  /// over `batch_dims`.
+  /// Whether the step uses only a part of the samples with the parallel module, and all samples
+  /// with the reference. For context parallelism, for experts that get rows of other ranks, and for
+  /// a loss or statistic of the whole batch. Outputs are not compared then: only the gradients, and
+  /// the loss as a mean over `batch_dims`.
   bool splits_samples = false;
-  /// The type with the fewest digits that the mesh computes or reduces in, if the reference's
-  /// parameters have more.
+  /// The least precise type in which the mesh computes or reduces, if it is less precise than the
+  /// reference's parameters.
   std::optional<c10::ScalarType> coarsest{};
 };
 
-/// A tensor of the mesh that is not what one rank has.
+/// A tensor on the mesh that differs from the one-rank reference.
 struct VerifyDifference {
-  std::string fqn;         ///< of the module or parameter; "" for the model itself, and the loss
-  std::string text;        ///< one line: what, sizes and layout, where, the values, the ranks
-  std::vector<int> ranks;  ///< world ranks that have it
-  double difference = 0;   ///< the largest
-  double allowed = 0;      ///< what rounding makes
+  std::string fqn;   ///< FQN of the module or parameter; "" for the model itself and for the loss
+  std::string text;  ///< one line: tensor, sizes and layout, position, values, ranks
+  std::vector<int> ranks;  ///< world ranks that have this difference
+  double difference = 0;   ///< the largest difference of an element
+  double allowed = 0;      ///< the largest difference that rounding can cause
 };
 
-/// What verify() has found, the same on every rank.
+/// The result of verify(), equal on every rank.
 struct VerifyReport {
-  /// In the order in which the calls end on one rank: all before the first one is equal.
+  /// Differing module outputs, in the order in which the module calls end on one rank. All outputs
+  /// before the first entry are equal.
   std::vector<VerifyDifference> outputs{};
-  std::vector<VerifyDifference> gradients{};  ///< in the order in which backward computes them
-  /// Not empty: the ranks have different weights, which this line names. Nothing else was compared.
+  std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in the order in which
+                                              ///< backward computes them
+  /// If not empty: the ranks have different weights, which this line names, and nothing else was
+  /// compared.
   std::string weights{};
-  std::size_t modules = 0;     ///< whose outputs were compared
-  std::size_t parameters = 0;  ///< whose gradients were
-  /// The largest difference, as a share of the largest value of its kind.
+  std::size_t modules = 0;     ///< number of modules whose outputs were compared
+  std::size_t parameters = 0;  ///< number of parameters whose gradients were compared
+  /// The largest difference, relative to the largest value of the compared tensor's kind.
   double largest = 0;
-  /// Where to look for the first of `outputs`: in its module, or if the module's input differs
-  /// already, in the one that calls it.
+  /// Where to look for the cause of the first entry in `outputs`: in its module or, if the module's
+  /// input already differs, in the calling module.
   std::string cause{};
 
   bool ok() const { return outputs.empty() && gradients.empty() && weights.empty(); }
-  /// One line if all is equal, else one for each difference, the first ones of many.
+  /// One line if everything is equal; else one line per difference, limited to the first ones.
   std::string text() const;
-  /// Throws Error of one line, with the first difference, unless ok().
+  /// Throws Error with the first difference, in one line, unless ok().
   void check() const;
 };
 
-/// Runs `step` with one rank's model and with the parallelized one, forward and backward of the
-/// same weights, and compares each output of a module, the result of the step, and each parameter's
-/// gradient. A fault in a plan or in a model's own code shows as the first output or gradient that
-/// is not one rank's. docs/verify.md.
+/// Runs `step`, forward and backward, with a one-rank model and with the parallelized model, using
+/// equal weights. Compares each module's outputs, the result of the step and each parameter's
+/// gradient. An error in a tensor-parallel plan or in the model's code appears as the first output
+/// or gradient that differs from one rank's. See docs/verify.md.
 ///
-/// `reference`: a second instance, of the same class and options, to which nothing was applied; it
-/// may be on the meta device. It gets the weights, buffers and modes of `module`, computes in the
-/// type of its own parameters, and is of no use afterwards. It is run three times, twice with
-/// weights that rounding changed: that shows which differences rounding makes.
-/// `mesh`: all ranks of the run. `step` must do the same at each call; random numbers are counted
-/// from the same number for each. A rank's step takes its own samples, small ones: every rank
-/// computes them all, with all weights, and keeps all inputs and outputs.
+/// `reference`: a second instance of the same class with the same options, not parallelized; it may
+/// be on the meta device. It receives the weights, buffers and modes of `module`, computes in the
+/// type of its own parameters, and cannot be used afterwards. It is run three times, two of them
+/// with weights perturbed by rounding, to measure which differences rounding can cause.
+/// `mesh`: all ranks of the run. `step` must do the same at each call; the random number generators
+/// start from the same state for each call. A rank's step uses the rank's own samples. Choose small
+/// samples: every rank computes all of them with all weights and stores all inputs and outputs.
 ///
-/// Distributed outputs are compared whole, and pending sums are reduced. A plain one must be the
-/// reference's on each rank, or if it has other sizes, the ranks' parts one after another.
+/// Distributed outputs are compared as whole tensors, with Partial outputs reduced. A plain output
+/// must equal the reference's on each rank; if its sizes differ, the concatenation of the ranks'
+/// parts must.
 ///
-/// Afterwards gradients, buffers and random numbers are restored. The hooks stay in the modules,
-/// and do nothing. Collective over `mesh`. Throws Error on every rank if the reference does not
-/// fit, or if the step throws with it. If the step throws on the mesh, the ranks on which it does
-/// throw, as in any step of a program.
+/// Gradients, buffers and random number states are restored at the end. The hooks remain in the
+/// modules but do nothing. Collective over `mesh`. Throws Error on every rank if the reference does
+/// not fit, or if the step throws with the reference. If the step throws on the mesh, only the
+/// ranks where it throws do.
 VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh,
                     const VerifyStep& step, const VerifyOptions& options = {});
 
-/// The same, for a step that takes the class of the model:
+/// verify() for a step that takes the model's class:
 ///
 ///   observe::verify(*model, *std::make_shared<Gpt>(config), mesh, [&](Gpt& gpt) {
 ///     return cross_entropy(gpt(tokens), targets);

@@ -12,47 +12,48 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// The defaults are those of torch.optim.AdamW.
+/// Options of AdamW. The defaults are those of torch.optim.AdamW.
 struct AdamWOptions {
   double lr = 1e-3;
-  double beta1 = 0.9;          ///< decay of the running mean of gradients
-  double beta2 = 0.999;        ///< decay of the running mean of their squares
-  double eps = 1e-8;           ///< added to the root of the latter
+  double beta1 = 0.9;          ///< decay of the running mean of the gradients
+  double beta2 = 0.999;        ///< decay of the running mean of the squared gradients
+  double eps = 1e-8;           ///< added to the root of the second mean
   double weight_decay = 1e-2;  ///< decoupled: parameters are multiplied by 1 - lr * weight_decay
-  /// The type of both means: kFloat or kBFloat16. In bf16 they take half the memory, and are
-  /// rounded up or down at random, right in the mean. Those of fp64 and complex parameters keep
-  /// their type. Not to be changed after the first step.
+  /// The type of both running means: kFloat or kBFloat16. In bf16 they need half the memory, and
+  /// are rounded stochastically, without bias. The means of fp64 and complex parameters keep the
+  /// parameter's type. Must not be changed after the first step.
   c10::ScalarType moment_dtype = c10::ScalarType::Float;
-  /// bf16 means are rounded by random numbers. These depend on this seed, the parameter's FQN, the
-  /// element in the whole tensor and the step, not on the mesh. The FQN is that in the whole model,
-  /// once somebody has asked it for its slots: ask for them before the first step where optimizers
-  /// are made of parts of a model.
+  /// Seed of the stochastic rounding of bf16 means. The random numbers depend on this seed, the
+  /// parameter's FQN, the element in the whole tensor and the step, but not on the mesh. The FQN is
+  /// that in the whole model, once its named_slots() has been called: call it before the first step
+  /// if optimizers are made from parts of a model.
   std::uint64_t seed = 0;
 };
 
-/// AdamW (Loshchilov & Hutter 2019) over local shards: one fused kernel call for all parameters of
-/// a group, a type and a device; shards that adjoin in memory are updated as one tensor. On CUDA
-/// the kernel is the library's own for all but fp64: it reads the learning rate, the step and the
-/// factor of the gradients on the device. State "exp_avg", "exp_avg_sq", "step".
+/// AdamW (Loshchilov & Hutter 2019) over local shards. One fused kernel call updates all parameters
+/// of a group with the same type and device; shards that are adjacent in memory are updated as one
+/// tensor. On CUDA the library's own kernel handles all types except fp64; it reads the learning
+/// rate, the step and the gradient factor on the device. State: "exp_avg", "exp_avg_sq", "step".
 ///
-/// Parameters narrower than fp32 have fp32 state, unless moment_dtype says otherwise. They are
-/// updated in fp32 and rounded; there is no fp32 copy of them between steps (fairseq's
-/// memory-efficient fp16).
+/// Parameters narrower than fp32 have fp32 state, unless moment_dtype sets another type. They are
+/// updated in fp32 and rounded; no fp32 copy is stored between steps (fairseq's memory-efficient
+/// fp16).
 ///
-/// step(): not collective, unless the layout of a gradient differs from its parameter's (a pending
-/// sum), which is then redistributed. Parameters without a gradient are skipped. Throws Error,
-/// before any parameter changes, for a parameter that is not filled, and for one whose local shard
-/// has changed its sizes or device since its first step. Thread safety: one thread at a time.
+/// step() is not collective, unless the layout of a gradient differs from its parameter's (a
+/// pending sum); such gradients are redistributed. Parameters without a gradient are skipped.
+/// Throws Error, before any parameter changes, for a parameter that is not filled, and for one
+/// whose local shard has changed its sizes or device since its first step. Thread safety: one
+/// thread at a time.
 class AdamW : public GroupedOptimizer<AdamWOptions> {
  public:
-  /// Throws Error for options that make no sense.
+  /// Throws Error for invalid options.
   explicit AdamW(std::vector<Group<AdamWOptions>> groups);
   AdamW(std::vector<nn::SlotPtr> parameters, AdamWOptions options);
-  /// All slots below `module`.
+  /// Uses all slots below `module`.
   AdamW(const nn::ModuleBase& module, AdamWOptions options);
 
  private:
-  /// A group's learning rate on a device, and the number that is there.
+  /// A group's learning rate on a device, and its value on the host.
   struct Rate {
     std::size_t group;
     double value;
@@ -66,28 +67,28 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   void update_by_kernel(const Batch& batch, std::size_t group);
   at::Tensor rate_on(c10::Device device, std::size_t group);
 
-  std::vector<Rate> rates_;  ///< one for each group and device
+  std::vector<Rate> rates_;  ///< one entry for each group and device
 };
 
-/// The defaults are those of torch.optim.SGD.
+/// Options of Sgd. The defaults are those of torch.optim.SGD.
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0.0;
-  bool nesterov = false;      ///< needs momentum
-  double weight_decay = 0.0;  ///< L2: added to the gradient, times the parameter
+  bool nesterov = false;      ///< Nesterov momentum; requires momentum
+  double weight_decay = 0.0;  ///< L2: weight_decay * parameter is added to the gradient
 };
 
 /// Stochastic gradient descent over local shards, with fused kernel calls and fp32 updates of
-/// narrower parameters as in AdamW. torch.optim.SGD without dampening. State "momentum_buffer" if a
-/// group has momentum.
+/// narrower parameters as in AdamW. torch.optim.SGD without dampening. State: "momentum_buffer" if
+/// a group has momentum.
 ///
-/// step(): collective when AdamW's is, and throws what that throws.
+/// step() is collective under the same conditions as AdamW's, and throws the same Errors.
 class Sgd : public GroupedOptimizer<SgdOptions> {
  public:
-  /// Throws Error for options that make no sense.
+  /// Throws Error for invalid options.
   explicit Sgd(std::vector<Group<SgdOptions>> groups);
   Sgd(std::vector<nn::SlotPtr> parameters, SgdOptions options);
-  /// All slots below `module`.
+  /// Uses all slots below `module`.
   Sgd(const nn::ModuleBase& module, SgdOptions options);
 
  private:

@@ -15,29 +15,31 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// The defaults are those of torch.amp.GradScaler.
+/// Options of GradScaler. The defaults are those of torch.amp.GradScaler.
 struct GradScalerOptions {
-  /// False: scale() returns the loss unchanged, step() always steps, and nothing is checked.
+  /// If false, scale() returns the loss unchanged, step() always steps, and nothing is checked.
   bool enabled = true;
   double init_scale = 65536.0;
-  double growth_factor = 2.0;           ///< multiplies the scale after growth_interval good steps
-  double backoff_factor = 0.5;          ///< multiplies the scale after a step that overflowed
-  std::int64_t growth_interval = 2000;  ///< in consecutive steps without an overflow
-  /// The scale must not fall below this: step() throws Error instead.
+  double growth_factor = 2.0;           ///< multiplies the scale after growth_interval steps
+                                        ///< without overflow
+  double backoff_factor = 0.5;          ///< multiplies the scale after a step with an overflow
+  std::int64_t growth_interval = 2000;  ///< number of consecutive steps without an overflow before
+                                        ///< the scale grows
+  /// Lower limit: if the scale would fall below it, step() throws Error.
   double min_scale = 1e-4;
-  /// After an overflow the scale falls only if at least this fraction of the steps since it last
-  /// changed have overflowed. 0: after each overflow.
+  /// After an overflow the scale falls only if at least this fraction of the steps since its last
+  /// change have overflowed. 0: after each overflow.
   double tolerance = 0.0;
 
-  /// fairseq's and ParlAI's choice for fp16 parameters: 2^17, tolerance 0.05.
+  /// The options of fairseq and ParlAI for fp16 parameters: 2^17, tolerance 0.05.
   static GradScalerOptions memory_efficient() {
     return {.init_scale = 131072.0, .tolerance = 0.05};
   }
 };
 
 /// Dynamic loss scaling for fp16 (Micikevicius et al. 2018). The loss is multiplied by a scale, so
-/// that small gradients do not vanish, and the gradients are divided by it again. A step whose
-/// gradients overflowed is skipped, on all ranks together. Thread safety: one thread at a time.
+/// that small gradients do not vanish, and the gradients are divided by it again. A step with
+/// overflowed gradients is skipped, on all ranks together. Thread safety: one thread at a time.
 ///
 ///   optim::GradScaler scaler;                      // {.enabled = dtype == kHalf}
 ///   for (...) {
@@ -48,62 +50,64 @@ struct GradScalerOptions {
 ///   }
 ///
 /// Two ways to use fp16:
-/// * safe: fp32 parameters, cast for each forward: fsdp::MixedPrecisionPolicy{.param_dtype = kHalf,
-///   .reduce_dtype = kFloat}. Gradients arrive in fp32.
+/// * safe: fp32 parameters that are cast for each forward, with
+///   fsdp::MixedPrecisionPolicy{.param_dtype = kHalf, .reduce_dtype = kFloat}. Gradients are fp32.
 /// * memory-efficient: fp16 parameters and gradients, GradScalerOptions::memory_efficient(). The
 ///   optimizer divides and updates in fp32, a few parameters at a time, so that no small gradient
 ///   is lost (fairseq's MemoryEfficientFP16Optimizer).
 ///
-/// step() divides the gradients; until then .grad holds scaled ones, unless unscale_ was called. An
-/// overflow is recognised by the norm of the gradients on all ranks of all meshes, so that one
-/// all-reduce serves clipping and scaling. The host waits for the device only to read that norm.
-/// Join several optimizers in an OptimizerList. The scale belongs in a checkpoint: state().
+/// step() divides the gradients; until then .grad contains scaled gradients, unless unscale_ was
+/// called. An overflow is detected by the norm of the gradients on all ranks of all meshes, so one
+/// all-reduce serves clipping and scaling. The host waits for the device only to read this norm.
+/// Combine several optimizers in an OptimizerList. Save the scale in checkpoints: state().
 class GradScaler {
  public:
-  /// Throws Error for options that make no sense.
+  /// Throws Error for invalid options.
   explicit GradScaler(GradScalerOptions options = {});
 
   bool enabled() const { return options_.enabled; }
   double scale() const { return enabled() ? state_.scale : 1.0; }
-  /// loss * scale().
+  /// Returns loss * scale().
   at::Tensor scale(const at::Tensor& loss) const;
 
-  /// Makes step() clip the divided gradients to a norm of `max_norm`. Returns their norm before
-  /// clipping, like optim::clip_grad_norm_; infinite or NaN if some overflowed. Collective like
-  /// that. At most once a step, and of all parameters that step() is to update.
+  /// Makes step() clip the unscaled gradients to a norm of `max_norm`. Returns their norm before
+  /// clipping, like optim::clip_grad_norm_; infinite or NaN if a gradient overflowed. Collective
+  /// like optim::clip_grad_norm_. Call it at most once per step, with all parameters that step()
+  /// will update.
   at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                              const NormOptions& options = {});
-  /// Instead: divides the gradients now, in place, for code that reads or changes them before
-  /// step(). Throws Error for gradients narrower than fp32, where small ones would vanish.
-  /// Collective like grad_norm(). At most once a step, and of all parameters that step() is to
-  /// update. optim::clip_grad_norm_ may then clip some of them.
+  /// Alternative to clip_grad_norm_(): divides the gradients now, in place, for code that reads or
+  /// changes them before step(). Throws Error for gradients narrower than fp32, in which small
+  /// values would vanish. Collective like grad_norm(). Call it at most once per step, with all
+  /// parameters that step() will update. optim::clip_grad_norm_ may then clip some of them.
   void unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
   /// Calls optimizer.step() unless a gradient overflowed, and sets the next scale. Returns whether
   /// it stepped, the same on every rank. If neither clip_grad_norm_ nor unscale_ was called before,
-  /// it calls grad_norm() with `options` and is collective like that. Pipeline stages, whose ranks
-  /// must skip the same steps, need NormOptions::over in whichever of these calls comes first.
-  /// Throws Error, on every rank, if the scale would fall below min_scale; the scale then stays.
-  /// Throws Error for a parameter with a gradient that was not among those clipped or unscaled.
+  /// it calls grad_norm() with `options`, and is then collective like grad_norm(). With pipeline
+  /// stages, whose ranks must skip the same steps, set NormOptions::over in the first of these
+  /// calls. Throws Error, on every rank, if the scale would fall below min_scale; the scale is then
+  /// unchanged. Throws Error if a parameter with a gradient was not among those clipped or
+  /// unscaled.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
-  /// What clip_and_step() did.
+  /// The result of clip_and_step().
   struct ClippedStep {
-    at::Tensor norm;  ///< as clip_grad_norm_ returns it
-    bool stepped;     ///< as step returns it
+    at::Tensor norm;  ///< the norm, as returned by clip_grad_norm_
+    bool stepped;     ///< whether the optimizer stepped, as returned by step
   };
-  /// clip_grad_norm_ and step in one. Where it is not enabled, it saves a pass over the gradients:
-  /// the optimizer multiplies them as it reads them (optim::clip_factor). Their values are not
-  /// specified afterwards. Throws Error, before anything is changed, for a parameter with a
-  /// gradient that the optimizer updates and that is not among `parameters`.
+  /// Combines clip_grad_norm_ and step. If the scaler is not enabled, this saves a pass over the
+  /// gradients: the optimizer multiplies them while it reads them (optim::clip_factor). The
+  /// gradients' values are unspecified afterwards. Throws Error, before anything is changed, if the
+  /// optimizer updates a parameter with a gradient that is not among `parameters`.
   ClippedStep clip_and_step(Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters,
                             double max_norm, const NormOptions& options = {});
-  /// The same. `before_step` is given the norm before the optimizer steps, and is not called where
-  /// it does not: if it throws, the parameters are as they were.
+  /// clip_and_step() with a callback. `before_step` is called with the norm before the optimizer
+  /// steps, but not if the step is skipped. If it throws, the parameters are unchanged.
   ClippedStep clip_and_step(Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters,
                             double max_norm, const NormOptions& options,
                             const std::function<void(const at::Tensor& norm)>& before_step);
 
-  /// For checkpoints. Counts are of steps.
+  /// The state for saved checkpoints. Counts are numbers of steps.
   struct State {
     double scale = 0.0;
     std::int64_t steps_since_overflow = 0;
@@ -112,14 +116,14 @@ class GradScaler {
     friend bool operator==(const State&, const State&) = default;
   };
   const State& state() const { return state_; }
-  /// Throws Error for a scale that is not above 0.
+  /// Restores a state from state(). Throws Error for a scale that is not above 0.
   void load_state(const State& state);
 
  private:
-  /// What clip_grad_norm_ or unscale_ found out for step().
+  /// The result of clip_grad_norm_ or unscale_ that step() uses.
   struct Checked {
     bool finite = true;
-    double factor = 1.0;  ///< by which step() multiplies the gradients
+    double factor = 1.0;  ///< the factor by which step() multiplies the gradients
     std::vector<nn::SlotPtr> parameters = {};
   };
   void check_once() const;

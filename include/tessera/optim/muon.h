@@ -14,13 +14,14 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// The factor of the learning rate of an A x B matrix.
+/// The factor of the learning rate for an A x B matrix.
 enum class MuonRate : std::uint8_t {
-  kOriginal,       ///< sqrt(max(1, A / B)): Keller Jordan's
-  kMatchRmsAdamW,  ///< 0.2 sqrt(max(A, B)): Moonshot's; for rates and decay tuned for AdamW
+  kOriginal,       ///< sqrt(max(1, A / B)), by Keller Jordan
+  kMatchRmsAdamW,  ///< 0.2 sqrt(max(A, B)), by Moonshot AI; for learning rates and weight decay
+                   ///< tuned for AdamW
 };
 
-/// The defaults are those of torch.optim.Muon.
+/// Options of Muon. The defaults are those of torch.optim.Muon.
 struct MuonOptions {
   double lr = 1e-3;
   double weight_decay = 0.1;
@@ -30,26 +31,26 @@ struct MuonOptions {
   int ns_steps = 5;
   double eps = 1e-7;
   MuonRate rate = MuonRate::kOriginal;
-  /// The type of the Newton-Schulz iteration and of what is sent for it.
+  /// The type of the Newton-Schulz iteration and of the data that is sent for it.
   c10::ScalarType compute_dtype = c10::ScalarType::BFloat16;
 };
 
 /// Muon (Jordan et al. 2024): the update of a matrix is the orthogonal matrix nearest to its
-/// momentum, which five Newton-Schulz steps approximate. For the matrices of hidden layers;
-/// give embeddings, the head, norms and biases to an AdamW (see split_for_muon and
-/// OptimizerList). torch.optim.Muon for any sharding on any mesh, with the result of one process.
+/// momentum, approximated by five Newton-Schulz steps. Use it for the matrices of hidden layers,
+/// and AdamW for embeddings, the head, norms and biases (see split_for_muon and OptimizerList).
+/// torch.optim.Muon for any sharding on any mesh, with the result of one process.
 ///
 /// Each matrix is assigned to one rank of its mesh, replicas included, so that it is orthogonalised
-/// once and the work is balanced. One all-to-all brings each matrix, in compute_dtype, to its rank;
-/// a second one returns the shards. State "momentum_buffer".
+/// once and the work is balanced. One all-to-all sends each matrix, in compute_dtype, to its rank;
+/// a second one returns the shards. State: "momentum_buffer".
 ///
-/// step(): collective over the meshes of distributed matrices that require a gradient. A matrix
-/// that has a gradient on some rank only counts as zeros on the others; to know that, the hosts
-/// exchange one byte a matrix. A matrix that has a gradient on no rank is skipped. Thread safety:
-/// one thread at a time.
+/// step(): collective over the meshes of distributed matrices that require a gradient. If a matrix
+/// has a gradient on some ranks only, the others count as zeros; to find out, the hosts exchange
+/// one byte per matrix. A matrix without a gradient on every rank is skipped. Thread safety: one
+/// thread at a time.
 class Muon : public GroupedOptimizer<MuonOptions> {
  public:
-  /// Throws Error for options that make no sense and for parameters that are not 2-D.
+  /// Throws Error for invalid options and for parameters that are not 2-D.
   explicit Muon(std::vector<Group<MuonOptions>> groups);
   Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options);
   ~Muon() override;
@@ -68,13 +69,14 @@ class Muon : public GroupedOptimizer<MuonOptions> {
   std::vector<Exchange> exchanges_;
 };
 
-/// The parameters of a model that Muon is for, and the rest.
+/// The parameters of a model for Muon, and the remaining ones.
 struct MuonSplit {
   std::vector<nn::SlotPtr> matrices, rest;
 };
-/// Matrices: the 2-D parameters, except those of an embedding (or tied to one), nn::Embedding or
-/// libtorch's, and those with an FQN that matches one of the patterns `rest` (see nn::matches_fqn):
-/// {"lm_head.weight"}. Throws Error for a pattern that matches no parameter.
+/// Splits a model's parameters. `matrices` are the 2-D parameters, except those of an embedding
+/// (nn::Embedding or libtorch's), those tied to one, and those whose FQN matches one of the
+/// patterns `rest` (see nn::matches_fqn): {"lm_head.weight"}. Throws Error for a pattern that
+/// matches no parameter.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest);
 
 }  // namespace tessera::optim

@@ -23,9 +23,9 @@ struct StateTensor {
   at::Tensor tensor;
 };
 
-/// What a training loop needs of an optimizer. It holds slots and not tensors, so it may be made
-/// before or after TP and FSDP are applied. Thread safety: one thread at a time. To write one, see
-/// GroupedOptimizer in slot_optimizer.h.
+/// The interface of an optimizer that training loops use. It refers to slots instead of tensors, so
+/// it may be constructed before or after tensor parallelism and FSDP are applied. Thread safety:
+/// one thread at a time. To write an optimizer, see GroupedOptimizer in slot_optimizer.h.
 class Optimizer {
  public:
   Optimizer() = default;
@@ -33,38 +33,40 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
 
-  /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`,
-  /// with which a GradScaler divides by its scale, in the type of the update: fp32 where parameters
-  /// are narrower. The gradients' values are not specified afterwards: call zero_grad().
-  /// The first step compares gradients that must be copies: on a mesh (dp, tp), those of a
-  /// parameter on mesh["tp"] for each coordinate of dp. It is collective over the root meshes of
-  /// distributed parameters, and throws Error if copies differ, because nothing sums them. With
-  /// TESSERA_DEBUG=1 every step compares.
+  /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`
+  /// (a GradScaler uses it to divide by its scale), in the type of the update: fp32 for narrower
+  /// parameters. The gradients' values are unspecified afterwards: call zero_grad(). The first step
+  /// compares gradients that must be copies: on a mesh (dp, tp), those of a parameter on mesh["tp"]
+  /// for each coordinate of dp. This comparison is collective over the root meshes of distributed
+  /// parameters, and throws Error if copies differ, because nothing sums them. With TESSERA_DEBUG=1
+  /// every step compares.
   void step(double gradient_factor = 1.0) {
     check_copies();
     update(gradient_factor);
   }
-  /// The same with a factor that is on a device, such as ClipFactor::factor: plain, 0-d, and the
-  /// same on every rank. Each product is rounded to the type of the gradient, as clip_grad_norm_()
-  /// rounds it. The host does not wait for it.
+  /// step() with a factor on a device, such as ClipFactor::factor: plain, 0-d, and the same on
+  /// every rank. Each product is rounded to the type of the gradient, as in clip_grad_norm_(). The
+  /// host does not wait for it.
   void step(const at::Tensor& gradient_factor) {
     check_copies();
     update_scaled(gradient_factor);
   }
-  /// Drops the gradients, and those that FSDP has accumulated but not reduced. Not collective.
+  /// Clears the gradients, and the gradients that FSDP has accumulated but not reduced. Not
+  /// collective.
   void zero_grad();
-  /// Each once; for clip_grad_norm_.
+  /// The parameters, each once; for clip_grad_norm_.
   virtual const std::vector<nn::SlotPtr>& parameters() const = 0;
-  /// Sets the rate of each group to its options' lr times `factor`, such as LrSchedule::factor().
+  /// Sets the learning rate of each group to `factor` times its options' lr; for example with
+  /// LrSchedule::factor().
   virtual void scale_lr(double factor) = 0;
-  /// The state, for a checkpoint to read, or to fill before the next step. State that does not
-  /// exist yet is made, as zeros, but for frozen parameters, which have none. Not collective.
-  /// Throws Error for parameters that were never filled.
+  /// The optimizer state, for a checkpoint to save, or to load before the next step. Missing state
+  /// is created as zeros, except for frozen parameters, which have none. Not collective. Throws
+  /// Error for parameters that were never filled.
   virtual std::vector<StateTensor> state() = 0;
 
  private:
   virtual void update(double gradient_factor) = 0;
-  /// Multiplies the gradients in place first.
+  /// step() with a factor on a device. By default multiplies the gradients in place first.
   virtual void update_scaled(const at::Tensor& gradient_factor);
   void check_copies();
 
@@ -72,22 +74,22 @@ class Optimizer {
 };
 
 /// The state, named by the parameter's FQN: "model.norm.weight.exp_avg". Not collective. Throws
-/// Error if the optimizer has a parameter that `module` and the modules below it lack.
+/// Error if the optimizer has a parameter that is not in `module` or below it.
 std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer,
                                                             const nn::ModuleBase& module);
 
-/// All slots below `module`, in order.
+/// All slots below `module`, in order of registration.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module);
 
-/// Several optimizers as one, each with its own parameters:
+/// Combines several optimizers, each with its own parameters:
 ///   const optim::MuonSplit split = optim::split_for_muon(model, {"lm_head.weight"});
 ///   optim::OptimizerList optimizer(
 ///       {std::make_shared<optim::Muon>(split.matrices, optim::MuonOptions{.lr = 0.02}),
 ///        std::make_shared<optim::AdamW>(split.rest, optim::AdamWOptions{.lr = 3e-4})});
-/// They step in the order given.
+/// They step in the given order.
 class OptimizerList : public Optimizer {
  public:
-  /// Throws Error for a parameter that two of them update, and for a null optimizer.
+  /// Throws Error for a parameter that two optimizers update, and for a null optimizer.
   explicit OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers);
 
   const std::vector<nn::SlotPtr>& parameters() const override { return parameters_; }
@@ -102,25 +104,25 @@ class OptimizerList : public Optimizer {
   std::vector<nn::SlotPtr> parameters_;
 };
 
-/// An optimizer that also keeps an exponential moving average of the parameters that are trained
+/// An optimizer that also maintains an exponential moving average of the trainable parameters
 /// (Polyak & Juditsky 1992): after each step of `inner`, average = decay * average + (1 - decay) *
-/// parameter. The average begins as the parameters are before the first step, unless a load has
-/// filled it. Each rank stores it for its local shards, in fp32 if these are narrower, and it is
-/// part of the state as "ema": checkpoints hold it, and a resumed run continues it exactly. It
-/// needs no communication.
+/// parameter. The average starts with the parameters' values before the first step, unless a load
+/// has filled it. Each rank stores the average of its local shards, in fp32 if they are narrower.
+/// The average is part of the state as "ema", so checkpoints save it, and a resumed run continues
+/// it exactly. No communication.
 class Ema final : public Optimizer {
  public:
-  /// Throws Error unless 0 <= decay < 1, and for no optimizer.
+  /// Throws Error unless 0 <= decay < 1, and for a null optimizer.
   Ema(std::shared_ptr<Optimizer> inner, double decay);
 
   const std::vector<nn::SlotPtr>& parameters() const override { return inner_->parameters(); }
   void scale_lr(double factor) override { inner_->scale_lr(factor); }
   std::vector<StateTensor> state() override;
 
-  /// Exchanges the parameters with their averages, for evaluation or an export; a second call gives
-  /// them back: in between, step() and state() throw Error. Not to be called between a forward and
-  /// its backward. Not collective. Throws Error, before anything is changed, for parameters
-  /// narrower than fp32, whose values would be rounded.
+  /// Exchanges the parameters with their averages, for evaluation or an export. A second call
+  /// restores them; in between, step() and state() throw Error. Must not be called between a
+  /// forward and its backward. Not collective. Throws Error, before anything is changed, for
+  /// parameters narrower than fp32, because the averages would be rounded.
   void swap();
 
  private:
@@ -136,8 +138,10 @@ class Ema final : public Optimizer {
 
   std::shared_ptr<Optimizer> inner_;
   double decay_;
-  std::vector<at::Tensor> averages_;  ///< for each of parameters(); undefined for frozen ones
-  bool swapped_ = false;              ///< the parameters are the averages now
+  std::vector<at::Tensor> averages_;  ///< the average of each of parameters(); undefined for frozen
+                                      ///< parameters
+  bool swapped_ = false;              ///< whether the parameters currently have the averages'
+                                      ///< values
 };
 
 }  // namespace tessera::optim

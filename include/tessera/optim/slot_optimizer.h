@@ -16,7 +16,7 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// Parameters that share options.
+/// A group of parameters with common options.
 template <class Options>
 struct Group {
   std::vector<nn::SlotPtr> parameters;
@@ -25,10 +25,10 @@ struct Group {
 
 /// The local shard of a parameter in a step.
 struct ShardUpdate {
-  std::size_t index;     ///< in Optimizer::parameters()
+  std::size_t index;     ///< index of the parameter in Optimizer::parameters()
   std::size_t group;     ///< index of its optimizer group
-  at::Tensor parameter;  ///< local, without autograd
-  at::Tensor gradient;   ///< local; undefined if there is none
+  at::Tensor parameter;  ///< the parameter's local tensor, without autograd
+  at::Tensor gradient;   ///< the local gradient; undefined if the parameter has no gradient
 };
 
 /// The factor of all gradients in a step (Optimizer::step): a number, or a plain 0-d tensor on a
@@ -38,71 +38,73 @@ struct GradientFactor {
   at::Tensor tensor = {};
 };
 
-/// Shards that one list kernel updates: tensor i of each list belongs to tensor i of the others.
+/// Shards that one list kernel updates. The i-th tensors of all lists belong together.
 struct Batch {
   std::vector<at::Tensor> parameters, gradients;
-  std::vector<std::vector<at::Tensor>> states;  ///< one list for each state name
-  std::vector<at::Tensor> steps;                ///< the number of this step, from 1, if counted
-  /// The index of the first shard of each tensor in Optimizer::parameters().
+  std::vector<std::vector<at::Tensor>> states;  ///< the state tensors: one list for each state name
+  std::vector<at::Tensor> steps;                ///< step counters with the number of this step,
+                                                ///< from 1; empty if steps are not counted
+  /// For each tensor, the index in Optimizer::parameters() of its first shard.
   std::vector<std::size_t> shards = {};
   /// Plain, 0-d fp64, on the device of the batch: the factor by which update_batch() multiplies the
   /// gradients if takes_gradient_factor(). Undefined: 1.
   at::Tensor gradient_factor = {};
 };
 
-/// Base of optimizers that keep state for local shards. A step takes each slot's local shard and
-/// gradient, checks them, makes the state of shards that have none, joins shards that adjoin in
-/// memory, sorts them into batches, one for each type and device, and calls update_batch() for
-/// each. State is made at a parameter's first step, in fp32 if the parameter is narrower. The state
-/// of shards that adjoin in memory, as FSDP lays out those of a unit, adjoins too.
+/// Base class of optimizers with state for local shards. A step takes each slot's local shard and
+/// gradient, checks them, creates missing state, joins shards that are adjacent in memory, and
+/// sorts them into batches by type and device. It calls update_batch() for each batch. State is
+/// created at a parameter's first step, in fp32 if the parameter is narrower. FSDP places the
+/// shards of a unit adjacently in memory; their state is adjacent too.
 ///
-/// Derive from GroupedOptimizer<Options>, which adds groups of options.
+/// Derive from GroupedOptimizer<Options>, which adds groups with options.
 class SlotOptimizer : public Optimizer {
  public:
   const std::vector<nn::SlotPtr>& parameters() const final { return parameters_; }
   std::vector<StateTensor> state() final;
 
  protected:
-  /// `groups`: the parameters of each group. `state_names`: one tensor of the shard's sizes for
-  /// each. `counts_steps`: a counter "step" as well. Throws Error for a slot that is in two groups,
-  /// for a null slot, and if there are no parameters. Repeats within a group (tied weights) count
-  /// once.
+  /// `groups`: the parameters of each group. `state_names`: names of state tensors, each of the
+  /// shard's sizes. `counts_steps`: whether there is also a counter "step". Throws Error for a slot
+  /// in two groups, for a null slot, and if there are no parameters. Repeated slots within a group
+  /// (tied weights) count once.
   SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups, std::vector<std::string> state_names,
                 bool counts_steps);
 
   /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
   /// of the type in which the update is computed: fp32 for narrower parameters, whose new values
-  /// are then rounded back, a few at a time; of complex numbers the real and imaginary parts, in a
-  /// last dimension (at::view_as_real). Gradients are multiplied by the factor of step() and may be
-  /// overwritten. Ranks call it with different shards, and not equally often: it must not
-  /// communicate. Its exceptions leave step(), on this rank alone, after earlier batches were
-  /// updated.
+  /// are then rounded back, a few at a time. Complex tensors are passed as real ones with a last
+  /// dimension for real and imaginary parts (at::view_as_real). Gradients are multiplied by the
+  /// factor of step() and may be overwritten. Ranks call it with different shards, and not equally
+  /// often, so it must not communicate. Its exceptions propagate out of step() on this rank only,
+  /// after earlier batches were updated.
   virtual void update_batch(const Batch& batch, std::size_t group);
   /// Whether update_batch() multiplies the gradients of this batch itself, by
   /// Batch::gradient_factor. By default they are multiplied before, in place.
   virtual bool takes_gradient_factor(const Batch& /*batch*/, std::size_t /*group*/) const {
     return false;
   }
-  /// Whether shards that adjoin in memory may be one tensor of a batch.
+  /// Whether shards that are adjacent in memory may be joined to one tensor of a batch.
   virtual bool joins_shards(std::size_t /*group*/) const { return true; }
 
-  /// Updates all shards of a step, which have passed all checks; by default in batches. For
-  /// optimizers that need whole tensors, such as Muon: if it communicates, step() is collective.
+  /// Updates all shards of a step, after all checks; by default in batches. Override it in
+  /// optimizers that need whole tensors, such as Muon. If it communicates, step() is collective.
   virtual void update_shards(const std::vector<ShardUpdate>& shards, const GradientFactor& factor);
   /// Multiplies the gradients of the shards in place, by a factor on a device.
   static void scale_gradients(const std::vector<ShardUpdate>& shards, const at::Tensor& factor);
-  /// Whether a parameter takes part in a step though it has no gradient.
+  /// Whether a parameter without a gradient takes part in a step.
   virtual bool updates_without_gradient(const at::Tensor& /*parameter*/) const { return false; }
-  /// The type of the state of a local shard of `group`. By default fp32 if the shard is narrower,
-  /// else the shard's.
+  /// The type of the state for a local shard of `group`. By default fp32 if the shard is narrower,
+  /// otherwise the shard's type.
   virtual c10::ScalarType state_dtype(std::size_t group, c10::ScalarType parameter) const;
 
   /// The state of a local shard.
   struct State {
-    std::vector<at::Tensor> tensors;  ///< one for each state name
-    at::Tensor step;                  ///< 0-d fp32, on the shard's device; undefined if not counted
-    std::int64_t steps = 0;           ///< the value of `step`, known without asking the device
-    std::uint32_t writes = 0;         ///< the writes to `step` that `steps` includes
+    std::vector<at::Tensor> tensors;  ///< the state tensors, one for each state name
+    at::Tensor step;                  ///< the step counter: 0-d fp32, on the shard's device;
+                                      ///< undefined if steps are not counted
+    std::int64_t steps = 0;           ///< the value of `step`, known without waiting for the device
+    std::uint32_t writes = 0;         ///< the version of `step` that `steps` corresponds to
   };
   /// The state of a parameter that an earlier step has updated.
   State& state_of(std::size_t parameter) { return states_[parameter]; }
@@ -116,7 +118,7 @@ class SlotOptimizer : public Optimizer {
   void update(double gradient_factor) final;
   void update_scaled(const at::Tensor& gradient_factor) final;
   void make_step(const GradientFactor& factor);
-  /// Throws Error, before a step changes anything, for rates that make no sense.
+  /// Throws Error, before a step changes anything, for invalid learning rates.
   virtual void check_rates() const {}
   std::vector<ShardUpdate> begin_step();
   void check_parameter(std::size_t index) const;
@@ -133,18 +135,19 @@ class SlotOptimizer : public Optimizer {
   void update_rounded(Run run, std::size_t group, const GradientFactor& factor);
 
   std::vector<nn::SlotPtr> parameters_;
-  std::vector<std::size_t> group_of_;  // for each parameter
-  std::vector<State> states_;          // for each parameter
+  std::vector<std::size_t> group_of_;  // the group of each parameter
+  std::vector<State> states_;          // the state of each parameter
   std::vector<std::string> state_names_;
   bool counts_steps_;
 };
 
-/// A deprecated name.
+/// Deprecated name of SlotOptimizer.
 using BatchedOptimizer
     [[deprecated("leave it out: GroupedOptimizer<Options> updates in batches")]] = SlotOptimizer;
 
-/// SlotOptimizer with options for each group, which need a member `lr`. An optimizer of your own
-/// (compiled and run by OptimizerExample in tests/optim/optimizer_example_test.cpp):
+/// SlotOptimizer with options for each group; Options needs a member `lr`. Example of a
+/// user-defined optimizer (compiled and run by OptimizerExample in
+/// tests/optim/optimizer_example_test.cpp):
 ///
 ///   struct SignSgdOptions { double lr = 1e-3; };
 ///
@@ -161,12 +164,13 @@ using BatchedOptimizer
 ///     }
 ///   };
 ///
-/// The second template parameter is for sources of version 0.2 and has no effect.
+/// The second template parameter has no effect; it is for source compatibility with version 0.2.
 template <class Options, class = void>
 class GroupedOptimizer : public SlotOptimizer {
  public:
   std::size_t groups() const { return options_.size(); }
-  /// May be changed between steps. A step throws Error for an lr that is negative or not finite.
+  /// A group's options, which may be changed between steps. A step throws Error for an lr that is
+  /// negative or not finite.
   Options& options(std::size_t group = 0) {
     check_group(group);
     return options_[group];

@@ -11,38 +11,41 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// A GPU and its place in a cluster. The rates are those of data sheets; the shares say how much of
-/// them a training step is assumed to reach.
+/// The properties of a GPU and its cluster. Rates are data-sheet values. The `..._share` factors
+/// are the assumed fractions of these rates that a training step reaches.
 struct Machine {
   std::string name;
-  double memory_bytes = 0;           ///< of a device
-  double reserved_bytes = 3e9;       ///< not for tensors: the context, NCCL's buffers
-  double flops_half = 0;             ///< FLOP/s of matrix products in bf16 and fp16, dense
-  double flops_fp32 = 0;             ///< in fp32, as libtorch computes them by default
-  double product_share = 0.7;        ///< share of these that products reach
-  double attention_share = 0.5;      ///< share of these that attention reaches
-  double memory_bandwidth = 0;       ///< bytes a second
-  double memory_share = 0.8;         ///< share of it that other operators reach
-  double operator_latency_s = 2e-6;  ///< the least that an operator takes
+  double memory_bytes = 0;      ///< memory of one device
+  double reserved_bytes = 3e9;  ///< not available to tensors: CUDA context, NCCL buffers
+  double flops_half = 0;        ///< FLOP/s of dense matrix products in bf16 and fp16
+  /// FLOP/s of matrix products in fp32, as libtorch computes them by default.
+  double flops_fp32 = 0;
+  double product_share = 0.7;        ///< fraction of the peak FLOP/s that matrix products reach
+  double attention_share = 0.5;      ///< fraction of the peak FLOP/s that attention reaches
+  double memory_bandwidth = 0;       ///< memory bandwidth, bytes per second
+  double memory_share = 0.8;         ///< fraction of memory_bandwidth that other operators reach
+  double operator_latency_s = 2e-6;  ///< the minimum time of an operator
   std::int64_t ranks_per_node = 8;
-  double link_bandwidth = 0;         ///< bytes a second out of a device, to those of its node
-  double network_bandwidth = 0;      ///< bytes a second out of a device, to other nodes
-  double network_share = 0.8;        ///< share of both bandwidths that collectives reach
-  double link_latency_s = 10e-6;     ///< of a collective within a node
-  double network_latency_s = 30e-6;  ///< of a collective over nodes
-  double flops_fp8 = 0;  ///< FLOP/s of products in 8 bits, dense; 0: the device has none
+  double link_bandwidth = 0;      ///< bytes per second from one device to the devices of its node
+  double network_bandwidth = 0;   ///< bytes per second from one device to other nodes
+  double network_share = 0.8;     ///< fraction of both bandwidths that collectives reach
+  double link_latency_s = 10e-6;  ///< latency of a collective within a node
+  double network_latency_s = 30e-6;  ///< latency of a collective over several nodes
+  double flops_fp8 = 0;              ///< FLOP/s of dense 8-bit products; 0: the device has none
 
-  /// Bytes that tensors can have of a device.
+  /// The bytes of a device's memory that are available to tensors.
   std::int64_t room() const { return static_cast<std::int64_t>(memory_bytes - reserved_bytes); }
-  /// FLOP/s of products of a type, by the data sheet; without a rate for 8 bits, that for 16 bits.
+  /// The data-sheet FLOP/s of products in `type`. A device without an 8-bit rate uses the 16-bit
+  /// rate.
   double peak_flops(c10::ScalarType type) const;
 };
 
-/// The names that machine_of() knows.
+/// The names that machine_of() accepts.
 std::vector<std::string> machine_names();
-/// `name`: a known machine, or a TOML file with a Machine's fields by name, which may begin from a
-/// known one: like = "h200". `asked`: its name in messages. Throws Error for another name, an
-/// unknown key, or a number that is missing or not positive.
+/// Returns a machine. `name` is a known machine, or a TOML file with the fields of Machine by name;
+/// a file may start from a known machine: like = "h200". `asked` is the name of the option in
+/// messages. Throws Error for an unknown name or key, and for a number that is missing or not
+/// positive.
 Machine machine_of(const std::string& name, const std::string& asked = "machine");
 
 }  // namespace tessera::planning

@@ -24,118 +24,124 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// An interval of a step, in seconds from its begin.
+/// A time interval of a step, in seconds from the step's begin.
 struct Span {
-  /// "operators" of the compute lane, "waiting" there, or the mesh dimension of a collective.
+  /// "operators" or "waiting" of the compute lane, or the mesh dimension of a collective.
   std::string row;
-  std::string what;  ///< the phase of operators, the cause of waiting, or the collective
+  std::string what;  ///< the phase of the operators, the cause of the waiting, or the collective
   double begin = 0, end = 0;
 };
 
 /// All calls of one operator in a step, on any lane.
 struct OperatorUse {
   std::int64_t calls = 0;
-  double bytes = 0;  ///< of its tensors, read and written
-  double flops = 0;  ///< for a product, else 0
+  double bytes = 0;  ///< bytes that the operator's tensors read and write
+  double flops = 0;  ///< FLOPs of matrix products; 0 for other operators
   double seconds = 0;
 };
 
 /// The time of a step, in seconds.
 struct StepTime {
   double total = 0;
-  double compute = 0;  ///< operators of the compute lane, without waiting
+  double compute = 0;  ///< time of the compute lane's operators, without waiting
   /// How long the compute lane waits for collectives, by mesh dimension.
   std::map<std::string, double> exposed;
-  std::map<std::string, double> communication;     ///< of all collectives, by mesh dimension
-  double flops = 0;                                ///< for all products, those computed again too
-  std::vector<Span> spans;                         ///< operators of a phase without a gap are one
-  std::map<std::string, OperatorUse> operators{};  ///< by name: "aten::mm"
+  std::map<std::string, double> communication;  ///< time of all collectives, by mesh dimension
+  double flops = 0;         ///< FLOPs of all matrix products, including recomputation
+  std::vector<Span> spans;  ///< the step's intervals; operators of a phase without a gap form one
+                            ///< span
+  std::map<std::string, OperatorUse> operators{};  ///< uses of each operator, by name: "aten::mm"
 };
 
-/// One rank's part of a training.
+/// One rank's part of a training run.
 struct Run {
-  /// Parallelized, with memory for this rank's shards.
+  /// The parallelized model, with memory for this rank's shards.
   std::shared_ptr<nn::ModuleBase> model{};
-  DeviceMesh mesh{};             ///< all ranks
-  std::function<void()> step{};  ///< one training step, with the optimizer's
-  /// Sizes, other than those of shards, in which ranks may differ: for a coordinate in the mesh,
-  /// such as the length of its part of each sequence. Empty: none.
+  DeviceMesh mesh{};             ///< the mesh of all ranks
+  std::function<void()> step{};  ///< runs one training step, including the optimizer step
+  /// Sizes in which ranks may differ, other than shard sizes, for a mesh coordinate: for example
+  /// the length of the rank's part of each sequence. Empty: there are none.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
 };
-/// Makes this rank's run in a world, which is fake for a plan.
+/// Creates this rank's run in a world, which is a fake world during planning.
 using MakeRun = std::function<Run(const comm::WorldPtr& world)>;
 
-/// The machine, and what figures refer to.
+/// Options of plan_run() and plan().
 struct PlanOptions {
-  std::optional<Machine> machine{};  ///< without one no time is estimated
-  /// The device of the training: "cpu" or "cuda". While it is planned, its tensors are on the CPU.
+  std::optional<Machine> machine{};  ///< the machine to plan for; without one, no time is estimated
+  /// The device of the planned training: "cpu" or "cuda". During planning, all tensors are on the
+  /// CPU.
   std::string device = "cpu";
-  bool offload = false;     ///< on a GPU: shards, gradients and optimizer are in the host's memory
-  std::int64_t tokens = 0;  ///< or samples, in a step, over all ranks
-  c10::ScalarType type = c10::kFloat;  ///< of products, for their peak FLOP/s
-  /// The model's FLOPs per token, for MFU; zeros: those of the step's products, recomputation
-  /// included.
+  bool offload = false;  ///< with a GPU: whether shards, gradients and optimizer state are in host
+                         ///< memory
+  std::int64_t tokens = 0;             ///< tokens (or samples) per step over all ranks
+  c10::ScalarType type = c10::kFloat;  ///< type of the matrix products, for their peak FLOP/s
+  /// The model's FLOPs per token, for MFU. If zero, MFU uses the FLOPs of the step's products,
+  /// including recomputation.
   observe::ModelFlops flops{};
-  /// Advice on what makes memory of a kind smaller, if a plan does not fit; empty: a general one.
+  /// Returns advice on how to reduce memory of a kind, if a plan does not fit. Empty: general
+  /// advice.
   std::function<std::string(observe::MemoryKind)> remedy{};
-  /// Sizes in which ranks differ, for a coordinate in the mesh, besides those of shards: the rows
-  /// of a rank's batch, for example. Used if Run::sizes is empty. Without either, plan_run() plans
-  /// the last rank of each kind too, and throws Error if it differs from the first.
+  /// Sizes in which ranks differ, other than shard sizes, for a mesh coordinate: for example the
+  /// rows of a rank's batch. Used if Run::sizes is empty. If both are empty, plan_run() also plans
+  /// the last rank of each kind, and throws Error if its result differs from the first rank's.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
-  /// What operators return whose sizes depend on values, by name. An even routing to experts:
+  /// Results of operators whose sizes depend on values, by operator name. For an even routing to
+  /// experts:
   ///   {{"aten::nonzero", [](const kernels::FakeCall& call) -> std::vector<at::Tensor> {
-  ///      return {at::arange(call.inputs[0].size(0) / kExperts).unsqueeze(1)};
-  ///    }}}
+  ///     return {at::arange(call.inputs[0].size(0) / kExperts).unsqueeze(1)};
+  ///   }}}
   std::map<std::string, kernels::FakeRule> data_dependent{};
-  /// For plan(); empty: AdamW.
+  /// Creates the optimizer for plan(). If empty, plan() uses AdamW.
   std::function<std::unique_ptr<optim::Optimizer>(const nn::ModuleBase& model)> optimizer{};
 };
 
-/// Ranks that have equal sizes of everything.
+/// Ranks whose tensors all have the same sizes, planned once.
 struct RankKind {
   int first = 0;           ///< the first rank of the kind
-  int last = 0;            ///< and the last one
-  std::int64_t count = 0;  ///< ranks of it
+  int last = 0;            ///< the last rank of the kind
+  std::int64_t count = 0;  ///< the number of ranks of the kind
 };
 
-/// The step of a rank of one kind.
+/// The planned step of a rank of one kind.
 struct RankPlan {
   RankKind kind{};
-  std::vector<std::int64_t> coordinate{};  ///< of the first rank in the mesh
+  std::vector<std::int64_t> coordinate{};  ///< mesh coordinate of the kind's first rank
   observe::StepMemory memory{};
-  std::optional<StepTime> time{};  ///< on a machine
-  /// comm, and with a machine also step_time_s, tokens_per_s, tflops and mfu.
+  std::optional<StepTime> time{};  ///< the step's time; only with a machine
+  /// Has comm, and with a machine also step_time_s, tokens_per_s, tflops and mfu.
   observe::StepMetrics metrics{};
 };
 
-/// The step of all ranks of a training.
+/// The planned step of all ranks of a training run.
 struct RunPlan {
   PlanOptions options{};
   MeshShape mesh{};
-  std::vector<RankPlan> ranks{};  ///< one of each kind
+  std::vector<RankPlan> ranks{};  ///< the plan of one rank of each kind
 
-  /// The rank with the highest peak.
+  /// The rank with the highest memory peak.
   const RankPlan& largest() const;
-  /// Whether tensors of the kind are in the host's memory, not in the device's.
+  /// Whether tensors of this kind are in host memory instead of device memory.
   bool on_host(observe::MemoryKind kind) const;
-  /// Whether the largest fits a device of the machine; true without one.
+  /// Whether the rank with the highest peak fits a device of the machine; true without a machine.
   bool fits() const;
 };
 
-/// Plans the second step of a training: one rank of each kind, one after the other, in a
-/// comm::fake_world and a kernels::FakeMode, with memory that is only reserved. One at a time in a
-/// process. Throws Error for more than 2^24 ranks, and what `make` and the step throw.
+/// Plans the second step of a training run: plans one rank of each kind, one after the other, in a
+/// comm::fake_world and a kernels::FakeMode, with reserved memory only. Run one plan at a time per
+/// process. Throws Error for more than 2^24 ranks, and the errors of `make` and of the step.
 RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options);
-/// One rank alone.
+/// Plans the given rank only.
 RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options);
-/// Computes tokens_per_s, tflops and mfu from step_time_s. `products`: FLOPs of a rank's products,
-/// used if the options have no FLOPs of the model.
+/// Computes tokens_per_s, tflops and mfu from step_time_s. `products` is the FLOPs of one rank's
+/// matrix products; it is used if the options have no model FLOPs.
 void set_speed(observe::StepMetrics& metrics, std::int64_t ranks, double products,
                const PlanOptions& options);
 
 namespace detail {
 
-/// A plan can't be made for more: groups have lists of their ranks.
+/// The largest number of ranks that can be planned, because every process group has a list of its
+/// ranks.
 inline constexpr std::int64_t kMostRanks = 1 << 24;
 
 void allocate(nn::ModuleBase& model);
@@ -144,10 +150,10 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const PlanOptions& options,
 
 }  // namespace detail
 
-/// plan_run() of a model and a step of its training. `factory(mesh)` makes the model on the meta
-/// device (nn::MetaDevice) and parallelizes it; it returns a std::shared_ptr. `step(model,
-/// optimizer, mesh)` makes one step: forward, loss, backward, clipping, the optimizer's step and
-/// zero_grad(). Tensors that it makes have no values.
+/// plan_run() for a model and its training step. `factory(mesh)` creates the model on the meta
+/// device (nn::MetaDevice), parallelizes it and returns a std::shared_ptr. `step(model, optimizer,
+/// mesh)` runs one step: forward, loss, backward, clipping, the optimizer's step and zero_grad().
+/// Tensors that it creates have no values.
 ///
 ///   const MeshShape mesh({2, 2}, {"dp", "tp"});
 ///   const planning::PlanOptions options{.machine = planning::machine_of("h100")};

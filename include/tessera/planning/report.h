@@ -11,22 +11,23 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// JSON of several lines: mesh, ranks, device, gpu, fits, advice; the keys of the largest rank
-/// (parameters_bytes, gradients_bytes, optimizer_bytes, activations_bytes, peak_bytes, peak_moment,
-/// live_at_peak, comm, flops, step_time_s, mfu, exposed_s, communication_s); `kinds` with these of
-/// each kind of rank; and where there is a search, `search`: gpus, gpu, room_bytes, `layouts` with
-/// dp, tp, cp, ac, zero, accumulate, peak_bytes, peak_moment, step_time_s, exposed_s, tokens_per_s,
-/// mfu, fits, frontier of each in the order of to_text(), `refused`, `skipped`. What needs a
-/// machine is null without one.
+/// Multi-line JSON: mesh, ranks, device, gpu, fits, advice; the values of the rank with the highest
+/// peak (parameters_bytes, gradients_bytes, optimizer_bytes, activations_bytes, peak_bytes,
+/// peak_moment, live_at_peak, comm, flops, step_time_s, mfu, exposed_s, communication_s); and
+/// `kinds` with the same values for each kind of rank. With a search, also `search`: gpus, gpu,
+/// room_bytes, `layouts` in the order of to_text() (each with dp, tp, cp, ac, zero, accumulate,
+/// peak_bytes, peak_moment, step_time_s, exposed_s, tokens_per_s, mfu, fits, frontier), `refused`
+/// and `skipped`. Values that need a machine are null without one.
 std::string to_json(const RunPlan& plan, const std::optional<Search>& search = std::nullopt);
-/// Tables, and advice if the plan does not fit.
+/// The tables of a plan, and advice if the plan does not fit.
 std::string to_text(const RunPlan& plan);
-/// A row for each estimated layout, those on the frontier marked; then the refused ones with the
-/// reason.
+/// One row per estimated layout, with the layouts on the frontier marked; then the refused layouts
+/// with the reason.
 std::string to_text(const Search& search);
-/// "It fits: 61.2 GiB of the 131 GiB that tensors can have of a h200."; "" without a machine.
+/// One line that says whether the plan fits: "It fits: 61.2 GiB of the 131 GiB that tensors can
+/// have of a h200."; "" without a machine.
 std::string verdict(const RunPlan& plan);
-/// A line for each large part of the peak, the largest first, with what makes it smaller.
+/// One line per large part of the memory peak, largest first, with advice on how to reduce it.
 std::vector<std::string> advice(const RunPlan& plan);
 
 }  // namespace tessera::planning

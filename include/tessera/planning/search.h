@@ -13,63 +13,65 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// The memory and time of the first rank of a training, whose shards are the largest.
+/// The memory and time of the first rank of a training run. The first rank has the largest shards.
 struct Estimate {
   std::int64_t peak_bytes = 0;
   std::string peak_moment{};
-  double exposed_s = 0;  ///< how long computation waits for collectives
-  /// With step_time_s, tokens_per_s, tflops and mfu.
+  double exposed_s = 0;  ///< seconds that computation waits for collectives
+  /// Has step_time_s, tokens_per_s, tflops and mfu.
   observe::StepMetrics metrics{};
 };
 
-/// A model with equal layers in a row.
+/// Describes a model's sequence of equal layers.
 struct LayeredModel {
-  std::int64_t layers = 0;  ///< 0: it has none that are equal
-  std::string container{};  ///< FQN of the module that contains them: "model.layers"
+  std::int64_t layers = 0;  ///< number of equal layers; 0: the model has none
+  std::string container{};  ///< FQN of the module that contains the layers: "model.layers"
 };
 
-/// Estimates a training on a machine from two plans of few layers: memory and time grow linearly
-/// with equal layers. A model with few or unequal layers is planned as a whole. `plan_of(layers)`:
-/// the first rank's plan of the model with that many layers, 0: all. `options`: of the whole model.
+/// Estimates a training run on a machine from two plans with few layers: memory and time grow
+/// linearly with the number of equal layers. A model with few or unequal layers is planned as a
+/// whole. `plan_of(layers)` returns the first rank's plan of the model with that many layers (0:
+/// all layers). `options` are those of the whole model.
 Estimate estimate(const std::function<RankPlan(std::int64_t layers)>& plan_of,
                   const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);
 
-/// How a training is split over ranks: the result of a search.
+/// How a training run is split over ranks: the result of a search.
 struct TrainingLayout {
-  std::int64_t dp = 1;          ///< ranks that shard parameters, without those that replicate them
+  std::int64_t dp = 1;          ///< number of ranks that shard parameters, without replicas
   std::int64_t tp = 1, cp = 1;  ///< degrees of tensor and context parallelism
   std::string ac{};             ///< activation checkpointing: "none", "selective" or "full"
   int zero = 3;  ///< 2: parameters stay gathered until backward; 3: they are resharded
-  std::int64_t accumulate = 1;  ///< micro-batches of a step
+  std::int64_t accumulate = 1;  ///< number of micro-batches per step
 };
 
-/// What a search may choose from.
+/// The training run to lay out, and the values that a search may choose.
 struct SearchSpace {
   std::int64_t ranks = 0;
   Machine machine{};
   std::int64_t dp_replicate = 1;
-  std::int64_t batch = 1;     ///< samples in a step, over all ranks
-  std::int64_t sequence = 0;  ///< tokens of a sample; 0: samples are no sequences
-  TrainingLayout first{};     ///< the fixed values, and where cp and accumulate begin
+  std::int64_t batch = 1;     ///< samples per step, over all ranks
+  std::int64_t sequence = 0;  ///< tokens per sample; 0: samples are not sequences
+  TrainingLayout first{};     ///< the fixed values, and the start values of cp and accumulate
   bool fixed_dp = false, fixed_tp = false, fixed_cp = false, fixed_ac = false, fixed_zero = false,
        fixed_accumulate = false;
-  /// Whether the model can be split over so many ranks; empty: over any number.
+  /// Whether the model can be split over `tp` ranks. Empty: over any number.
   std::function<bool(std::int64_t tp)> allows_tp{};
   std::function<bool(std::int64_t cp)>
-      allows_cp{};  ///< the same of its sequences; empty: over none
-  /// The first rank's estimate. A layout for which it throws Error is refused.
+      allows_cp{};  ///< whether sequences can be split over `cp` ranks; empty: they cannot
+  /// The first rank's estimate. A layout for which the function throws Error is refused.
   std::function<Estimate(const TrainingLayout& layout)> estimate{};
-  std::string batch_name = "batch";  ///< for messages
-  /// For messages; empty: name_of().
+  std::string batch_name = "batch";  ///< the batch option's name in messages
+  /// Describes a layout in messages. If empty, name_of() is used.
   std::function<std::string(const TrainingLayout& layout)> text{};
 };
 
-/// A training layout and what is estimated of it.
+/// A training layout and its estimate.
 struct FoundLayout {
   TrainingLayout layout{};
   Estimate estimate{};
   bool fits = false;
-  bool frontier = false;  ///< it fits, and no other takes less memory and no more time
+  /// Whether the layout fits and no other layout takes less memory without taking more time.
+  bool frontier = false;
 };
 /// A training layout that was not estimated.
 struct RefusedLayout {
@@ -77,34 +79,36 @@ struct RefusedLayout {
   std::string reason{};
 };
 
-/// What a search has found.
+/// The result of a search.
 struct Search {
   SearchSpace space{};
-  std::vector<FoundLayout> found{};  ///< those that fit first, by time; then the others, by memory
-  std::vector<RefusedLayout> refused{};  ///< by the model's or the batch's sizes
-  std::int64_t skipped = 0;              ///< that take more memory than one that does not fit
+  /// Layouts that fit, sorted by time; then the others, sorted by memory.
+  std::vector<FoundLayout> found{};
+  std::vector<RefusedLayout> refused{};  ///< incompatible with the model's or the batch's sizes
+  std::int64_t skipped = 0;  ///< number of layouts skipped because a smaller layout does not fit
 
-  /// The fastest that fits; where none does, the one that takes the least memory.
+  /// The fastest layout that fits. If none fits, the layout with the least memory.
   const FoundLayout& best() const { return found.front(); }
-  /// Whether some layout splits sequences.
+  /// Whether any layout splits sequences (cp > 1).
   bool has_cp() const;
-  /// Whether some layout takes its batch in parts.
+  /// Whether any layout uses several micro-batches (accumulate > 1).
   bool has_accumulation() const;
 };
 
-/// "dp 64 × tp 8, ac full, ZeRO-3"; with cp and micro-batches where they are above 1.
+/// "dp 64 × tp 8, ac full, ZeRO-3"; cp and micro-batches are included if above 1.
 std::string name_of(const TrainingLayout& layout);
 
-/// For SearchSpace::estimate: estimates a layout on `ranks` by plans. `run_of(layout, layers)`
-/// makes its run with so many layers; 0: all. `options`: of the whole model.
+/// Returns a function for SearchSpace::estimate that estimates a layout on `ranks` with plans.
+/// `run_of(layout, layers)` creates the layout's run with that many layers (0: all layers).
+/// `options` are those of the whole model.
 std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const std::function<MakeRun(const TrainingLayout& layout, std::int64_t layers)>& run_of,
     const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);
 
-/// Estimates layouts: tp within a node, each kind of activation checkpointing, ZeRO-2 and 3. If
-/// nothing fits, also more micro-batches. For sequences of 16384 tokens or more, or if still
-/// nothing fits, also cp of 2, 4 and 8. Fixed values stay. Throws Error if no layout can be
-/// planned.
+/// Estimates layouts: tp within a node, each kind of activation checkpointing, ZeRO-2 and ZeRO-3.
+/// If nothing fits, also more micro-batches. For sequences of 16384 tokens or more, or if still
+/// nothing fits, also cp of 2, 4 and 8. Fixed values are not changed. Throws Error if no layout can
+/// be planned.
 Search search(const SearchSpace& space);
 
 }  // namespace tessera::planning

@@ -6,14 +6,16 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// A program's options for the plans that modules declare.
+/// Options that a program passes to the plans that modules declare.
 struct DeclaredPlanOptions {
-  bool sequence_parallel = true;  ///< activations between the halves of a block are split
+  bool sequence_parallel = true;  ///< activations outside of attention and MLP are split along the
+                                  ///< sequence
   bool loss_parallel = true;      ///< logits stay split over the vocabulary
-  bool regather = true;           ///< as PrepareModuleInputOptions::regather
+  bool regather = true;           ///< see PrepareModuleInputOptions::regather
 };
 
-/// A module class that declares the plan of itself and of the modules below it:
+/// Interface of a module class that declares the tensor-parallel plan for itself and the modules
+/// below it:
 ///
 ///   class Mlp : public nn::Module<Mlp>, public tensor_parallel::DeclaresPlan {
 ///     tensor_parallel::ParallelizePlan tensor_parallel_plan(
@@ -28,14 +30,14 @@ class DeclaresPlan {
  public:
   virtual ~DeclaresPlan() = default;
   /// The plan for this module on a 1-D mesh. Patterns are relative to the module. Throws Error if
-  /// the module cannot be split over so many ranks. Not collective.
+  /// the module cannot be split over the mesh's ranks. Not collective.
   virtual ParallelizePlan tensor_parallel_plan(const DeviceMesh& mesh,
                                                const DeclaredPlanOptions& options) const = 0;
 };
 
 /// The plan that `module` declares, or the plans of the outermost modules below it that declare
-/// one, with their FQNs in front. Not collective. Throws Error if no module declares one, and what
-/// tensor_parallel_plan() throws.
+/// one, with their FQNs as prefixes. Not collective. Throws Error if no module declares one, and
+/// the Errors of tensor_parallel_plan().
 ParallelizePlan declared_plan(const nn::ModuleBase& module, const DeviceMesh& mesh,
                               const DeclaredPlanOptions& options = {});
 

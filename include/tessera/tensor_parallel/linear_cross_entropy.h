@@ -14,41 +14,42 @@ namespace tessera::tensor_parallel {
 /// Options of linear_cross_entropy.
 struct LinearCrossEntropyOptions {
   CrossEntropyOptions loss{};
-  /// The number of chunks of a rank's tokens. 0: by chunk_bytes.
+  /// The number of chunks of a rank's tokens. 0: determined by chunk_bytes.
   std::int64_t chunks = 0;
-  /// The largest size of a rank's logits of one chunk, in the type of `hidden`. A chunk has at
-  /// least one token. With 1024 tokens or more it has a multiple of 1024, with 128 or more a
-  /// multiple of 128. Not used if `chunks` is set.
+  /// The maximum size in bytes of a rank's logits for one chunk, in the type of `hidden`. A chunk
+  /// has at least one token; if it has 1024 tokens or more, a multiple of 1024; if it has 128 or
+  /// more, a multiple of 128. Not used if `chunks` is set.
   std::int64_t chunk_bytes = std::int64_t{256} << 20;
 };
 
-/// cross_entropy of hidden weight^T: the head of a language model and its loss, for a chunk of the
-/// tokens at a time, so that the full logits never exist. Forward also computes the gradients of a
-/// chunk while its logits exist, and backward scales them. Liger Kernel's fused linear cross
-/// entropy (Hsu et al. 2024), torchtitan's chunked loss.
+/// cross_entropy of the logits hidden weight^T: the head of a language model and its loss, computed
+/// for one chunk of tokens at a time, so that the full logits never exist. Forward also computes
+/// the gradients of a chunk while its logits exist, and backward scales them. Liger Kernel's fused
+/// linear cross entropy (Hsu et al. 2024), torchtitan's chunked loss.
 ///
 /// `hidden`: (tokens, features). `weight`: (vocabulary, features). Both are plain, or both are
 /// distributed on one mesh. The weight is replicated, or its vocabulary is sharded over some
-/// dimensions. `hidden` is replicated, or its tokens are sharded. Over a dimension that shards the
-/// weight, sharded tokens are gathered (sequence parallelism). `targets` and the loss: as for
-/// cross_entropy.
+/// dimensions. `hidden` is replicated, or its tokens are sharded. Along a mesh dimension that
+/// shards the weight, sharded tokens are gathered (sequence parallelism). `targets` and the loss:
+/// as for cross_entropy.
 ///
-/// Memory of a rank besides the arguments: the logits of one chunk. With gradients also the
-/// gradients of `hidden` and of `weight`. The latter is summed over the chunks in fp32 if the
-/// weight has a half type, but in bf16 for a bf16 weight and at most 16 chunks. Collective as
-/// cross_entropy, with two small all-reduces for each chunk. Gradients: to `hidden` and `weight`.
-/// That of `hidden` is Partial over a dimension that shards the vocabulary, and needs the only
-/// communication in backward.
+/// Memory of a rank in addition to the arguments: the logits of one chunk; with gradients also the
+/// gradients of `hidden` and of `weight`. The weight's gradient is summed over the chunks in fp32
+/// if the weight has a half type, but in bf16 for a bf16 weight and at most 16 chunks. Collective
+/// like cross_entropy, with two small all-reduces for each chunk. Gradients: to `hidden` and
+/// `weight`. The gradient of `hidden` is Partial over a dimension that shards the vocabulary; its
+/// reduction is the only communication in backward.
 ///
-/// Throws Error as cross_entropy, for other shapes, types and layouts, for negative chunks or
-/// bytes, and for kNone with gradients, since forward does not know the factor of each row.
+/// Throws the Errors of cross_entropy. Also throws Error for other shapes, types and layouts, for
+/// negative chunks or bytes, and for kNone with gradients, because forward does not know the factor
+/// of each row.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});
 
-/// The same with a module instead of its weight. The hooks of the module run: tensor parallelism
-/// prepares `hidden`, and fully_shard gathers the weight and reduces its gradient. Throws Error for
-/// a module with a bias.
+/// linear_cross_entropy() with a module instead of its weight. The hooks of the module run: tensor
+/// parallelism prepares `hidden`, and fully_shard gathers the weight and reduces its gradient.
+/// Throws Error for a module with a bias.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, nn::Linear& head,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});

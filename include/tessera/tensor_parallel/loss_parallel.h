@@ -19,14 +19,15 @@ struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   Reduction reduction = Reduction::kMean;
   /// The divisor of kMean: one number. Undefined: the number of targets of this call that are not
-  /// ignored, at least 1. That is right if every data-parallel rank has the same number.
+  /// ignored, at least 1. This default is correct only if every data-parallel rank has the same
+  /// number of such targets.
   at::Tensor tokens = {};
-  /// Instead of `tokens`: the mesh of the data-parallel ranks, that of fully_shard. kMean is then
-  /// the mean over the targets of all these ranks that are not ignored, also if the ranks have
+  /// Alternative to `tokens`: the mesh of the data-parallel ranks, which fully_shard uses. kMean is
+  /// then the mean over all targets on these ranks that are not ignored, even if the ranks have
   /// different numbers of them. Each call counts them, by an all-reduce of one number. With
-  /// micro-batches pass `tokens` for all of them instead.
+  /// micro-batches set `tokens` for all of them instead.
   DeviceMesh over = {};
-  /// As in torch's cross_entropy, from 0 to 1.
+  /// Label smoothing as in torch's cross_entropy; from 0 to 1.
   double label_smoothing = 0;
   /// Adds z_loss * log(sum of exp(logits))^2 to the loss of each row (PaLM, section 5).
   double z_loss = 0;
@@ -36,29 +37,29 @@ struct CrossEntropyOptions {
 /// full logits are never gathered.
 ///
 /// `logits`: (tokens, vocabulary), plain or distributed on a mesh of any dimensions. The vocabulary
-/// may be sharded over some of them and the tokens over others, unevenly too. `targets`: (tokens)
-/// int64, plain and the same on every rank of that mesh, or distributed on it. Targets with another
-/// layout than the rows of the logits are redistributed. Returns a plain scalar over all tokens,
-/// equal on every rank of the mesh (0 if all targets are ignored). kNone returns (tokens),
-/// distributed as the tokens are if these are sharded, else plain.
+/// may be sharded over some mesh dimensions and the tokens over others, even unevenly. `targets`:
+/// (tokens) int64, plain and the same on every rank of the mesh, or distributed on the mesh.
+/// Targets with another layout than the rows of the logits are redistributed. Returns a plain
+/// scalar over all tokens, equal on every rank of the mesh (0 if all targets are ignored). kNone
+/// returns (tokens), distributed like the tokens if these are sharded, otherwise plain.
 ///
 /// A sharded vocabulary costs two small all-reduces in forward: the maximum of each row, and its
 /// sum of exponentials with the logit of its target. Sharded tokens cost an all-reduce of the sum,
-/// and one of the count if the targets are sharded too. Backward communicates nothing. Collective
+/// and one of the count if the targets are sharded too. Backward does not communicate. Collective
 /// over the mesh if anything is sharded. Gradient: to `logits`, with their layout and type. The
 /// operator tessera::cross_entropy computes the losses of the rows.
 ///
 /// Throws Error for other shapes and types, for logits that are Partial or strided, and for a
 /// target outside of the vocabulary. After a training forward of a model with fully_shard or
-/// replicate on several ranks it throws for a mean with ignored targets that needs a gradient and
-/// has neither `tokens` nor `over`. Backward throws Error under create_graph.
+/// replicate on several ranks, a mean that needs a gradient and has ignored targets must have
+/// `tokens` or `over`; otherwise it throws Error. Backward throws Error under create_graph.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const CrossEntropyOptions& options = {});
 
-/// The number of targets that are not ignored, as the mean over the ranks of `mesh`, the
-/// data-parallel dimensions: one fp64 number above 0. Pass it as CrossEntropyOptions::tokens. The
-/// mean of gradients by fully_shard is then the mean over all tokens. With micro-batches pass the
-/// targets of all of them, and add the losses. Collective over `mesh`. No gradient.
+/// The number of targets that are not ignored, averaged over the ranks of `mesh`, the data-parallel
+/// dimensions: one fp64 number above 0. Pass it as CrossEntropyOptions::tokens. fully_shard's mean
+/// of the gradients is then the mean over all tokens. With micro-batches pass the targets of all of
+/// them, and add the losses. Collective over `mesh`. No gradient.
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index = -100);
 

@@ -15,11 +15,11 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// What tensor parallelism does to one module: the placements of its parameters on the mesh, and
-/// the redistribution of its inputs and outputs. An object is immutable. Many modules, meshes and
+/// Defines tensor parallelism for one module: the placements of its parameters on the mesh, and the
+/// redistribution of its inputs and outputs. A style object is immutable; many modules, meshes and
 /// threads may share it.
 ///
-/// Derive from this class for a style of your own. This one shards the features of a norm
+/// Derive from this class for a user-defined style. This example shards the features of a norm
 /// (ParallelStyleExample in tests/tensor_parallel/styles_test.cpp compiles and runs it):
 ///
 ///   class ShardedScale final : public tensor_parallel::ParallelStyle {
@@ -40,71 +40,71 @@ namespace tessera::tensor_parallel {
 class ParallelStyle {
  public:
   virtual ~ParallelStyle() = default;
-  /// For messages: "colwise_parallel".
+  /// The name for messages: "colwise_parallel".
   virtual std::string name() const = 0;
   /// The placements of parameters of `module` or of modules below it. Empty for a style that does
-  /// not place parameters. The entry of a module below wins over this one. Changes nothing. Throws
-  /// Error for a module that the style does not fit.
+  /// not place parameters. If a module below has its own plan entry for a parameter, that entry
+  /// takes precedence. Does not change the module. Throws Error for a module that the style is not
+  /// applicable to.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
-  /// Throws Error if `module` cannot be split over `mesh`. Changes nothing. Called after
+  /// Throws Error if `module` cannot be split over `mesh`. Does not change the module. Called after
   /// parameters().
   virtual void check(const nn::ModuleBase& module, const DeviceMesh& mesh) const {
     (void)module;
     (void)mesh;
   }
-  /// Adds the hooks to `module`. Its parameters have the placements of parameters().
+  /// Adds the hooks to `module`, after its parameters were distributed with the placements from
+  /// parameters().
   virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
-  /// Whether the style needs the hooks that apply() adds. A module inside of an nn::Hooked runs no
-  /// hooks. It can have a style that needs none: apply() is then not called, and the operators
-  /// redistribute their arguments themselves.
+  /// Whether the style needs the hooks that apply() adds. A module inside an nn::Hooked runs no
+  /// hooks, so it can only have a style without hooks: apply() is then not called, and the
+  /// operators redistribute their arguments themselves.
   virtual bool adds_hooks() const { return true; }
 };
 /// Several entries of a plan may share a style.
 using StylePtr = std::shared_ptr<const ParallelStyle>;
 
-/// Patterns of FQNs (nn::matches_fqn) and styles: {"layers.*.mlp.up_proj", colwise_parallel()}. ""
-/// is the module that the plan is applied to.
+/// Pairs of an FQN pattern (nn::matches_fqn) and a style: {"layers.*.mlp.up_proj",
+/// colwise_parallel()}. "" is the module that the plan is applied to.
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
-// The styles and options have the names of PyTorch. Two defaults differ: use_local_output, and the
-// meaning of a plain input (docs/tensor_parallel.md). Options of several styles:
-// * input_layouts: the placement of a plain first argument of forward. Replicate (the default): it
-// is
-//   the same on every rank. Another placement: it is this rank's part. A distributed argument has
-//   its own placement.
+// Styles and options have PyTorch's names. Two defaults differ: use_local_output, and the meaning
+// of a plain input (docs/tensor_parallel.md). Options that several styles have:
+// * input_layouts: the placement of forward's first argument if it is plain. Replicate (the
+//   default): the argument is the same on every rank. Another placement: the argument is this
+//   rank's part. A distributed argument has its own placement.
 // * output_layouts: the placement of the first tensor of the result.
-// * regather: backward gathers a split input again, once for all products that share the gather,
-// and
-//   only its shard is saved (Korthikanti et al. 2022). For nn::Linear and nn::FusedLinear with a
-//   column-wise style. The styles of the gather and of the products must both have it. Otherwise
-//   the gathered input is saved. Backward with create_graph throws Error.
-// * use_local_output: the result is the plain local tensor instead of the distributed one. If the
-//   result is sharded, that is this rank's part (docs/tensor_parallel.md, "Local parts").
-// Redistribution is collective over the mesh and differentiable.
+// * regather: only the shard of a split input is saved, and backward gathers the input again, once
+//   for all products that share the gather (Korthikanti et al. 2022). For nn::Linear and
+//   nn::FusedLinear with a column-wise style. The option must be set both in the style that gathers
+//   and in the styles of the products; otherwise the gathered input is saved. Backward with
+//   create_graph throws Error.
+// * use_local_output: the result is the plain local tensor instead of the distributed one. For a
+//   sharded result this is the rank's part (docs/tensor_parallel.md, "Local parts"). Redistribution
+//   is collective over the mesh and differentiable.
 
 /// For Linear and Embedding. Shards the output features: the weight and bias of a Linear are
 /// Shard(0), the weight of an Embedding is Shard(1). The input is replicated first. Each module
-/// with this style gathers a split input by itself: for several projections of one input give their
-/// parent prepare_module_input(), which gathers it once.
+/// with this style gathers a split input separately. If several projections have the same input,
+/// give their parent prepare_module_input(), which gathers it once.
 struct ColwiseOptions {
   Placement input_layouts = Replicate{};
   Placement output_layouts = Shard{-1};
   bool use_local_output = false;
-  /// The number of heads that the output features are. Each rank gets whole heads:
-  /// parallelize_module throws Error if the ranks do not divide them. 0: the features may be cut
-  /// anywhere.
+  /// The number of heads in the output features. Each rank gets whole heads: parallelize_module
+  /// throws Error if the ranks do not divide them. 0: the features may be split anywhere.
   std::int64_t heads = 0;
   bool regather = true;
 };
-/// PyTorch's ColwiseParallel.
+/// Creates the column-wise style; see ColwiseOptions. PyTorch's ColwiseParallel.
 StylePtr colwise_parallel(ColwiseOptions options = {});
 
 /// For an nn::Linear with fewer heads than ranks: the keys or values of grouped-query attention.
-/// colwise_parallel() would cut these heads. The number of ranks must be a multiple of `heads`. The
-/// parameters are replicated. Each head is computed on ranks / heads consecutive ranks: those with
-/// its queries, if colwise_parallel() splits the queries. The result is Shard(-1) of ranks *
-/// (features / heads) features, as if each rank had a head of its own. The gradients of the
+/// colwise_parallel() would split single heads. The number of ranks must be a multiple of `heads`.
+/// The parameters are replicated. Each head is computed on ranks / heads consecutive ranks: the
+/// ranks with its queries, if colwise_parallel() splits the queries. The result is Shard(-1) with
+/// ranks * (features / heads) features, as if each rank had a separate head. The gradients of the
 /// parameters are sums over the ranks. Megatron-LM's tensor parallelism with fewer query groups
 /// than ranks.
 struct ReplicatedHeadsOptions {
@@ -113,86 +113,89 @@ struct ReplicatedHeadsOptions {
   bool use_local_output = false;
   bool regather = true;
 };
-/// See ReplicatedHeadsOptions.
+/// Creates the style; see ReplicatedHeadsOptions.
 StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
 
 /// For an nn::FusedLinear, or an nn::Linear whose output features are several equal parts (query,
-/// key and value; gate and up). Shards each part: the result of a rank is its share of the first
-/// part, then its share of the second, and so on, so that chunk() gives the parts.
-/// colwise_parallel() would give a rank consecutive features of one part or two. A distributed
-/// result is _StridedShard(-1, parts).
+/// key and value; gate and up). Shards each part: a rank's result is its share of the first part,
+/// then its share of the second, and so on, so that chunk() returns the parts. colwise_parallel()
+/// would give a rank consecutive features of only one or two parts. A distributed result is
+/// _StridedShard(-1, parts).
 struct FusedColwiseOptions {
-  std::int64_t parts = 0;  ///< for an nn::Linear only
+  std::int64_t parts = 0;  ///< number of equal parts; set it for an nn::Linear only
   Placement input_layouts = Replicate{};
   bool use_local_output = false;
   bool regather = true;
 };
-/// See FusedColwiseOptions. MLX's shard_linear(..., segments).
+/// Creates the style; see FusedColwiseOptions. MLX's shard_linear(..., segments).
 StylePtr fused_colwise_parallel(FusedColwiseOptions options = {});
 
-/// For Linear and Embedding. Shards the input features of a Linear: the weight is Shard(1), and the
-/// bias is replicated and added after the reduction. Shards the vocabulary of an Embedding: the
-/// weight is Shard(0), and every rank looks up all indices.
+/// For Linear and Embedding. For a Linear, shards the input features: the weight is Shard(1), and
+/// the bias is replicated and added after the reduction. For an Embedding, shards the vocabulary:
+/// the weight is Shard(0), and every rank looks up all indices.
 struct RowwiseOptions {
-  std::optional<Placement> input_layouts{};  ///< Shard{-1}: a plain input is this rank's features
-  Placement output_layouts = Replicate{};    ///< Replicate: all-reduce; Shard: reduce-scatter
+  std::optional<Placement> input_layouts{};  ///< default Shard{-1}: a plain input contains this
+                                             ///< rank's features
+  Placement output_layouts = Replicate{};    ///< Replicate: the result is all-reduced; Shard: it is
+                                             ///< reduce-scattered
   bool use_local_output = false;
-  std::int64_t heads = 0;  ///< as ColwiseOptions::heads, of the input features of a Linear
+  std::int64_t heads = 0;  ///< like ColwiseOptions::heads, for the input features of a Linear
 };
-/// PyTorch's RowwiseParallel.
+/// Creates the row-wise style; see RowwiseOptions. PyTorch's RowwiseParallel.
 StylePtr rowwise_parallel(RowwiseOptions options = {});
 
 /// For norms and dropout on activations that are sharded along the sequence. Each rank computes its
-/// tokens. The parameters are replicated. Korthikanti et al. 2022.
+/// own tokens. The parameters are replicated. Korthikanti et al. 2022.
 struct SequenceOptions {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;
 };
-/// PyTorch's SequenceParallel.
+/// Creates the style; see SequenceOptions. PyTorch's SequenceParallel.
 StylePtr sequence_parallel(SequenceOptions options = {});
 
-/// The same without sequence parallelism: parameters, input and output are replicated. Parameters
-/// of modules below are included unless another entry names these modules. torchtitan's NoParallel.
-/// A split input is gathered. A norm of heads needs no style, or sequence_parallel with the
+/// Replicates parameters, input and output of a module, without sequence parallelism. Parameters of
+/// modules below are included unless another entry names these modules. torchtitan's NoParallel. A
+/// split input is gathered. A norm over each head needs no style, or sequence_parallel with the
 /// dimension of the heads.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
-/// See ReplicateOptions.
+/// Creates the style; see ReplicateOptions.
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
-/// For a module's own parameters, without those of modules below: a class token, registers,
-/// positions or a LayerScale of a container, or a module inside of an nn::Hooked. Parameters that
-/// `placements` does not name are replicated. Inputs are not converted. The gradients equal those
-/// of one rank.
+/// For a module's own parameters, not those of modules below: a class token, registers, positions
+/// or a LayerScale of a container, or a module inside an nn::Hooked. Parameters that `placements`
+/// does not name are replicated. Inputs are not converted. The gradients equal those of one rank.
 struct PlaceOptions {
-  std::vector<std::pair<std::string, Placement>> placements{};  ///< {{"weight", Shard{0}}}
+  /// pairs of parameter name and placement, such as {"weight", Shard{0}}
+  std::vector<std::pair<std::string, Placement>> placements{};
 };
-/// See PlaceOptions. parallelize_module throws Error for a name that the module does not have, and
-/// for a module without own parameters. PyTorch's distribute_module with a partition_fn.
+/// Creates the style; see PlaceOptions. parallelize_module throws Error for a name that the module
+/// does not have, and for a module without own parameters. PyTorch's distribute_module with a
+/// partition_fn.
 StylePtr place_parameters(PlaceOptions options = {});
 
-/// For any module. The placement of each tensor among the arguments of forward, in order, and the
-/// placement that it is redistributed to. nullopt: the tensor stays as it is.
+/// For any module. For each tensor among the arguments of forward, in order: its placement, and the
+/// placement that it is redistributed to. nullopt: the tensor is unchanged.
 struct PrepareModuleInputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};
   bool use_local_output = false;
   bool regather = true;
 };
-/// PyTorch's PrepareModuleInput.
+/// Creates the style; see PrepareModuleInputOptions. PyTorch's PrepareModuleInput.
 StylePtr prepare_module_input(PrepareModuleInputOptions options);
 
-/// The same for the tensors of the result.
+/// Like PrepareModuleInputOptions, for the tensors of the result.
 struct PrepareModuleOutputOptions {
   std::vector<std::optional<Placement>> output_layouts{};
   std::vector<std::optional<Placement>> desired_output_layouts{};
   bool use_local_output = false;
 };
-/// PyTorch's PrepareModuleOutput.
+/// Creates the style; see PrepareModuleOutputOptions. PyTorch's PrepareModuleOutput.
 StylePtr prepare_module_output(PrepareModuleOutputOptions options);
 
-/// The tensors among the arguments, and those of the result.
+/// Combines PrepareModuleInputOptions and PrepareModuleOutputOptions.
 struct PrepareModuleInputOutputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};
@@ -201,7 +204,7 @@ struct PrepareModuleInputOutputOptions {
   std::vector<std::optional<Placement>> desired_output_layouts{};
   bool use_local_output = false;
 };
-/// PyTorch's PrepareModuleInputOutput.
+/// Creates the style; see PrepareModuleInputOutputOptions. PyTorch's PrepareModuleInputOutput.
 StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
 }  // namespace tessera::tensor_parallel

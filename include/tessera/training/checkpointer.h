@@ -19,49 +19,50 @@
 TESSERA_API_BEGIN
 namespace tessera::training {
 
-/// The names of a program and its options in messages: {"my_train", "--"} if flags have the
-/// options' names.
+/// How messages name a program and its options: for example {"my_train", "--"} if command-line
+/// flags have the options' names.
 struct RunNames {
   std::string program = "training";
-  std::string dashes = "";  ///< in front of an option's name
+  std::string dashes = "";  ///< prefix of an option's name in messages: "--" for flags
 };
 
-/// Throws Error on every rank if the ranks of a job have different options. It names the first
-/// option that differs and both values. `own`: value by name; an empty value is an option that is
-/// not given. Call it before any other collective over `world`. Collective.
+/// Throws Error on every rank if the ranks of a job have different options. The message has the
+/// first option that differs and both values. `own` maps option names to values; an empty value
+/// means that the option is not given. Call it before any other collective over `world`.
+/// Collective.
 void check_same_options(comm::World& world, const std::map<std::string, std::string>& own);
 
-/// Whether `own` is true on any rank of the mesh, with the same answer on all ranks. Call it after
-/// each step, with StopSignals::received() or a time limit. Collective over `mesh`, between the
-/// hosts, without a wait for a device.
+/// Whether `own` is true on any rank of the mesh; the result is the same on all ranks. Call it
+/// after each step with StopSignals::received() or a time limit. Collective over `mesh`, between
+/// the hosts, without waiting for a device.
 bool stop_requested(bool own, const DeviceMesh& mesh);
 
 /// Whether a run continues from the newest step in its folder.
 enum class Resume : std::uint8_t {
-  kNever,   ///< a new run; a folder with steps is an error
-  kNewest,  ///< continue; a folder without steps is an error
-  kAuto,    ///< continue, or a new run in an empty folder
+  kNever,   ///< starts a new run; a folder with steps is an error
+  kNewest,  ///< continues a run; a folder without steps is an error
+  kAuto,    ///< continue, or start a new run in a folder without steps
 };
 
-/// Where a run starts, and which steps it saves.
+/// Options of a Checkpointer: where a run starts, and which steps it saves.
 struct CheckpointOptions {
-  std::filesystem::path folder = {};  ///< for the run's steps; empty: none are saved
-  std::int64_t every = 0;             ///< steps; 0: at the end only
-  std::int64_t steps = 0;             ///< of the whole run; 0: it only loads
-  bool async = true;                  ///< save from a copy while training continues
-  int keep = 0;                       ///< number of newest steps that stay, at least 2; 0: all
+  std::filesystem::path folder = {};  ///< folder of the run's steps; empty: no steps are saved
+  std::int64_t every = 0;             ///< save every this many steps; 0: save at the end only
+  std::int64_t steps = 0;             ///< number of steps of the whole run; 0: the run only loads
+  bool async = true;                  ///< whether to save from a copy while training continues
+  int keep = 0;                       ///< number of newest steps to retain, at least 2; 0: all
   Resume resume = Resume::kNever;
-  std::int64_t resume_step = -1;  ///< continue from this step instead; -1: not
-  /// A step of another run, or a folder of steps: the initial state of a run.
+  std::int64_t resume_step = -1;  ///< continue from this step instead of the newest; -1: not set
+  /// The initial state of a new run: a step of another run, or a folder of steps.
   std::filesystem::path initial_load = {};
-  /// "optimizer", "data": parts that are not loaded. A run that continues from its own steps loads
-  /// all, also if it once began with `initial_load`.
+  /// Parts that are not loaded: "optimizer", "data". A run that continues from its own steps loads
+  /// all parts, also if it once began with `initial_load`.
   std::vector<std::string> exclude = {};
   RunNames names = {};
 };
 
-/// The checkpoints of a run: the step that it starts from, the steps that it saves, and failed
-/// saves. The options' names in messages are "checkpoint", "resume", "resume-step", "initial-load",
+/// Manages the saved checkpoints of a run: finds the step to start from, saves steps, and handles
+/// failed saves. Messages name the options "checkpoint", "resume", "resume-step", "initial-load",
 /// "exclude" and "steps".
 ///
 ///   const training::Resume resume = training::Resume::kAuto;
@@ -78,55 +79,57 @@ struct CheckpointOptions {
 ///   if (failed) { std::rethrow_exception(failed); }
 ///
 /// The constructor, peek(), load(), after_step() and finish() are collective over `world`. A
-/// failure on one rank is an Error on all.
+/// failure on one rank is an Error on all ranks.
 class Checkpointer {
  public:
   using Json = nlohmann::json;
 
-  /// Finds the step to start from, and locks the folder, if it exists, as make_folder() does.
-  /// Throws Error for steps in the folder of a new run, for no step to resume, and for wrong
-  /// options.
+  /// Finds the step to start from. If the folder exists, locks it as make_folder() does. Throws
+  /// Error if the folder of a new run has steps, if there is no step to resume from, and for
+  /// invalid options.
   Checkpointer(CheckpointOptions options, comm::WorldPtr world);
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Whether there is a step to load, instead of values to initialise.
+  /// Whether there is a step to load. Otherwise the program initializes the state.
   bool loads() const { return !source_.empty(); }
-  /// Whether that is a step of this run, and not of `initial_load`.
+  /// Whether the step to load belongs to this run (and not to `initial_load`).
   bool resumes() const { return resumes_; }
-  /// Whether `part` is left out: "optimizer" or "data".
+  /// Whether `part`, "optimizer" or "data", is not loaded.
   bool excludes(const char* part) const;
-  /// The folder that the run starts from; empty for a new run.
+  /// The folder of the step that the run starts from; empty for a new run.
   const std::filesystem::path& source() const { return source_; }
-  /// The step that load() found, in the count of its own run.
+  /// The step that load() found, as its own run counted it.
   std::int64_t loaded_step() const { return loaded_; }
-  /// The folder of a step.
+  /// The folder in which a step is saved.
   std::filesystem::path folder(std::int64_t step) const;
 
-  /// Makes the folder and locks it for this run, until the process ends. Throws Error if it can't
-  /// be written, or another process has locked it. For rank 0, not collective.
+  /// Creates the folder and locks it for this run until the process ends. Throws Error if the
+  /// folder can't be written, or if another process has locked it. Call it on rank 0; not
+  /// collective.
   void make_folder();
-  /// The entries of the step that load() will read, for checks before tensors are read. They
-  /// include those that the program passed to after_step().
+  /// Reads the entries of the step that load() will read, for checks before tensors are read. They
+  /// include the entries that the program passed to after_step().
   Json peek(const TrainState& state);
-  /// Fills the state and, from a step of this run, the state of the random numbers. A damaged step
-  /// is skipped for the step before, with a warning, unless the options name it. Returns its
-  /// report. Throws Error if there is no whole step, and for a later step than the run's last one.
+  /// Fills the state. For a step of this run, also restores the random number state. If a step is
+  /// damaged, the step before it is loaded, with a warning, unless the options name the damaged
+  /// step. Returns the report of checkpoint::load(). Throws Error if there is no complete step, and
+  /// for a step after the run's last step.
   checkpoint::LoadReport load(TrainState& state);
 
-  /// Throws the Error of load() for a step that another program saved, with other entries.
+  /// Throws the Error that load() throws for a step that another program saved with other entries.
   [[noreturn]] void fail_as_foreign() const;
 
-  /// Saves the state if it is due: after every `every` steps, after the last step, and if the run
-  /// is `stopped`; then without `async`. `entries`: further entries of the program. Returns how
-  /// many seconds training had to wait; nullopt if nothing was saved. Throws the error of this save
-  /// or of the one before; finish() returns the error of the last step.
+  /// Saves the state after every `every` steps, after the last step, and if the run is `stopped`; a
+  /// stopped run saves without `async`. `entries` are further entries of the program. Returns the
+  /// seconds that training waited, or nullopt if nothing was saved. Throws the error of this save
+  /// or of the previous save; an error of the last step's save is returned by finish() instead.
   std::optional<double> after_step(const TrainState& state, const Json& entries = Json::object(),
                                    bool stopped = false);
   /// Waits for the last save, and repeats it if it failed. Returns the error of the second attempt,
-  /// or nullptr. The world must exist until then. The program writes its other results before it
-  /// rethrows the error.
+  /// or nullptr. The world must exist until then. Write the program's other results before
+  /// rethrowing the error.
   [[nodiscard]] std::exception_ptr finish(const TrainState& state,
                                           const Json& entries = Json::object());
 
@@ -151,14 +154,15 @@ class Checkpointer {
   comm::WorldPtr world_;
   std::filesystem::path source_;
   bool resumes_ = false;
-  std::string run_id_;                 ///< of all the steps in the run's own folder
-  std::int64_t newest_ = -1;           ///< the step that source() is of, in the run's own folder
-  std::vector<std::int64_t> damaged_;  ///< later than source(), taken back by the first save
-  int lock_ = -1;                      ///< the descriptor of the folder's locked file
-  std::int64_t loaded_ = -1;           ///< loaded_step()
-  std::int64_t saved_ = -1;            ///< the step that was saved or loaded last
+  std::string run_id_;        ///< run_id of all steps in the run's own folder
+  std::int64_t newest_ = -1;  ///< the step of source() in the run's own folder
+  /// Damaged steps after source(), withdrawn by the first save.
+  std::vector<std::int64_t> damaged_;
+  int lock_ = -1;             ///< the descriptor of the folder's lock file
+  std::int64_t loaded_ = -1;  ///< the value of loaded_step()
+  std::int64_t saved_ = -1;   ///< the step that was saved or loaded last
   checkpoint::SaveFuture pending_;
-  std::exception_ptr unsaved_;  ///< what the save of the last step has failed with
+  std::exception_ptr unsaved_;  ///< the error with which the last step's save failed
 };
 
 }  // namespace tessera::training

@@ -20,30 +20,32 @@
 TESSERA_API_BEGIN
 namespace tessera::training {
 
-/// The outputs of a run's metrics.
+/// Options of MetricLog: where a run's metrics are written.
 struct MetricOptions {
-  std::filesystem::path metrics = {};      ///< a JSONL file; empty: none
-  std::filesystem::path tensorboard = {};  ///< a folder; empty: none
-  std::int64_t steps = 0;                  ///< of the whole run
-  std::int64_t log_every = 10;             ///< steps from one line on the console to the next
-  std::string device = "cpu";              ///< or "cuda"
+  std::filesystem::path metrics = {};      ///< the JSONL file of the metrics; empty: none
+  std::filesystem::path tensorboard = {};  ///< the folder for TensorBoard; empty: none
+  std::int64_t steps = 0;                  ///< number of steps of the whole run
+  std::int64_t log_every = 10;             ///< number of steps between two console lines
+  std::string device = "cpu";              ///< the device of the run: "cpu" or "cuda"
 };
 
-/// The metrics of a run on the console, in a file and for TensorBoard. Rank 0 writes; on the other
-/// ranks every method does nothing. Not collective.
+/// Writes a run's metrics to the console, to a file and for TensorBoard. Only rank 0 writes; on the
+/// other ranks every method does nothing. Not collective.
 class MetricLog {
  public:
   MetricLog(MetricOptions options, comm::WorldPtr world);
-  /// Opens the files. A run that continues after `done` steps keeps their records. Throws Error if
-  /// a file can't be written.
+  /// Opens the files. A run that continues after `done` steps retains the records of these steps.
+  /// Throws Error if a file can't be written.
   void open(std::int64_t done);
-  /// After a step. `tokens`: those of all steps so far, for TensorBoard.
+  /// Writes the metrics of a step. `tokens` is the number of tokens of all steps so far, for
+  /// TensorBoard.
   void write(observe::StepMetrics metrics, std::int64_t tokens);
-  /// How long training waited for a checkpoint, for the metrics of the next step.
+  /// Adds the seconds that training waited for a checkpoint to the metrics of the next step.
   void stalled(std::optional<double> seconds);
-  /// After the last step: a wait that was not written goes to the metrics of the last step.
+  /// Call it after the last step. Adds a checkpoint wait that was not yet written to the last
+  /// step's metrics.
   void end();
-  /// A line on the console, above the progress line.
+  /// Prints a line on the console, above the progress line.
   void line(const std::string& text);
 
  private:
@@ -56,35 +58,36 @@ class MetricLog {
   std::unique_ptr<observe::TensorBoardWriter> tensorboard_;
   std::unique_ptr<observe::Progress> progress_;
   std::optional<double> stall_s_;
-  std::optional<observe::StepMetrics> last_;  ///< the last one that was written
+  std::optional<observe::StepMetrics> last_;  ///< the metrics that were written last
 };
 
-/// Steps, as the metrics count them, both included.
+/// A range of steps as the metrics count them (from 1), including both ends.
 struct StepRange {
   std::int64_t first = 0, last = 0;
 };
 
-/// What a run records of its steps besides the metrics.
+/// Options of Recording: which steps of a run are profiled.
 struct RecordingOptions {
-  /// The file of rank 0's profile (observe::Profile); rank 3 writes p.rank3.json beside p.json.
-  /// Empty: no profile.
+  /// The file of rank 0's profile (observe::Profile). For p.json, rank 3 writes p.rank3.json in the
+  /// same folder. Empty: no profile.
   std::filesystem::path profile = {};
-  StepRange profile_steps = {};  ///< {0, 0}: the last step
-  std::int64_t steps = 0;        ///< of the whole run
-  std::string device = "cpu";    ///< or "cuda"
+  StepRange profile_steps = {};  ///< the steps to profile; {0, 0}: the last step
+  std::int64_t steps = 0;        ///< number of steps of the whole run
+  std::string device = "cpu";    ///< the device of the run: "cpu" or "cuda"
   RunNames names = {};
 };
 
-/// Profiles some steps of a run. The ranks are processes: libtorch has one profiler a process.
+/// Profiles some steps of a run. Every rank must be its own process, because libtorch has one
+/// profiler per process.
 class Recording {
  public:
   explicit Recording(RecordingOptions options);
 
-  /// Call it before the first step, `done` steps after the run's begin. Throws Error if the file
-  /// can't be written.
+  /// Call it before the first step, with the number `done` of steps that earlier parts of the run
+  /// made. Throws Error if the file can't be written.
   void begin(const comm::World& world, std::int64_t done);
-  /// Makes the next step of `state`, and records it if requested. Collective, as the step is. A
-  /// profile that can't be written by now is a warning.
+  /// Runs `make`, the next step of `state`, and profiles it if requested. Collective, as the step
+  /// is. A profile that can no longer be written is a warning.
   observe::StepMetrics run(const TrainState& state,
                            const std::function<observe::StepMetrics()>& make);
 
@@ -92,8 +95,8 @@ class Recording {
   StepRange steps_left(std::int64_t done, bool is_main) const;
 
   RecordingOptions options_;
-  std::filesystem::path file_;  ///< this rank's
-  StepRange steps_;             ///< that are profiled; {0, 0}: none
+  std::filesystem::path file_;  ///< the file of this rank's profile
+  StepRange steps_;             ///< the steps to profile; {0, 0}: none
   std::unique_ptr<observe::Profile> profile_;
 };
 

@@ -29,66 +29,69 @@ struct TrainState {
   optim::Optimizer& optimizer;
   /// The loss scaling of fp16; off by default.
   optim::GradScaler scaler = optim::GradScaler({.enabled = false});
-  std::int64_t step = 0;     ///< optimizer steps so far
-  std::int64_t samples = 0;  ///< samples of these steps, on all ranks together
+  std::int64_t step = 0;     ///< number of optimizer steps so far
+  std::int64_t samples = 0;  ///< number of samples of these steps, over all ranks
 };
 
-/// Options of a step.
+/// Options of step().
 struct StepOptions {
-  std::int64_t batch = 1;       ///< samples of a step, on all ranks together
-  std::int64_t accumulate = 1;  ///< micro-batches, each with a forward and a backward
-  /// True: the loss function returns the mean of a micro-batch, and the step's loss is the mean
-  /// over micro-batches. False: the step's loss is the sum over micro-batches, for tokens that are
-  /// counted over all of them (tensor_parallel::tokens_per_rank).
+  std::int64_t batch = 1;       ///< samples per step, over all ranks
+  std::int64_t accumulate = 1;  ///< number of micro-batches, each with a forward and a backward
+  /// True: the loss function returns the mean over a micro-batch, and the step's loss is the mean
+  /// over micro-batches. False: the step's loss is the sum over micro-batches, for losses that are
+  /// divided by the token count of all micro-batches (tensor_parallel::tokens_per_rank).
   bool mean_of_micro_batches = true;
   /// False, for FSDP with reshard_after_forward false (ZeRO-2): parameters stay gathered, and
-  /// gradients unreduced, until the last micro-batch: one gather and one reduction a step.
+  /// gradients unreduced, until the last micro-batch. A step then has one gather and one reduction.
   bool sync_each_micro_batch = true;
-  double max_norm = 1.0;  ///< of the gradients; infinity: no limit
-  std::optional<optim::LrSchedule> schedule = std::nullopt;  ///< none: a constant rate
+  double max_norm = 1.0;  ///< maximum norm of the gradients; infinity: no clipping
+  /// Learning-rate schedule; nullopt: a constant rate.
+  std::optional<optim::LrSchedule> schedule = std::nullopt;
   /// Advice in the messages of a failed step.
   std::string advice_not_finite =
       "lower the learning rate or max_norm, or look at the data of this step";
   std::string advice_out_of_memory = "take a smaller batch, activation checkpointing or more ranks";
 };
 
-/// The result of a step.
+/// The result of step().
 struct StepResult {
   double loss = 0;       ///< mean over the ranks of data_mesh and the micro-batches
-  double grad_norm = 0;  ///< of the whole model, before clipping
-  double lr_factor = 1;  ///< the schedule's factor of the rate
-  std::optional<double> loss_scale = std::nullopt;  ///< of the step; nullopt without loss scaling
-  bool skipped = false;                             ///< no update, because a gradient overflowed
+  double grad_norm = 0;  ///< gradient norm of the whole model, before clipping
+  double lr_factor = 1;  ///< the schedule's factor of the learning rate
+  std::optional<double> loss_scale = std::nullopt;  ///< loss scale of this step; nullopt without
+                                                    ///< loss scaling
+  bool skipped = false;  ///< whether the update was skipped because a gradient overflowed
 };
 
-/// The loss of this rank's part of micro-batch `i` of a step: a scalar, plain or distributed.
+/// Returns the loss of this rank's part of micro-batch `i` of a step: a scalar, plain or
+/// distributed.
 using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 
-/// Makes one optimizer step: forward and backward of each micro-batch, clipping, the update at the
-/// schedule's rate, and no gradients afterwards. Then the state is one step further.
+/// Runs one optimizer step: forward and backward of each micro-batch, clipping, the update at the
+/// schedule's learning rate, and zero_grad(). Then increments state.step.
 ///
 ///   const auto loss = [&](std::int64_t) { return at::mse_loss((*model)(x), y); };
 ///   const training::StepResult result = training::step(state, mesh["dp"], {.batch = 32}, loss);
 ///
-/// `data_mesh`: the ranks that hold different data, all dimensions of it. Collective over the
-/// model's meshes. Throws Error on every rank for a loss or gradient norm that is not finite, with
-/// the parameter; an error of libtorch's on one rank becomes an Error there, with the step, the
-/// FSDP unit and the rank. Also on every rank for a model without a parameter on `data_mesh`, whose
-/// gradients would not be summed.
+/// `data_mesh`: all mesh dimensions whose ranks have different data. Collective over the model's
+/// meshes. Throws Error on every rank for a loss or gradient norm that is not finite, with the
+/// parameter's name; and for a model without a parameter on `data_mesh`, because its gradients
+/// would not be reduced. A libtorch exception on one rank becomes an Error on that rank, with the
+/// step, the FSDP unit and the rank.
 ///
-/// The norm is over the gradients of all parameters of the model, and of others that the optimizer
-/// updates. A step drops all gradients, also if it throws; then it is not counted. After a loss or
-/// norm that is not finite, parameters on a CPU are unchanged. On a GPU, where the host waits once
-/// a step, they were updated: load a checkpoint.
+/// The norm is over the gradients of all model parameters, and of other parameters that the
+/// optimizer updates. All gradients are dropped, also if step() throws; a step that throws is not
+/// counted. After a loss or norm that is not finite, parameters on a CPU are unchanged. On a GPU,
+/// where the host waits only once per step, they have already been updated: load a checkpoint.
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);
 
 /// The mean of a scalar over the ranks of a mesh, in fp32, without gradient. A distributed scalar
-/// is taken whole, which is collective over its own mesh, too. Collective over `mesh`. Throws Error
-/// for a tensor of more elements.
+/// is first made whole, which is also collective over its own mesh. Collective over `mesh`. Throws
+/// Error for a tensor with more than one element.
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
 
-/// Measures a step: its time, what it sends, and its memory.
+/// Measures a step's time, communication and memory.
 ///
 ///   meter.begin();
 ///   const Batch batch = loader.load(state.step);
@@ -99,12 +102,13 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
 /// Not collective.
 class StepMeter {
  public:
-  /// `device`: "cpu" or "cuda".
+  /// `device`: the type of the measured device, "cpu" or "cuda".
   StepMeter(comm::WorldPtr world, std::string device);
   void begin();
-  /// The batch is there: what has passed counts as the wait for data.
+  /// Marks the batch as available: the time since begin() counts as waiting for data.
   void data_ready();
-  /// The metrics but for the throughput (observe::set_throughput). `lr`: the step's rate.
+  /// Returns all metrics except the throughput (see observe::set_throughput). `lr` is the step's
+  /// learning rate.
   observe::StepMetrics end(const TrainState& state, const StepResult& result, double lr);
 
  private:
@@ -121,23 +125,23 @@ class StepMeter {
 
 /// When a run evaluates held-out data.
 struct EvaluationOptions {
-  std::int64_t every = 0;  ///< steps; 0: not between the steps
-  std::int64_t steps = 0;  ///< of the whole run: the last one is evaluated, too
+  std::int64_t every = 0;  ///< evaluate every this many steps; 0: never during the run
+  std::int64_t steps = 0;  ///< number of steps of the whole run; the last step is also evaluated
   bool is_due(std::int64_t step) const { return every > 0 && (step % every == 0 || step == steps); }
 };
 
-/// The mean loss of held-out batches 0 to `batches` - 1, without gradients and with the model in
-/// eval mode; afterwards the model is as it was. `loss`: of this rank's part of a batch, a plain
-/// scalar. `stop`: asked after each batch, the same on all ranks, as stop_requested(); nullopt if
-/// it says so. Collective as `loss` and over `data_mesh`, as step() takes it. Throws Error for no
-/// batch.
+/// Returns the mean loss of held-out batches 0 to `batches` - 1, computed without gradients and
+/// with the model in eval mode; the model's mode is restored afterwards. `loss` returns the loss of
+/// this rank's part of a batch, a plain scalar. `stop` is called after each batch and must return
+/// the same on all ranks, like stop_requested(); if it returns true, the result is nullopt.
+/// Collective over `data_mesh` (see step()) and as `loss` is. Throws Error if `batches` is 0.
 std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mesh,
                                std::int64_t batches,
                                const std::function<at::Tensor(std::int64_t batch)>& loss,
                                const std::function<bool()>& stop = {});
 
-/// Runs `body` with the averages of an optim::Ema as the weights, and with the weights as they are
-/// where the optimizer is another. Also where `body` throws, the weights are back afterwards.
+/// Runs `body` with the averaged weights if the optimizer is an optim::Ema, else with the current
+/// weights. The current weights are restored afterwards, also if `body` throws.
 void with_averaged_weights(optim::Optimizer& optimizer, const std::function<void()>& body);
 
 }  // namespace tessera::training

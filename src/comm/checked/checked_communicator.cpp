@@ -1,4 +1,5 @@
-// For groups whose back end compares nothing itself (Gloo, NCCL): see agree_on_calls().
+// Compares the calls of ranks for groups whose back end does not compare them itself (Gloo, NCCL):
+// see agree_on_calls().
 
 #include <ATen/core/Tensor.h>
 #include <algorithm>
@@ -25,19 +26,19 @@
 
 namespace tessera::comm {
 
-/// The calls of one rank since the ranks last compared them.
+/// The calls of one rank since the ranks last compared their calls.
 class CallHistory {
  public:
-  /// "all_gather for unit 'head'".
+  /// `call`: for example "all_gather for unit 'head'".
   void add(std::string call);
 
   std::uint64_t count() const { return count_; }
   /// A hash of all calls, in order; the same in every process.
   std::uint64_t hash() const { return hash_; }
-  /// The first 4096 of them. A long history is compared by its hash; an error names a call only
-  /// among these.
+  /// The first 4096 calls. A longer history is compared by its hash only, so an error can name a
+  /// call only among these.
   const std::vector<std::string>& calls() const { return calls_; }
-  /// The last; "no call" if there is none.
+  /// The last call; "no call" if there is none.
   const std::string& last() const { return last_; }
 
  private:
@@ -47,29 +48,30 @@ class CallHistory {
   std::string last_ = "no call";
 };
 
-/// Compares the histories of all ranks of `group`, called `ranks` in messages. "" if they are
-/// equal; else "call 3 is all_gather for unit 'b' on this rank, all_gather for unit 'a' on ranks 0,
-/// 2". Collective. Throws PeerError.
+/// Compares the histories of all ranks of `group`; `ranks` are their numbers in messages. Returns
+/// "" if they are equal; else a text such as "call 3 is all_gather for unit 'b' on this rank,
+/// all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks);
 
-/// Notes in `call` that it has returned, and later how long the first wait for `work` took. Returns
-/// `work` itself where there is no recorder (`call` is nullptr).
+/// Records in `call` that it has returned, and later when the first wait for `work` began and
+/// ended. Returns `work` itself if there is no recorder (`call` is nullptr).
 WorkPtr timed(const TrafficCounterPtr& traffic, const CollectiveCallPtr& call, WorkPtr work);
 
 }  // namespace tessera::comm
 
-// The calls of the ranks since they last compared: a hash of all calls, and the texts of the first
-// ones. The hash decides, the texts are for the message.
+// The calls of a rank since the ranks last compared them: a hash of all calls and the texts of the
+// first ones. The hashes decide whether the calls differ; the texts are for the message.
 namespace tessera::comm {
 namespace {
 
-/// Bounds the memory where nothing ever compares; an iteration of FSDP has far fewer calls.
-constexpr std::size_t kKeptCalls = 4096;
+/// Limits the memory if the ranks never compare their calls. An iteration of FSDP makes far fewer
+/// calls.
+constexpr std::size_t kStoredCalls = 4096;
 
 using Calls = std::vector<std::string>;
 
-/// The stored calls of each rank, sent as one text with a zero after each call.
+/// The stored calls of each rank, sent as one text with a zero byte after each call.
 std::vector<Calls> gather_calls(Communicator& group, const Calls& own) {
   std::string text;
   for (const std::string& call : own) {
@@ -85,16 +87,16 @@ std::vector<Calls> gather_calls(Communicator& group, const Calls& own) {
   return result;
 }
 
-/// A rank with fewer calls has done nothing at this position.
+/// The call at `position`; "nothing" for a rank with fewer calls.
 const std::string& call_at(const Calls& calls, std::size_t position) {
   static const std::string nothing = "nothing";
   return position < calls.size() ? calls[position] : nothing;
 }
 
-/// The first position at which two ranks' stored calls differ, or the number of calls stored by
-/// both.
+/// The first position at which the stored calls of two ranks differ, or the number of calls that
+/// all ranks have stored.
 std::size_t first_difference_of(const std::vector<Calls>& calls) {
-  std::size_t first = kKeptCalls;
+  std::size_t first = kStoredCalls;
   for (const Calls& others : calls) {
     const auto [a, b] = std::ranges::mismatch(calls.front(), others);
     if (a != calls.front().end() || b != others.end()) {
@@ -112,9 +114,9 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 void CallHistory::add(std::string call) {
   ++count_;
-  // The zero at the end distinguishes "ab", "c" from "a", "bc".
+  // The zero byte at the end distinguishes "ab", "c" from "a", "bc".
   hash_ = hash_of({call.c_str(), call.size() + 1}, hash_);
-  if (calls_.size() < kKeptCalls) {
+  if (calls_.size() < kStoredCalls) {
     calls_.push_back(call);
   }
   last_ = std::move(call);
@@ -122,7 +124,7 @@ void CallHistory::add(std::string call) {
 
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks) {
-  // Hashes first: usually the calls are equal, and their texts need not be sent.
+  // Exchanges hashes first, because calls are usually equal and then their texts need not be sent.
   const auto all = gather_values(
       group, c10::kCPU,
       {std::bit_cast<std::int64_t>(history.hash()), static_cast<std::int64_t>(history.count())});
@@ -131,12 +133,12 @@ std::string first_difference(const CallHistory& history, Communicator& group,
   }
   const std::vector<Calls> calls = gather_calls(group, history.calls());
   const std::size_t position = first_difference_of(calls);
-  // The hashes differ but the texts do not: the difference is after the stored texts.
-  if (position == kKeptCalls) {
-    return detail::concat("those after the first ", kKeptCalls);
+  // The hashes differ but the stored texts do not, so the difference is after the stored texts.
+  if (position == kStoredCalls) {
+    return detail::concat("those after the first ", kStoredCalls);
   }
   const std::string& here = call_at(calls[static_cast<std::size_t>(group.rank())], position);
-  // By call, so that the message names a call once, with all ranks that made it.
+  // Ranks are grouped by call, so that the message names a call once, with all ranks that made it.
   std::map<std::string, std::vector<int>> elsewhere;
   for (std::size_t rank = 0; rank < calls.size(); ++rank) {
     const std::string& there = call_at(calls[rank], position);
@@ -157,7 +159,7 @@ std::string first_difference(const CallHistory& history, Communicator& group,
 namespace tessera::comm {
 namespace {
 
-/// If it is waited for several times, only the first wait may take time.
+/// Records the time of the first wait. Later waits for the same Work return at once.
 class TimedWork final : public Work {
  public:
   TimedWork(WorkPtr inner, TrafficCounterPtr traffic, CollectiveCallPtr call)
@@ -179,7 +181,7 @@ class TimedWork final : public Work {
  private:
   WorkPtr inner_;
   TrafficCounterPtr traffic_;
-  CollectiveCallPtr call_;  ///< nullptr: it has been waited for
+  CollectiveCallPtr call_;  ///< nullptr once the call has been waited for
 };
 
 }  // namespace
@@ -197,8 +199,8 @@ WorkPtr timed(const TrafficCounterPtr& traffic, const CollectiveCallPtr& call, W
 
 }  // namespace tessera::comm
 
-// The wrapper of every group of a world. Back ends see only calls that are valid on this rank, and
-// contain neither checks of arguments nor counters.
+// The wrapper of every group of a world. It checks arguments and counts calls, so back ends see
+// only calls that are valid on this rank, and contain neither argument checks nor counters.
 namespace tessera::comm {
 namespace {
 
@@ -214,7 +216,7 @@ std::int64_t input_bytes(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-/// Notes in the flight record when this thread waits for a call, and when it is done.
+/// Records in the flight record when this thread waits for a call, and when the call is done.
 class RecordedWork final : public Work {
  public:
   RecordedWork(WorkPtr inner, std::shared_ptr<GroupWatch> watch, const BegunCall& call)
@@ -249,10 +251,10 @@ class RecordedWork final : public Work {
   bool noted_ = false;
 };
 
-/// Every method checks, counts and records, then forwards; see make_checked_communicator().
-/// In each call the check comes first, so that a bad argument neither counts nor reaches a peer;
-/// then the count and the record; then, with TESSERA_DEBUG, the comparison, which is itself
-/// collective; then the call.
+/// Every method checks, counts, records and forwards the call; see make_checked_communicator(). The
+/// argument check is first, so that a call with an invalid argument is neither counted nor sent to
+/// other ranks. Then the call is counted and recorded. With TESSERA_DEBUG the ranks then compare
+/// the call, which is itself collective. Then the call is made.
 class CheckedCommunicator final : public Communicator {
  public:
   CheckedCommunicator(CommunicatorPtr inner, GroupInfo group, TrafficCounterPtr traffic,
@@ -342,7 +344,7 @@ class CheckedCommunicator final : public Communicator {
     check_tensor("broadcast", tensor, "tensor");
     TESSERA_CHECK(root >= 0 && root < size(), describe(group_, "broadcast"), ": root ", root,
                   " is outside the group; pass a rank of the group, 0 to ", size() - 1);
-    // Only the root sends.
+    // In a broadcast only the root sends bytes.
     return watched("broadcast", root == rank() ? input_bytes(tensor) : 0,
                    [&] { return inner_->broadcast(tensor, root); });
   }
@@ -356,7 +358,7 @@ class CheckedCommunicator final : public Communicator {
     });
   }
   void any_rank(std::span<std::uint8_t> flags) override {
-    // The flags are on the host, and NCCL takes nothing from there.
+    // The flags are on the host, and NCCL does not accept host tensors.
     if (hosts_ != nullptr) {
       check_open("any_rank");
       hosts_->get().any_rank(flags);
@@ -372,7 +374,7 @@ class CheckedCommunicator final : public Communicator {
       group_.watch->world().give_up();
     }
     if (hosts_ != nullptr) {
-      hosts_->abort();  // first: it takes no time
+      hosts_->abort();  // first, because it takes no time
     }
     inner_->abort();
   }
@@ -385,8 +387,8 @@ class CheckedCommunicator final : public Communicator {
       inner_->shutdown(patience);
       return;
     }
-    // Ranks wait for each other here. Recorded like other calls, so that messages name who has
-    // come.
+    // Ranks wait for each other here. Recorded like other calls, so that messages can name the
+    // ranks that have called it.
     recorded("shutdown", 0, [&] {
       inner_->shutdown(patience);
       return done_work();
@@ -401,7 +403,8 @@ class CheckedCommunicator final : public Communicator {
     if (!local_error.empty()) {
       history_.add("an error (" + local_error + ")");
     }
-    // Emptied even if the comparison throws: the group can still be used afterwards.
+    // The history is emptied even if the comparison throws, because the group can still be used
+    // afterwards.
     const CallHistory history = std::exchange(history_, {});
     std::string difference;
     const CallerScope caller("agree_on_calls");
@@ -420,7 +423,7 @@ class CheckedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
  private:
-  /// Counts and records a call before it is made: a call that throws counts as well.
+  /// Counts and records a call before it is made, so a call that throws counts as well.
   template <class Start>
   WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
     check_open(collective);
@@ -435,7 +438,7 @@ class CheckedCommunicator final : public Communicator {
     return work;
   }
 
-  /// Notes the call in the flight record, from its beginning to its end.
+  /// Records the call in the flight record, from its beginning to its end.
   template <class Start>
   WorkPtr recorded(const char* collective, std::int64_t bytes, Start&& start) {
     if (group_.watch == nullptr) {
@@ -530,10 +533,11 @@ class CheckedCommunicator final : public Communicator {
                   " elements; give one count >= 0 per rank that sum to the elements");
   }
 
-  /// With TESSERA_DEBUG. A back end without comparisons would write one rank's bytes where another
-  /// rank expects different ones. Collective, and not counted.
+  /// With TESSERA_DEBUG, compares the call's purpose between the ranks. A back end without
+  /// comparisons would otherwise write one rank's bytes to a place where another rank expects
+  /// different ones. Collective, and not counted.
   void compare_purposes(const char* collective, const at::Tensor& like) {
-    // The comparison goes through `inner_` itself: through this wrapper it would be counted.
+    // Uses `inner_` directly, because a call through this wrapper would be counted.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {
       return;
     }
@@ -550,12 +554,13 @@ class CheckedCommunicator final : public Communicator {
   CommunicatorPtr inner_;
   GroupInfo group_;
   TrafficCounterPtr traffic_;
-  // nullptr where the back end compares each call by itself.
+  // nullptr if the back end compares each call itself.
   std::unique_ptr<LazyHostGroup> hosts_;
   bool compares_purposes_ = detail::debug_checks();
-  /// By shutdown(), while another thread may use the group.
+  /// Set by shutdown(), while another thread may use the group.
   std::atomic<bool> ended_ = false;
-  // Since the last agree_on_calls(). Kept only if there is a group to compare in.
+  // The calls since the last agree_on_calls(). Recorded only if there is a group in which to
+  // compare them.
   CallHistory history_;
 };
 

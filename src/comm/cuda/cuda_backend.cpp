@@ -1,5 +1,4 @@
-// How libtessera_cuda.so is loaded: once, at the first request for a GPU. A program that computes
-// on CPU never maps CUDA's libraries.
+// Checks the versions of NCCL and cuDNN that libtessera_cuda.so was compiled with and has loaded.
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -17,7 +16,7 @@ namespace tessera::comm {
 
 namespace {
 
-/// "2.28.9".
+/// A version number as text: "2.28.9".
 std::string version_text(int version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
@@ -50,17 +49,17 @@ std::string cudnn_warning(const LibraryVersions& versions) {
 }  // namespace tessera::comm
 
 // How libtessera_cuda.so is loaded: once, at the first request for a GPU. A program that computes
-// on CPU never maps CUDA's libraries.
+// on the CPU never maps CUDA's libraries.
 namespace tessera::comm {
 namespace {
 
 constexpr auto kLibrary = "libtessera_cuda.so." TESSERA_SOVERSION;
 
 /// Throws an Error that says which of four things is missing: the library, a matching version of
-/// it, libtorch's knowledge of it, a GPU.
+/// the library, CUDA support in libtorch, or a GPU.
 const CudaBackend& load() {
   const std::string path = detail::library_beside(reinterpret_cast<const void*>(&load), kLibrary);
-  // Never unloaded: its kernels and operators stay registered.
+  // The library is never unloaded, because its kernels and operators stay registered.
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   TESSERA_CHECK(library != nullptr, "device cuda: ", kLibrary, " cannot be loaded: ", dlerror(),
                 "; build Tessera where the CUDA toolkit and NCCL are installed, or use device cpu");
@@ -89,12 +88,12 @@ const CudaBackend& cuda_backend() {
 
 }  // namespace tessera::comm
 
-// Lanes on a CPU, and the choice of the lanes by device. The CUDA ones are in
-// cuda/cuda_streams.cpp.
+// Lanes on a CPU, and the choice of lanes by device. CUDA's lanes are in cuda/cuda_streams.cpp.
 namespace tessera::comm {
 namespace {
 
-/// On a CPU work is done when its call returns. An event has always passed, so it is nullptr.
+/// The lanes of a CPU. Work is done when its call returns, so every event has already passed and is
+/// nullptr.
 class HostStreams final : public Streams {
  public:
   StreamEventPtr record(Lane) override { return nullptr; }
@@ -140,7 +139,7 @@ void Streams::end_scope() {
 }
 
 StreamsPtr make_streams(c10::Device device) {
-  // Loads libtessera_cuda.so if nothing has done so yet.
+  // Loads libtessera_cuda.so if it is not loaded yet.
   if (device.is_cuda()) {
     return cuda_backend().make_streams(device.index());
   }

@@ -1,4 +1,4 @@
-// The table of libtessera_cuda.so: see cuda_backend.h.
+// The function table of libtessera_cuda.so: see cuda_backend.h.
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAFunctions.h>
 

@@ -1,4 +1,4 @@
-// Part of libtessera_cuda.so: see cuda_backend.h.
+// The lanes of a GPU. Part of libtessera_cuda.so: see cuda_backend.h.
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -15,8 +15,7 @@ using c10::cuda::CUDAStream;
 
 class CudaEvent final : public StreamEvent {
  public:
-  // Without timing, which at::cuda::CUDAEvent leaves off by default: such events are cheaper to
-  // record.
+  // Without timing (the default of at::cuda::CUDAEvent), which makes events cheaper to record.
   explicit CudaEvent(const CUDAStream& stream) { event_.record(stream); }
   void block(const CUDAStream& stream) { event_.block(stream); }
   void synchronize() const { event_.synchronize(); }
@@ -25,12 +24,12 @@ class CudaEvent final : public StreamEvent {
   at::cuda::CUDAEvent event_;
 };
 
-/// Used by the thread that runs the backward as well as by the one that runs forward: the two never
-/// run at once, which LaneScope checks.
+/// The lanes of a GPU. Used by the thread of forward and by the thread of backward, which never run
+/// at the same time; LaneScope checks this.
 class CudaStreams final : public Streams {
  public:
-  // A collective on a high-priority stream starts as soon as its input is ready, not behind the
-  // kernels that compute has queued.
+  // Collectives use high-priority streams, so that they start as soon as their input is ready and
+  // not after the kernels that are queued in the compute lane.
   explicit CudaStreams(c10::DeviceIndex device)
       : device_(device),
         all_gather_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)),
@@ -41,7 +40,7 @@ class CudaStreams final : public Streams {
 
   void wait(Lane lane, const StreamEventPtr& event) override {
     if (event != nullptr) {
-      // Every event that comes here was made by record() of a CudaStreams.
+      // Every event passed to this class was made by record() of a CudaStreams.
       static_cast<CudaEvent&>(*event).block(stream(lane));
     }
   }
@@ -76,7 +75,8 @@ class CudaStreams final : public Streams {
       case Lane::kCompute:
         break;
     }
-    // The compute lane is the current stream outside of a LaneScope, also if called within one.
+    // The compute lane is the stream that is current outside of a LaneScope, even if this is called
+    // within one.
     return compute_ ? *compute_ : c10::cuda::getCurrentCUDAStream(device_);
   }
 
@@ -84,7 +84,8 @@ class CudaStreams final : public Streams {
   CUDAStream all_gather_;
   CUDAStream reduce_scatter_;
   CUDAStream all_reduce_;
-  std::optional<CUDAStream> compute_;  ///< within a LaneScope: what was current outside
+  /// within a LaneScope: the stream that was current outside
+  std::optional<CUDAStream> compute_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Part of libtessera_cuda.so: see cuda_backend.h.
+// NCCL groups. Part of libtessera_cuda.so: see cuda_backend.h.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -31,13 +31,13 @@
 
 namespace tessera::comm {
 
-/// NCCL's report of a communicator's health. Separate from the group, so that the watchdog, which
-/// reads it, does not own the group: the group owns the watchdog. Thread safe.
+/// NCCL's report of a communicator's health. It is separate from the group, so that the watchdog,
+/// which reads it, does not own the group; the group owns the watchdog. Thread safe.
 class NcclHealth {
  public:
-  /// Throws Error for what NCCL found wrong since the last call: a lost connection, for example.
+  /// Throws Error for an error that NCCL has found since the last call, such as a lost connection.
   void check() const;
-  /// The communicator to check; nullptr: none, which counts as healthy.
+  /// Sets the communicator to check. Without one (nullptr) the state counts as healthy.
   void set_communicator(ncclComm_t communicator);
 
  private:
@@ -48,31 +48,32 @@ class NcclHealth {
 /// c10d's process group for NCCL, from its set-up to its end. Thread safe.
 class NcclGroup {
  public:
-  /// Collective. `parent`: as in NcclPlace; nullptr: none.
+  /// Makes the process group. Collective. `parent`: see NcclPlace; nullptr for none.
   NcclGroup(const detail::StorePtr& store, GroupInfo info, int device, const NcclGroup* parent);
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
-  /// A group that was not ended is left to the system to clean up: c10d's destructor needs CUDA,
-  /// and this destructor may run when the process ends.
+  /// Does not clean up a group that was not ended: c10d's destructor needs CUDA, and this
+  /// destructor may run when the process ends. The system cleans up instead.
   ~NcclGroup();
 
   const GroupInfo& info() const { return info_; }
   int device() const { return device_; }
-  /// Throws Error once the group has ended.
+  /// The process group. Throws Error once the group has ended.
   detail::NcclProcessGroupPtr get() const;
   const std::shared_ptr<NcclHealth>& health() const { return health_; }
 
-  /// Closes the communicator together with all ranks of the group. Throws PeerError, and aborts, if
-  /// a rank does not come, or not within `patience`. Does nothing once the group has ended.
+  /// Closes the communicator together with all ranks of the group. If a rank fails or does not call
+  /// it within `patience`, aborts and throws PeerError. Does nothing once the group has ended.
   void shutdown(std::chrono::milliseconds patience);
-  /// Ends the group without its peers. Errors of NCCL's do not count.
+  /// Ends the group without the other ranks. Errors of NCCL are ignored.
   void abort();
 
  private:
-  /// Takes the process group over as its only owner; nullptr: taken before.
+  /// Takes ownership of the process group; nullptr if it was taken before.
   detail::NcclProcessGroupPtr take();
 
-  // libtorch's own watchdog logs pages about an error that ours says in a line.
+  // Silences libtorch's own watchdog, which logs pages about an error that this library reports in
+  // one line.
   const detail::QuietLog quiet_;
   GroupInfo info_;
   int device_;
@@ -83,7 +84,7 @@ class NcclGroup {
 
 }  // namespace tessera::comm
 
-// Part of libtessera_cuda.so: see cuda_backend.h.
+// The set-up and the end of an NCCL group's process group.
 namespace tessera::comm {
 namespace {
 
@@ -91,17 +92,20 @@ using detail::NcclProcessGroup;
 using detail::NcclProcessGroupPtr;
 using std::chrono::milliseconds;
 
-/// NCCL's own time-out comes second: it does not know who is missing.
+/// Added to the time-out for NCCL, so that this library's time-out is first: NCCL does not know
+/// which ranks are missing.
 constexpr std::chrono::seconds kNcclPatience{30};
 
-/// When libtorch ends a process it prints pages, without the call: the watchdog does it in a line.
-/// The setting is read when a process group is made. `done` makes this happen once in a process.
+/// Disables libtorch's error handling, which prints pages without naming the call when it ends a
+/// process; this library's watchdog prints one line. libtorch reads the setting when a process
+/// group is made. `done` makes this run once in a process.
 void leave_errors_to_the_watchdog() {
   static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   static_cast<void>(done);
 }
 
-/// The groups of one split are disjoint: the first rank identifies a group.
+/// The place of this group in a split. The groups of one split are disjoint, so the first rank
+/// identifies a group.
 detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
   return {.rank = info.rank,
           .size = info.size(),
@@ -112,8 +116,8 @@ detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) 
           .color = info.ranks.front()};
 }
 
-/// Runs `end` on a separate thread, since it is known to hang: then the thread keeps the process
-/// group.
+/// Runs `end` on a separate thread, because it is known to hang. A hanging thread keeps the process
+/// group alive.
 std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*end)(),
                             int device) {
   std::packaged_task<void()> task([group = std::move(group), end, device]() mutable {
@@ -126,8 +130,8 @@ std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*
   return done;
 }
 
-/// Returns false if the group's shutdown did not return within `patience`. Throws what it or
-/// `check` throws.
+/// Returns false if the group's shutdown did not return within `patience`. Throws what the shutdown
+/// or `check` throws.
 bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds patience,
                         const std::function<void()>& check) {
   constexpr milliseconds kLook{50};
@@ -142,7 +146,8 @@ bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds pati
   return false;
 }
 
-/// Its errors stay on its thread: the group is given up, and this may run in a destructor.
+/// Aborts the group and waits a while for it. Errors stay on the separate thread, because the group
+/// is abandoned and this may run in a destructor.
 void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   constexpr milliseconds kPatience{2000};
   begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
@@ -175,7 +180,7 @@ NcclGroup::NcclGroup(const detail::StorePtr& store, GroupInfo info, int device,
   leave_errors_to_the_watchdog();
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   process_group_ = detail::make_nccl_group(store, place_of(info_, parent));
-  // So that what fails is this set-up and not the first collective.
+  // Connects the GPUs now, so that a failure occurs in this set-up and not in the first collective.
   detail::connect_gpu(*process_group_,
                       at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
   health_->set_communicator(detail::communicator_of(*process_group_));
@@ -227,16 +232,16 @@ void NcclGroup::abort() {
 
 }  // namespace tessera::comm
 
-// Part of libtessera_cuda.so: see cuda_backend.h.
+// The collectives of an NCCL group.
 namespace tessera::comm {
 namespace {
 
 using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 
-/// Flat, for collectives that only move data, in the widest type that NCCL knows and that fits the
-/// elements: it does not know complex numbers and 16-bit integers. Only what has elements of a byte
-/// goes as bytes. The type follows from that of the tensor alone, so that ranks call with equal
-/// ones.
+/// A flat view of `tensor` for collectives that only move data, in the widest type that NCCL knows
+/// and that fits the elements. NCCL knows neither complex numbers nor 16-bit integers. Only 1-byte
+/// elements are sent as bytes. The type depends only on the tensor's type, so that all ranks call
+/// NCCL with the same type.
 at::Tensor as_moved(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.view({-1});
   switch (tensor.element_size()) {
@@ -260,7 +265,7 @@ std::vector<at::Tensor> all_as_moved(const std::vector<at::Tensor>& tensors) {
   return moved;
 }
 
-/// Counts of `tensor`'s elements as counts of those that as_moved() gives it.
+/// Converts counts of the elements of `tensor` to counts of the elements of as_moved(tensor).
 std::vector<std::int64_t> counts_as_moved(std::span<const std::int64_t> counts,
                                           const at::Tensor& tensor) {
   constexpr std::int64_t kWidest = 8;
@@ -273,7 +278,7 @@ std::vector<std::int64_t> counts_as_moved(std::span<const std::int64_t> counts,
   return moved;
 }
 
-/// Shapes do not matter to a collective, so c10d gets flat tensors.
+/// Flat views of the tensors, because shapes do not matter to a collective.
 std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> flat;
   for (const at::Tensor& tensor : tensors) {
@@ -282,7 +287,7 @@ std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   return flat;
 }
 
-/// c10d's errors name a line of its source: "NCCL error in: FILE:LINE, text".
+/// The message of a c10d error without its source line: "NCCL error in: FILE:LINE, text".
 std::string nccl_text(const std::exception& error) {
   std::string text = first_line(error.what());
   constexpr std::string_view kPlace = "NCCL error in: ";
@@ -293,14 +298,15 @@ std::string nccl_text(const std::exception& error) {
   return text;
 }
 
-/// wait() makes the current stream wait for NCCL's; the calling thread continues.
+/// A running NCCL collective. wait() makes the current stream wait for NCCL's stream; the calling
+/// thread continues.
 class NcclWork final : public Work {
  public:
   NcclWork(NcclGroupPtr group, std::string collective, detail::GroupWorkPtr work)
       : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
 
   void wait() override {
-    // The thread's current GPU may be another one.
+    // The calling thread's current GPU may be another one.
     const auto device = static_cast<c10::DeviceIndex>(group_->device());
     const c10::cuda::CUDAGuard guard(device);
     try {
@@ -309,7 +315,8 @@ class NcclWork final : public Work {
       throw PeerError(describe(group_->info(), collective_.c_str()) + ": " + nccl_text(error) +
                       "; look for the first error among the other ranks");
     }
-    // NCCL's own event is not accessible. This one comes after it, since the stream waits for NCCL.
+    // NCCL's own event is not accessible, so this event is recorded after it: the current stream
+    // already waits for NCCL.
     if (!detail::is_captured()) {
       reached_ = std::make_shared<at::cuda::CUDAEvent>();
       reached_->record(c10::cuda::getCurrentCUDAStream(device));
@@ -320,7 +327,8 @@ class NcclWork final : public Work {
     if (reached_ == nullptr) {
       return nullptr;
     }
-    // On the watchdog's thread, whose own GPU would be the first: it would get a context there.
+    // The watchdog's thread runs this. It must set the GPU, because otherwise it would create a
+    // CUDA context on GPU 0.
     return [event = reached_, health = group_->health(), device = group_->device()] {
       const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
       const bool done = event->query();
@@ -338,8 +346,9 @@ class NcclWork final : public Work {
   std::shared_ptr<at::cuda::CUDAEvent> reached_;
 };
 
-/// c10d's process group for NCCL, with one communicator a group and GPU. It does not compare calls:
-/// ranks that call different collectives hang until the time-out, unless agree_on_calls() finds it.
+/// c10d's process group for NCCL, with one communicator for each group and GPU. It does not compare
+/// calls: ranks that call different collectives hang until the time-out, unless agree_on_calls()
+/// finds the difference.
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(NcclGroupPtr group)
@@ -408,7 +417,7 @@ class NcclCommunicator final : public Communicator {
                [&](auto& group) { return detail::start_broadcast(group, moved, root); });
   }
 
-  // The memory pool registers what it holds with the communicator, which must be there by then.
+  // The memory pool registers its memory with the communicator, which must therefore exist.
   at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
     const at::Device device = options.device();
     if (!device.is_cuda() ||
@@ -418,8 +427,8 @@ class NcclCommunicator final : public Communicator {
     return guarded("allocate", [&](auto& group) { return group.allocateTensor(numel, options); });
   }
 
-  /// The host waits, and checks the peers meanwhile: c10d's barrier would wait for ever for a dead
-  /// peer.
+  /// The host waits and checks the other ranks meanwhile, because c10d's barrier would wait forever
+  /// for a dead rank.
   void barrier() override {
     constexpr std::chrono::microseconds kNap{50};
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(group_->device()));
@@ -440,15 +449,14 @@ class NcclCommunicator final : public Communicator {
   const NcclGroup& group() const { return *group_; }
 
  private:
-  // The name of the collective goes with the work, for the message of an error that shows only
-  // later.
+  // The Work stores the collective's name, for messages about errors that appear only later.
   template <class Start>
   WorkPtr run(const char* collective, Start&& start) {
     return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),
                                       guarded(collective, start));
   }
 
-  /// Queries the process group, and turns its errors into the library's.
+  /// Calls `ask` with the process group and converts its errors into the library's.
   template <class Ask>
   std::invoke_result_t<Ask&, detail::NcclProcessGroup&> guarded(const char* what, Ask&& ask) {
     const detail::NcclProcessGroupPtr group = group_->get();
@@ -464,7 +472,7 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  // Shared with the works, which may outlive this object.
+  // The process group is shared with the Works, which may outlive this object.
   NcclGroupPtr group_;
 };
 
@@ -472,7 +480,7 @@ class NcclCommunicator final : public Communicator {
 
 CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const NcclPlace& place) {
-  // A parent is one that this function has made.
+  // The cast is safe, because every parent was made by this function.
   const auto* parent = static_cast<const NcclCommunicator*>(place.parent.get());
   try {
     return std::make_shared<NcclCommunicator>(std::make_shared<NcclGroup>(

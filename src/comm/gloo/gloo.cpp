@@ -1,5 +1,5 @@
-// What a collective of Gloo's sends over the network between hosts: arithmetic, from the algorithms
-// that Gloo 0.5 and libtorch's ProcessGroupGloo use.
+// The number of bytes that a Gloo collective sends between hosts, computed from the algorithms of
+// Gloo 0.5 and libtorch's ProcessGroupGloo.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -25,17 +25,18 @@
 
 namespace tessera::comm {
 
-/// Whether libtorch's Gloo implements this all-reduce. Others are an all-gather and a local sum.
+/// Whether libtorch's Gloo implements this all-reduce. Other all-reduces are an all-gather and a
+/// local sum.
 bool gloo_reduces(at::ScalarType type, ReduceOp op);
 
-// The bytes that rank `group.rank` sends to ranks on other hosts, without headers. `bytes`: of its
-// input.
+// The functions below return the bytes that rank `group.rank` sends to ranks on other hosts,
+// without headers. `bytes`: the size of this rank's input.
 
-/// A ring: every block but the next rank's goes to the next rank.
+/// A ring: this rank sends every block except the next rank's to the next rank.
 std::int64_t all_gather_link_bytes(const GroupInfo& group, std::int64_t bytes);
 /// A ring of reduce-scatter and all-gather, or one all-gather.
 std::int64_t all_reduce_link_bytes(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op);
-/// From rank to rank. `bytes`: to each rank.
+/// Direct transfers between all pairs of ranks. `bytes`: the number of bytes for each rank.
 std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::int64_t> bytes);
 /// A binomial tree.
 std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root);
@@ -47,7 +48,7 @@ bool is_on_other_host(const GroupInfo& group, int rank) {
                                      group.hosts[static_cast<std::size_t>(group.rank)];
 }
 
-/// The bytes of a ring that go to another host: all that this rank sends, or none.
+/// The bytes of a ring that this rank sends to another host: all of its bytes, or none.
 std::int64_t ring_link_bytes(const GroupInfo& group, std::int64_t bytes) {
   return is_on_other_host(group, (group.rank + 1) % group.size()) ? bytes : 0;
 }
@@ -65,7 +66,7 @@ bool gloo_reduces(at::ScalarType type, ReduceOp op) {
       return true;
     case at::kHalf:
     case at::kBFloat16:
-      // Gloo rounds after every term; the sum and the product are ours, in fp32.
+      // Gloo would round after every term, so sums and products are computed here, in fp32.
       return op == ReduceOp::kMax || op == ReduceOp::kMin;
     default:
       return false;
@@ -92,8 +93,8 @@ std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::
 }
 
 std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root) {
-  // Ranks count from the root. In each round those that have the data send it as far ahead as there
-  // are such ranks.
+  // Ranks count from the root. In each round every rank that has the data sends it ahead by the
+  // number of ranks that have it.
   const int own = (group.rank + group.size() - root) % group.size();
   std::int64_t sum = 0;
   for (int have = 1; have < group.size(); have *= 2) {
@@ -130,7 +131,8 @@ std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
   return result;
 }
 
-/// at::sum() and at::prod() add in fp32 where the type has 16 bits, and round once at the end.
+/// Reduces the rows. For 16-bit types at::sum() and at::prod() accumulate in fp32 and round once at
+/// the end.
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {
   const at::Tensor flat = output.view({-1});
   switch (op) {
@@ -152,7 +154,8 @@ void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op)
   }
 }
 
-/// Flat first: a scalar, which has no dimension, cannot be viewed in a type of another size.
+/// The tensor as bytes. Flattened first, because a scalar, which has no dimension, cannot be viewed
+/// in a type of another size.
 at::Tensor as_bytes(const at::Tensor& contiguous) {
   return contiguous.view({-1}).view(at::kByte);
 }
@@ -163,7 +166,8 @@ Communicator& LazyHostGroup::get() {
         "the group over which the hosts agree failed earlier; look for the first error");
   }
   if (made_ == nullptr) {
-    // Without the lock: this may take as long as the time-out, and abort() must not wait for it.
+    // The group is made without the lock: this may take as long as the time-out, and abort() must
+    // not wait for it.
     CommunicatorPtr made;
     try {
       made = make_();
@@ -173,7 +177,7 @@ Communicator& LazyHostGroup::get() {
     }
     const std::lock_guard lock(mutex_);
     made_ = std::move(made);
-    if (failed_) {  // aborted in between
+    if (failed_) {  // abort() was called while the group was made
       made_->abort();
     }
   }
@@ -190,28 +194,31 @@ void LazyHostGroup::abort() {
 
 }  // namespace tessera::comm
 
-// Collectives over TCP through c10d's Gloo, with three additions: reductions of every type, whose
-// sums round once; a failure soon after a peer has given up; an end of the process that does not
-// wait for operations that cannot finish.
+// Collectives over TCP through c10d's Gloo, with three additions. Reductions work for every type
+// and round sums once. An operation fails soon after another rank has given up. The process can end
+// without waiting for operations that cannot finish.
 namespace tessera::comm {
 namespace {
 
 using std::chrono::milliseconds;
 
-/// How often a waiting rank checks whether its peers still come.
+/// How often a waiting rank checks whether the other ranks may still arrive.
 constexpr milliseconds kPeerCheck{200};
-/// What a peer sent before it ended arrives within this time.
+/// Data that a rank sent before it ended arrives within this time.
 constexpr milliseconds kGrace{300};
 
-/// Gloo's own time-out must not come first: a wait for a rank that is at work on files may be long.
+/// Gloo's own time-out must never be first, because a wait for a rank that works on files may be
+/// long.
 constexpr std::chrono::hours kGlooPatience{24};
 
-/// The process group with what outlives a failure of it. Shared by the communicator and its works.
+/// The process group, with the state that is needed after it has failed. Shared by the communicator
+/// and its Works.
 class GlooGroup {
  public:
   GlooGroup(const detail::StorePtr& store, GroupInfo group, const std::string& address)
       : group_(std::move(group)) {
-    // Gloo does not know which rank is missing, nor what that rank does.
+    // Gloo's time-out is extended, because Gloo does not know which rank is missing or what that
+    // rank does.
     process_group_ = detail::make_gloo_group(store, {.rank = group_.rank,
                                                      .size = group_.size(),
                                                      .timeout = group_.timeout + kGlooPatience,
@@ -223,7 +230,8 @@ class GlooGroup {
 
   ~GlooGroup() {
     // After a failure an operation may be stuck in Gloo's thread until the time-out, and the
-    // destructor would wait for it: such a group is left to the end of the process.
+    // destructor would wait for it. So the process group is not destroyed; the end of the process
+    // cleans it up.
     if (failed_) {
       process_group_.release();
     }
@@ -231,13 +239,14 @@ class GlooGroup {
 
   const GroupInfo& info() const { return group_; }
 
-  /// The number of the call that runs now, for wait().
+  /// The number of the current call, for wait().
   std::uint64_t number() const { return group_.watch->number(); }
 
   /// Starts an operation.
   template <class Start>
   detail::GroupWorkPtr start(const char* collective, Start&& start) {
-    // Gloo's connections may hold half a message; another operation on them would read that.
+    // After a failure Gloo's connections may contain half a message, which another operation would
+    // read.
     if (failed_) {
       throw PeerError(describe(group_, collective) +
                       ": the group failed earlier; end this rank and start the job again");
@@ -264,10 +273,10 @@ class GlooGroup {
   void abort() { failed_ = true; }
 
  private:
-  /// False: not done yet. Throws what the operation threw.
+  /// Returns false if the operation is not done yet. Throws what the operation threw.
   static bool wait_a_little(detail::GroupWork& work, milliseconds duration) {
     try {
-      // Throws when the time is over as well as when the operation has failed.
+      // GroupWork::wait throws both when the time is over and when the operation has failed.
       work.wait(duration);
       return true;
     } catch (const std::exception&) {
@@ -279,7 +288,7 @@ class GlooGroup {
   }
 
   void await(detail::GroupWork& work, const char* collective, std::uint64_t number) {
-    // In slices, because a GroupWork does not look at the peers while it waits.
+    // Waits in short slices, because a GroupWork does not check the other ranks while it waits.
     PeerWait peers(group_, collective);
     while (!wait_a_little(work, kPeerCheck)) {
       try {
@@ -300,7 +309,7 @@ class GlooGroup {
 
   GroupInfo group_;
   detail::GroupPtr process_group_;
-  // Also set by abort(), from another thread than the one that waits.
+  // failed_ is also set by abort(), from another thread than the waiting one.
   std::atomic<bool> failed_{false};
 };
 using GlooGroupPtr = std::shared_ptr<GlooGroup>;
@@ -334,7 +343,7 @@ class GlooWork final : public Work {
   std::string collective_;
   std::uint64_t number_;
   detail::GroupWorkPtr work_;
-  // Runs in wait(), on the thread that waits. Owns the tensors that it writes.
+  // finish_ runs in wait(), on the waiting thread. It owns the tensors that it writes.
   std::function<void()> finish_;
 };
 
@@ -343,7 +352,7 @@ class GlooCommunicator final : public Communicator {
   explicit GlooCommunicator(GlooGroupPtr group)
       : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
 
-  // An empty all-gather, all-reduce and reduce-scatter is empty on every rank: nothing to send.
+  // An empty all-gather, all-reduce or reduce-scatter is empty on every rank, so nothing is sent.
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return input.numel() == 0 ? done_work() : gather("all_gather", output, input);
   }
@@ -356,7 +365,8 @@ class GlooCommunicator final : public Communicator {
                                                   : gathered_all_reduce(tensor, op);
   }
 
-  // Every rank sends each peer its part and sums what it receives: each byte travels once.
+  // Every rank sends each other rank its part and sums the parts that it receives, so each byte is
+  // sent once.
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
     if (input.numel() == 0) {
       return done_work();
@@ -398,7 +408,8 @@ class GlooCommunicator final : public Communicator {
   std::string name() const override { return "gloo"; }
 
  private:
-  /// `start` gets the process group. `finish` runs once the operation is done.
+  /// `start` gets the process group and starts the operation. `finish` runs once the operation is
+  /// done.
   template <class Start>
   WorkPtr run(const char* collective, Start&& start, std::function<void()> finish = nullptr) {
     std::string text = with_purpose(collective, purpose());
@@ -431,7 +442,7 @@ class GlooCommunicator final : public Communicator {
         std::move(finish));
   }
 
-  // Gloo has no average: the sum is divided when it has come.
+  // Gloo has no average, so the sum is divided once it has arrived.
   WorkPtr native_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const auto sum = to_c10d(op == ReduceOp::kAvg ? ReduceOp::kSum : op);
     std::function<void()> finish;
@@ -444,9 +455,9 @@ class GlooCommunicator final : public Communicator {
         std::move(finish));
   }
 
-  // Every rank receives all tensors, about size / 2 times what a ring all-reduce moves, but any
-  // type will do, and a sum is rounded once. All ranks add in the same order and so get the same
-  // bits.
+  // Every rank receives all tensors, about size / 2 times the bytes of a ring all-reduce. But this
+  // works for any type, and a sum is rounded once. All ranks add in the same order and so get the
+  // same bits.
   WorkPtr gathered_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor parts = at::empty({size(), tensor.numel()}, tensor.options());
@@ -458,8 +469,8 @@ class GlooCommunicator final : public Communicator {
   std::int64_t link_bytes_ = 0;
 };
 
-/// Gloo connects to every peer and waits for each until the time-out, even if the peer is dead. So
-/// this runs on a thread that can be left behind.
+/// Gloo connects to every other rank and waits for each until the time-out, even if the rank is
+/// dead. So this runs on a thread that can be abandoned.
 GlooGroupPtr connect(const detail::StorePtr& store, const GroupInfo& group,
                      const std::string& address) {
   std::packaged_task<GlooGroupPtr()> task(

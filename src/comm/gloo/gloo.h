@@ -20,14 +20,14 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// NCCL has all reductions, Gloo has all but the average.
+/// The c10d operator for `op`. NCCL implements all of them, Gloo all except the average.
 detail::GroupReduceOp to_c10d(ReduceOp op);
 
-/// Counts of elements as counts of bytes.
+/// Converts counts of elements to counts of bytes.
 std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
                                           std::size_t item_bytes);
 
-/// The elements as bytes [numel * itemsize], sharing storage: for collectives that only move data.
+/// A view of the elements as bytes [numel * itemsize], for collectives that only move data.
 at::Tensor as_bytes(const at::Tensor& contiguous);
 
 /// `output` [n] = the reduction of the rows of `parts` [ranks, n] in rank order; 16-bit floats are
@@ -45,17 +45,17 @@ class LazyHostGroup {
  public:
   using Make = std::function<CommunicatorPtr()>;
 
-  /// `make` is collective.
+  /// `make` makes the group; it is collective.
   explicit LazyHostGroup(Make make) : make_(std::move(make)) {}
 
   /// The group. Collective at the first call. Throws what `make` throws.
   Communicator& get();
-  /// Makes peers that wait in the group fail. Thread safe.
+  /// Makes ranks that wait in the group fail. Thread safe.
   void abort();
 
  private:
   Make make_;
-  // Guards `made_` between get() and an abort() from another thread.
+  // Guards `made_` in get() against an abort() from another thread.
   std::mutex mutex_;
   CommunicatorPtr made_;
   std::atomic<bool> failed_{false};

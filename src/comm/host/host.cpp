@@ -1,7 +1,6 @@
-// The environment of a rank, as launchers write it, turned into one description. Values come
-// through a function, so that tests need not change the process's environment. A value that does
-// not fit is an error here, with the variable's name: later it would be a rendezvous that never
-// completes.
+// Reads the environment variables of launchers into one description of the job. Values are read
+// through a function, so that tests need not change the process's environment. An invalid value is
+// an error here, with the variable's name; later it would cause a rendezvous that never completes.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -29,8 +28,8 @@
 namespace tessera::comm {
 namespace {
 
-/// The variables of one kind of launcher.
-/// `name` is for messages. `local_size` says how many ranks are on this host.
+/// The variables of one kind of launcher. `name` is for messages. `local_size` is the variable with
+/// the number of ranks on this host.
 struct Launcher {
   const char* name;
   const char* rank;
@@ -39,23 +38,25 @@ struct Launcher {
   const char* local_size;
 };
 
-/// In order of precedence: tessera-run and torchrun may themselves run under Slurm or Open MPI. The
-/// code below refers to the first and the last by their position.
+/// The launchers in order of precedence, because tessera-run and torchrun may themselves run under
+/// Slurm or Open MPI. The code below refers to the first and the last launcher by position.
 constexpr Launcher kLaunchers[] = {
     {"tessera-run or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    // The size is that of srun's step: a batch script has a SLURM_PROCID and a SLURM_NTASKS too,
-    // and is one process.
+    // The size is that of srun's step. A batch script has SLURM_PROCID and SLURM_NTASKS too, but is
+    // one process.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
-/// torchrun's default.
+/// The default port of torchrun.
 constexpr int kDefaultPort = 29500;
-// Slurm assigns no port: two jobs on one node rarely share the low digits of their ids.
+// Slurm assigns no port, so the port is derived from the job's id. Two jobs on one node rarely
+// share the low digits of their ids.
 constexpr int kSlurmFirstPort = 20000;
 constexpr int kSlurmPorts = 10000;
 
-/// nullopt for a variable that is not set; Error for one that is no integer or out of range.
+/// The integer value of a variable; nullopt if it is not set. Throws Error if it is not an integer
+/// or is out of range.
 std::optional<int> integer(const Variables& variables, const std::string& name, int least,
                            int most) {
   const auto text = variables(name);
@@ -73,7 +74,8 @@ std::optional<int> integer(const Variables& variables, const std::string& name, 
 
 constexpr int kAny = std::numeric_limits<int>::max();
 
-/// nullptr: the process was started without a launcher, and is a world of one.
+/// The launcher that started this process; nullptr if there is none, which means a world of one
+/// rank.
 const Launcher* find_launcher(const Variables& variables) {
   for (const Launcher& launcher : kLaunchers) {
     const bool rank = variables(launcher.rank).has_value();
@@ -89,8 +91,8 @@ const Launcher* find_launcher(const Variables& variables) {
   return nullptr;
 }
 
-/// A local rank is optional: without one it is counted from the hosts of the ranks before this one
-/// (local_rank_among() in world_from_environment.cpp).
+/// Reads the rank, size and local rank. The local rank is optional: without it, it is counted from
+/// the hosts of the lower ranks (local_rank_among() in world_from_environment.cpp).
 void read_ranks(const Variables& variables, const Launcher& launcher, JobVariables& job) {
   job.launcher = detail::concat(launcher.rank, " and ", launcher.size, " of ", launcher.name);
   job.rank = *integer(variables, launcher.rank, 0, kAny);
@@ -105,13 +107,14 @@ void read_ranks(const Variables& variables, const Launcher& launcher, JobVariabl
                 "; a local rank is at most the global one");
 }
 
-/// True if the launcher says that all ranks are on this host.
+/// Whether the launcher says that all ranks are on this host.
 bool on_one_node(const Variables& variables, const Launcher& launcher, int size) {
   return integer(variables, launcher.local_size, 1, kAny) == size ||
          variables("SLURM_NNODES") == "1";
 }
 
-/// On one node no address is needed. Other hosts cannot reach the store on loopback.
+/// The address of rank 0's store. On one node none is needed. Ranks on several hosts need one,
+/// because they cannot reach a store on loopback.
 std::string read_address(const Variables& variables, const Launcher& launcher, int size) {
   if (const auto address = variables("MASTER_ADDR")) {
     return *address;
@@ -125,8 +128,8 @@ std::string read_address(const Variables& variables, const Launcher& launcher, i
   return *slurm;
 }
 
-/// torchrun and tessera-run always set it. Slurm's is derived from the job, so that all its ranks
-/// find the same one.
+/// The port of rank 0's store. torchrun and tessera-run always set it. Under Slurm it is derived
+/// from the job, so that all ranks compute the same port.
 std::uint16_t read_port(const Variables& variables, const Launcher& launcher) {
   auto port = integer(variables, "MASTER_PORT", 1, std::numeric_limits<std::uint16_t>::max());
   if (!port && &launcher == &kLaunchers[2]) {
@@ -139,7 +142,8 @@ std::uint16_t read_port(const Variables& variables, const Launcher& launcher) {
   return static_cast<std::uint16_t>(port.value_or(kDefaultPort));
 }
 
-/// In seconds, fractions too. A time-out of 0 would fail at once.
+/// A duration in seconds, fractions allowed. Zero is an error unless `may_be_zero`: a time-out of 0
+/// would fail at once.
 std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables,
                                                       const std::string& name, bool may_be_zero) {
   const auto text = variables(name);
@@ -154,11 +158,13 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
                 ": not a number of seconds ", may_be_zero ? "from 0" : "above 0",
                 " to 1000000; correct or unset it");
   constexpr double kMillisecondsPerSecond = 1000;
-  // Rounded up, so that a tiny value does not become 0.
+  // The time-out is rounded up, so that a very small value does not become 0.
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
 }
 
-/// A short time-out is set to find a hang: the report must come before it ends the job.
+/// Half of a time-out of less than a minute, as the watchdog's limit; nullopt for a longer one. A
+/// short time-out is usually set to find a hang, so the watchdog's report must come before the
+/// time-out ends the job.
 std::optional<std::chrono::milliseconds> half_of(
     const std::optional<std::chrono::milliseconds>& timeout) {
   constexpr std::chrono::minutes kShort{1};
@@ -179,16 +185,18 @@ JobVariables read_job_variables(const Variables& variables) {
     return job;
   }
   read_ranks(variables, *launcher, job);
-  // No rendezvous, so neither an address nor a port is required.
+  // A world of one rank has no rendezvous, so neither an address nor a port is required.
   if (job.size == 1) {
     return job;
   }
   job.address = read_address(variables, *launcher, job.size);
   job.port = read_port(variables, *launcher);
-  // torchrun's agent then serves the store on MASTER_PORT; rank 0 must not try to bind it.
+  // If this is true, torchrun's agent serves the store on MASTER_PORT, and rank 0 must not try to
+  // bind the port.
   job.agent_store = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
   job.store_fd = integer(variables, "TESSERA_STORE_FD", 0, kAny);
-  // A restarted job may find the keys of its former ranks in torchrun's store.
+  // A restarted job may find keys of its previous run in torchrun's store, so the prefix contains
+  // the restart count.
   job.key_prefix = "tessera/" + variables("TESSERA_JOB_TOKEN").value_or("") + "/" +
                    variables("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return job;
@@ -201,8 +209,8 @@ std::optional<std::string> environment_variable(const std::string& name) {
 
 namespace {
 
-/// Without a look-up of names, which can block for seconds where no resolver answers. "" if it
-/// fails.
+/// The address as digits, "" if the conversion fails. Does not look up names, which can block for
+/// seconds if no resolver answers.
 std::string numeric(const sockaddr* address, socklen_t length) {
   std::array<char, NI_MAXHOST> text{};
   const int error =
@@ -210,7 +218,8 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return error == 0 ? text.data() : "";
 }
 
-/// IPv4 alone: addresses of interfaces in IPv6 are often link-local and useless without a scope.
+/// The IPv4 address of a network interface. IPv6 is not used, because IPv6 addresses of interfaces
+/// are often link-local and useless without a scope.
 std::string address_of_interface(const std::string& name) {
   ifaddrs* first = nullptr;
   TESSERA_CHECK(getifaddrs(&first) == 0, "listing network interfaces: ", std::strerror(errno));
@@ -228,17 +237,18 @@ std::string address_of_interface(const std::string& name) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// Empty, with getaddrinfo()'s `error`, for an unknown host.
+/// The addresses of a host; empty, with getaddrinfo()'s `error`, for an unknown host.
 AddressList look_up(const std::string& host, int& error) {
   addrinfo hints{};
-  // The port "1" below is a placeholder: the route depends on the host alone.
+  // The port "1" below is a placeholder, because the route depends only on the host.
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* first = nullptr;
   error = getaddrinfo(host.c_str(), "1", &hints, &first);
   return {error == 0 ? first : nullptr, &freeaddrinfo};
 }
 
-/// The address that the kernel would send from; connecting a UDP socket sends nothing.
+/// The address that the kernel would send from to reach `peer`. Connecting a UDP socket sends
+/// nothing.
 std::string source_address_towards(const std::string& peer) {
   int error = 0;
   const AddressList list = look_up(peer, error);
@@ -260,21 +270,21 @@ std::string source_address_towards(const std::string& peer) {
   return "";
 }
 
-/// "" where the link cannot be read.
+/// The target of a symbolic link; "" if it cannot be read.
 std::string link_target(const char* path) {
   std::array<char, 128> text{};
   const auto length = readlink(path, text.data(), text.size() - 1);
   return length < 0 ? "" : std::string(text.data(), static_cast<std::size_t>(length));
 }
 
-/// The fields of a stat file in /proc from the third on, the state (man 5 proc). Empty if there is
-/// none.
+/// The fields of a stat file in /proc, beginning with the third, the state (man 5 proc). Empty if
+/// the file does not exist.
 std::vector<std::string> stat_fields(const std::string& folder) {
   std::ifstream file(folder + "/stat");
   std::string line;
   std::vector<std::string> fields;
   if (std::getline(file, line)) {
-    // The second field, the program's name in brackets, may hold anything.
+    // The second field, the program's name in brackets, may contain any characters.
     std::istringstream rest(line.substr(line.rfind(')') + 1));
     for (std::string field; rest >> field;) {
       fields.push_back(field);
@@ -294,9 +304,9 @@ std::string folder_of(std::int64_t pid) {
 
 }  // namespace
 
-/// The boot id distinguishes hosts, also of one name; the network namespace distinguishes
-/// containers of one host apart, which do not share a loopback. Shared memory needs more and checks
-/// for itself.
+/// The boot id distinguishes hosts, even those with the same name. The network namespace
+/// distinguishes containers on one host, which do not share a loopback interface. Shared memory has
+/// further requirements and checks them itself.
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
@@ -304,12 +314,13 @@ std::string host_identity() {
 }
 
 std::string routable_address(const std::string& peer) {
-  // The variable that Gloo itself reads; of a list the first is taken.
+  // The variable that Gloo itself reads; the first interface in its list is used.
   if (const auto interface = environment_variable("GLOO_SOCKET_IFNAME")) {
     return address_of_interface(interface->substr(0, interface->find(',')));
   }
   std::string address = source_address_towards(peer);
-  // Reported here, on the host that is set up wrongly: its peers would only see a time-out.
+  // The error is reported on the host that is misconfigured, because other hosts would only see a
+  // time-out.
   TESSERA_CHECK(!address.empty() && !is_loopback(address) && address != "::1",
                 "the ranks are on several hosts, but this host has only the address '", address,
                 "' towards MASTER_ADDR=", peer, "; set GLOO_SOCKET_IFNAME to the interface to use");
@@ -326,8 +337,8 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address.starts_with("127.");
 }
 
-/// For rank 0 under a launcher that passes no socket. The store takes the descriptor and
-/// closes it.
+/// A socket for rank 0 under a launcher that passes none. The store takes the descriptor and closes
+/// it.
 int listen_on_loopback(std::uint16_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -340,7 +351,7 @@ int listen_on_loopback(std::uint16_t port) {
       bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
       listen(fd, SOMAXCONN) == 0;
   if (!listening) {
-    // close() may change errno.
+    // errno is saved, because close() may change it.
     const int error = errno;
     close(fd);
     fail("rank 0 cannot listen on MASTER_PORT=", port, ": ", std::strerror(error),
@@ -355,8 +366,8 @@ ProcessIdentity this_process() {
   return {pid, fields.size() > kStartTime ? std::stoull(fields[kStartTime]) : 0};
 }
 
-/// The start time distinguishes the process from a later one with the same pid. A zombie has ended:
-/// its parent has merely not looked yet.
+/// The start time distinguishes the process from a later process with the same pid. A zombie counts
+/// as ended: its parent has only not reaped it yet.
 bool is_alive(const ProcessIdentity& process) {
   const auto fields = stat_fields(folder_of(process.pid));
   return fields.size() > kStartTime && std::stoull(fields[kStartTime]) == process.start_time &&

@@ -1,5 +1,5 @@
 // Chooses the back end on the host: shared memory if all ranks of a group are on one host and can
-// map it, else Gloo. All ranks choose the same.
+// map it, else Gloo. All ranks choose the same back end.
 
 #include "rendezvous/group_setup.h"
 
@@ -19,7 +19,8 @@
 namespace tessera::comm {
 namespace {
 
-/// By identity, not by name: see host_identity().
+/// Numbers the hosts of `ranks`. Hosts are distinguished by identity and not by name: see
+/// host_identity().
 std::vector<int> hosts_of(const JobInfo& job, const std::vector<int>& ranks) {
   std::map<std::string, int> known;
   std::vector<int> hosts;
@@ -64,7 +65,7 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use) {
 
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make) {
-  const detail::QuietLog quiet;  // the set-up uses the store
+  const detail::QuietLog quiet;  // because the set-up uses the store
   if (info.watch == nullptr) {
     return make(BegunCall{});
   }
@@ -75,7 +76,7 @@ CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::str
     info.watch->done(call);
     return made;
   } catch (const c10::DistError& error) {
-    // The store went with rank 0.
+    // Rank 0 has ended, and its store with it.
     info.watch->failed(call);
     fail_without_peers(info, "set-up", first_line(error.what_without_backtrace()));
   } catch (...) {

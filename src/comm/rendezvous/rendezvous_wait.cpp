@@ -20,14 +20,14 @@ std::string arrival_key(int rank) {
   return "host/" + std::to_string(rank);
 }
 
-/// An error that ends all ranks. The rank that finds it writes it here.
+/// The key of an error that ends all ranks. The rank that finds the error writes it there.
 constexpr auto kFaultKey = "fault";
 
-/// A rank announces itself by a line each.
+/// The text by which a rank announces itself; one line for each field.
 struct Announcement {
   std::string size;    ///< number of ranks of the job
   std::string host;    ///< host_identity()
-  std::string handle;  ///< of the flight record
+  std::string handle;  ///< handle of the flight record
 };
 
 std::string to_text(const Announcement& rank) {
@@ -43,7 +43,7 @@ Announcement read_announcement(const std::string& text) {
   return rank;
 }
 
-/// The ranks of a job on their way to the rendezvous.
+/// Tracks which ranks of a job have arrived at the rendezvous.
 class Arrivals {
  public:
   Arrivals(detail::Store& store, const JobVariables& job, const RecordPtr& own)
@@ -58,7 +58,7 @@ class Arrivals {
                to_text({std::to_string(job.size), own_host(), own->handle()}));
   }
 
-  /// Checks which ranks have come since the last call. Returns those that have not.
+  /// Checks which ranks have arrived since the last call. Returns the ranks that have not.
   const std::vector<int>& look() {
     std::string fault;
     try {
@@ -110,7 +110,8 @@ class Arrivals {
 
   Arrival take_in(int rank, const Announcement& announced) {
     if (announced.size != std::to_string(job_.size)) {
-      // The other ranks have seen this rank, too, and would wait for ranks that do not exist.
+      // The other ranks have also seen this rank and would wait for ranks that do not exist, so the
+      // error is written for them.
       store_.set(
           kFaultKey,
           detail::concat("rank ", job_.rank, " of ", job_.size, " has met rank ", rank, " of ",
@@ -129,10 +130,10 @@ class Arrivals {
   detail::Store& store_;
   const JobVariables& job_;
   std::vector<Arrival> arrivals_;
-  std::vector<int> missing_;  ///< as far as is known: at first all others
+  std::vector<int> missing_;  ///< as far as known; at first all other ranks
 };
 
-/// The node whose ranks these are; nullopt if they are not all the ranks of one.
+/// The node that has exactly these ranks; nullopt if there is none.
 std::optional<int> node_of(const JobVariables& job, const std::vector<int>& ranks) {
   if (ranks.empty() || job.local_size == 0 || static_cast<int>(ranks.size()) != job.local_size) {
     return std::nullopt;

@@ -12,24 +12,24 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// A rank that has come to the rendezvous.
+/// A rank that has arrived at the rendezvous.
 struct Arrival {
   std::string host;  ///< host_identity()
   RecordPtr record;  ///< nullptr for a rank on another host
 };
 
-/// Announces this rank and waits for all other ranks; element r is rank r. One rank of each node
-/// prints the names of missing ranks. Throws Error with the ranks that do not come within the
-/// time-out, and PeerError with a rank that came and has ended.
+/// Announces this rank and waits for all other ranks; element r describes rank r. One rank of each
+/// node prints the names of missing ranks. Throws Error with the ranks that do not arrive within
+/// the time-out, and PeerError for a rank that has arrived and then ended.
 std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
                                      const WorldOptions& options, const RecordPtr& own);
 
-/// Whether to report the wait after `waited`: after a few seconds, and then at each of the
+/// Whether to report the wait after the time `waited`: after a few seconds, and then at each of the
 /// watchdog's limits. `said` counts the reports.
 bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options, int& said);
 
-/// "tessera: rank 0 waits for node 1 of 2 (ranks 2-3) at HOST:PORT, as RANK and WORLD_SIZE of
-/// tessera-run or torchrun say". Without ranks: "for the store".
+/// The text of a report: "tessera: rank 0 waits for node 1 of 2 (ranks 2-3) at HOST:PORT, as RANK
+/// and WORLD_SIZE of tessera-run or torchrun say". If `missing` is empty: "for the store".
 std::string waiting_text(const JobVariables& job, const std::vector<int>& missing);
 
 }  // namespace tessera::comm

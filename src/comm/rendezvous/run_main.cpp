@@ -1,4 +1,5 @@
-// The end of a rank's program after an uncaught exception: a line that says which rank and why.
+// The end of a rank's program after an uncaught exception: one line that says which rank failed and
+// why.
 
 #include "tessera/comm/world.h"
 
@@ -15,8 +16,8 @@
 namespace tessera::comm {
 namespace {
 
-/// "rank 2 of 4: ". Empty for one rank alone, under tessera-run, which shows whose line it is, and
-/// where the launcher's variables are wrong.
+/// "rank 2 of 4: ". Empty for a world of one rank, under tessera-run, which shows the rank of each
+/// line, and if the launcher's variables are invalid.
 std::string name_of_rank() {
   try {
     const JobVariables job = read_job_variables(&environment_variable);
@@ -30,7 +31,8 @@ std::string name_of_rank() {
 }  // namespace
 
 int run_main(const std::function<void()>& body) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of the write, with its line
+  // a file above the size limit becomes a write error with a message
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     body();
     return 0;

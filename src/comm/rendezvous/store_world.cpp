@@ -30,12 +30,12 @@
 namespace tessera::comm {
 namespace {
 
-/// Gloo and the store write to sockets. If the peer is dead, SIGPIPE would end this rank before it
-/// could report that. The program's own handler stays.
+/// Gloo and the store write to sockets. If the other rank is dead, SIGPIPE would end this rank
+/// before it could report that. A handler of the program is not replaced.
 void ignore_broken_pipes() {
   struct sigaction known {};
   if (sigaction(SIGPIPE, nullptr, &known) == 0 && known.sa_handler == SIG_DFL) {
-    // Only the default action is replaced.
+    // Only the default action of SIGPIPE is replaced.
     static_cast<void>(signal(SIGPIPE, SIG_IGN));
   }
 }
@@ -51,8 +51,9 @@ class StoreWorld final : public World {
   }
   StoreWorld(const StoreWorld&) = delete;
   StoreWorld& operator=(const StoreWorld&) = delete;
-  /// Groups on the host do not need the world, and continue if the program still holds them. After
-  /// an exception no peer comes to end NCCL groups together.
+  /// Groups on the host do not need the world, and stay usable if the program still owns them. NCCL
+  /// groups are not ended together after an exception, because the other ranks will not do the
+  /// same.
   ~StoreWorld() override {
     if (options_.backend != "nccl") {
       return;
@@ -82,7 +83,7 @@ class StoreWorld final : public World {
       const GroupInfo info = watched(members, *job_);
       CommunicatorPtr backend =
           set_up(*job_, info, "", [&](const BegunCall& call) { return make_backend(info, call); });
-      // A second group, for the comparison. It costs nothing until it is used.
+      // A second group, for comparing calls. It costs nothing until it is used.
       auto hosts = backend->compares_calls() ? nullptr : make_agreement_group(job_, info);
       return make_checked_communicator(std::move(backend), info, traffic_, std::move(hosts));
     });
@@ -114,7 +115,8 @@ class StoreWorld final : public World {
 
   void shutdown() override {
     const std::lock_guard lock(mutex_);
-    // Last, also if a peer did not come: what this rank waits for is over.
+    // The watch ends last, even if another rank did not arrive, because this rank no longer waits
+    // for anything.
     const auto end = [this] {
       if (job_->watch != nullptr) {
         job_->watch->end();
@@ -129,14 +131,14 @@ class StoreWorld final : public World {
     end();
   }
 
-  /// For a program that has not called shutdown(). Throws nothing.
+  /// Ends the groups of a program that has not called shutdown(). Throws nothing.
   void end_left_groups() {
     constexpr std::chrono::seconds kPatience{2};
     const std::lock_guard lock(mutex_);
     try {
       end_groups(kPatience);
     } catch (const std::exception&) {
-      // The program did not call shutdown(): an error is not reported.
+      // The program did not call shutdown(), so errors are not reported.
     }
   }
 
@@ -146,8 +148,8 @@ class StoreWorld final : public World {
   template <class Make>
   CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,
                                 const std::string& name, const Make& make) {
-    // Held while the group is made: the set-up is collective, and two threads of this rank must not
-    // begin it twice. abort() waits for it too.
+    // The lock is held while the group is made: the set-up is collective, and two threads of this
+    // rank must not begin it twice. abort() waits for the lock too.
     const std::lock_guard lock(mutex_);
     const auto key = std::make_pair(ranks, name);
     if (const auto known = groups.find(key); known != groups.end()) {
@@ -155,7 +157,7 @@ class StoreWorld final : public World {
     }
     TESSERA_CHECK(!ended_, "group '", name,
                   "': this rank's world has ended; ask for its groups before World::shutdown()");
-    // Peers that have seen the abort will not come.
+    // Ranks that have seen the abort will not take part.
     TESSERA_CHECK(!aborted_, "group '", name,
                   "': this rank's world has failed or was aborted; start the job again");
     const GroupInfo info = checked_info(ranks, name);
@@ -163,7 +165,7 @@ class StoreWorld final : public World {
     try {
       made = make(info);
     } catch (const PeerError&) {
-      aborted_ = true;  // What was left behind may hold the connection to the store.
+      aborted_ = true;  // an abandoned thread may still use the connection to the store
       throw;
     }
     groups.emplace(key, made);
@@ -177,7 +179,7 @@ class StoreWorld final : public World {
     if (const std::string warning = cudnn_warning(versions); !warning.empty()) {
       TORCH_WARN(warning);
     }
-    // More ranks than GPUs share them, as tests do.
+    // If there are more ranks than GPUs, ranks share GPUs, as in tests.
     device_index_ = job_->local_rank % cuda.device_count();
     cuda.set_device(device_index_);
     if (options_.backend == "nccl") {
@@ -188,8 +190,8 @@ class StoreWorld final : public World {
     }
   }
 
-  /// Ends groups in the opposite order of their making. If one fails, the others still end, then
-  /// without their peers. The caller holds the lock.
+  /// Ends groups in the reverse order of their creation. If one fails, the remaining groups are
+  /// still ended, but without waiting for other ranks. The caller must hold the lock.
   void end_groups(std::chrono::milliseconds patience) {
     if (aborted_ || std::exchange(ended_, true)) {
       return;
@@ -212,7 +214,8 @@ class StoreWorld final : public World {
     }
   }
 
-  // On every rank before anything is sent, so that a wrong list is an Error and not a time-out.
+  // The ranks of a group are checked on every rank before anything is sent, so that an invalid list
+  // is an Error and not a time-out.
   GroupInfo checked_info(const std::vector<int>& ranks, const std::string& name) const {
     const auto self = std::ranges::find(ranks, rank());
     const bool in_range =
@@ -237,8 +240,8 @@ class StoreWorld final : public World {
     return options_.device == "cuda" ? make_staged_communicator(std::move(host)) : host;
   }
 
-  /// If all ranks make groups of one name now, as for a mesh's dimension, the groups are split from
-  /// one communicator of all ranks: NCCL does that faster than making new ones.
+  /// Makes an NCCL group. If all ranks make groups of one name now, as for a dimension of a mesh,
+  /// the groups are split from one communicator of all ranks, which is faster than making new ones.
   CommunicatorPtr make_nccl(const GroupInfo& info, const BegunCall& set_up) {
     const bool whole = info.size() == size();
     const std::string meeting =
@@ -248,7 +251,7 @@ class StoreWorld final : public World {
     if (split && nccl_of_all_ == nullptr) {
       const GroupInfo all = watched(checked_info(ranks_of_world(size()), "split"), *job_);
       nccl_of_all_ = nccl_group(all, set_up, nullptr);
-      // Its end is recorded as a call; this set-up is the first call of that record.
+      // The communicator's end is recorded as a call; this set-up is the first call of its record.
       all.watch->done(all.watch->begin("set-up", "", 0));
       in_order_.push_back(make_checked_communicator(nccl_of_all_, all, traffic_));
     }
@@ -259,7 +262,8 @@ class StoreWorld final : public World {
     return made;
   }
 
-  /// NCCL waits for the other ranks for ever, even if they are dead.
+  /// Makes an NCCL group under the watchdog, because NCCL would wait forever for the other ranks,
+  /// even if they are dead.
   CommunicatorPtr nccl_group(const GroupInfo& info, const BegunCall& set_up,
                              CommunicatorPtr parent) const {
     const BlockingScope blocking(*info.watch, set_up);
@@ -268,7 +272,8 @@ class StoreWorld final : public World {
         {.device = device_index_, .parent = std::move(parent)});
   }
 
-  // Shared with what the groups make later: those on the host may outlive the world.
+  // The job is shared with functions that the groups run later: groups on the host may outlive the
+  // world.
   JobPtr job_;
   WorldOptions options_;
   int device_index_ = -1;
@@ -276,17 +281,19 @@ class StoreWorld final : public World {
   std::mutex mutex_;
   bool aborted_ = false;
   bool ended_ = false;
-  std::vector<CommunicatorPtr> in_order_;  ///< all groups, the first made first
-  CommunicatorPtr nccl_of_all_;  ///< of all ranks, to split groups from; nullptr: none yet
-  /// How many groups of NCCL's this rank has had of a name. Other ranks may have had others.
+  std::vector<CommunicatorPtr> in_order_;  ///< all groups, in the order of their creation
+  /// of all ranks, to split groups from; nullptr before the first use
+  CommunicatorPtr nccl_of_all_;
+  /// How many NCCL groups of each name this rank has made. The numbers of other ranks may differ.
   std::map<std::string, int> times_named_;
-  // For the life of the world: meshes use the same groups again and again.
+  // Groups are cached for the life of the world, because meshes use the same groups again and
+  // again.
   Groups groups_, host_groups_;
 };
 
-/// Ends what the program has left open when main() returns or calls exit(), while CUDA is still
-/// usable. Later only caches of other threads hold a world, and their destructors run among those
-/// of static objects.
+/// Ends the worlds that the program has left open when main() returns or calls exit(), while CUDA
+/// is still usable. After that only caches of other threads own a world, and they are destroyed
+/// together with static objects, which is too late.
 class LeftWorlds {
  public:
   LeftWorlds() = default;
@@ -309,7 +316,7 @@ class LeftWorlds {
 }  // namespace
 
 void check_options(const WorldOptions& options) {
-  // Before any rank waits for this one, each throws for a value that is no switch.
+  // Every rank throws for an invalid switch before other ranks wait for it.
   for (const char* name : {"TESSERA_SHM", "TESSERA_STRICT", "TESSERA_DEBUG"}) {
     tessera::detail::environment_switch(name);
   }
@@ -337,7 +344,8 @@ WatchSettings watch_settings(int rank, int world, const WorldOptions& options) {
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options) {
   auto world = std::make_shared<StoreWorld>(std::move(job), options);
   if (options.backend == "nccl" && getpid() == gettid()) {
-    // Made first, so that it still exists when NCCL's groups end at the thread's end.
+    // The thread's listing is made before `left`, so that it still exists when the NCCL groups end
+    // at the thread's end.
     static_cast<void>(listed_thread());
     thread_local LeftWorlds left;
     left.add(world);

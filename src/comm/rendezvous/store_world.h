@@ -11,18 +11,19 @@
 
 namespace tessera::comm {
 
-/// Throws Error for an unknown device or backend, or a combination that does not exist.
+/// Throws Error for an unknown device or back end, or a combination that is not supported.
 void check_options(const WorldOptions& options);
 
-/// The worlds of a process are numbered, since every rank makes its worlds in the same order.
+/// The number of the next world of this process. Every rank makes its worlds in the same order, so
+/// the numbers are the same on all ranks.
 int next_world_number();
 WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 
 /// The world of ranks that share a store. With device "cuda" the calling thread's current device
-/// becomes the device of the local rank.
+/// becomes the local rank's device.
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options);
 
-/// thread_worlds() with these host names. The ranks share a store in memory.
+/// Like thread_worlds(), with the given host names. The ranks share a store in memory.
 TESSERA_API_FOR_TEST_BEGIN
 std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
                                        const WorldOptions& options);

@@ -1,6 +1,6 @@
-// The rendezvous: from the launcher's variables to a World. Rank 0 serves a TCP store, or the
-// launcher's agent does; every rank writes its host's identity there and reads those of the others.
-// After that every rank knows which ranks share its host.
+// The rendezvous: from the launcher's variables to a World. Rank 0, or the launcher's agent, serves
+// a TCP store. Every rank writes its host's identity there and reads those of the other ranks. Then
+// every rank knows which ranks share its host.
 
 #include <c10/util/Exception.h>
 
@@ -29,13 +29,13 @@
 namespace tessera::comm {
 namespace {
 
-// Warnings of a job. The ranks need not be in step when one of them warns, so they do not
-// communicate; each checks in the store whether another has shown the text.
+// Warnings of a job. Ranks may warn at different times, so they do not communicate with each other;
+// each checks in the store whether another rank has already shown the text.
 
 using std::chrono::milliseconds;
 
-/// Ranks that run the same code warn at about the same time. The others wait for rank 0 for this
-/// long, so that one rank shows all common warnings.
+/// Ranks that run the same code warn at about the same time. The other ranks wait this long for
+/// rank 0, so that one rank shows all common warnings.
 constexpr milliseconds kRankZeroFirst{500};
 constexpr milliseconds kStorePatience{1000};
 constexpr milliseconds kNap{10};
@@ -56,12 +56,12 @@ class JobWarnings final : public c10::WarningHandler {
     size_ = job.size;
   }
 
-  // A warning must not become an error, whatever happens here.
+  // Catches all exceptions, because a warning must not become an error.
   void process(const c10::Warning& warning) override try {
     const std::lock_guard lock(mutex_);
     const std::string text = in_one_line(warning.msg());
     if (shown_.insert(text).second && is_first_of_job(text)) {
-      // One write: lines of several ranks must not mix.
+      // The warning is written in one call, so that lines of several ranks do not mix.
       std::cerr << detail::concat("tessera: warning: ", text, " [rank ", rank_, "]\n")
                 << std::flush;
     }
@@ -81,7 +81,8 @@ class JobWarnings final : public c10::WarningHandler {
       }
       return store.add(key, 1) == 1;
     };
-    // Better twice than never where the store is silent, or gone with rank 0.
+    // If the store does not answer, or has ended with rank 0, the warning is shown: twice is better
+    // than never.
     try {
       if (silent_) {
         return true;
@@ -105,18 +106,18 @@ class JobWarnings final : public c10::WarningHandler {
   detail::StorePtr store_;
   int rank_ = 0;
   int size_ = 1;
-  bool silent_ = false;  ///< the store did not answer; no more calls
+  bool silent_ = false;  ///< the store did not answer and is not called again
   std::unordered_set<std::string> shown_;
 };
 
-/// Once the process is a rank of a job.
+/// Set once the process is a rank of a job.
 std::atomic<JobWarnings*> handler_of_job = nullptr;
 
 }  // namespace
 
 void take_warnings_of_thread() {
   JobWarnings* handler = handler_of_job;
-  // libtorch's default handler has exactly the base class.
+  // Replaces only libtorch's default handler, which has exactly the base class.
   const c10::WarningHandler& now = *c10::WarningUtils::get_warning_handler();
   if (handler != nullptr && typeid(now) == typeid(c10::WarningHandler)) {
     c10::WarningUtils::set_warning_handler(handler);
@@ -125,12 +126,12 @@ void take_warnings_of_thread() {
 
 namespace {
 
-/// From now on a warning on this thread (TORCH_WARN, libtorch's or ours) is one line of standard
-/// error, "tessera: warning: TEXT [rank 0]". Each text comes once a job: on rank 0 if it has it
-/// about when the others do, else on the first rank that has it. A handler of the program's own
-/// stays.
+/// From now on a warning on this thread (by TORCH_WARN in libtorch or Tessera) is one line on
+/// standard error: "tessera: warning: TEXT [rank 0]". Each text is shown once for the whole job: on
+/// rank 0 if it warns at about the same time as the others, else on the first rank that warns. A
+/// handler that the program has set is not replaced.
 void show_warnings_once(const JobInfo& job) {
-  // Never destroyed: a thread may still warn while the process ends.
+  // Never destroyed, because a thread may still warn while the process ends.
   static auto& handler = *new JobWarnings;
   handler.set_job(job);
   handler_of_job = &handler;
@@ -139,19 +140,21 @@ void show_warnings_once(const JobInfo& job) {
 
 using detail::StorePtr;
 
-/// torchrun's agent does it instead where it says so.
+/// Whether this rank serves the store. torchrun's agent does so instead if its variables say so.
 bool serves_store(const JobVariables& job) {
   return job.rank == 0 && !job.agent_store;
 }
 
-/// The ranks wait for one another in await_all_ranks(), which can name those that are missing.
+/// The store does not wait for the ranks: they wait in await_all_ranks(), which can name missing
+/// ranks.
 detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) {
   detail::TcpStore store{.address = job.address,
                          .port = job.port,
                          .serves = serves_store(job),
                          .timeout = options.timeout};
   if (store.serves) {
-    // libtorch's store listens on every interface; a job of one host has no need of that.
+    // libtorch's store listens on every interface by default, which a job on one host does not
+    // need.
     store.listens_on = job.store_fd;
     if (!store.listens_on && is_loopback(job.address)) {
       store.listens_on = listen_on_loopback(job.port);
@@ -160,18 +163,19 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
   return store;
 }
 
-/// Those that start with rank 0's store; for rank 0, which has none to wait for, none.
+/// Ranks to wait for before the store is up: the ranks on rank 0's node. Empty on rank 0.
 std::vector<int> ranks_of_first_node(const JobVariables& job) {
   return job.rank == 0 ? std::vector<int>() : ranks_of_world(std::max(job.local_size, 1));
 }
 
-/// Runs on a thread that can be left behind, since the client waits without end. The thread has its
-/// own copy of the arguments.
+/// Connects to the store on a thread that can be abandoned, since the client waits without end. The
+/// thread has its own copy of the arguments.
 StorePtr connect_in_time(const JobVariables& job, const WorldOptions& options) {
-  constexpr std::chrono::milliseconds kGrace{2000};  // Its own time-out has the better message.
+  // the client's own time-out has the better message
+  constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
   std::packaged_task<StorePtr()> task([store = store_of(job, options)] {
-    const detail::QuietLog quiet;  // its own: the thread may be left behind
+    const detail::QuietLog quiet;  // local, because the thread may be abandoned
     return detail::connect_store(store);
   });
   std::future<StorePtr> store = task.get_future();
@@ -188,7 +192,7 @@ StorePtr connect_in_time(const JobVariables& job, const WorldOptions& options) {
   return store.get();
 }
 
-/// Adds to libtorch's message what was tried and which variables it came from.
+/// Adds to libtorch's message the address that was tried and the variables that it came from.
 StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   try {
     return connect_in_time(job, options);
@@ -209,8 +213,8 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   }
 }
 
-/// The connection lasts as long as the process: other ranks may use rank 0's store after the end of
-/// rank 0's world, and a second world must not bind the port again.
+/// A cached connection to the store, for the life of the process: other ranks may use rank 0's
+/// store after the end of rank 0's world, and a second world must not bind the port again.
 StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   static std::mutex mutex;
   static auto* const stores = new std::map<std::string, StorePtr>();
@@ -222,14 +226,13 @@ StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   return store;
 }
 
-/// How many earlier ranks are on this rank's host.
-// For launchers that give no local rank.
+/// The number of lower ranks on this rank's host, for launchers that set no local rank.
 int local_rank_among(const std::vector<std::string>& hosts, int rank) {
   return static_cast<int>(
       std::count(hosts.begin(), hosts.begin() + rank, hosts[static_cast<std::size_t>(rank)]));
 }
 
-/// Makes the ranks' watch of one another. `store`: has the same keys as the job's.
+/// Makes the object by which ranks watch each other. `store`: a connection to the job's store.
 WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> records,
                          const StorePtr& store) {
   const bool all_near = std::ranges::find(records, nullptr) == records.end();
@@ -243,7 +246,7 @@ JobInfo meet(const JobVariables& job, const WorldOptions& options) {
   const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
   const StorePtr store = detail::store_below(job.key_prefix + "/" + std::to_string(settings.world),
                                              shared_store(job, options));
-  // The groups' set-up waits in this store as well, with its time-out.
+  // The set-up of groups also waits in this store, with its time-out.
   store->setTimeout(options.timeout);
   JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
   std::vector<RecordPtr> records;
@@ -257,13 +260,14 @@ JobInfo meet(const JobVariables& job, const WorldOptions& options) {
   const bool one_host =
       std::ranges::adjacent_find(info.hosts, std::not_equal_to<>()) == info.hosts.end();
   if (!one_host) {
-    // Only now: on one host a missing network must not be an error.
+    // The address is determined only if there are several hosts, because on one host a missing
+    // network must not be an error.
     info.address = routable_address(job.address);
   }
   return info;
 }
 
-/// A world of one uses a store in memory and opens no socket.
+/// The job of a world of one rank: it uses a store in memory and opens no socket.
 JobInfo alone(const JobVariables& job) {
   return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
 }

@@ -1,5 +1,6 @@
 // Sums, averages, products, maxima and minima over the slots of the ranks, for the types that
-// training uses. Plain loops over blocks that stay in cache, which compilers vectorize.
+// training uses. The functions are plain loops over blocks that fit in the cache, which compilers
+// vectorise.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -35,22 +36,22 @@
 
 namespace tessera::comm {
 
-/// `output[i]` = the reduction of `sources[0][i], sources[1][i], ...`, in that order on every rank,
-/// so that all ranks that compute it get the same bits. There are two sources or more. 16-bit
+/// `output[i]` = the reduction of `sources[0][i], sources[1][i], ...`, in this order on every rank,
+/// so that all ranks that compute it get the same bits. There are at least two sources. 16-bit
 /// floats accumulate in fp32. `output` may be one of the sources.
 using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* const> sources,
                                 std::size_t elements);
 
-/// nullptr: no such reduction of this type.
+/// The function for a type and an operator; nullptr if the type has no such reduction.
 ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op);
 
 }  // namespace tessera::comm
 
-// One collective after another on a shared segment. The group knows rounds and calls; what the
-// bytes mean is known to the operations (shm_communicator.cpp).
+// Runs one collective after another on a shared segment. ShmGroup knows only rounds and calls; the
+// operations at the end of this file know the meaning of the bytes.
 namespace tessera::comm {
 
-/// What a rank calls, as a number that is written to shared memory.
+/// The kind of a collective, as a number that is written to shared memory.
 enum class ShmKind : std::int32_t {
   kAllGather,
   kAllReduce,
@@ -60,8 +61,8 @@ enum class ShmKind : std::int32_t {
   kBarrier
 };
 
-/// One collective as rounds (see ShmSegment): how this rank fills its slot, and how it reads those
-/// of all ranks.
+/// One collective as rounds (see ShmSegment): how this rank fills its slot in each round, and how
+/// it reads the slots of all ranks.
 struct ShmOperation {
   ShmKind kind = ShmKind::kBarrier;
   std::int64_t elements = 0;
@@ -76,13 +77,14 @@ struct ShmOperation {
   /// Reads the slots of all ranks, in rank order.
   std::function<void(std::int64_t round, std::span<const std::byte* const> slots)> consume;
 
-  /// Also true once it has failed: it runs once, and each wait() after that throws the same error.
+  /// Also true after a failure: an operation runs once, and each later wait() throws the same
+  /// error.
   bool done = false;
-  std::exception_ptr error;  ///< nullptr: it has not failed
+  std::exception_ptr error;  ///< nullptr unless it has failed
 };
 using ShmOperationPtr = std::shared_ptr<ShmOperation>;
 
-/// Runs operations one after another on a segment. In each, the ranks compare their calls.
+/// Runs operations one after another on a segment. In each operation the ranks compare their calls.
 class ShmGroup {
  public:
   ShmGroup(ShmSegment segment, GroupInfo group);
@@ -90,10 +92,11 @@ class ShmGroup {
   const GroupInfo& info() const { return group_; }
   std::size_t slot_bytes() const { return segment_.slot_bytes(); }
 
-  /// Finishes the previous operation, then does the part of this one that needs no peer.
+  /// Finishes the previous operation, then does the part of this operation that needs no other
+  /// rank.
   void start(const ShmOperationPtr& operation);
-  /// Does the rest. Throws Error on all ranks if their calls differ; the group can be used
-  /// afterwards. Throws PeerError.
+  /// Completes the operation. Throws Error on all ranks if their calls differ; the group stays
+  /// usable. Throws PeerError.
   void finish(ShmOperation& operation);
   void abort();
 
@@ -105,23 +108,25 @@ class ShmGroup {
 
   ShmSegment segment_;
   GroupInfo group_;
-  /// The slots of the current round; a member to spare an allocation in each round.
+  /// The slots of the current round; a member to save an allocation in each round.
   std::vector<const std::byte*> slots_;
-  /// The last one in which this rank has arrived. It wraps around.
+  /// The last round at which this rank has arrived; wraps around.
   std::uint32_t round_ = 0;
-  /// Calls so far. It is compared, so that a rank that has left one out is found at the next.
+  /// The number of calls so far. Ranks compare it, so that a skipped call is found at the next
+  /// call.
   std::uint64_t sequence_ = 0;
-  /// A peer is gone or was too late: the rounds of the ranks no longer match.
+  /// Another rank has ended or was too late, so the ranks' round numbers no longer match.
   bool failed_ = false;
-  /// Started and not finished; there is at most one, because it owns the slots.
+  /// The operation that has started and is not finished. There is at most one, because it uses the
+  /// slots.
   ShmOperationPtr under_way_;
 };
 
 }  // namespace tessera::comm
 
-// How the bytes of a collective are laid out over slots and rounds. A slot has a fixed size; what
-// does not fit goes in further rounds. All of it is arithmetic that each rank does alone and in the
-// same way; nothing here waits or synchronizes.
+// The layout of a collective's bytes in slots and rounds. A slot has a fixed size; bytes that do
+// not fit are sent in further rounds. Each rank does the same arithmetic alone; nothing here waits
+// or synchronises.
 namespace tessera::comm {
 
 /// The ranks' slots of one round, in rank order.
@@ -129,12 +134,13 @@ using Slots = std::span<const std::byte* const>;
 
 std::int64_t bytes_of(const at::Tensor& tensor);
 std::byte* data_of(const at::Tensor& tensor);
-/// `to` and `from` may be equal.
+/// Copies bytes; `to` and `from` may be equal.
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
-/// Rounds for `bytes` when `capacity` go in one; at least one.
+/// The number of rounds for `bytes` if a round has room for `capacity` bytes; at least one.
 std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity);
 
-/// The part of `total` bytes that falls into `round` when `capacity` bytes go in one.
+/// The part of `total` bytes that is sent in round `round` if a round has room for `capacity`
+/// bytes.
 struct Piece {
   Piece(std::int64_t total, std::int64_t capacity, std::int64_t round)
       : offset(std::min(round * capacity, total)), bytes(std::min(capacity, total - offset)) {}
@@ -142,8 +148,8 @@ struct Piece {
   std::int64_t bytes;
 };
 
-/// Bytes cut into one part for each rank. Parts are equal, but the last ones may be shorter or
-/// empty.
+/// Bytes divided into one part for each rank. Parts are equal, except that the last ones may be
+/// shorter or empty.
 struct EqualParts {
   std::int64_t total;
   std::int64_t part;
@@ -151,20 +157,20 @@ struct EqualParts {
   std::int64_t offset(int rank) const { return std::min(rank * part, total); }
   std::int64_t bytes(int rank) const { return std::min(part, total - offset(rank)); }
 };
-/// Parts that begin at cache lines, so that no two ranks write to one line.
+/// Parts that begin at cache lines, so that no two ranks write to one cache line.
 EqualParts line_parts(std::int64_t total, int ranks);
 
-/// A tensor's memory, cut into one part for each rank. `whole`: its first byte. `own`: where this
-/// rank's part is, which may be inside `whole`.
+/// A tensor's memory, divided into one part for each rank. `whole`: its first byte. `own`: the
+/// address of this rank's part, which may be inside `whole`.
 struct SplitBuffer {
   EqualParts parts;
   std::byte* whole;
   std::byte* own;
 };
-/// The tensors of one collective. A rank's bytes are its parts of all of them, one after another.
+/// The tensors of one collective. A rank's bytes are its parts of all tensors, one after another.
 using SplitBuffers = std::vector<SplitBuffer>;
 
-/// The rounds of a reduce-scatter. Each slot has room for a piece for each rank.
+/// The rounds of a reduce-scatter. Each slot has room for one piece for each rank.
 class ScatterRounds {
  public:
   ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, SplitBuffers buffers,
@@ -179,16 +185,16 @@ class ScatterRounds {
   SplitBuffers buffers_;
   /// Bytes for each rank in a slot, a multiple of a cache line.
   std::int64_t capacity_;
-  /// It may write to a part of its own input: an all-reduce reduces in place.
+  /// May write to a part of its own input, because an all-reduce reduces in place.
   ReduceFunction reduce_;
   std::size_t item_bytes_;
-  /// The sources of one reduction; a member to spare an allocation for each buffer.
+  /// The sources of one reduction; a member to save an allocation for each buffer.
   std::vector<const std::byte*> sources_;
 };
 
 /// The rounds of an all-gather.
 struct GatherRounds {
-  // `capacity` is a whole slot: each rank fills its own with its part alone.
+  // `capacity` is a whole slot, because each rank's slot contains only that rank's part.
   int rank;
   SplitBuffers buffers;
   std::int64_t capacity;
@@ -198,8 +204,8 @@ struct GatherRounds {
   void consume(std::int64_t round, Slots slots) const;
 };
 
-/// The rounds of an all-to-all. A slot holds its rank's counts, then one part for each rank. All
-/// ranks check the counts of all, so that they fail together.
+/// The rounds of an all-to-all. A slot contains its rank's counts, then one part for each rank. All
+/// ranks check the counts of all ranks, so that they fail together.
 class ExchangeRounds {
  public:
   ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes, const at::Tensor& output,
@@ -221,26 +227,26 @@ class ExchangeRounds {
   std::byte* output_;
   std::vector<std::int64_t> input_counts_;
   std::vector<std::int64_t> output_counts_;
-  /// The counts at the beginning of a slot: bytes for each rank, then bytes expected from
-  /// each.
+  /// The size of the counts at the beginning of a slot: bytes for each rank, then bytes expected
+  /// from each rank.
   std::int64_t table_bytes_;
   std::int64_t capacity_;
 };
 
 }  // namespace tessera::comm
 
-// One template for all types and operators. The table at the end makes a function of each pair that
-// has a meaning; the others are refused by name in shm_communicator.cpp.
+// One template for all types and operators. The table at the end instantiates a function for each
+// meaningful pair; the communicator below rejects all other pairs with an error.
 namespace tessera::comm {
 namespace {
 
 template <class T>
-/// The type in which terms are added.
+/// The type in which the terms of a reduction are added.
 struct Accumulator {
   using type = T;
 };
 template <>
-/// One rounding at the end instead of one for each rank.
+/// 16-bit floats accumulate in fp32: one rounding at the end instead of one for each rank.
 struct Accumulator<c10::Half> {
   using type = float;
 };
@@ -248,7 +254,7 @@ template <>
 struct Accumulator<c10::BFloat16> {
   using type = float;
 };
-// Sums that wrap around, without the undefined behaviour of signed overflow.
+// Integer sums wrap around, as unsigned numbers, because signed overflow is undefined behaviour.
 template <>
 struct Accumulator<std::int32_t> {
   using type = std::uint32_t;
@@ -261,12 +267,13 @@ struct Accumulator<std::int64_t> {
 template <class T, ReduceOp kOp>
 constexpr bool kOrdered = kOp == ReduceOp::kMax || kOp == ReduceOp::kMin;
 
-/// Maxima and minima compare in the type itself: its accumulator may have another sign.
+/// Maxima and minima of integers compare in the type itself, because its accumulator may differ in
+/// signedness.
 template <class T, ReduceOp kOp>
 using Sum =
     std::conditional_t<kOrdered<T, kOp> && std::is_integral_v<T>, T, typename Accumulator<T>::type>;
 
-/// NaN wins, as in at::amax.
+/// Combines two terms. For maxima and minima NaN wins, as in at::amax.
 template <ReduceOp kOp, class A>
 A combine(A sum, A next) {
   if constexpr (kOp == ReduceOp::kSum || kOp == ReduceOp::kAvg) {
@@ -274,7 +281,8 @@ A combine(A sum, A next) {
   } else if constexpr (kOp == ReduceOp::kProduct) {
     return sum * next;
   } else if constexpr (kOp == ReduceOp::kMax) {
-    // Only a NaN differs from itself. A NaN in `next` makes the comparison false and is taken.
+    // Only a NaN differs from itself. A NaN in `next` makes the comparison false, so `next` is
+    // taken.
     return sum >= next || sum != sum ? sum : next;
   } else {
     return sum <= next || sum != sum ? sum : next;
@@ -284,11 +292,11 @@ A combine(A sum, A next) {
 template <class T, ReduceOp kOp>
 void reduce(std::byte* output, std::span<const std::byte* const> sources, std::size_t elements) {
   using A = Sum<T, kOp>;
-  constexpr std::size_t kBlock = 1024;  // Stays in the first-level cache.
-  // The block goes through all sources before the output is written, so that the output may be one
-  // of them.
+  constexpr std::size_t kBlock = 1024;  // fits in the first-level cache
+  // A block is reduced over all sources before the output is written, because the output may be one
+  // of the sources.
   std::array<A, kBlock> sums;
-  // By way of float, because the accumulator may be complex.
+  // The number of terms is converted through float, because the accumulator may be complex.
   const auto terms = static_cast<A>(static_cast<float>(sources.size()));
   for (std::size_t start = 0; start < elements; start += kBlock) {
     const std::size_t count = std::min(kBlock, elements - start);
@@ -313,7 +321,7 @@ void reduce(std::byte* output, std::span<const std::byte* const> sources, std::s
   }
 }
 
-/// Complex numbers have no order.
+/// Complex numbers have no maximum or minimum.
 template <class T>
 ReduceFunction of_complex(ReduceOp op) {
   switch (op) {
@@ -335,7 +343,7 @@ ReduceFunction of_real(ReduceOp op) {
                                 : of_complex<T>(op);
 }
 
-/// 0 and 1: any is the maximum, all the minimum and the product.
+/// With the values 0 and 1, "any" is the maximum; "all" is the minimum and the product.
 ReduceFunction of_bool(ReduceOp op) {
   return op == ReduceOp::kMax       ? reduce<std::uint8_t, ReduceOp::kMax>
          : op == ReduceOp::kMin     ? reduce<std::uint8_t, ReduceOp::kMin>
@@ -378,7 +386,7 @@ ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op) {
 
 namespace {
 
-/// As Communicator calls the collective, for messages.
+/// The Communicator method's name, for messages.
 const char* name_of(ShmKind kind) {
   switch (kind) {
     case ShmKind::kAllGather:
@@ -397,7 +405,8 @@ const char* name_of(ShmKind kind) {
   return "unknown";
 }
 
-/// Not the rounds: ranks of an all-to-all need different numbers of them.
+/// Whether two ranks make the same call. Rounds are not compared, because the ranks of an
+/// all-to-all need different numbers of rounds.
 bool same(const ShmCall& a, const ShmCall& b) {
   return a.sequence == b.sequence && a.elements == b.elements && a.kind == b.kind &&
          a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.purpose == b.purpose;
@@ -407,7 +416,7 @@ std::string text_of(const ShmOperation& operation) {
   return with_purpose(name_of(operation.kind), operation.purpose);
 }
 
-/// "12 elements of Float, sum": what the ranks of a call of this kind compare.
+/// The arguments that ranks compare in a call of this kind: "12 elements of Float, sum".
 std::string arguments_of(const ShmCall& call) {
   std::string type = c10::toString(static_cast<c10::ScalarType>(call.dtype));
   std::string elements = detail::concat(call.elements, " elements of ", type);
@@ -418,7 +427,7 @@ std::string arguments_of(const ShmCall& call) {
     case ShmKind::kBroadcast:
       return detail::concat(elements, ", root ", call.root);
     case ShmKind::kAllToAll:
-      return type;  // ranks send differently much
+      return type;  // each rank sends different amounts
     case ShmKind::kBarrier:
       return "";
     case ShmKind::kAllGather:
@@ -427,7 +436,7 @@ std::string arguments_of(const ShmCall& call) {
   return elements;
 }
 
-/// "all_reduce (call 7: 12 elements of Float, sum)".
+/// A call as text: "all_reduce (call 7: 12 elements of Float, sum)".
 std::string to_text(const ShmCall& call) {
   const std::string purpose(call.purpose.data(), strnlen(call.purpose.data(), call.purpose.size()));
   const std::string arguments = arguments_of(call);
@@ -443,7 +452,8 @@ ShmGroup::ShmGroup(ShmSegment segment, GroupInfo group)
       slots_(static_cast<std::size_t>(group_.size())) {}
 
 void ShmGroup::start(const ShmOperationPtr& operation) {
-  // Its slots are needed. Its error, if it has one, is thrown here and again by its own wait().
+  // The previous operation must be finished, because its slots are needed. Its error, if any, is
+  // thrown here and again by its own wait().
   if (under_way_ != nullptr) {
     finish(*under_way_);
   }
@@ -451,15 +461,16 @@ void ShmGroup::start(const ShmOperationPtr& operation) {
     throw PeerError(describe(group_, text_of(*operation).c_str()) +
                     ": the group failed earlier; end this rank and start the job again");
   }
-  // The call before the round's arrival: who sees that this rank has arrived can read its call.
+  // The call is published before this rank arrives at the round, so a rank that sees the arrival
+  // can read the call.
   publish(*operation);
   produce(*operation, 0);
   under_way_ = operation;
 }
 
 void ShmGroup::publish(const ShmOperation& operation) {
-  // The call of the round that produce() is about to begin. It stays until the round after the
-  // next, which no rank begins before all have read this one.
+  // The call of the round that produce() is about to begin. It stays valid until the round after
+  // the next one, which no rank begins before all ranks have read this call.
   ShmCall& call = segment_.call(group_.rank, round_ + 1);
   call = {++sequence_,
           operation.elements,
@@ -469,7 +480,8 @@ void ShmGroup::publish(const ShmOperation& operation) {
           operation.root,
           operation.rounds,
           {}};
-  // The end of a name says more than its beginning.
+  // A long purpose is cut at the front, because the end of a name is more specific than its
+  // beginning.
   const std::size_t length = std::min(operation.purpose.size(), call.purpose.size());
   std::copy_n(operation.purpose.end() - static_cast<std::ptrdiff_t>(length), length,
               call.purpose.begin());
@@ -482,14 +494,14 @@ void ShmGroup::produce(const ShmOperation& operation, std::int64_t round) {
 }
 
 void ShmGroup::finish(ShmOperation& operation) {
-  ShmOperationPtr keep;  // until the end: the caller may have dropped the operation
+  ShmOperationPtr keep;  // keeps the operation alive, which the caller may have dropped
   if (!operation.done) {
     operation.done = true;
     keep = std::exchange(under_way_, nullptr);
     try {
       run(operation);
-      // After a PeerError the rounds do not match any more. After another Error all ranks have
-      // thrown it in the same round, and the next call can begin.
+      // After a PeerError the ranks' rounds no longer match. After another Error all ranks have
+      // thrown it in the same round, so the next call can begin.
     } catch (const PeerError&) {
       failed_ = true;
       operation.error = std::current_exception();
@@ -509,10 +521,12 @@ void ShmGroup::run(ShmOperation& operation) {
     if (round > 0) {
       produce(operation, round);
     }
-    // Behind it every slot of the round can be read, until this rank arrives at the next.
+    // After this wait every slot of the round can be read, until this rank arrives at the next
+    // round.
     segment_.wait(group_, round_, collective.c_str());
     if (round == 0) {
-      // Only now: a rank with little to send does not know how many rounds its peers need.
+      // The number of rounds is read only after the first round, because a rank with little to send
+      // does not know how many rounds the other ranks need.
       rounds = agreed_rounds(operation);
     }
     for (int rank = 0; rank < group_.size(); ++rank) {
@@ -527,7 +541,8 @@ std::int64_t ShmGroup::agreed_rounds(const ShmOperation& operation) {
   std::int64_t rounds = operation.rounds;
   for (int rank = 0; rank < group_.size(); ++rank) {
     const ShmCall& peer = segment_.call(rank, round_);
-    // Every rank compares with every other, so that all of them throw, and none continues alone.
+    // Every rank compares with every other rank, so that all of them throw and none continues
+    // alone.
     TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
                   ": the ranks disagree: this one calls ", to_text(own), ", rank ",
                   group_.ranks[static_cast<std::size_t>(rank)], " calls ", to_text(peer),
@@ -543,7 +558,7 @@ void ShmGroup::abort() {
 
 namespace {
 
-/// Bytes of a cache line. It is a multiple of every element's size, so that no element is cut.
+/// Bytes of a cache line. It is a multiple of every element's size, so that no element is divided.
 constexpr std::int64_t kLine = 64;
 
 std::size_t index(int rank) {
@@ -562,9 +577,9 @@ std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
   return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
 }
 
-/// Bytes of a buffer that lie together in a slot.
+/// Consecutive bytes of one buffer in a slot.
 struct Span {
-  std::int64_t in_part;  ///< where they begin in the rank's part of the buffer
+  std::int64_t in_part;  ///< offset in the rank's part of the buffer
   std::int64_t in_slot;
   std::int64_t bytes;
 };
@@ -577,13 +592,15 @@ std::int64_t bytes_of_rank(const SplitBuffers& buffers, int rank) {
   return bytes;
 }
 
-/// The pieces of `rank`'s bytes that travel in `round`: each round has room for `capacity` of them.
+/// Visits the pieces of `rank`'s bytes that are sent in `round`, if each round has room for
+/// `capacity` bytes.
 template <class Visit>
 void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity, std::int64_t round,
                    Visit&& visit) {
   const std::int64_t begin = round * capacity;
-  std::int64_t start = 0;  // of the buffer's part among the rank's bytes
-  // The buffers' parts lie one after another in the rank's bytes; the round is a window on them.
+  std::int64_t start = 0;  // start of the buffer's part within the rank's bytes
+  // The buffers' parts are one after another in the rank's bytes, and a round is a window on these
+  // bytes.
   for (const SplitBuffer& buffer : buffers) {
     const std::int64_t end = start + buffer.parts.bytes(rank);
     const std::int64_t first = std::max(begin, start);
@@ -632,12 +649,12 @@ ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, Sp
       item_bytes_(item_bytes),
       sources_(index(group.size())) {}
 
-/// Rank 0's part is the longest: only the last ones may be shorter.
+/// Computed for rank 0, whose part is the longest.
 std::int64_t ScatterRounds::count() const {
   return rounds_for(bytes_of_rank(buffers_, 0), capacity_);
 }
 
-/// For each peer a room in the slot. This rank's own part stays where it is.
+/// Writes one piece for each other rank into the slot. This rank's own part is not copied.
 void ScatterRounds::produce(std::int64_t round, std::byte* slot) const {
   for (int to = 0; to < static_cast<int>(sources_.size()); ++to) {
     if (to == rank_) {
@@ -657,8 +674,8 @@ void ScatterRounds::consume(std::int64_t round, Slots slots) {
                   for (std::size_t from = 0; from < slots.size(); ++from) {
                     sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
                   }
-                  // In the place of this rank, so that the order of the terms is the same on all
-                  // ranks.
+                  // This rank's term is placed at its rank, so that the order of the terms is the
+                  // same on all ranks.
                   sources_[index(rank_)] = buffer.whole + buffer.parts.offset(rank_) + span.in_part;
                   reduce_(buffer.own + span.in_part, sources_,
                           static_cast<std::size_t>(span.bytes) / item_bytes_);
@@ -675,8 +692,8 @@ void GatherRounds::produce(std::int64_t round, std::byte* slot) const {
   });
 }
 
-/// The own part is copied from where it is, which may be its place in the output: copy_bytes()
-/// leaves equal addresses alone.
+/// Copies this rank's own part as well. Its source may already be its place in the output;
+/// copy_bytes() ignores equal addresses.
 void GatherRounds::consume(std::int64_t round, Slots slots) const {
   for (int from = 0; from < static_cast<int>(slots.size()); ++from) {
     for_each_span(buffers, from, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
@@ -700,18 +717,19 @@ ExchangeRounds::ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes,
       table_bytes_(round_up_to_line(2 * group.size() * std::int64_t{sizeof(std::int64_t)})),
       capacity_(round_down_to_line((slot_bytes - table_bytes_) / group.size())) {}
 
-// What this rank sends decides its number; the group makes as many rounds as the largest.
+// The rounds that this rank needs for the bytes that it sends; the group runs the largest number of
+// all ranks.
 std::int64_t ExchangeRounds::count() const {
   return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
 }
 
-/// Parts follow one another without gaps in the input, and each has a room of equal size in the
-/// slot.
+/// In the input the parts follow one another without gaps; in the slot each part has room of equal
+/// size.
 void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   if (round == 0) {
     auto* table = reinterpret_cast<std::int64_t*>(slot);
-    // Both tables, so that every rank can compare what is sent with what is expected, for all
-    // pairs.
+    // Both tables are written, so that every rank can compare the sent and the expected counts of
+    // all pairs.
     std::ranges::copy(output_counts_, std::ranges::copy(input_counts_, table).out);
   }
   const std::byte* part = input_;
@@ -725,7 +743,8 @@ void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   }
 }
 
-/// The check comes before the first byte is copied: sizes that do not fit must not be written.
+/// Checks the counts before the first byte is copied, so that nothing is written if sizes do not
+/// match.
 void ExchangeRounds::consume(std::int64_t round, Slots slots) const {
   if (round == 0) {
     check_counts(slots);
@@ -757,7 +776,7 @@ void ExchangeRounds::check_counts(Slots slots) const {
   }
 }
 
-/// At once, without the slots: it needs no peer.
+/// Copies this rank's own part directly, without the slots, since no other rank is needed.
 void ExchangeRounds::copy_own() const {
   const std::int64_t from = sum_before(input_counts_, group_.rank) * item_bytes_;
   const std::int64_t to = sum_before(output_counts_, group_.rank) * item_bytes_;
@@ -767,16 +786,16 @@ void ExchangeRounds::copy_own() const {
 }  // namespace tessera::comm
 
 // Collectives through shared memory. Each is an operation of rounds: what a rank writes to its
-// slot, and what it reads from all slots. ShmGroup runs the rounds, shm_rounds.h has the arithmetic
-// of slots and tensors. The end of this file decides whether the ranks can share memory at all.
+// slot, and what it reads from all slots. ShmGroup runs the rounds; the classes above compute the
+// layout of slots and tensors. The end of this file decides whether the ranks can share memory.
 namespace tessera::comm {
 namespace {
 
-/// Up to this size every rank reduces everything: one round instead of two. For short tensors
-/// waiting for the peers costs more than the additions.
+/// Up to this size every rank reduces the whole tensor, in one round instead of two. For short
+/// tensors waiting for other ranks costs more than the additions.
 constexpr std::int64_t kOneRoundBytes = 32 << 10;
 
-/// `whole[i]` is cut into equal parts; `own[i]` is this rank's part.
+/// `whole[i]` is divided into equal parts; `own[i]` is this rank's part.
 SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
                            const std::vector<at::Tensor>& own) {
   SplitBuffers buffers;
@@ -843,7 +862,7 @@ class ShmCommunicator final : public Communicator {
     const auto rounds = std::make_shared<ExchangeRounds>(group_->info(), slot_bytes(), output,
                                                          input, output_counts, input_counts);
     auto operation = describe_operation(ShmKind::kAllToAll, {input});
-    operation->elements = 0;  // Differs between ranks; the counts are checked instead.
+    operation->elements = 0;  // differs between ranks; the counts are checked instead
     return start_rounds(std::move(operation), rounds, {output}, {input});
   }
 
@@ -854,7 +873,7 @@ class ShmCommunicator final : public Communicator {
     const auto piece = [total = bytes_of(tensor), capacity = slot_bytes()](std::int64_t round) {
       return Piece(total, capacity, round);
     };
-    // Peers of the root arrive with an empty slot, and the root has nothing to take.
+    // Ranks other than the root leave their slot empty, and the root copies nothing.
     const bool sends = root == rank();
     operation->produce = [=](auto round, auto* slot) {
       copy_bytes(slot, data_of(tensor) + piece(round).offset, sends ? piece(round).bytes : 0);
@@ -893,7 +912,8 @@ class ShmCommunicator final : public Communicator {
     auto operation = std::make_shared<ShmOperation>();
     operation->kind = kind;
     for (const at::Tensor& tensor : tensors) {
-      // A group of tensors is compared by its total size. Different sizes rarely have one total.
+      // A list of tensors is compared by its total size, because lists of different sizes rarely
+      // have the same total.
       operation->elements += tensor.numel();
     }
     operation->dtype = static_cast<std::int32_t>(tensors.front().scalar_type());
@@ -907,8 +927,8 @@ class ShmCommunicator final : public Communicator {
     return std::make_shared<ShmWork>(group_, std::move(operation));
   }
 
-  /// The operation's functions share the rounds. They also hold the tensors whose memory they read
-  /// or write, because the operation may outlive the call.
+  /// The operation's functions share `rounds`. They also own the tensors whose memory they read or
+  /// write, because the operation may outlive the call.
   template <class Rounds>
   WorkPtr start_rounds(ShmOperationPtr operation, const std::shared_ptr<Rounds>& rounds,
                        const std::vector<at::Tensor>& outputs,
@@ -942,7 +962,7 @@ class ShmCommunicator final : public Communicator {
     const std::int64_t first = scatter->count();
     auto operation = describe_operation(ShmKind::kAllReduce, {tensor}, op);
     operation->rounds = first + gather.count();
-    // `keep`: buffers hold bare pointers into the tensor.
+    // `keep` owns the tensor, because the buffers are raw pointers into it.
     operation->produce = [=, keep = tensor](std::int64_t round, std::byte* slot) {
       round < first ? scatter->produce(round, slot) : gather.produce(round - first, slot);
     };
@@ -955,24 +975,25 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<ShmGroup> group_;
 };
 
-/// Written by the group's first rank, read by the others.
+/// The key of the segment's handle, written by the group's first rank and read by the others.
 constexpr auto kHandleKey = "handle";
 
-/// The first rank makes the segment, the others open it. All continue to the vote, also those
-/// without a segment: no rank may be left waiting.
+/// Makes the segment on the first rank and opens it on the other ranks. A rank without a segment
+/// continues to the vote, too, so that no rank waits forever.
 std::optional<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
     return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : std::nullopt;
   }
   auto segment = wanted ? ShmSegment::create(group.size()) : std::nullopt;
-  // Also without a segment, because the peers wait for the key.
+  // The first rank sends a handle even if it has no segment, because the other ranks wait for the
+  // key.
   tell(store, group, kHandleKey, segment ? segment->handle() : "none");
   return segment;
 }
 
-/// True if every rank says `yes`. A key for each rank and question; every rank reads all of them,
-/// and so comes to the same answer.
+/// Whether every rank says `yes`. Each rank has a key for each question and reads the keys of all
+/// ranks, so all ranks get the same answer.
 bool all_say(const detail::StorePtr& store, const GroupInfo& group, const std::string& question,
              bool yes) {
   tell(store, group, question + std::to_string(group.rank), yes ? "yes" : "no");
@@ -983,8 +1004,9 @@ bool all_say(const detail::StorePtr& store, const GroupInfo& group, const std::s
   return result;
 }
 
-/// A wait for a dead peer ends because its pid is gone. In another pid namespace the pid is unused
-/// or another process's; such a group uses no shared memory.
+/// Whether this rank can see the processes of all other ranks. A wait for a dead rank ends because
+/// its pid no longer exists. In another pid namespace the pid is unused or belongs to another
+/// process, so such a group uses no shared memory.
 bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
   for (int rank = 0; rank < group.size(); ++rank) {
     if (!is_alive(segment.process(rank))) {
@@ -994,21 +1016,21 @@ bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
   return true;
 }
 
-/// The segment of a group; nullopt on every rank if one of them cannot reach it, cannot see its
-/// peers' processes (another pid namespace) or has TESSERA_SHM=0. Collective.
+/// The segment of a group; nullopt on every rank if one of the ranks cannot reach it, cannot see
+/// the other ranks' processes (another pid namespace) or has TESSERA_SHM=0. Collective.
 std::optional<ShmSegment> negotiate_segment(const detail::StorePtr& store, const GroupInfo& group) {
   std::optional<ShmSegment> segment = reach_segment(store, group);
   if (segment) {
     segment->set_process(group.rank, this_process());
   }
-  // Peers can be recognised only once all of them have written who they are.
+  // Other processes can be recognised only after all ranks have written their identity.
   const bool reached = all_say(store, group, "reached", segment.has_value());
   const bool recognised =
       all_say(store, group, "recognised", reached && recognises_peers(*segment, group));
   if (!recognised) {
     return std::nullopt;
   }
-  // All have opened it by now. From here on the mappings alone keep the memory.
+  // All ranks have opened the segment by now. From here on the mappings alone keep the memory.
   segment->close_handle();
   return segment;
 }

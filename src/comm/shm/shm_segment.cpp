@@ -1,6 +1,6 @@
-// The memory and the waiting. Layout: a header, a state for each rank, then two slots for each
-// rank, all at offsets that follow from the numbers in the header. What several processes write is
-// atomic; the counter of arrivals and each rank's state begin at separate cache lines.
+// The shared memory and the waiting. Layout: a header, a state for each rank, then two slots for
+// each rank; all offsets follow from the numbers in the header. Data that several processes write
+// is atomic. The arrival counter and each rank's state begin at separate cache lines.
 
 #include "shm/shm_segment.h"
 
@@ -32,20 +32,20 @@ using tessera::detail::round_up;
 
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
-/// A slot's size is a compromise: small ones stay in cache, large ones need fewer rounds. All slots
-/// together get at most 128 MiB, unless that would be less than 1 MiB for each.
+/// The size of a slot is a compromise: small slots stay in the cache, large slots need fewer
+/// rounds. All slots together use at most 128 MiB, unless a slot would be smaller than 1 MiB.
 constexpr std::size_t kSmallestSlot = std::size_t{1} << 20;
 constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
-/// A sleeping rank looks this often whether its peers still live.
+/// How often a sleeping rank checks whether the other ranks are alive.
 constexpr milliseconds kPeerCheck{100};
-/// Roughly 20 us, about what going to sleep and waking up costs.
+/// Spinning takes roughly 20 us, about the cost of going to sleep and waking up.
 constexpr int kSpins = 500;
 
 using Counter = std::atomic<std::uint32_t>;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == sizeof(std::uint32_t));
 
-/// True if `counter` has reached `round`; both wrap around.
+/// Whether `counter` has reached `round`; both wrap around.
 bool reached(std::uint32_t counter, std::uint32_t round) {
   return static_cast<std::int32_t>(counter - round) >= 0;
 }
@@ -53,8 +53,8 @@ bool reached(std::uint32_t counter, std::uint32_t round) {
 void futex_wait(const Counter& word, std::uint32_t seen, milliseconds most) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
   const timespec duration{seconds.count(), std::chrono::nanoseconds(most - seconds).count()};
-  // Not FUTEX_PRIVATE_FLAG: the word is shared between processes. A wake-up without a reason does
-  // no harm, as every caller looks again.
+  // Without FUTEX_PRIVATE_FLAG, because the word is shared between processes. A spurious wake-up
+  // does no harm, since every caller checks the counter again.
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &duration, nullptr, 0);
 }
 
@@ -62,13 +62,14 @@ void futex_wake_all(const Counter& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// Where ranks outnumber cores, the peer that one spins for is waiting for the core.
+/// How often to check before sleeping. If ranks outnumber cores, the awaited rank may need this
+/// core, so this rank sleeps at once.
 int spins_before_sleep(const GroupInfo& group) {
   static const unsigned cores = std::thread::hardware_concurrency();
   return cores >= static_cast<unsigned>(group.ranks_here) ? kSpins : 1;
 }
 
-/// Leaves the core's resources to the other hardware thread while this one spins.
+/// Frees the core's resources for its other hardware thread while this one spins.
 void pause_briefly() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -79,20 +80,20 @@ void pause_briefly() {
 
 }  // namespace
 
-/// The first bytes of the segment. `token` shows whether a segment that was opened is the one that
-/// was meant.
+/// The first bytes of the segment. `token` shows whether an opened segment is the right one.
 struct ShmSegment::Header {
   std::uint64_t token = 0;
   std::int32_t ranks = 0;
   std::uint64_t slot_bytes = 0;
-  alignas(kLine) Counter arrivals{0};   ///< over all rounds
+  alignas(kLine) Counter arrivals{0};   ///< number of arrivals over all rounds
   alignas(kLine) Counter completed{0};  ///< the last round at which all have arrived; a futex
   Counter sleepers{0};
 };
 
-/// One rank writes it, all ranks read it. Two calls, used alternately like the slots.
+/// The state of one rank, which that rank writes and all ranks read. It stores two calls, used
+/// alternately like the slots.
 struct alignas(kLine) ShmSegment::RankState {
-  Counter round{0};  ///< the last one at which this rank has arrived
+  Counter round{0};  ///< the last round at which this rank has arrived
   ProcessIdentity process;
   std::array<ShmCall, 2> calls;
 };
@@ -127,12 +128,12 @@ void ShmSegment::close_handle() {
 
 std::optional<ShmSegment> ShmSegment::create(int ranks) {
   const auto count = static_cast<std::size_t>(ranks);
-  // Two slots for each rank.
+  // There are two slots for each rank.
   const std::size_t slot =
       std::clamp(round_up(kSlotsTogether / (2 * count), kPage), kSmallestSlot, kLargestSlot);
   const std::size_t control = round_up(sizeof(Header) + count * sizeof(RankState), kPage);
   const std::size_t bytes = control + 2 * count * slot;
-  // No name in /dev/shm, so that nothing is left behind by a job that is killed.
+  // The memory has no name in /dev/shm, so a killed job leaves nothing behind.
   const int fd = memfd_create("tessera-group", MFD_CLOEXEC);
   if (fd < 0) {
     return std::nullopt;
@@ -144,8 +145,7 @@ std::optional<ShmSegment> ShmSegment::create(int ranks) {
     close(fd);
     return std::nullopt;
   }
-  // Begins the lifetime of the atomics. Fresh pages are zero, and are allocated when they are first
-  // touched.
+  // Begins the lifetime of the atomics. New pages are zero and are allocated when first touched.
   auto* header = new (base) Header;
   std::random_device random;
   header->token = (std::uint64_t{random()} << 32) | random();
@@ -170,11 +170,12 @@ std::optional<ShmSegment> ShmSegment::open(const std::string& handle) {
   if (!(text >> pid >> number >> bytes >> token)) {
     return std::nullopt;
   }
-  // The creator keeps the descriptor open until all ranks have opened it by this path.
+  // The creator keeps the descriptor open until all ranks have opened it through this path.
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   struct stat status {};
-  // The size is compared before the mapping: a shorter file would end this process with SIGBUS.
+  // The size is checked before mapping, because access to a shorter file would end this process
+  // with SIGBUS.
   if (fd < 0 || fstat(fd, &status) != 0 || status.st_size != static_cast<off_t>(bytes)) {
     close(fd);
     return std::nullopt;
@@ -187,7 +188,8 @@ std::optional<ShmSegment> ShmSegment::open(const std::string& handle) {
   const auto& header = *static_cast<const Header*>(base);
   ShmSegment segment(fd, base, bytes, header.ranks, handle);
   segment.slot_bytes_ = header.slot_bytes;
-  if (header.token != token) {  // Another pid namespace: that pid is another process there.
+  // Another token means another pid namespace, in which the pid belongs to another process.
+  if (header.token != token) {
     return std::nullopt;
   }
   return segment;
@@ -209,7 +211,7 @@ ProcessIdentity ShmSegment::process(int rank) const {
   return state(rank).process;
 }
 
-// Slots are at the end of the segment, counted from there.
+// Slots are at the end of the segment, so their offsets are computed from there.
 std::byte* ShmSegment::slot(int rank, std::uint32_t round) const {
   const auto index = 2 * static_cast<std::size_t>(rank) + round % 2;
   return base_ + bytes_ - (2 * static_cast<std::size_t>(ranks_) - index) * slot_bytes_;
@@ -220,13 +222,15 @@ ShmCall& ShmSegment::call(int rank, std::uint32_t round) const {
 }
 
 void ShmSegment::arrive(int rank, std::uint32_t round) const {
-  // This rank's own counter comes last: killed anywhere before it, this rank counts as missing.
+  // This rank's own counter is written last: if the rank is killed before that, it counts as
+  // missing.
   Header& shared = header();
-  // Counts over all rounds and is never reset, so that no rank can reset it under another.
+  // A count over all rounds that is never reset, because a reset could conflict with another rank's
+  // arrival.
   const std::uint32_t arrivals = shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (arrivals == round * static_cast<std::uint32_t>(ranks_)) {
-    // With `sleepers` in one total order: either the sleeper sees the round or this sees the
-    // sleeper.
+    // `completed` and `sleepers` are sequentially consistent: either the sleeper sees the completed
+    // round, or this rank sees the sleeper.
     shared.completed.store(round, std::memory_order_seq_cst);
     if (shared.sleepers.load(std::memory_order_seq_cst) != 0) {
       futex_wake_all(shared.completed);
@@ -242,8 +246,8 @@ bool ShmSegment::arrived(std::uint32_t round) const {
 void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) const {
   Header& shared = header();
   shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  // Read after `sleepers` was raised, and handed to the kernel: if the round completes in between,
-  // the kernel finds another value and does not sleep.
+  // The counter is read after `sleepers` was incremented, and its value is passed to the kernel: if
+  // the round completes in between, the kernel finds another value and does not sleep.
   const std::uint32_t seen = shared.completed.load(std::memory_order_seq_cst);
   if (!reached(seen, round)) {
     futex_wait(shared.completed, seen, most);
@@ -252,7 +256,7 @@ void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) con
 }
 
 void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* collective) const {
-  // Ranks in step wait for microseconds only. The kernel is called after that.
+  // Ranks in step wait only for microseconds, so this rank spins before it calls the kernel.
   const int spins = spins_before_sleep(group);
   for (int i = 0; i < spins; ++i) {
     if (arrived(round)) {
@@ -264,13 +268,13 @@ void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* c
   while (!arrived(round)) {
     sleep_until_arrived(round, std::min(kPeerCheck, group.timeout));
     if (!arrived(round)) {
-      // After each sleep, because a dead peer does not wake this rank.
+      // The other ranks are checked after each sleep, because a dead rank does not wake this one.
       peers.check([&] { return missing(group, round); });
     }
   }
 }
 
-/// As world ranks, for the message.
+/// The ranks that have not arrived, as world ranks for messages.
 std::vector<int> ShmSegment::missing(const GroupInfo& group, std::uint32_t round) const {
   std::vector<int> result;
   for (int rank = 0; rank < ranks_; ++rank) {

@@ -12,32 +12,34 @@
 
 namespace tessera::comm {
 
-/// The call that a rank makes, as it is written to shared memory. The ranks compare these, so that
+/// A rank's call, as it is written to shared memory. The ranks compare their calls, so that
 /// different calls are an error instead of mixed-up bytes.
 struct ShmCall {
-  std::uint64_t sequence = 0;  ///< collectives of this group so far
+  std::uint64_t sequence = 0;  ///< number of collectives of this group so far
   std::int64_t elements = 0;
   std::int32_t kind = 0;
   std::int32_t dtype = 0;
   std::int32_t op = 0;
   std::int32_t root = 0;
-  /// The rounds that this rank needs. Not compared: the group makes the largest number of them.
+  /// The rounds that this rank needs. Not compared: the group runs the largest number of all ranks.
   std::int64_t rounds = 1;
-  /// The group's purpose, cut to fit, padded with zeros.
+  /// The group's purpose, cut to fit and padded with zeros.
   std::array<char, 64> purpose{};
 };
 
 /// Memory that the ranks of a group share on one host. Each rank has two slots, used alternately,
-/// and a counter of rounds. In a round each rank fills its slot and arrives; once all have arrived,
-/// each reads the others' slots. A rank arrives at a round only after it has read the slots of the
-/// round before. So two slots are enough, and no rank waits for a slot to become free.
+/// and a counter of rounds. In a round each rank fills its slot and arrives; once all ranks have
+/// arrived, each reads the other ranks' slots. A rank arrives at a round only after it has read the
+/// slots of the previous round. So two slots are enough, and no rank waits for a slot to become
+/// free.
 ///
-/// The memory is anonymous (memfd): it ends with the last process that maps it, however that ends.
+/// The memory is anonymous (memfd) and is freed when the last process that maps it ends, in
+/// whatever way.
 class ShmSegment {
  public:
-  /// A new segment, which peers open by its `handle()`; nullopt if the kernel refuses.
+  /// Makes a new segment, which other ranks open by its handle(); nullopt if the kernel refuses.
   static std::optional<ShmSegment> create(int ranks);
-  /// A peer's segment; nullopt if this process cannot reach it.
+  /// Opens another rank's segment; nullopt if this process cannot reach it.
   static std::optional<ShmSegment> open(const std::string& handle);
 
   ShmSegment(ShmSegment&& other) noexcept;
@@ -56,11 +58,11 @@ class ShmSegment {
   std::byte* slot(int rank, std::uint32_t round) const;
   ShmCall& call(int rank, std::uint32_t round) const;
 
-  /// This rank has filled its slot for `round` (1, 2, ...).
+  /// Declares that this rank has filled its slot for `round` (1, 2, ...).
   void arrive(int rank, std::uint32_t round) const;
   /// Waits until all ranks have arrived at `round`. Throws PeerError as PeerWait does.
   void wait(const GroupInfo& group, std::uint32_t round, const char* collective) const;
-  /// Makes the peers that wait() look at once whether this rank still comes.
+  /// Makes ranks in wait() check at once whether this rank may still arrive.
   void wake_peers() const;
 
  private:

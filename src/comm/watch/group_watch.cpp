@@ -1,5 +1,5 @@
-// The threads of a process that communicate, as the flight records of its ranks list them: a thread
-// that has ended can no longer help one that waits.
+// Lists the communicating threads of a process in the flight records of its ranks, because a thread
+// that has ended can no longer help a waiting rank.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -25,13 +25,13 @@ flight::ThreadSlot* find_thread_slot(flight::Record& record, std::int64_t id) {
   return found == record.threads.end() ? nullptr : found;
 }
 
-/// The thread's slot, or that of all threads without one.
+/// The thread's slot; if it has none, the slot that stands for all threads without their own slot.
 flight::ThreadSlot* find_slot_of(flight::Record& record, std::int64_t id) {
   flight::ThreadSlot* own = find_thread_slot(record, id);
   return own != nullptr ? own : find_thread_slot(record, flight::kSeveralThreads);
 }
 
-/// Without a free slot the last one stands for all threads to come, for good.
+/// Takes a free slot. If there is none, the last slot permanently stands for all further threads.
 flight::ThreadSlot& take_thread_slot(flight::Record& record, std::int64_t id) {
   for (flight::ThreadSlot& slot : record.threads) {
     std::int64_t free = 0;
@@ -56,7 +56,7 @@ void leave(flight::Record& record, std::int64_t id) {
 
 }  // namespace
 
-/// In the records of the worlds that it communicates in.
+/// Lists a thread in the flight records of the worlds in which it communicates.
 class ListedThread {
  public:
   ListedThread() = default;
@@ -76,7 +76,7 @@ class ListedThread {
     if (flight::ThreadSlot* slot = find_thread_slot(world->own(), id_)) {
       return *slot;
     }
-    // A thread without a slot calls this at each collective.
+    // Duplicates are removed, because a thread without its own slot calls this at each collective.
     std::erase_if(worlds_,
                   [&](const auto& each) { return each.expired() || each.lock() == world; });
     worlds_.push_back(world);
@@ -112,7 +112,8 @@ thread_local const ListedThread* works_for = nullptr;
 
 std::int64_t list_this_thread(const WorldWatchPtr& world) {
   flight::ThreadSlot& slot = this_thread().slot_in(world);
-  // A call of one of several threads does not show what the others do.
+  // In a slot that several threads share, a call of one thread does not show what the other threads
+  // do.
   const bool is_own = slot.id.load(std::memory_order_relaxed) != flight::kSeveralThreads;
   if (is_own && slot.worked.load(std::memory_order_relaxed) != 0) {
     slot.worked.store(0, std::memory_order_relaxed);
@@ -142,7 +143,7 @@ namespace {
 
 using flight::CallState;
 
-/// The text of the first ranks of a list, as many as fit.
+/// The text of as many of the first ranks as fit into `most` characters.
 std::string ranks_that_fit(std::vector<int> ranks, std::size_t most) {
   std::string text = flight::ranks_text(ranks);
   while (text.size() > most) {
@@ -152,7 +153,7 @@ std::string ranks_that_fit(std::vector<int> ranks, std::size_t most) {
   return text;
 }
 
-/// Threads that make groups at the same time get a slot each.
+/// Takes a slot under a lock, so that threads that make groups at the same time get one slot each.
 flight::GroupSlot* take_slot(flight::Record& record, std::uint64_t id, const std::string& name,
                              const std::vector<int>& ranks) {
   static std::mutex mutex;
@@ -170,7 +171,7 @@ flight::GroupSlot* take_slot(flight::Record& record, std::uint64_t id, const std
   return nullptr;
 }
 
-/// Notes that this thread makes calls of the group. Returns it.
+/// Records that this thread makes calls of the group. Returns the kernel's number of the thread.
 std::int64_t note_thread(const WorldWatchPtr& world, flight::GroupSlot* group) {
   const std::int64_t thread = list_this_thread(world);
   if (group != nullptr) {
@@ -204,7 +205,7 @@ void restart_wait(flight::Record& record, const BegunCall& call) {
 
 GroupWatch::GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks)
     : world_(std::move(world)),
-      // 0 is that of a free slot.
+      // At least 1, because 0 marks a free slot.
       id_(std::max<std::uint64_t>(hash_of(name + " of " + flight::ranks_text(ranks)), 1)),
       ranks_(ranks),
       slot_(take_slot(world_->own(), id_, name, ranks)) {
@@ -217,7 +218,7 @@ BegunCall GroupWatch::begin(const char* collective, std::string_view purpose, st
   const std::int64_t begun = flight::now();
   BegunCall call{record.calls_begun.fetch_add(1) + 1, begun_++};
   flight::CallSlot& slot = record.calls[call.order % flight::kCalls];
-  // An exchange, so that nothing of what follows is written before it.
+  // An exchange, so that none of the following writes is visible before it.
   slot.order.exchange(0, std::memory_order_acq_rel);
   slot.label.store(
       {.group = id_,

@@ -14,11 +14,11 @@ namespace tessera::comm {
 
 /// A collective that has begun.
 struct BegunCall {
-  std::uint64_t order = 0;   ///< among all calls of this rank, from 1
-  std::uint64_t number = 0;  ///< among those of the group; 0 is its set-up
+  std::uint64_t order = 0;   ///< its number among all calls of this rank, from 1
+  std::uint64_t number = 0;  ///< its number among the group's calls; 0 is the set-up
 };
 
-/// Records that a call is done, or has failed. Thread safe.
+/// Records that a call is done or has failed. Thread safe.
 void mark_ended(flight::Record& record, const BegunCall& call, flight::CallState state);
 /// Restarts the time of a wait. Thread safe.
 void restart_wait(flight::Record& record, const BegunCall& call);
@@ -28,22 +28,23 @@ class GroupWatch {
  public:
   GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks);
 
-  /// Records the begin of the group's next collective.
+  /// Records the beginning of the group's next collective.
   BegunCall begin(const char* collective, std::string_view purpose, std::int64_t bytes);
-  /// The call has returned before it is done.
+  /// Records that the call has returned before it is done.
   void returned(const BegunCall& call);
-  /// This thread waits from now on until that call is done.
+  /// Records that this thread waits from now on until `call` is done.
   void waits(const BegunCall& call);
   void done(const BegunCall& call);
   void failed(const BegunCall& call);
 
-  /// The number of the last call that was begun.
+  /// The number of the last call that has begun.
   std::uint64_t number() const { return begun_ - 1; }
-  /// The ranks of this host that have not begun the last call, or have begun another one instead.
+  /// The ranks on this host that have not begun the last call, or have begun a different call
+  /// instead.
   std::vector<int> missing() const;
   /// The ranks that have not begun the call with this number, or have ended.
   std::vector<int> not_in(std::uint64_t number) const;
-  /// The time of the last progress of these ranks with files; 0: none.
+  /// The time of the last progress of these ranks with files; 0 if there was none.
   std::int64_t last_work(const std::vector<int>& ranks) const;
   std::uint64_t id() const { return id_; }
   WorldWatch& world() const { return *world_; }
@@ -52,8 +53,8 @@ class GroupWatch {
   WorldWatchPtr world_;
   std::uint64_t id_;
   std::vector<int> ranks_;
-  flight::GroupSlot* slot_;  ///< nullptr: the record has no room for more groups
-  /// Read by threads that finish earlier calls.
+  flight::GroupSlot* slot_;  ///< nullptr if the record has no room for more groups
+  /// Also read by threads that finish earlier calls.
   std::atomic<std::uint64_t> begun_ = 0;
 };
 

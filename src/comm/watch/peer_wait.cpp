@@ -18,7 +18,7 @@ std::string collective_error(const GroupInfo& group, const std::string& collecti
          (caller.empty() ? "" : caller + " is collective; ") + reason;
 }
 
-/// What the first few ranks of other hosts do; "" if there are none.
+/// The activity of the first few ranks on other hosts; "" if there are none.
 std::string what_others_do(const WorldWatch& world) {
   constexpr std::chrono::milliseconds kAnswerTime{3000};
   constexpr std::size_t kMost = 4;
@@ -33,7 +33,7 @@ std::string what_others_do(const WorldWatch& world) {
   return text;
 }
 
-/// Why the group's rank that ended first will never come; "": none has ended.
+/// Why the rank of the group that ended first will not arrive; "" if none has ended.
 std::string first_ended(const GroupInfo& group) {
   const WorldWatch& world = group.watch->world();
   std::vector<int> peers = group.ranks;
@@ -46,8 +46,8 @@ std::string first_ended(const GroupInfo& group) {
 
 void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
-  // A dying process closes its sockets a little before its death is seen; from another host that
-  // takes a second.
+  // A dying process closes its sockets a little before its death is visible; from another host this
+  // takes about a second.
   const bool near = group.watch->world().remote() == nullptr;
   const std::chrono::milliseconds dying{near ? 300 : 2500};
   constexpr std::chrono::milliseconds kNap{20};
@@ -72,7 +72,7 @@ PeerWait::PeerWait(const GroupInfo& group, std::string collective)
 void PeerWait::check(const Missing& missing) {
   WorldWatch& world = group_.watch->world();
   if (const auto ended = world.first_to_end(missing())) {
-    // It may have come before it ended.
+    // The ended rank may have arrived before it ended.
     const std::vector<int> still = missing();
     if (std::ranges::find(still, *ended) != still.end()) {
       fail_because(world.exit_reason(*ended));
@@ -107,7 +107,8 @@ void PeerWait::fail_late(const std::vector<int>& missing) const {
   if (const std::string near = world.what_they_do(missing); !near.empty()) {
     text += ": " + near;
   }
-  // Also where ranks of this host are missing: they may wait for others.
+  // The activity of other hosts is added even if ranks of this host are missing, because these may
+  // wait for ranks on other hosts.
   const std::string far = what_others_do(world);
   if (!far.empty()) {
     text += "; on other hosts " + far;

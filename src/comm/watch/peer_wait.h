@@ -11,19 +11,19 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Throws PeerError for a transfer that failed with `reason`. Waits a moment for the end of a peer,
-/// and names that peer as the cause.
+/// Throws PeerError for a transfer that failed with `reason`. First waits a moment to see whether
+/// another rank has ended, and if so names it as the cause.
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
                                      const std::string& reason);
 
 /// One wait of this rank for the other ranks of a group. The waiting code calls check() repeatedly,
-/// which throws as soon as a peer has ended.
+/// which throws as soon as another rank has ended.
 class PeerWait {
  public:
-  /// World ranks that have not come yet.
+  /// Returns the world ranks that have not arrived yet.
   using Missing = std::function<std::vector<int>()>;
 
-  /// `collective`: as in describe().
+  /// `collective`: see describe().
   PeerWait(const GroupInfo& group, std::string collective);
 
   /// Throws PeerError if a missing rank has ended or given up, and at the time-out. The time-out
@@ -32,11 +32,11 @@ class PeerWait {
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// The number of looks at the progress within a time-out. The latest progress is stored, since
-  /// the record of a rank forgets it when the rank comes.
+  /// How many times progress with files is checked within a time-out. The latest progress is stored
+  /// here, because a rank's record clears it when the rank arrives.
   static constexpr int kLooksAtWork = 32;
 
-  /// The time (flight::now()) of their last progress with files; 0: none.
+  /// The time (flight::now()) of the ranks' last progress with files; 0 if there was none.
   std::int64_t last_work(const std::vector<int>& ranks) const;
   [[noreturn]] void fail_because(const std::string& reason) const;
   [[noreturn]] void fail_late(const std::vector<int>& missing) const;
@@ -46,7 +46,7 @@ class PeerWait {
   std::string caller_;
   Clock::time_point begun_ = Clock::now();
   Clock::time_point next_look_at_work_ = begun_ + group_.timeout / kLooksAtWork;
-  std::int64_t last_work_ = 0;  ///< the latest that was seen
+  std::int64_t last_work_ = 0;  ///< the latest progress seen
 };
 
 }  // namespace tessera::comm

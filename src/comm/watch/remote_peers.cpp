@@ -32,10 +32,10 @@ std::string left_key(std::int64_t number) {
 }  // namespace
 
 struct RemotePeers::State {
-  detail::StorePtr store;      ///< used by the thread alone
-  std::int64_t left_read = 0;  ///< used by the thread alone
+  detail::StorePtr store;      ///< used only by the thread
+  std::int64_t left_read = 0;  ///< used only by the thread
 
-  std::mutex mutex;  ///< of the members below; not locked during a call of the store
+  std::mutex mutex;  ///< protects the members below; not locked during a call of the store
   std::condition_variable changed;
   std::deque<Request> requests;
   std::uint64_t served = 0;
@@ -43,7 +43,7 @@ struct RemotePeers::State {
   bool stops = false;
   std::map<int, std::string> left;
   std::int64_t asked = 0;
-  std::int64_t work = 0;  ///< number of reports of progress
+  std::int64_t work = 0;  ///< number of progress reports
   std::int64_t last_work = 0;
 };
 
@@ -70,13 +70,13 @@ void RemotePeers::serve(const std::shared_ptr<State>& state) {
       try {
         request(*state->store);
       } catch (const std::exception&) {
-        // The store's host is gone, and with it the job: the peers notice that themselves.
+        // The store's host has ended, and the job with it; the ranks detect that themselves.
       }
     }
     try {
       look(*state);
     } catch (const std::exception&) {
-      // The store's host is gone.
+      // The store's host has ended.
     }
     lock.lock();
     state->served += requests.size();

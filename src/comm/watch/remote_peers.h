@@ -14,8 +14,8 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// Messages between ranks on different hosts, through a separate connection to the job's store. A
-/// separate thread calls the store, since the store may not answer. No call here takes longer than
-/// a second. Thread safe.
+/// separate thread calls the store, since the store may not answer. No function here blocks longer
+/// than a second. Thread safe.
 class RemotePeers {
  public:
   explicit RemotePeers(detail::StorePtr store);
@@ -25,22 +25,23 @@ class RemotePeers {
 
   /// Reports that a rank begins no more collectives.
   void tell_left(int rank, const std::string& why);
-  /// The reason that tell_left() gave for `rank`, as of a second ago; "": none.
+  /// The reason that tell_left() gave for `rank`, up to a second old; "" if there is none.
   std::string left(int rank) const;
 
-  /// Asks every rank what it does. Returns the number of the question; 0: the store is silent.
+  /// Requests the activity of every rank. Returns the number of the question; 0 if the store does
+  /// not answer.
   std::int64_t ask();
-  /// The number of the last question of any rank, as it was known a second ago.
+  /// The number of the last question of any rank, up to a second old.
   std::int64_t asked() const;
   void answer(std::int64_t question, int rank, const std::string& text);
-  /// nullopt: no answer yet.
+  /// The answer of `rank`; nullopt if there is none yet.
   std::optional<std::string> answer_of(std::int64_t question, int rank);
-  /// True for the first rank of all that claims `what`, and where the store is silent.
+  /// True for the first of all ranks that claims `what`, and if the store does not answer.
   bool claim(const std::string& what);
-  /// Reports that a rank makes progress with work on files.
+  /// Reports that a rank makes progress with files.
   void tell_of_work();
-  /// When a rank last reported that, in flight::now() of this host, as of a second ago; 0: none
-  /// has.
+  /// The time of the last such report of any rank, in flight::now() of this host, up to a second
+  /// old; 0 if there is none.
   std::int64_t last_work() const;
 
  private:
@@ -49,10 +50,10 @@ class RemotePeers {
 
   static void serve(const std::shared_ptr<State>& state);
   static void look(State& state);
-  /// Has the thread do this, and waits for a second at most until it has.
+  /// Passes a request to the thread and waits at most a second until it is done.
   void request(Request request);
 
-  std::shared_ptr<State> state_;  ///< also of the thread, which may stay behind
+  std::shared_ptr<State> state_;  ///< shared with the thread, which may be abandoned
 };
 
 }  // namespace tessera::comm

@@ -17,13 +17,14 @@ std::string here_key(int rank) {
   return "here/" + std::to_string(rank);
 }
 
-/// Keys with the ranks that set them.
+/// Keys, each with the rank that sets it.
 using Keys = std::vector<std::pair<std::string, int>>;
 
 constexpr std::chrono::microseconds kFirstNap{200};
 constexpr std::chrono::microseconds kLongestNap{100'000};
 
-/// What query() brings. Throws PeerError at the time-out if the store is silent.
+/// The answer of the store to `question`. Throws PeerError at the time-out if the store does not
+/// answer.
 template <class Question>
 auto answer_of(const detail::StorePtr& store, const GroupInfo& group, Question question) {
   const auto silent = [&world = group.watch->world()] {
@@ -84,12 +85,14 @@ constexpr auto kTogether = "together";
 constexpr auto kAlone = "alone";
 constexpr std::chrono::milliseconds kTogetherWithin{2000};
 
-/// The first of a group's ranks acts for the group. The first decision holds for all groups.
+/// Decides whether all ranks of the world take part in time. Called by the first rank of each
+/// group, for its group. The first decision holds for all groups.
 std::string decide(detail::Store& store, int group_size, int world_size,
                    const std::string& meeting) {
   constexpr std::chrono::milliseconds kNap{5};
   const std::string decision = meeting + "/decision";
-  // A rank is in one such call at a time: groups that come before the decision are disjoint.
+  // A rank is in only one such call at a time, so groups that arrive before the decision are
+  // disjoint.
   const bool last = store.add(meeting + "/arrived", group_size) == world_size;
   for (auto waited = std::chrono::milliseconds(0);
        !last && waited < kTogetherWithin && !store.check({decision}); waited += kNap) {

@@ -13,10 +13,10 @@
 
 namespace tessera::comm {
 
-/// A call of a store with a time-out: `question` is a function of the store. The server of the
-/// store, mostly the process of rank 0, may be stopped, and most calls of a store have no time-out.
-/// A separate thread therefore calls the store, unless the store is in this process. A thread
-/// without an answer stays, so that `question` must own what it uses.
+/// A call of a store with a time-out; `question` is a function of the store. The process that
+/// serves the store, mostly rank 0's, may be stopped, and most calls of a store have no time-out.
+/// So a separate thread calls the store, unless the store is in this process. A thread without an
+/// answer is abandoned, so `question` must own everything that it uses.
 template <class Answer>
 class StoreQuery {
  public:
@@ -40,12 +40,12 @@ class StoreQuery {
     }
   }
 
-  /// Whether the answer comes within `time`.
+  /// Whether the answer arrives within `time`.
   bool wait_for(std::chrono::microseconds time) {
     has_answer_ = has_answer_ || answer_.wait_for(time) == std::future_status::ready;
     return has_answer_;
   }
-  /// Once. Throws what `question` throws.
+  /// The answer; may be called once. Throws what `question` throws.
   Answer get() { return answer_.get(); }
 
  private:
@@ -72,7 +72,7 @@ void meet(const detail::StorePtr& store, const GroupInfo& group);
 
 /// True if every rank of the world calls this within 2 s, each in one group. All ranks get the same
 /// answer. `world`: the store of all ranks. `own`: the store of this call of this group. `meeting`:
-/// the prefix of the keys in `world`; the first rank's prefix is used for its group. Throws
+/// the prefix of the keys in `world`; for a group, its first rank's prefix is used. Throws
 /// PeerError as PeerWait does.
 bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
                       const GroupInfo& group, int world_size, const std::string& meeting);
@@ -81,8 +81,8 @@ bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own
 void tell(const detail::StorePtr& store, const GroupInfo& group, const std::string& key,
           const std::string& value);
 
-/// Waits for the value of a key that rank `from` of the group sets. Throws PeerError as PeerWait
-/// does.
+/// Waits for a key that rank `from` of the group sets, and returns its value. Throws PeerError as
+/// PeerWait does.
 std::string value_from(const detail::StorePtr& store, const GroupInfo& group, int from,
                        const std::string& key);
 

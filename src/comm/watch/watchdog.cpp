@@ -22,14 +22,14 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTick{200};
-/// How long a report waits for what the others have to add.
+/// How long a report waits for the answers of other hosts.
 constexpr milliseconds kAnswerTime{3000};
 
 std::int64_t nanoseconds(milliseconds duration) {
   return std::chrono::nanoseconds(duration).count();
 }
 
-/// In one piece: ranks write to the same place.
+/// Written in one call, because several ranks write to the same terminal.
 void say(const std::string& text) {
   std::fputs((text + "\n").c_str(), stderr);
 }
@@ -42,7 +42,7 @@ std::string seconds_text(std::int64_t since) {
   return text;
 }
 
-/// Signals of the program must not run on this thread.
+/// Blocks all signals on this thread, so that the program's signal handlers do not run on it.
 void block_signals() {
   sigset_t all;
   sigfillset(&all);
@@ -53,7 +53,7 @@ bool is_over(flight::CallState state) {
   return state == flight::CallState::kDone || state == flight::CallState::kFailed;
 }
 
-/// The call in the record; only its order if the record no longer has it.
+/// The call with this order in the record; only its order if the record no longer contains it.
 flight::Call call_of(const flight::Record& record, std::uint64_t order) {
   const flight::RankReport own = flight::read(record);
   const auto found = std::ranges::find(own.calls, order, &flight::Call::order);
@@ -62,7 +62,8 @@ flight::Call call_of(const flight::Record& record, std::uint64_t order) {
              : *found;
 }
 
-/// Whether a call may have waited since before `time`. Cheap enough for every tick; read() is not.
+/// Whether a call may have been waiting since before `time`. Cheap enough for every tick, unlike
+/// read().
 bool any_waits_since(const flight::Record& record, std::int64_t time) {
   return std::ranges::any_of(record.calls, [time](const flight::CallSlot& slot) {
     return slot.state.load(std::memory_order_acquire) == flight::CallState::kWaiting &&
@@ -91,7 +92,8 @@ void Watchdog::stop() {
   if (thread_.joinable()) {
     thread_.join();
   }
-  // Destroying the calls may end a world, which takes the lock again.
+  // The device calls are destroyed after the lock is released, because destroying them may end a
+  // world, which takes the lock again.
   std::vector<DeviceWork> left;
   const std::lock_guard lock(mutex_);
   left.swap(devices_);
@@ -104,7 +106,7 @@ void Watchdog::start() {
   }
 }
 
-/// The caller holds the lock.
+/// The caller must hold the lock.
 void Watchdog::start_thread() {
   if (!thread_.joinable() && !stops_) {
     thread_ = std::thread([this] { run(); });
@@ -154,7 +156,7 @@ void Watchdog::answer_questions() {
   }
   answered_ = watch_.remote()->asked();
   const std::vector<flight::RankReport> reports = watch_.observe();
-  for (const flight::RankReport& report : reports) {  // also for ranks that cannot answer
+  for (const flight::RankReport& report : reports) {  // includes ranks that cannot answer
     watch_.remote()->answer(answered_, report.rank, flight::what_it_does(report, reports));
   }
   watch_.write_records();
@@ -174,7 +176,7 @@ void Watchdog::tell_of_work() {
 void Watchdog::look_at_devices() {
   std::uint64_t failed = 0;
   std::string why;
-  std::vector<DeviceWork> ended;  // outlives the lock: see stop()
+  std::vector<DeviceWork> ended;  // destroyed after the lock is released: see stop()
   {
     const std::lock_guard lock(mutex_);
     const auto first =
@@ -196,7 +198,8 @@ void Watchdog::look_at_devices() {
     std::move(first, devices_.end(), std::back_inserter(ended));
     devices_.erase(first, devices_.end());
     if (!ended.empty()) {
-      // The host runs ahead: a call waits only once the device has come to it.
+      // The host runs ahead of the device, so a call's waiting time starts when the device reaches
+      // it.
       for (const DeviceWork& device : devices_) {
         restart_wait(watch_.own(), device.call);
       }
@@ -208,14 +211,14 @@ void Watchdog::look_at_devices() {
   }
 }
 
-/// The device would wait for ever for a dead peer.
+/// Checks the other ranks for a call on the device, which would wait forever for a dead rank.
 void Watchdog::look_at_peers() {
   std::uint64_t first = 0;
   {
     const std::lock_guard lock(mutex_);
     first = devices_.empty() ? 0 : devices_.front().call.order;
   }
-  // A rank that has given up has reported why.
+  // A rank that has given up has already reported why.
   if (first == 0 || watch_.own().state.load() != flight::RankState::kRunning) {
     return;
   }
@@ -229,8 +232,9 @@ void Watchdog::look_at_peers() {
   }
 }
 
-/// Why the call cannot end; "": it still may. A peer that began the call and ended without an error
-/// has done its part. One that died may have, so the device gets a moment.
+/// Why the call cannot end; "" if it still may. A rank that began the call and ended without an
+/// error has done its part. A rank that died may have done its part, so the device gets a moment to
+/// finish.
 std::string Watchdog::why_stuck(const flight::Call& call, const Reports& reports) {
   constexpr milliseconds kDying{2000};
   const flight::RankReport* own = flight::find_rank(reports, watch_.settings().rank);
@@ -281,7 +285,7 @@ void Watchdog::look_at_waits() {
   }
 }
 
-/// When a rank that the call waits for last made progress with work on files.
+/// The last time at which a rank that the call waits for made progress with files.
 std::int64_t Watchdog::last_work_for(const flight::Call& call) const {
   const Reports reports = watch_.reports();
   std::int64_t last = watch_.remote() == nullptr ? 0 : watch_.remote()->last_work();
@@ -291,7 +295,7 @@ std::int64_t Watchdog::last_work_for(const flight::Call& call) const {
   return last;
 }
 
-/// A lower rank that waits in the same call reports it instead.
+/// Whether a lower rank waits in the same call and so reports it.
 bool Watchdog::reports_for_others(const flight::Call& call,
                                   const std::vector<flight::RankReport>& reports) const {
   for (const flight::RankReport& report : reports) {
@@ -340,8 +344,8 @@ void Watchdog::say_that_it_ended(const flight::Call& call, const Reported& repor
   }
 }
 
-/// A thread that waits on the host fails by itself at the time-out; one that waits for the device
-/// cannot.
+/// Ends the process if the call is past the time-out. A thread that waits on the host throws at the
+/// time-out; a call that waits for the device cannot.
 void Watchdog::end_if_late(const flight::Call& call) {
   const WatchSettings& settings = watch_.settings();
   const std::int64_t since = std::max(call.waits_since, last_work_for(call));
@@ -370,14 +374,14 @@ void Watchdog::end_process(const flight::Call& call, const std::string& why) con
   }
   say("error: " + flight::to_text(call) + ", rank " + std::to_string(settings.rank) + ": " + why);
   if (watch_.device_record()) {
-    // PyTorch's torchfrtrace reads files of this name.
+    // PyTorch's torchfrtrace reads files with this name.
     const std::string path = settings.folder + "/nccl_trace_rank_" + std::to_string(settings.rank);
     try {
       std::filesystem::create_directories(settings.folder);
       files::write_file(path, watch_.device_record()());
       say("tessera watchdog: NCCL's flight record is " + path);
     } catch (const std::exception&) {
-      // The error above is what counts.
+      // Failures are ignored, because the error above is what matters.
     }
   }
   watch_.give_up();

@@ -19,7 +19,7 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// A thread that reports on stderr if this rank waits longer than the limit: its collective, the
-/// missing ranks, and what all ranks do.
+/// missing ranks, and the activity of all ranks.
 class Watchdog {
  public:
   explicit Watchdog(WorldWatch& watch) : watch_(watch) {}
@@ -29,27 +29,28 @@ class Watchdog {
 
   /// Starts the thread if there is a limit. Thread safe.
   void start();
-  /// Ends the thread for good.
+  /// Ends the thread permanently.
   void stop();
   /// Watches a call whose wait() has returned before the device has finished it. `progress` returns
-  /// whether it has; it throws if the device never will. The host cannot fail then: so the thread
-  /// ends the process in that case, if a peer will not come, or at the time-out. `progress` must
-  /// own neither the world nor its groups, else the thread could be what ends them. Does nothing
-  /// after stop(). Thread safe.
+  /// whether the device has finished; it throws if the device never will. The host cannot throw at
+  /// that point, so the watchdog's thread ends the process in that case, if another rank will not
+  /// take part, or at the time-out. `progress` must own neither the world nor its groups, because
+  /// otherwise the thread could be the one that destroys them. Does nothing after stop(). Thread
+  /// safe.
   void await_device(std::function<bool()> progress, const BegunCall& call);
-  /// The same for a call that may block its thread for ever, in a device's library, until
-  /// `returned`. The caller notes the call's end.
+  /// Like await_device(), for a call that may block its thread forever in a device's library, until
+  /// `returned` is true. The caller records the call's end.
   void await_thread(std::shared_ptr<const std::atomic<bool>> returned, const BegunCall& call);
 
  private:
   struct DeviceWork {
     std::function<bool()> is_done;
     BegunCall call;
-    bool ends_call;  ///< whether the call is done when this is
+    bool ends_call;  ///< whether the call ends with this device work
   };
-  /// A wait that was reported, to say so when it ends after all.
+  /// A wait that was reported, so that its end can be reported as well.
   struct Reported {
-    std::int64_t since = 0;  ///< 0: another rank reported it
+    std::int64_t since = 0;  ///< 0 if another rank reported it
     std::vector<int> missing;
   };
 
@@ -79,10 +80,11 @@ class Watchdog {
   std::condition_variable changed_;
   bool stops_ = false;
   std::vector<DeviceWork> devices_;
-  std::map<std::uint64_t, Reported> reported_;  ///< by order; used by the thread alone
-  std::int64_t answered_ = 0;                   ///< the last question of other hosts
-  std::int64_t told_of_work_ = 0;               ///< to other hosts
-  std::int64_t stuck_since_ = 0;                ///< a peer is gone that has begun the call; 0: none
+  std::map<std::uint64_t, Reported> reported_;  ///< by order; used only by the thread
+  std::int64_t answered_ = 0;                   ///< last answered question of other hosts
+  std::int64_t told_of_work_ = 0;               ///< when progress was last reported to other hosts
+  /// since when a rank that has begun the call is gone; 0 if none is
+  std::int64_t stuck_since_ = 0;
   std::thread thread_;
 };
 
@@ -90,7 +92,7 @@ class Watchdog {
 class BlockingScope {
  public:
   BlockingScope(GroupWatch& watch, const BegunCall& call) {
-    watch.waits(call);  // from now on: what came before has separate time-outs
+    watch.waits(call);  // starts now, because earlier steps have separate time-outs
     watch.world().watchdog().await_thread(returned_, call);
   }
   BlockingScope(const BlockingScope&) = delete;

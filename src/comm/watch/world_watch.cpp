@@ -36,11 +36,13 @@ flight::Record* map_record(int fd) {
 
 int make_memory(const std::string& path) {
   constexpr mode_t kMode = 0644;
-  // Cutting an older file short would end a process that still maps it with SIGBUS.
+  // An older file is unlinked and not truncated, because truncation would end a process that still
+  // maps it with SIGBUS.
   unlink(path.c_str());
   const int fd = path.empty() ? memfd_create("tessera-record", MFD_CLOEXEC)
                               : ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
-  // Reserved, since a full disk would show as SIGBUS once the memory is written to.
+  // The disk space is reserved, because a full disk would otherwise end the process with SIGBUS at
+  // a write to the memory.
   const int error = fd < 0 ? errno : posix_fallocate(fd, 0, static_cast<off_t>(kRecordBytes));
   if (error != 0) {
     close(fd);
@@ -89,13 +91,13 @@ RecordPtr RecordMemory::open(const std::string& handle) {
   }
   RecordPtr opened(new RecordMemory(fd, record));
   opened->handle_ = handle;
-  // In another pid namespace that pid is another process.
+  // Another token means another pid namespace, in which the pid belongs to another process.
   return record->token == token && record->magic == flight::kMagic ? opened : nullptr;
 }
 
 namespace {
 
-/// A thread of a process of this host; `thread` 0: the process's first.
+/// A thread of a process on this host; `thread` 0 means the process's first thread.
 struct WatchedThread {
   std::int64_t pid = 0;
   std::uint64_t start_time = 0;  ///< of the process, see ProcessIdentity
@@ -105,7 +107,7 @@ struct WatchedThread {
 using flight::Activity;
 
 constexpr std::chrono::milliseconds kBetweenLooks{250};
-/// A thread that computed for more than this part of the time is not asleep.
+/// A thread that computed for more than this fraction of the time is not asleep.
 constexpr double kBusy = 0.1;
 
 double busy_part(std::uint64_t ticks) {
@@ -118,7 +120,8 @@ std::optional<ThreadStatus> look_at(const WatchedThread& thread) {
     return std::nullopt;
   }
   const auto status = thread_status(thread.pid, thread.thread == 0 ? thread.pid : thread.thread);
-  // The thread that communicated last may be gone while the process runs on.
+  // The thread that communicated last may have ended while the process continues, so the first
+  // thread is read instead.
   return status ? status : thread_status(thread.pid, thread.pid);
 }
 
@@ -153,7 +156,7 @@ using flight::Record;
 
 constexpr std::chrono::milliseconds kPoll{20};
 
-/// Only the first end counts: later ones are its consequence.
+/// Records the end of a rank. Only the first end counts, because later ones are its consequence.
 bool note_end(Record& record, RankState state) {
   auto running = RankState::kRunning;
   std::int64_t never = 0;
@@ -161,11 +164,11 @@ bool note_end(Record& record, RankState state) {
   return record.state.compare_exchange_strong(running, state);
 }
 
-/// The records of this process's ranks, which say how the process ended once it calls exit().
+/// The records of this process's ranks; they receive the exit status when the process calls exit().
 class OwnRecords {
  public:
   static OwnRecords& instance() {
-    static auto* const records = new OwnRecords;  // never destroyed: exit() uses it
+    static auto* const records = new OwnRecords;  // never destroyed, because exit() uses it
     return *records;
   }
 
@@ -182,7 +185,7 @@ class OwnRecords {
   void note_exit(int code) {
     const std::lock_guard lock(mutex_);
     for (Record* record : records_) {
-      if (record->pid == getpid()) {  // else it is a copy that fork() made
+      if (record->pid == getpid()) {  // otherwise it is a copy made by fork()
         record->exit_code.store(code);
         note_end(*record, RankState::kExited);
       }
@@ -198,7 +201,8 @@ class OwnRecords {
   std::set<Record*> records_;
 };
 
-/// The same for all ranks of a job on this host, and of no other job.
+/// The folder for a job's records on this host; the same for all ranks of the job, and different
+/// for other jobs.
 std::string temporary_folder(const std::vector<RecordPtr>& records) {
   for (const RecordPtr& memory : records) {
     if (memory != nullptr) {
@@ -263,7 +267,7 @@ WorldWatch::~WorldWatch() {
 
 void WorldWatch::end() {
   watchdog_->stop();
-  // If an exception destroys the world, the peers should look for that exception's text.
+  // If an exception destroys the world, the other ranks should look for its message.
   const bool fails = std::uncaught_exceptions() > 0;
   if (note_end(own(), fails ? RankState::kGaveUp : RankState::kEnded) && remote_ != nullptr) {
     remote_->tell_left(settings_.rank, exit_reason(settings_.rank));
@@ -296,7 +300,7 @@ std::optional<int> WorldWatch::first_to_end(const std::vector<int>& ranks) const
     if (may_come(rank)) {
       continue;
     }
-    // A killed process has noted no time: it did not end because of others.
+    // A killed process has recorded no time, and it did not end because of other ranks.
     const RecordPtr& memory = records_[static_cast<std::size_t>(rank)];
     const std::int64_t ended =
         memory == nullptr ? earliest : memory->record().ended.load(std::memory_order_relaxed);
@@ -376,7 +380,7 @@ std::string WorldWatch::what_they_do(const std::vector<int>& ranks) const {
 
 void WorldWatch::write_records() const {
   if (!run_folder().empty()) {
-    return;  // the records are files there
+    return;  // the records are already files there
   }
   try {
     std::filesystem::create_directories(settings_.folder);
@@ -389,7 +393,7 @@ void WorldWatch::write_records() const {
       }
     }
   } catch (const std::exception&) {
-    // A report must not end the job.
+    // A failed report must not end the job.
   }
 }
 

@@ -17,13 +17,13 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// The memory of a flight record. Its rank writes it; other ranks of the host map it.
+/// The memory of a flight record. Its rank writes it; other ranks on the host map it.
 class RecordMemory {
  public:
-  /// A file `path`, which stays; or, for "", anonymous memory (memfd) that ends with the last
-  /// process that maps it. Throws Error if the file cannot be made.
+  /// Makes the file `path`, which stays; or, for "", anonymous memory (memfd) that is freed with
+  /// the last process that maps it. Throws Error if the file cannot be made.
   static std::shared_ptr<RecordMemory> create(const std::string& path);
-  /// Maps the record of another rank by its handle(); nullptr if that fails.
+  /// Maps another rank's record by its handle(); nullptr if that fails.
   static std::shared_ptr<RecordMemory> open(const std::string& handle);
 
   RecordMemory(const RecordMemory&) = delete;
@@ -31,7 +31,7 @@ class RecordMemory {
   ~RecordMemory();
 
   flight::Record& record() const { return *record_; }
-  /// For open(), while this object lives.
+  /// The handle for open(), valid while this object exists.
   const std::string& handle() const { return handle_; }
 
  private:
@@ -53,27 +53,29 @@ class Watchdog;
 
 struct WatchSettings {
   int rank = 0;
-  /// Counts the worlds of a process, in the order in which every rank makes them.
+  /// The number of the world in its process, in the order in which every rank makes its worlds.
   int world = 0;
-  std::chrono::milliseconds limit{};  ///< a longer wait is reported; 0: none is
+  std::chrono::milliseconds limit{};  ///< a longer wait is reported; 0 disables reports
   std::chrono::milliseconds timeout{};
-  std::string folder;  ///< where reports go; "": one below the folder for temporary files
+  std::string folder;  ///< folder for reports; "": a folder below that for temporary files
 };
 
-/// TESSERA_RUN_DIR, where the flight records of a job's ranks are files from the start; "" if it is
-/// not set.
+/// The folder TESSERA_RUN_DIR, in which the flight records of a job's ranks are files from the
+/// start; "" if it is not set.
 std::string run_folder();
-/// "; look at what they do instead" to follow what ranks do; "" if that ends in an advice already.
+/// "; look at what they do instead", to append to a description of the ranks' activity; "" if the
+/// description already ends with advice.
 std::string advice_behind(const std::string& what_they_do);
-/// A record for this rank of `size`, as yet without calls: a file in `folder`, or in memory for "".
+/// Makes a record without calls for this rank of a world of `size` ranks: a file in `folder`, or in
+/// memory if `folder` is "".
 RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
 
-/// The flight record of this rank, and the state of the other ranks: by their flight records on the
-/// same host, through the job's store on other hosts. Thread safe.
+/// The flight record of this rank, and the state of the other ranks: read from their flight records
+/// on the same host, and through the job's store on other hosts. Thread safe.
 class WorldWatch {
  public:
-  /// Starts nothing. `records`: of each rank, nullptr for those on other hosts. `remote`: nullptr
-  /// if there are none.
+  /// Starts no thread. `records`: each rank's record, nullptr for ranks on other hosts. `remote`:
+  /// nullptr if all ranks are on this host.
   WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records,
              std::unique_ptr<RemotePeers> remote);
   WorldWatch(const WorldWatch&) = delete;
@@ -85,40 +87,43 @@ class WorldWatch {
   flight::Record& own() const;
   RemotePeers* remote() const { return remote_.get(); }
   void set_step(std::int64_t step) { own().step.store(step, std::memory_order_relaxed); }
-  /// Makes peers that wait for this rank fail.
+  /// Makes ranks that wait for this rank fail.
   void give_up();
   /// Records that this rank begins no more collectives, and stops the watchdog.
   void end();
-  /// Sets the function that returns NCCL's flight record, for the watchdog. Call it before the
+  /// Sets the function that returns NCCL's flight record, for the watchdog. To be called before the
   /// first group is made.
   void set_device_record(std::function<std::string()> record) {
     device_record_ = std::move(record);
   }
   const std::function<std::string()>& device_record() const { return device_record_; }
 
-  /// False once a rank has ended or given up. Cheap.
+  /// False once the rank has ended or given up. Cheap.
   bool may_come(int rank) const;
-  /// Whether its process is stopped, as by SIGSTOP. False for a rank of another host.
+  /// Whether the rank's process is stopped, for example by SIGSTOP. False for a rank on another
+  /// host.
   bool is_stopped(int rank) const;
-  /// The first of these ranks that ended; nullopt: none has.
+  /// The first of these ranks that ended; nullopt if none has.
   std::optional<int> first_to_end(const std::vector<int>& ranks) const;
-  /// Why a rank will not come, and what to do; "" if it may come.
+  /// Why a rank will not arrive, and what to do; "" if it may still arrive.
   std::string exit_reason(int rank) const;
-  /// The records of this host's ranks.
+  /// The records of the ranks on this host.
   std::vector<flight::RankReport> reports() const;
-  /// The same with the kernel's status of their threads. Takes a quarter of a second.
+  /// Like reports(), with the kernel's status of the ranks' threads. Takes a quarter of a second.
   std::vector<flight::RankReport> observe() const;
-  /// "rank 1 sleeps outside of collectives, after ...; rank 2 ...", for the first few.
+  /// The activity of the first few ranks: "rank 1 sleeps outside of collectives, after ...; rank 2
+  /// ...".
   std::string what_they_do(const std::vector<int>& ranks) const;
 
-  /// Writes the records of this host's ranks to the folder of the settings, for `tessera-run
-  /// --explain`. Does nothing if they are files already.
+  /// Writes the records of this host's ranks to the folder in the settings, for `tessera-run
+  /// --explain`. Does nothing if the records are already files.
   void write_records() const;
-  /// A line for each rank of another host.
+  /// One line for each rank on another host.
   std::vector<std::string> answers_of_other_hosts(std::int64_t question,
                                                   std::chrono::milliseconds most) const;
 
-  /// How many calls of a group, by its id, a rank has begun; nullopt if its record is out of reach.
+  /// The number of calls of a group (by its id) that a rank has begun; nullopt if the rank's record
+  /// is out of reach.
   std::optional<std::uint64_t> calls_begun(int rank, std::uint64_t group) const;
   Watchdog& watchdog() const { return *watchdog_; }
 

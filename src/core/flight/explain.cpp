@@ -1,4 +1,4 @@
-// What the ranks of a job do, in words, from their flight records.
+// Describes the activity of a job's ranks in words, from their flight records.
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,7 @@
 namespace tessera::flight {
 namespace {
 
-/// The rank's activity since its last call, as it recorded it.
+/// The rank's recorded activity since its last call.
 std::string since_then(const RankReport& report) {
   for (const Thread& thread : report.threads) {
     if (thread.worked != 0) {
@@ -27,7 +27,7 @@ std::string since_then(const RankReport& report) {
   return "";
 }
 
-/// ", after all_reduce (call 7 of group 'dp')".
+/// The rank's last call as text: ", after all_reduce (call 7 of group 'dp')".
 std::string after_last_call(const RankReport& report) {
   return report.calls.empty() ? ", before its first collective"
                               : ", after " + to_text(report.calls.back()) + since_then(report);
@@ -54,7 +54,7 @@ std::string outside_of_collectives(const RankReport& report) {
   return "is outside of collectives" + after_last_call(report);
 }
 
-/// Whether the rank calls something else in the place of `call`.
+/// Whether the rank has made a different call at the position of `call`.
 bool calls_another(const RankReport& report, const Call& call) {
   return std::ranges::any_of(report.calls, [&](const Call& each) {
     return each.group == call.group && each.number == call.number &&
@@ -67,7 +67,7 @@ bool ended_well(const RankReport& report) {
          (report.state == RankState::kExited && report.exit_code == 0);
 }
 
-/// "": it has not.
+/// How the rank ended; "" if it has not.
 std::string how_it_ended(const RankReport& report) {
   const std::string rank = detail::concat("rank ", report.rank);
   if (ended_well(report)) {
@@ -143,7 +143,7 @@ std::string what_it_does(const RankReport& report, const std::vector<RankReport>
            (exists ? "; kill -CONT " + std::to_string(report.pid) + " lets it continue" : "") +
            ")" + (call == nullptr ? after_last_call(report) : ", in " + to_text(*call));
   }
-  // Also where it waits in the last of them.
+  // The rank makes progress, even if it waits in its last call.
   if (report.progress.value_or(0) > 0) {
     return rank + goes_on(report);
   }
@@ -169,7 +169,7 @@ std::int64_t last_work(const RankReport& report, std::uint64_t group) {
 
 namespace {
 
-/// ", for 12.0 s" at a time, ", since 17:21:13" without one.
+/// A duration as text: ", for 12.0 s" until the time `at`, or ", since 17:21:13" without one.
 std::string duration_text(std::int64_t since, std::optional<std::int64_t> at) {
   constexpr std::int64_t kNanosecondsPerSecond = 1'000'000'000;
   std::array<char, 32> text{};
@@ -187,7 +187,7 @@ std::string duration_text(std::int64_t since, std::optional<std::int64_t> at) {
   return text.data();
 }
 
-/// Since when a rank does what it does.
+/// Since when the rank has had its current activity.
 std::int64_t since(const RankReport& report) {
   if (const Call* call = report.waiting()) {
     return call->waits_since;
@@ -199,7 +199,8 @@ std::int64_t since(const RankReport& report) {
   return std::max(last.begun, last.ended);
 }
 
-/// The same text for all ranks that do the same: its own number is taken out of "rank 7 waits".
+/// The text without the rank's number ("rank 7 waits"), so that ranks with the same activity have
+/// the same text.
 std::string without_rank(const std::string& text) {
   const std::size_t number = text.find(' ') + 1;
   return text.substr(std::min(text.find(' ', number), text.size()));
@@ -233,7 +234,7 @@ std::vector<std::string> explain(const std::vector<RankReport>& reports,
 
 namespace {
 
-/// The ranks of the job that wrote nothing here, as those of other nodes.
+/// The ranks of the job without a record here, such as the ranks of other nodes.
 std::vector<int> ranks_without_record(const std::vector<RankReport>& reports) {
   std::vector<int> ranks;
   for (int rank = 0; rank < reports.front().size; ++rank) {

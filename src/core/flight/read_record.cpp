@@ -14,7 +14,7 @@
 namespace tessera::flight {
 namespace {
 
-/// How many ranks from `first` on are evenly spaced.
+/// The number of evenly spaced ranks from index `first` on.
 std::size_t run_length(const std::vector<int>& ranks, std::size_t first) {
   std::size_t end = first + 1;
   if (end < ranks.size()) {
@@ -31,7 +31,7 @@ std::string run_text(int first, int last, int stride) {
   return stride == 1 ? text : text + "/" + std::to_string(stride);
 }
 
-/// The number that `text` begins with, which is taken off; -1: none.
+/// Removes the number at the beginning of `text` and returns it; -1 if there is none.
 int take_number(std::string_view& text) {
   int value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -117,7 +117,7 @@ std::optional<Call> read_call(const CallSlot& slot, const RankReport& report) {
               .ended = slot.ended.load()};
 }
 
-/// nullptr if the file holds no record of this version.
+/// Reads a record; nullptr if the file contains no record of this version.
 std::unique_ptr<Record> load_record(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   auto record = std::make_unique<Record>();
@@ -127,7 +127,7 @@ std::unique_ptr<Record> load_record(const std::filesystem::path& path) {
                                                                              : nullptr;
 }
 
-/// The world's number in `world-W.rank-R.flight`.
+/// The world's number in a file name `world-W.rank-R.flight`.
 std::optional<int> world_of(const std::string& name) {
   int world = 0;
   int rank = 0;

@@ -1,5 +1,5 @@
-// Functions on digits that layouts, the planner and propagation share: sizes over a mesh, and the
-// canonical form. Definition of a digit: tessera/core/layout.h.
+// Functions on digits that layouts, the redistribution planner and propagation share: sizes over a
+// mesh, and the canonical form. tessera/core/layout.h defines digits.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tessera::detail {
 
-/// The size of one mesh dimension. Takes any container of sizes.
+/// The size of one mesh dimension, for any container of sizes.
 template <class Sizes>
 std::int64_t mesh_size(const Sizes& mesh_sizes, int mesh_dim) {
   return mesh_sizes[static_cast<std::size_t>(mesh_dim)];
@@ -20,13 +20,13 @@ std::int64_t mesh_size(const Sizes& mesh_sizes, int mesh_dim) {
 std::int64_t mesh_product(const std::vector<std::int64_t>& mesh_sizes,
                           const std::vector<int>& mesh_dims);
 
-/// The canonical form of `digits` (see Layout). Neighbours that act as one digit are merged, also
-/// where only the sizes show that they do: [2 over dp][8] is [16 over dp] for dp=2.
+/// The canonical form of `digits` (see Layout). Neighbouring digits that act as one are merged,
+/// even if only the sizes show it: [2 over dp][8] is [16 over dp] for dp=2.
 std::vector<Digit> canonical_digits(const std::vector<std::int64_t>& mesh_sizes,
                                     std::vector<Digit> digits);
 
-/// `layout` with every mesh dimension of size 1 replicated. Each coordinate holds the same values
-/// under both, so the planner need not tell them apart.
+/// `layout` with every mesh dimension of size 1 replicated. Each coordinate has the same values
+/// under both layouts, so the planner need not distinguish them.
 LayoutPtr without_unit_mesh_dims(LayoutPtr layout);
 
 }  // namespace tessera::detail

@@ -15,17 +15,17 @@
 namespace tessera::detail {
 
 // The canonical form of a dimension's digits. Interning compares layouts by content, so two
-// descriptions of the same cuts must become one: equal layouts would otherwise look different, and
-// be redistributed into one another.
+// descriptions of the same division must become one. Otherwise equal layouts would look different
+// and be redistributed into each other.
 
 namespace {
 
 using MeshSizes = std::vector<std::int64_t>;
 
-/// Whether torch.chunk cuts `extent * factor` positions over `mesh_dims` exactly where it cuts
-/// `extent` positions, each `factor` long. Then a local digit of `factor` may join one of `extent`.
-/// Exact and not only by divisibility, as uneven cuts may scale as well: 5 over 3 gives 2, 2 and 1,
-/// and 10 over 3 gives 4, 4 and 2.
+/// Whether torch.chunk divides `extent * factor` positions over `mesh_dims` at the same places as
+/// it divides `extent` positions of length `factor`. Then a local digit of `factor` may be merged
+/// with a digit of `extent`. Tested exactly and not by divisibility, because uneven chunks may
+/// scale as well: 5 over 3 gives 2, 2 and 1, and 10 over 3 gives 4, 4 and 2.
 bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
                 std::span<const int> mesh_dims) {
   if (mesh_dims.empty() || extent == 0) {
@@ -36,13 +36,13 @@ bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
   if (ceil_div(extent * factor, parts) != chunk * factor) {
     return false;
   }
-  // torch.chunk gives chunks of two sizes at most: full ones, and one remainder. Both are cut
-  // again.
+  // torch.chunk makes chunks of at most two sizes, full chunks and one remainder. Both sizes are
+  // divided further.
   const auto rest = mesh_dims.subspan(1);
   return cuts_scale(mesh, chunk, factor, rest) && cuts_scale(mesh, extent % chunk, factor, rest);
 }
 
-/// The largest number of positions of the digit that a coordinate holds.
+/// The largest number of the digit's positions on one coordinate.
 std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
   auto extent = digit.extent;
   for (const int dim : digit.mesh_dims) {
@@ -51,9 +51,9 @@ std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
   return extent;
 }
 
-/// Whether `major` followed by `minor` is one digit over the mesh dimensions of both. Two cases.
-/// The minor digit is local: then the major one may include it. Or the major one is cut down to
-/// single positions: then the mesh dimensions of the minor one continue its cuts.
+/// Whether `major` followed by `minor` is one digit over the mesh dimensions of both. There are two
+/// cases. If the minor digit is local, the major digit may include it. If the major digit is
+/// divided into single positions, the mesh dimensions of the minor digit continue its division.
 bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor) {
   if (major.mesh_dims.empty()) {
     return mesh_product(mesh, minor.mesh_dims) == 1;
@@ -62,13 +62,15 @@ bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor)
   return adjoin && cuts_scale(mesh, major.extent, minor.extent, major.mesh_dims);
 }
 
-/// Keeps the order: the mesh dimensions of the minor digit cut what those of the major one left.
+/// Merges in order: the mesh dimensions of the minor digit divide what those of the major digit
+/// left.
 void append(Digit& major, const Digit& minor) {
   major.extent *= minor.extent;
   major.mesh_dims.insert(major.mesh_dims.end(), minor.mesh_dims.begin(), minor.mesh_dims.end());
 }
 
-/// One position that is not cut: it adds nothing, except as the only digit of a dimension.
+/// Whether the digit is one undivided position, which is needed only as the only digit of a
+/// dimension.
 bool is_trivial(const Digit& digit) {
   return digit.extent == 1 && digit.mesh_dims.empty();
 }
@@ -83,7 +85,8 @@ std::int64_t mesh_product(const MeshSizes& mesh_sizes, const std::vector<int>& m
   return product;
 }
 
-/// One pass from major to minor is enough: a merged digit is compared with the next one again.
+/// One pass from major to minor is enough, because a merged digit is compared with the next digit
+/// again.
 std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Digit> digits) {
   std::vector<Digit> out;
   for (auto& digit : digits) {
@@ -99,7 +102,7 @@ std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Dig
   if (out.size() != 1) {
     return out;
   }
-  // A single digit spans the dimension: without its extent the layout does not depend on sizes.
+  // A single digit is the whole dimension; without its extent the layout does not depend on sizes.
   if (out.front().mesh_dims.empty()) {
     return {};
   }
@@ -107,8 +110,9 @@ std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Dig
   return out;
 }
 
-/// Meshes with dimensions of size 1 are common (one configuration for any number of GPUs): without
-/// this a plan would communicate in groups of one rank. The common case returns at once.
+/// Meshes with dimensions of size 1 are common, since one configuration serves any number of GPUs.
+/// Without this function a redistribution plan would communicate in groups of one rank. The common
+/// case returns at once.
 LayoutPtr without_unit_mesh_dims(LayoutPtr layout) {
   const auto& mesh = layout->mesh_sizes();
   const auto is_unit = [&](int dim) { return mesh_size(mesh, dim) == 1; };
@@ -130,12 +134,12 @@ LayoutPtr without_unit_mesh_dims(LayoutPtr layout) {
 
 namespace tessera {
 
-// Layouts and the table that interns them. dtensor compares and hashes layouts with every operator,
-// so that is made a comparison of pointers; the price is paid here, once for each new layout.
+// Layouts, and the table that interns them. dtensor compares and hashes layouts in every operator,
+// so these operations are pointer comparisons. The cost is paid here, once for each new layout.
 
-/// The identity of a layout, in canonical form.
-/// intern() checks it, brings it to canonical form, and then hashes it: the order matters, as the
-/// canonical form reads mesh sizes by index.
+/// The identity of a layout, in canonical form. intern() first checks the content, then makes it
+/// canonical, then hashes it. The check comes first, because the canonical form reads mesh sizes by
+/// index.
 struct Layout::Content {
   std::vector<std::int64_t> mesh_sizes;
   Layout::Dims dims;
@@ -158,10 +162,10 @@ class Hasher {
   std::uint64_t value() const { return state_; }
 
  private:
-  std::uint64_t state_ = 0x243F6A8885A308D3ULL;  // any odd start; these are digits of pi
+  std::uint64_t state_ = 0x243F6A8885A308D3ULL;  // digits of pi; any odd start would do
 };
 
-/// `used`: of each mesh dimension, whether it was seen. Marks this one.
+/// Marks a mesh dimension in `used`. Throws Error if it is out of range or already marked.
 void check_mesh_dim(std::vector<bool>& used, int dim) {
   TESSERA_CHECK(dim >= 0 && static_cast<std::size_t>(dim) < used.size(),
                 "layout uses mesh dimension ", dim, " of a mesh with ", used.size());
@@ -170,7 +174,7 @@ void check_mesh_dim(std::vector<bool>& used, int dim) {
   used[static_cast<std::size_t>(dim)] = true;
 }
 
-/// Whether `digits` may differ from their canonical form; most layouts are made in it.
+/// Whether `digits` may differ from their canonical form; most layouts are already canonical.
 bool needs_canonical(const std::vector<Digit>& digits) {
   return digits.size() > 1 ||
          (digits.size() == 1 && (digits[0].extent != 0 || digits[0].mesh_dims.empty()));
@@ -178,8 +182,8 @@ bool needs_canonical(const std::vector<Digit>& digits) {
 
 }  // namespace
 
-/// Counts go in beside contents, so that a digit that moves to the neighbouring dimension changes
-/// the hash. Computed once for each call of intern(), whether or not it finds the layout.
+/// Includes counts as well as contents, so that moving a digit to the neighbouring dimension
+/// changes the hash. Computed once for each call of intern(), whether or not it finds the layout.
 std::uint64_t Layout::Content::hash() const {
   Hasher hasher;
   for (const auto size : mesh_sizes) {
@@ -200,7 +204,7 @@ std::uint64_t Layout::Content::hash() const {
   return hasher.value();
 }
 
-/// Before canonical_digits(), which indexes the mesh by these numbers.
+/// Called before canonical_digits(), which uses these numbers as indices of the mesh.
 void Layout::Content::check() const {
   std::vector<bool> used(mesh_sizes.size(), false);
   for (const auto& digits : dims) {
@@ -224,24 +228,26 @@ void Layout::Content::canonicalise() {
     }
     digits = detail::canonical_digits(mesh_sizes, std::move(digits));
   }
-  // Which order the caller gave has no meaning: reductions are done from the inner mesh dimension
-  // to the outer one.
+  // The caller's order has no meaning, because reductions run from the inner mesh dimension to the
+  // outer one.
   std::sort(partial.begin(), partial.end(),
             [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
 }
 
-/// The set of all layouts. Divided into buckets by hash, each with a lock, so that threads seldom
-/// wait for one another.
+/// The set of all layouts. It is divided into buckets by hash, each with its own lock, so that
+/// threads seldom wait for one another.
 class Layout::Table {
  public:
   static Table& instance() {
-    static auto* const table = new Table;  // never destroyed: layouts outlive every static
+    // never destroyed, because layouts outlive static objects
+    static auto* const table = new Table;
     return *table;
   }
 
   LayoutPtr find_or_make(Content content) {
-    // Nearly every call finds its layout, under the shared lock. Only a new one takes the exclusive
-    // lock, and looks again: another thread may have been quicker.
+    // Nearly every call finds its layout under the shared lock. Only for a new layout the exclusive
+    // lock is taken and the bucket searched again, because another thread may have inserted the
+    // layout.
     const auto hash = content.hash();
     auto& bucket = bucket_of(hash);
     {
@@ -259,13 +265,13 @@ class Layout::Table {
     return LayoutPtr(made);
   }
 
-  /// Drops what may be the last reference to a layout. Under the lock, so that no thread can find
-  /// the layout and take a new reference between the count reaching 0 and the erasure.
+  /// Releases what may be the last reference to a layout. Done under the lock, so that no thread
+  /// can find the layout and make a new reference between the count reaching 0 and the removal.
   void release(const Layout* layout) {
-    // Read before the erasure below, which destroys the layout.
+    // The bucket is looked up before the removal below, which destroys the layout.
     auto& bucket = bucket_of(layout->hash_);
     const std::unique_lock lock(bucket.mutex);
-    // acq_rel: what other threads did with the layout before they dropped theirs happens before its
+    // acq_rel: accesses of other threads before they released their references happen before the
     // destruction.
     if (layout->holders_.fetch_sub(1, std::memory_order_acq_rel) > 1) {
       return;
@@ -286,7 +292,7 @@ class Layout::Table {
 
  private:
   struct Bucket {
-    // Makes the new reference under the lock of the caller, for the reason that release() gives.
+    // The caller holds the lock, so the new reference is made under the lock (see release()).
     LayoutPtr find(std::uint64_t hash, const Content& content) const {
       const auto [begin, end] = layouts.equal_range(hash);
       for (auto entry = begin; entry != end; ++entry) {
@@ -300,19 +306,19 @@ class Layout::Table {
       return nullptr;
     }
 
-    // A multimap by hash: find() compares contents that collide.
+    // A multimap by hash, because contents may collide; find() compares them.
     mutable std::shared_mutex mutex;
     std::unordered_multimap<std::uint64_t, std::unique_ptr<const Layout>> layouts;
   };
 
-  // By the top four bits: a multiplication mixes those best.
+  // Selects by the top four bits, which multiplication mixes best.
   Bucket& bucket_of(std::uint64_t hash) { return buckets_[hash >> 60]; }
 
   std::array<Bucket, 16> buckets_;
 };
 
-/// Computes what every operator asks for: whether it is replicated, and which dimension each mesh
-/// dimension splits. Only the table makes layouts.
+/// Computes what every operator reads: whether the layout is replicated, and which dimension each
+/// mesh dimension shards. Only the table makes layouts.
 Layout::Layout(Content content, std::uint64_t hash)
     : mesh_sizes_(std::move(content.mesh_sizes)),
       dims_(std::move(content.dims)),
@@ -330,8 +336,8 @@ Layout::Layout(Content content, std::uint64_t hash)
   }
 }
 
-/// In this order: the canonical form relies on checked mesh dimensions, the hash on the canonical
-/// form.
+/// The order matters: the canonical form needs checked mesh dimensions, and the hash needs the
+/// canonical form.
 LayoutPtr Layout::intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
                          std::vector<PartialDim> partial) {
   Content content{std::move(mesh_sizes), std::move(dims), std::move(partial)};
@@ -340,7 +346,7 @@ LayoutPtr Layout::intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
   return Table::instance().find_or_make(std::move(content));
 }
 
-// Counts down without the table's lock as long as this is not the last reference.
+// Decrements the count without the table's lock as long as this is not the last reference.
 void Layout::release(const Layout* layout) {
   auto holders = layout->holders_.load(std::memory_order_relaxed);
   while (holders > 1) {
@@ -366,7 +372,8 @@ const PartialDim* Layout::partial_on(int mesh_dim) const {
   return found == partial_.end() ? nullptr : &*found;
 }
 
-/// Digits are major first, so that the concatenation is the order of the cuts.
+/// Digits are listed major first, so concatenating their mesh dimensions gives the order of
+/// division.
 std::vector<int> Layout::mesh_dims_of(int tensor_dim) const {
   std::vector<int> out;
   for (const auto& digit : digits(tensor_dim)) {
@@ -377,7 +384,8 @@ std::vector<int> Layout::mesh_dims_of(int tensor_dim) const {
 
 namespace {
 
-/// `alone`: the only digit of its dimension. Its extent is the dimension's size and is not written.
+/// `alone`: the digit is the only one of its dimension, so its extent is the dimension's size and
+/// is omitted.
 std::string to_string(const Digit& digit, bool alone) {
   std::string out;
   for (const int dim : digit.mesh_dims) {

@@ -14,11 +14,11 @@
 
 namespace tessera {
 
-// The shape of a mesh, without ranks: sizes, names, and positions as coordinates, row-major as in
-// PyTorch's DeviceMesh. core plans with it; mesh/ adds the ranks.
+// The shape of a mesh without ranks: sizes, names, and positions as coordinates, row-major as in
+// PyTorch's DeviceMesh. core computes redistribution plans with it; mesh/ adds the ranks.
 
-/// A size of 1 is allowed and common: the same program runs on fewer devices. A size of 0 would be
-/// a mesh of no ranks.
+/// A size of 1 is allowed and common, because a program may run on fewer devices. A size of 0 would
+/// be a mesh without ranks.
 MeshShape::MeshShape(std::vector<std::int64_t> sizes, std::vector<std::string> names)
     : sizes_(std::move(sizes)), names_(std::move(names)) {
   for (const auto size : sizes_) {
@@ -40,7 +40,7 @@ std::int64_t MeshShape::numel() const {
   return std::accumulate(sizes_.begin(), sizes_.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-/// Linear: meshes have a handful of dimensions.
+/// A linear search, because meshes have few dimensions.
 int MeshShape::dim(std::string_view name) const {
   const auto found = std::find(names_.begin(), names_.end(), name);
   TESSERA_CHECK(found != names_.end(), "mesh ", to_string(*this), " has no dimension called \"",
@@ -54,7 +54,7 @@ int MeshShape::dim(int dim) const {
   return dim < 0 ? dim + ndim() : dim;
 }
 
-/// Row-major: the last dimension varies fastest, so that ranks of one host usually are neighbours
+/// Row-major: the last dimension varies fastest, so that ranks of one host are usually neighbours
 /// along it.
 std::vector<std::int64_t> MeshShape::coordinate(std::int64_t index) const {
   TESSERA_CHECK(index >= 0 && index < numel(), "position ", index, " is outside mesh ",
@@ -79,12 +79,12 @@ std::int64_t MeshShape::index(const std::vector<std::int64_t>& coordinate) const
   return out;
 }
 
-/// "(dp=2, tp=4)", or "(2, 4)" without names.
+/// The shape as text: "(dp=2, tp=4)", or "(2, 4)" without names.
 std::string to_string(const MeshShape& shape) {
   std::string out = "(";
   for (const auto& [dim, size] : ranges::views::enumerate(shape.sizes())) {
     out += dim > 0 ? ", " : "";
-    if (dim < shape.names().size()) {  // a message about a bad shape may have too few
+    if (dim < shape.names().size()) {  // an invalid shape may have too few names
       out += shape.names()[dim] + "=";
     }
     out += std::to_string(size);
@@ -96,28 +96,30 @@ std::ostream& operator<<(std::ostream& stream, const MeshShape& shape) {
   return stream << to_string(shape);
 }
 
-// Which part of a tensor a coordinate holds: sizes, offsets, boxes. Pure, so that planning, random
-// numbers, checkpoints and Muon find any rank's part without asking it. All of it follows
-// torch.chunk: full chunks of ceil(size / n), then a shorter one, then empty ones.
+// Which part of a tensor a coordinate has: sizes, offsets, boxes. The functions are pure, so
+// planning, random numbers, checkpoints and Muon can compute the part of any rank without
+// communication. All follow torch.chunk: full chunks of ceil(size / n), then a shorter one, then
+// empty ones.
 
 namespace {
 
-/// A range of a tensor dimension: where it begins globally and locally.
+/// A range of a tensor dimension, with its global and local beginning.
 struct Run {
   std::int64_t global = 0;
   std::int64_t local = 0;
   std::int64_t size = 0;
 };
 
-/// The chunk of one digit that a coordinate holds.
+/// The chunk of one digit that a coordinate has.
 struct Chunk {
-  std::int64_t extent = 0;  ///< of the whole digit
+  std::int64_t extent = 0;  ///< extent of the whole digit
   std::int64_t offset = 0;
   std::int64_t size = 0;
 };
 
-/// Nested torch.chunks: each mesh dimension cuts the chunk that the one before it left.
-/// `dim_size` is the extent of the only digit of a dimension, which does not store it.
+/// Nested torch.chunks: each mesh dimension divides the chunk that the previous one left.
+/// `dim_size` is the extent if the digit is the only one of its dimension, because it then does not
+/// store its extent.
 Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
                std::span<const std::int64_t> coordinate) {
   Chunk out{digit.extent == 0 ? dim_size : digit.extent, 0, 0};
@@ -131,7 +133,7 @@ Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
   return out;
 }
 
-/// Callers pass sizes from outside of the layout; a mismatch would read past the end.
+/// Checks sizes given by callers, because a mismatch would read past the end.
 void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                      std::span<const std::int64_t> coordinate) {
   TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
@@ -141,8 +143,8 @@ void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                 " dimensions was given a coordinate of ", coordinate.size());
 }
 
-/// `inner` repeated for each position of `chunk`. One position further is `global_stride` elements
-/// further in the global dimension, and `local_stride` in the local one.
+/// `inner` repeated for each position of `chunk`. The distance between repetitions is
+/// `global_stride` elements in the global dimension and `local_stride` elements in the local one.
 std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
                         std::int64_t global_stride, std::int64_t local_stride) {
   std::vector<Run> out;
@@ -155,8 +157,8 @@ std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
   return out;
 }
 
-/// The ranges of a dimension that a coordinate owns, in order; built from the minor digit outwards.
-/// As long as this rank has the minor digits completely, the result stays one range.
+/// The ranges of a dimension that a coordinate has, in order, computed from the minor digit
+/// outwards. As long as the coordinate has the minor digits completely, the result stays one range.
 std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
                       std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(dim);
@@ -164,18 +166,18 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
     return size > 0 ? std::vector<Run>{{0, 0, size}} : std::vector<Run>{};
   }
   std::vector<Run> out{{0, 0, 1}};
-  // Both strides count positions of what has been built so far; they are equal as long as that is
-  // held completely.
+  // Both strides count positions of the digits so far; they are equal as long as the coordinate has
+  // these digits completely.
   std::int64_t global_stride = 1;
   std::int64_t local_stride = 1;
   for (const Digit& digit : digits | ranges::views::reverse) {
     const Chunk chunk = chunk_of(layout, digit, size, coordinate);
-    // An empty chunk of one digit leaves nothing of the whole dimension.
+    // An empty chunk of one digit makes the whole result empty.
     if (chunk.size == 0) {
       return {};
     }
-    // This rank has everything inside: neighbours join, and the ranges stay few. Otherwise there is
-    // one range for each position of this digit.
+    // If the coordinate has all minor digits completely, neighbouring ranges merge into one.
+    // Otherwise there is one range for each position of this digit.
     if (local_stride == global_stride) {
       out = {{chunk.offset * global_stride, 0, chunk.size * local_stride}};
     } else {
@@ -196,19 +198,19 @@ void append(Box& box, const Run& run) {
 
 }  // namespace
 
-/// 0 for coordinates behind the last position: torch.chunk would return fewer chunks.
+/// 0 for chunks behind the last position, for which torch.chunk would return no chunk.
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index) {
   const auto full = detail::ceil_div(size, chunks);
   return std::clamp(size - index * full, std::int64_t{0}, full);
 }
 
-/// `size` for an empty chunk, so that offsets never lie outside of the tensor.
+/// `size` for an empty chunk, so that offsets are never outside of the tensor.
 std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t index) {
   return std::min(size, index * detail::ceil_div(size, chunks));
 }
 
-/// The product over digits: each coordinate has the same number of inner positions for each outer
-/// one.
+/// The product over digits, because each coordinate has the same number of inner positions for each
+/// outer position.
 std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
                         std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(tensor_dim);
@@ -242,11 +244,11 @@ std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> siz
   return out;
 }
 
-/// A tensor of 0 dimensions has one box without sizes: one element. An empty shard has none.
+/// A tensor without dimensions has one box without sizes: one element. An empty shard has no box.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate) {
   check_arguments(layout, sizes, coordinate);
-  // The Cartesian product of the dimensions' ranges, one dimension after another.
+  // The Cartesian product of the dimensions' ranges, built dimension by dimension.
   std::vector<Box> boxes(1);
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto along = runs(layout, static_cast<int>(dim), size, coordinate);
@@ -272,7 +274,8 @@ std::vector<std::int64_t> global_indices(const Layout& layout, int tensor_dim, s
   return out;
 }
 
-// A part of a tensor as the integers that an operator takes: schemas know no boxes.
+// Converts a part of a tensor to the integers that an operator takes, because operator schemas have
+// no type for boxes.
 
 namespace {
 

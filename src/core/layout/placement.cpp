@@ -17,12 +17,12 @@
 
 namespace tessera {
 
-// Placements as text, both ways, in PyTorch's notation: what is printed can be parsed, and pasted
-// into Python. Documents, messages and the command line use it.
+// Converts placements to text and back, in PyTorch's notation: the printed text can be parsed, and
+// pasted into Python. Documents, messages and the command line use it.
 
 namespace {
 
-/// The one list of names: printing and parsing both read it.
+/// The names of reductions, for both printing and parsing.
 constexpr std::array<std::pair<std::string_view, ReduceOp>, 5> kReduceOps{{
     {"sum", ReduceOp::kSum},
     {"avg", ReduceOp::kAvg},
@@ -31,7 +31,7 @@ constexpr std::array<std::pair<std::string_view, ReduceOp>, 5> kReduceOps{{
     {"product", ReduceOp::kProduct},
 }};
 
-/// A visitor: a placement without its line here does not compile.
+/// A visitor, so that a placement type without an overload does not compile.
 struct Printer {
   std::string operator()(const Replicate&) const { return "Replicate()"; }
   std::string operator()(const Shard& s) const { return detail::concat("Shard(", s.dim, ")"); }
@@ -43,7 +43,8 @@ struct Printer {
   }
 };
 
-/// PyTorch puts a space behind each comma, people do not always; no name contains one.
+/// `text` without spaces. PyTorch prints a space behind each comma, users may not; no name contains
+/// a space.
 std::string without_spaces(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -54,12 +55,13 @@ std::string without_spaces(std::string_view text) {
   return out;
 }
 
-/// Keywords are optional: "Shard(dim=0)" is "Shard(0)".
+/// Removes an optional keyword: "Shard(dim=0)" is "Shard(0)".
 std::string_view without_prefix(std::string_view text, std::string_view prefix) {
   return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
 }
 
-/// All of `text`, unlike std::stoll, which would take "0x" for 0.
+/// The number in `text`, which must consist of the number only, unlike for std::stoll, which reads
+/// "0x" as 0.
 std::optional<std::int64_t> integer(std::string_view text) {
   std::int64_t value = 0;
   const char* end = text.data() + text.size();
@@ -91,8 +93,8 @@ std::optional<Placement> parse_partial(std::string_view argument) {
   return std::nullopt;
 }
 
-/// Both of its arguments are needed: a split factor has no default. PyTorch prints "sf=" and takes
-/// "split_factor=".
+/// Both arguments are required, because a split factor has no default. PyTorch prints "sf=" and
+/// accepts "split_factor=".
 std::optional<Placement> parse_strided_shard(std::string_view arguments) {
   const auto comma = arguments.find(',');
   if (comma == std::string_view::npos) {
@@ -107,8 +109,8 @@ std::optional<Placement> parse_strided_shard(std::string_view arguments) {
   return StridedShard{*dim, *factor};
 }
 
-/// nullopt for whatever is not understood; the caller makes the message, with the text as it was
-/// given.
+/// nullopt if the text is not a placement; the caller makes the error message from the original
+/// text.
 std::optional<Placement> parse(std::string_view text) {
   if (text == "R") {
     return Replicate{};
@@ -139,8 +141,8 @@ std::optional<Placement> parse(std::string_view text) {
 
 }  // namespace
 
-/// Sum and average commute, as both are linear; of other pairs the order of reductions matters, and
-/// Layout keeps it.
+/// Sum and average commute, as both are linear. For other pairs the order of reductions matters,
+/// and Layout stores it.
 bool commute(ReduceOp a, ReduceOp b) {
   const auto is_linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
   return a == b || (is_linear(a) && is_linear(b));
@@ -188,32 +190,36 @@ Placement parse_placement(std::string_view text) {
 }
 
 // Placements <-> Layout. NOTE [Orders and strided shards]
-// PyTorch applies a placement list in mesh order. A mesh dimension that is applied after one that
-// is later in the mesh shows as a StridedShard: its split factor is the number of chunks that the
-// later mesh dimension, applied first, makes. Example: FSDP over tensor parallelism on mesh (dp=2,
-// tp=4) applies tp first, then dp; PyTorch writes [_StridedShard(0, sf=4), Shard(0)].
+//
+// PyTorch applies a placement list in mesh order. If a mesh dimension is applied after one that is
+// later in the mesh, it appears as a StridedShard, whose split factor is the number of chunks that
+// the later mesh dimension, applied first, makes. Example: FSDP over tensor parallelism on mesh
+// (dp=2, tp=4) applies tp first, then dp; PyTorch writes [_StridedShard(0, sf=4), Shard(0)].
 //
 // To a layout: mesh dimensions are inserted into the order from the last to the first, each behind
-// those whose sizes multiply to its split factor.
-// To placements: the split factor of a mesh dimension is the product of the sizes of those in front
-// of it in the order that are later in the mesh.
-// A split factor that no order explains stands for a local digit in front (a flattened view, a
-// fused weight). DigitCutter cuts that digit off the dimension, which must divide evenly.
+// the ones whose sizes multiply to its split factor.
+//
+// To placements: the split factor of a mesh dimension is the product of the sizes of the mesh
+// dimensions that precede it in the order and are later in the mesh.
+//
+// A split factor that no order explains stands for a local digit before the mesh dimension (a
+// flattened view, a fused weight). DigitCutter splits this digit off the dimension, which must
+// divide evenly.
 
 namespace {
 
 using detail::mesh_size;
 using Sizes = std::vector<std::int64_t>;
 
-/// One mesh dimension that splits a tensor dimension; a plain Shard has split factor 1.
+/// One mesh dimension that shards a tensor dimension; a plain Shard has split factor 1.
 struct Cut {
   int mesh_dim = 0;
   std::int64_t split_factor = 1;
 };
 
-/// The order of application that explains all split factors, if there is one.
-/// From the last mesh dimension to the first, as the note says: whatever is in `order` already is
-/// later in the mesh, so that its sizes are what a split factor counts.
+/// The order of application that explains all split factors, if there is one. Mesh dimensions are
+/// inserted from the last to the first, so all that are already in `order` are later in the mesh,
+/// and split factors count their sizes.
 std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<Cut>& cuts) {
   std::vector<int> order;
   for (const Cut& cut : cuts | ranges::views::reverse) {
@@ -230,13 +236,13 @@ std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<
   return order;
 }
 
-/// The digits of one dimension while cuts are applied in mesh order, each to what the ones before
-/// it left.
+/// The digits of one dimension while cuts are applied in mesh order, each to what the previous ones
+/// left.
 class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
 
-  /// Appends the mesh dimension to the digit that it cuts. False where the cut does not fall on the
+  /// Appends the mesh dimension to the digit that it divides. False if the cut is not at the
   /// boundary of a digit.
   bool apply(const Cut& cut) {
     const auto first = skip(cut.split_factor);
@@ -245,7 +251,7 @@ class DigitCutter {
     }
     for (auto i = *first; i < digits_.size(); ++i) {
       auto& digit = digits_[i];
-      const bool last = i + 1 == digits_.size();  // only the last digit may be cut unevenly
+      const bool last = i + 1 == digits_.size();  // only the last digit may be divided unevenly
       const auto left = remaining(digit);
       if (!last && left == 1) {
         continue;
@@ -262,8 +268,8 @@ class DigitCutter {
   std::vector<Digit> digits() && { return std::move(digits_); }
 
  private:
-  /// How many positions of the digit each coordinate holds; nullopt where their numbers differ.
-  /// Only equal shares can be cut again by a factor that is the same on all coordinates.
+  /// How many positions of the digit each coordinate has; nullopt if the numbers differ. Only equal
+  /// parts can be divided again by a factor that is the same on all coordinates.
   std::optional<std::int64_t> remaining(const Digit& digit) const {
     const auto parts = detail::mesh_product(mesh_, digit.mesh_dims);
     if (digit.extent % parts != 0) {
@@ -272,8 +278,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// The index of the digit behind the first `factor` local positions. Splits a digit in two where
-  /// they end inside of it.
+  /// The index of the digit behind the first `factor` local positions. If these end inside a digit,
+  /// the digit is split in two.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -283,7 +289,7 @@ class DigitCutter {
       if (!left || *left == 0) {
         return std::nullopt;
       }
-      if (*left % factor == 0 && *left != factor) {  // they end inside this digit
+      if (*left % factor == 0 && *left != factor) {  // the positions end inside this digit
         const auto behind = *left / factor;
         digits_[i].extent /= behind;
         digits_.insert(digits_.begin() + static_cast<std::ptrdiff_t>(i) + 1, Digit{behind, {}});
@@ -297,8 +303,8 @@ class DigitCutter {
     if (factor != 1) {
       return std::nullopt;
     }
-    // The factor uses up all positions: the mesh dimension cuts a digit of one position behind
-    // them. Coordinate 0 has it, the others nothing.
+    // The factor uses up all positions. The mesh dimension then divides an additional digit of one
+    // position, which coordinate 0 has and the others lack.
     digits_.push_back(Digit{1, {}});
     return digits_.size() - 1;
   }
@@ -307,8 +313,8 @@ class DigitCutter {
   std::vector<Digit> digits_;
 };
 
-/// The digits of one dimension of `size`. A pure order is preferred, as it does not depend on
-/// sizes: such layouts are the same object for all tensors, and may cut unevenly.
+/// The digits of one dimension of `size`. A pure order is preferred, because it does not depend on
+/// sizes: such layouts are the same object for all tensors and may be divided unevenly.
 std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector<Cut>& cuts,
                                             std::int64_t size) {
   if (cuts.empty()) {
@@ -326,14 +332,15 @@ std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector
   return std::move(cutter).digits();
 }
 
-/// A placement list by tensor dimension: the cuts of each, in mesh order; and the partial mesh
-/// dimensions.
+/// A placement list sorted by tensor dimension: the cuts of each dimension in mesh order, and the
+/// partial mesh dimensions.
 struct CutsAndPartials {
   std::vector<std::vector<Cut>> cuts;
   std::vector<PartialDim> partial;
 };
 
-/// `dim` from 0. The error names the whole list: the user wrote that, not one dimension.
+/// `dim` counted from 0. The error message contains the whole list, because that is what the user
+/// wrote.
 std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int64_t ndim) {
   TESSERA_CHECK(dim >= -ndim && dim < ndim, "placements ", to_string(placements),
                 " shard dimension ", dim, " of a tensor with ", ndim,
@@ -341,7 +348,7 @@ std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int6
   return static_cast<std::size_t>(dim < 0 ? dim + ndim : dim);
 }
 
-/// In mesh order: both ways to read the cuts depend on it.
+/// Cuts are listed in mesh order, on which both interpretations of the cuts depend.
 CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   CutsAndPartials out;
   out.cuts.resize(ndim);
@@ -363,8 +370,9 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   return out;
 }
 
-/// The split factor of `mesh_dim`, which is in one of `digits`. It counts the positions of digits
-/// before that one that are local when PyTorch applies it; within its digit, see the note above.
+/// The split factor of `mesh_dim`, which is in one of `digits`: the number of positions in
+/// preceding digits that are local when PyTorch applies it, multiplied by its factor within its
+/// digit (see the note above).
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {
@@ -372,8 +380,8 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
     const auto at = std::find(order.begin(), order.end(), mesh_dim);
     if (at == order.end()) {
       factor *= digit.extent;
-      // Mesh dimensions in front in the mesh were applied before: they are no longer counted in
-      // what is local.
+      // Mesh dimensions that are earlier in the mesh were applied before, so their sizes no longer
+      // count as local.
       for (const int m : order) {
         factor /= m < mesh_dim ? mesh_size(mesh, m) : 1;
       }
@@ -384,12 +392,12 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
     }
     break;
   }
-  // Uneven cuts in front may divide it down to 0. to_placements() then sees that the list does not
-  // come back as the layout.
+  // Preceding uneven cuts may reduce the factor to 0. to_placements() then finds that the list does
+  // not convert back to the layout.
   return std::max(factor, std::int64_t{1});
 }
 
-/// The placement on one mesh dimension, as PyTorch writes it.
+/// The placement on one mesh dimension in PyTorch's notation.
 Placement placement_of(const Layout& layout, int mesh_dim) {
   if (const auto* partial = layout.partial_on(mesh_dim)) {
     return Partial{partial->op};
@@ -405,13 +413,15 @@ Placement placement_of(const Layout& layout, int mesh_dim) {
   return StridedShard{dim, factor};
 }
 
-/// Only these layouts depend on the sizes and may have no list of placements.
+/// Whether a dimension has several digits. Only such layouts depend on sizes and may have no list
+/// of placements.
 bool has_several_digits(const Layout& layout) {
   return std::any_of(layout.dims().begin(), layout.dims().end(),
                      [](const auto& digits) { return digits.size() > 1; });
 }
 
-/// nullptr where the cuts of a dimension do not fall on boundaries of its digits.
+/// Converts placements to a layout; nullptr if the cuts of a dimension are not at boundaries of its
+/// digits.
 LayoutPtr try_to_layout(const Sizes& mesh_sizes, const Placements& placements,
                         std::span<const std::int64_t> sizes) {
   auto [cuts, partial] = cuts_of(placements, sizes.size());
@@ -450,7 +460,8 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
   if (!has_several_digits(layout)) {
     return out;
   }
-  // Not every order of digits is a list of placements: check whether this one converts back.
+  // Not every order of digits is a list of placements, so the result is converted back and
+  // compared.
   const auto back = try_to_layout(layout.mesh_sizes(), out, sizes);
   TESSERA_CHECK(
       back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(layout.ptr()),

@@ -1,6 +1,6 @@
-// The planner: from one layout to another in the cheapest steps. Pure and without communication:
-// every rank computes the same plan by itself, which is why ties must be broken alike everywhere.
-// dtensor caches plans and executes them (redistribute/).
+// The redistribution planner: finds the cheapest steps from one layout to another. It is pure and
+// does not communicate: every rank computes the same plan, so ties must be broken in the same way
+// everywhere. dtensor caches plans and executes them (redistribute/).
 #include "tessera/core/redistribute_plan.h"
 
 #include <algorithm>
@@ -22,21 +22,22 @@ using plan::SearchState;
 /// At most this many tensor dimensions are tried as temporary ones (Problem::temporary_dims).
 constexpr std::size_t kTemporaryDims = 2;
 
-/// A shortest path over layouts by A* (Hart, Nilsson and Raphael 1968). plan::least_cost never
-/// exceeds the true cost, so the first path that reaches the target is the cheapest. Ties go to the
-/// first found: all ranks find the same plan. Takes O(n log n) for n layouts that are reached,
-/// which is exponential in the mesh dimensions in the worst case; meshes have few, and plans are
-/// cached.
+/// A shortest-path search over layouts by A* (Hart, Nilsson and Raphael 1968). plan::least_cost
+/// never exceeds the true cost, so the first path that reaches the target is the cheapest. Ties go
+/// to the node found first, so all ranks find the same plan. Takes O(n log n) time for n visited
+/// layouts, which is exponential in the number of mesh dimensions in the worst case; meshes have
+/// few, and plans are cached.
 class Search {
  public:
   Search(const Problem& problem, const CostModel& model) : problem_(problem), model_(model) {}
 
-  // Throws Error if the queue runs empty, which all_gather rules out for layouts of one mesh.
+  // Throws Error if the queue becomes empty, which cannot happen for layouts of one mesh, because
+  // all_gather is always possible.
   std::vector<Step> run(LayoutPtr from) {
     reach(from, 0, kNone, {});
     while (!queue_.empty()) {
-      // A node may be in the queue several times, once for each cheaper way that was found to it;
-      // the first that comes out has the least cost, the later ones are done.
+      // A node may be in the queue several times, once for each cheaper path found to it. The first
+      // entry taken out has the lowest cost; later ones are skipped.
       const auto [estimate, number] = queue_.top();
       queue_.pop();
       if (nodes_[number].layout == problem_.to) {
@@ -53,7 +54,7 @@ class Search {
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
-  // How a layout was reached: the cheapest way so far. Nodes are numbered in the order of their
+  // A visited layout with the cheapest path to it so far. Nodes are numbered in the order of
   // discovery.
   struct Node {
     LayoutPtr layout = nullptr;
@@ -62,16 +63,17 @@ class Search {
     Step step;
     bool done = false;
   };
-  // Ties go to the lower number, so the result does not depend on the heap.
+  // Ties go to the lower number, so the result does not depend on the heap's implementation.
   struct Entry {
-    double estimate = 0;  // of the whole path through this node
+    double estimate = 0;  // estimated cost of the whole path through this node
     std::size_t number = 0;
     friend bool operator<(const Entry& a, const Entry& b) {  // the queue's top is its largest
       return a.estimate != b.estimate ? a.estimate > b.estimate : a.number > b.number;
     }
   };
 
-  // A copy of the layout goes into the state: reach() below may move the vector of nodes.
+  // The state gets a copy of the layout pointer, because reach() below may reallocate the vector of
+  // nodes.
   void expand(std::size_t number) {
     nodes_[number].done = true;
     const SearchState state(problem_, nodes_[number].layout);
@@ -80,14 +82,14 @@ class Search {
     for (auto& step : proposed_) {
       step.bytes = plan::step_bytes(problem_, step);
       const auto cost = nodes_[number].cost + plan::step_cost(model_, step);
-      // Taken out first: the step is moved from in the same call.
+      // The target layout is copied first, because the step is moved from in the same call.
       const auto to = step.to;
       reach(to, cost, number, std::move(step));
     }
   }
 
-  // Notes a way to `layout` if it is new or cheaper than the known one. A cheaper way to a node
-  // that is done opens it again: the estimate is a lower bound but not a consistent one.
+  // Records a path to `layout` if the layout is new or the path is cheaper than the known one. A
+  // cheaper path reopens a finished node, because the estimate is admissible but not consistent.
   void reach(LayoutPtr layout, double cost, std::size_t parent, Step step) {
     const auto [known, is_new] = numbers_.try_emplace(layout, nodes_.size());
     if (!is_new && nodes_[known->second].cost <= cost) {
@@ -100,7 +102,7 @@ class Search {
     queue_.push({cost + plan::least_cost(model_, SearchState(problem_, layout)), known->second});
   }
 
-  // Walks back to the start and moves the steps out: the search is over.
+  // Walks back to the start and moves the steps out, since the search is over.
   std::vector<Step> steps_to(std::size_t number) {
     std::vector<Step> out;
     for (; nodes_[number].parent != kNone; number = nodes_[number].parent) {
@@ -115,11 +117,12 @@ class Search {
   std::vector<Node> nodes_;
   std::unordered_map<LayoutPtr, std::size_t> numbers_;
   std::priority_queue<Entry> queue_;
-  // Kept between calls for its memory only.
+  // A member only to reuse its memory between calls.
   std::vector<Step> proposed_;
 };
 
-/// Both layouts come from callers; the search would index one mesh by the other's dimensions.
+/// Checks both layouts, which come from callers; the search would otherwise index one mesh by the
+/// other's dimensions.
 void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t> sizes) {
   TESSERA_CHECK(from->mesh_sizes() == to->mesh_sizes(), "redistribution from ", to_string(*from),
                 " to ", to_string(*to),
@@ -130,7 +133,7 @@ void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t>
                 " is of a tensor with ", sizes.size(), " dimensions");
 }
 
-/// The largest tensor dimensions: cutting them leaves the least padding.
+/// The largest tensor dimensions, for which sharding causes the least padding.
 std::vector<int> largest_dims(std::span<const std::int64_t> sizes) {
   std::vector<int> dims(sizes.size());
   std::iota(dims.begin(), dims.end(), 0);
@@ -141,8 +144,8 @@ std::vector<int> largest_dims(std::span<const std::int64_t> sizes) {
   return dims;
 }
 
-/// Layouts that differ on mesh dimensions of size 1 only hold the same values: the tensor gets the
-/// other name, and nothing is sent.
+/// Adds a relabel step. Layouts that differ only on mesh dimensions of size 1 have the same values,
+/// so the tensor only gets the other layout and nothing is sent.
 void relabel(std::vector<Step>& steps, LayoutPtr from, LayoutPtr to) {
   if (from != to) {
     steps.push_back({.kind = StepKind::kRelabel, .mesh_dims = {}, .from = from, .to = to});
@@ -155,13 +158,14 @@ std::int64_t bytes_of(const std::vector<Step>& steps) {
 }
 
 /// The fastest plan, unless a plan without temporary dimensions sends fewer bytes. PyTorch's greedy
-/// planner uses no temporary dimensions, so its bytes are never exceeded. By time alone the planner
-/// would, for small tensors, all-reduce and slice rather than reduce-scatter twice: one collective
-/// less, but more bytes.
+/// planner uses no temporary dimensions, so the result never sends more bytes than PyTorch's. By
+/// time alone, small tensors would be all-reduced and sliced instead of reduce-scattered twice: one
+/// collective less, but more bytes.
 std::vector<Step> search(Problem problem, LayoutPtr from, const CostModel& model) {
-  constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};  // latency breaks ties
+  // latency only breaks ties
+  constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
   auto fastest = Search(problem, model).run(from);
-  // A single step is returned directly: most redistributions end here, with one search.
+  // A plan of one step is returned directly, so most redistributions need one search.
   if (fastest.size() == 1) {
     return fastest;
   }
@@ -186,7 +190,8 @@ RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize,
                                        const CostModel& model) {
   check_arguments(from, to, sizes);
-  // The search sees no mesh dimensions of size 1: relabelling goes around it.
+  // The search runs without mesh dimensions of size 1; relabel steps before and after it restore
+  // them.
   const auto start = detail::without_unit_mesh_dims(from);
   const auto end = detail::without_unit_mesh_dims(to);
   RedistributionPlan plan;
@@ -204,7 +209,7 @@ RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
 
 namespace {
 
-/// As in PyTorch's documentation of collectives.
+/// The collective's name in PyTorch's documentation.
 std::string_view name(StepKind kind) {
   switch (kind) {
     case StepKind::kAllGather:
@@ -225,8 +230,7 @@ std::string_view name(StepKind kind) {
   return "?";
 }
 
-/// One line: the kind, the moved mesh dimensions, the bytes that are sent, and the layouts before
-/// and after.
+/// One line: the kind, the mesh dimensions, the bytes sent, and the layouts before and after.
 std::string to_string(const Step& step) {
   std::string out(name(step.kind));
   if (step.dim >= 0) {

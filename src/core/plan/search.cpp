@@ -8,17 +8,17 @@
 
 namespace tessera::plan {
 
-// What steps cost: bytes by the sizes of real shards, time by the CostModel, and the lower bound
-// that guides the search. Bytes are those of the rank that sends most, as a collective takes as
-// long as its slowest rank.
+// The costs of steps: bytes from the sizes of actual shards, time from the CostModel, and the lower
+// bound that guides the search. Bytes are those of the rank that sends most, because a collective
+// takes as long as its slowest rank.
 
 namespace {
 
-/// A local step is a kernel launch and perhaps a copy. More than 0, so that of two plans that send
-/// the same the shorter one wins.
+/// The cost of a local step: a kernel launch and perhaps a copy. It is above 0, so that of two
+/// plans that send the same bytes the shorter one wins.
 constexpr double kLocalStepUs = 0.5;
 
-/// The coordinate with the largest shards: torch.chunk puts short chunks last.
+/// The coordinate with the largest shards, because torch.chunk puts short chunks last.
 std::vector<std::int64_t> first_coordinate(const Problem& problem) {
   return std::vector<std::int64_t>(problem.to->mesh_sizes().size(), 0);
 }
@@ -33,9 +33,9 @@ std::vector<std::int64_t> last_coordinate(const Problem& problem,
   return out;
 }
 
-/// Elements that leave a rank: all but the chunk that it keeps.
-/// What stays is least on the last coordinate, whose chunk of the new dimension is the smallest.
-/// `local / before` is the number of elements for each position of the dimension.
+/// Elements that leave a rank: all except the chunk that it keeps. The kept chunk is smallest on
+/// the last coordinate. `local / before` is the number of elements for each position of the
+/// dimension.
 std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::int64_t local) {
   const auto size = problem.size(step.to_dim);
   const auto before = local_size(*step.from, step.to_dim, size, first_coordinate(problem));
@@ -52,7 +52,7 @@ std::int64_t elements(const Problem& problem, const Step& step) {
   switch (step.kind) {
     case StepKind::kAllGather:
       return local * (parts - 1);
-    case StepKind::kReduceScatter:  // of equal parts: short ones are padded
+    case StepKind::kReduceScatter:  // all parts count as equal, because short ones are padded
       return local_numel(*step.to, problem.sizes, first_coordinate(problem)) * (parts - 1);
     case StepKind::kAllReduce:
       return 2 * (local - local / parts);
@@ -66,16 +66,17 @@ std::int64_t elements(const Problem& problem, const Step& step) {
   return 0;
 }
 
-/// Mean numbers of elements: those that a rank holds at the end, and those of them that it has now.
-/// Means over the ranks, which the rank that holds or receives most does not fall below. Fractions
-/// are kept: to round them up could make the bound too high.
+/// Mean numbers of elements on a rank: `needed` at the end, and `present` of these now. The rank
+/// with the most elements is never below the mean. Fractions are not rounded, because rounding up
+/// could make the bound too high.
 struct Shares {
   double needed = 1;
   double present = 1;
 };
 
-/// As if all cuts were even and independent. What is sharded over the same mesh dimension in
-/// another tensor dimension shares only a part with what is needed, hence the second division.
+/// Computed as if all divisions were even and independent. If a mesh dimension shards different
+/// tensor dimensions now and in the target, only a part of the present elements is needed; hence
+/// the second division.
 Shares shares(const SearchState& state) {
   const auto& problem = state.problem();
   Shares out;
@@ -98,7 +99,7 @@ Shares shares(const SearchState& state) {
   return out;
 }
 
-/// How many kinds of reduction are still to be done: each takes a separate collective.
+/// The number of different reductions still to be done; each takes a separate collective.
 int pending_reductions(const SearchState& state) {
   // One bit for each ReduceOp.
   unsigned ops = 0;
@@ -111,7 +112,7 @@ int pending_reductions(const SearchState& state) {
   return __builtin_popcount(ops);
 }
 
-/// Whether some mesh dimension has to leave its place, for which one collective is needed at least.
+/// Whether some mesh dimension must be removed from its place, which takes at least one collective.
 bool has_pending_shard(const SearchState& state) {
   for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
     if (state.layout()->sharded_dim(m) >= 0 && !state.is_settled(m)) {
@@ -132,7 +133,7 @@ bool is_collective(StepKind kind) {
          kind == StepKind::kAllReduce || kind == StepKind::kAllToAll;
 }
 
-/// By the alpha-beta model: latency, then bytes.
+/// The alpha-beta model: latency plus bytes divided by bandwidth.
 double step_cost(const CostModel& model, const Step& step) {
   if (!is_collective(step.kind)) {
     return kLocalStepUs;
@@ -140,8 +141,8 @@ double step_cost(const CostModel& model, const Step& step) {
   return model.latency_us + static_cast<double>(step.bytes) / model.bytes_per_us;
 }
 
-/// Admissible: it counts each unavoidable collective once and never more bytes than have to arrive.
-/// If it were too high the search would miss the cheapest plan.
+/// Admissible: counts each unavoidable collective once and never more bytes than must arrive. If it
+/// were too high, the search would miss the cheapest plan.
 double least_cost(const CostModel& model, const SearchState& state) {
   const int reductions = pending_reductions(state);
   const int collectives = reductions + (has_pending_shard(state) ? 1 : 0);
@@ -149,25 +150,26 @@ double least_cost(const CostModel& model, const SearchState& state) {
     return 0;
   }
   const auto [needed, present] = shares(state);
-  // A pending reduction makes a rank's current values useless: it receives all that it needs.
+  // With a pending reduction a rank's current values are useless, so it receives all that it needs.
   const auto received = reductions > 0 ? needed : needed - present;
   return collectives * model.latency_us +
          received * static_cast<double>(state.problem().itemsize) / model.bytes_per_us;
 }
 
-// The legal moves from one layout on the way to another. The rule behind all of it: mesh
-// dimensions are put onto a digit and taken off it at its inner end only, as collectives can do
-// just that.
+// The legal moves from one layout towards another. The underlying rule: mesh dimensions are
+// appended to a digit and removed from it only at its inner end, because collectives can do only
+// that.
 
 namespace {
 
-/// Lists of mesh dimensions have a handful of entries.
+/// A linear search, because lists of mesh dimensions have few entries.
 bool contains(std::span<const int> list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-/// `digits` with only the mesh dimensions in `present`; nullopt if one of these is inner to one
-/// that is not: it could only be put in front of it later, and mesh dimensions are appended.
+/// `digits` with only the mesh dimensions in `present`. nullopt if a present mesh dimension is
+/// inner to an absent one: the absent one would have to be inserted before it, but mesh dimensions
+/// can only be appended.
 std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
   for (auto& digit : digits) {
     auto& dims = digit.mesh_dims;
@@ -181,13 +183,13 @@ std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
   return digits;
 }
 
-/// Appends at the inner end.
+/// `list` with `more` appended at the inner end.
 std::vector<int> with(std::vector<int> list, std::span<const int> more) {
   list.insert(list.end(), more.begin(), more.end());
   return list;
 }
 
-/// A collective over a set reduces all of it at once.
+/// Removes the mesh dimensions that one collective has reduced.
 void drop(std::vector<PartialDim>& partial, std::span<const int> mesh_dims) {
   std::erase_if(partial, [&](const auto& p) { return contains(mesh_dims, p.mesh_dim); });
 }
@@ -205,8 +207,8 @@ SearchState::SearchState(const Problem& problem, LayoutPtr layout)
   }
 }
 
-/// Finds the settled mesh dimensions of `dim`: the longest common prefix of its orders now and in
-/// the target; with several digits all of them or none.
+/// Finds the settled mesh dimensions of `dim`: the longest common prefix of its current order and
+/// its order in the target. With several digits, all of them or none.
 void SearchState::settle(int dim) {
   const auto& here = layout_->digits(dim);
   if (here.empty()) {
@@ -215,8 +217,8 @@ void SearchState::settle(int dim) {
   const auto& there = problem_.to->digits(dim);
   const auto present = layout_->mesh_dims_of(dim);
   std::size_t settled = 0;
-  // With several digits a prefix of the order does not say which digit is cut: compare the digits
-  // themselves.
+  // With several digits the order does not show which digit a mesh dimension divides, so the digits
+  // themselves are compared.
   if (here.size() > 1 || there.size() > 1) {
     if (fits_several_digits(dim, present)) {
       settled = present.size();
@@ -233,8 +235,9 @@ void SearchState::settle(int dim) {
   complete_[static_cast<std::size_t>(dim)] = settled == present.size();
 }
 
-/// Whether the digits here are those of the target, less the mesh dimensions that are not here yet.
-/// In canonical form, as the removal may make neighbours one.
+/// Whether the current digits equal the target's digits without the mesh dimensions that are still
+/// missing. Compared in canonical form, because removing mesh dimensions may merge neighbouring
+/// digits.
 bool SearchState::fits_several_digits(int dim, const std::vector<int>& present) const {
   const auto& there = problem_.to->digits(dim);
   if (there.size() <= 1) {
@@ -244,14 +247,15 @@ bool SearchState::fits_several_digits(int dim, const std::vector<int>& present) 
   return part && detail::canonical_digits(layout_->mesh_sizes(), *part) == layout_->digits(dim);
 }
 
-/// Neither sharded nor partial: what a local step may act on.
+/// Whether the tensor is neither sharded nor partial over `mesh_dim`, so that a local step is
+/// possible.
 bool SearchState::is_replicated_on(int mesh_dim) const {
   return layout_->sharded_dim(mesh_dim) < 0 && layout_->partial_on(mesh_dim) == nullptr;
 }
 
-/// Whether `mesh_dims` are the last ones of a digit, whose extent all of its mesh dimensions
-/// divide. Only then does one flattened group cut it as the nested chunks of its mesh dimensions
-/// do.
+/// Whether `mesh_dims` are the last ones of a digit whose extent is divisible by the product of all
+/// of its mesh dimensions. Only then does one flattened group divide it as the nested chunks of its
+/// mesh dimensions do.
 bool SearchState::is_group(int dim, const Digits& digits, std::span<const int> mesh_dims) const {
   if (mesh_dims.size() == 1) {
     return true;
@@ -264,15 +268,15 @@ bool SearchState::is_group(int dim, const Digits& digits, std::span<const int> m
       !std::equal(mesh_dims.rbegin(), mesh_dims.rend(), order.rbegin())) {
     return false;
   }
-  // Uneven chunks of chunks lie elsewhere than the chunks of one cut: the parts would be of other
-  // sizes.
+  // Uneven nested chunks have other boundaries than the chunks of one division, so the parts would
+  // have other sizes.
   const auto extent = digit->extent == 0 ? problem_.size(dim) : digit->extent;
   return extent % detail::mesh_product(layout_->mesh_sizes(), order) == 0;
 }
 
-/// From the innermost one outwards, as long as they are not settled: longer tails are one
-/// collective over a flattened group. Stops at the first that is not a group: then no longer one
-/// is.
+/// Starts with the innermost mesh dimension and extends outwards while mesh dimensions are not
+/// settled; a longer tail is one collective over a flattened group. Stops at the first tail that is
+/// not a group, because then no longer tail is one.
 std::vector<Tail> SearchState::tails() const {
   std::vector<Tail> out;
   for (int d = 0; d < layout_->tensor_ndim(); ++d) {
@@ -291,9 +295,9 @@ std::vector<Tail> SearchState::tails() const {
   return out;
 }
 
-/// Subsets are enumerated as bits: at most 2^n for n partial mesh dimensions; n is one or two.
-/// Legal: one reduction for all, and partials further inside that stay commute with it, as inner
-/// ones are reduced first.
+/// Subsets are enumerated as bits: at most 2^n for n partial mesh dimensions, where n is one or
+/// two. A set is legal if all of its reductions are equal and commute with the inner partials that
+/// remain, because inner mesh dimensions are reduced first.
 std::vector<std::vector<int>> SearchState::reducible_sets() const {
   const auto& partial = layout_->partial();
   std::vector<std::vector<int>> out;
@@ -308,7 +312,8 @@ std::vector<std::vector<int>> SearchState::reducible_sets() const {
         }
         legal = legal && partial[i].op == outermost->op;
         dims.push_back(partial[i].mesh_dim);
-      } else if (outermost != nullptr) {  // stays partial, inner to one that is to be reduced
+        // it remains partial, inner to a mesh dimension of the set
+      } else if (outermost != nullptr) {
         legal = legal && commute(partial[i].op, outermost->op);
       }
     }
@@ -319,8 +324,8 @@ std::vector<std::vector<int>> SearchState::reducible_sets() const {
   return out;
 }
 
-/// The order decides which chunk each rank gets. What the target does not shard keeps its order;
-/// what it has in another tensor dimension comes last.
+/// The order decides which chunk each rank gets. Mesh dimensions that the target does not shard
+/// keep their order; those that it shards in another tensor dimension are last.
 std::vector<int> SearchState::in_final_order(std::vector<int> mesh_dims) const {
   const int dim = problem_.to->sharded_dim(mesh_dims.front());
   if (dim < 0) {
@@ -333,8 +338,8 @@ std::vector<int> SearchState::in_final_order(std::vector<int> mesh_dims) const {
   return mesh_dims;
 }
 
-/// Not yet, if mesh dimensions that are there now would have to go first, or if others belong in
-/// front of these.
+/// nullopt if mesh dimensions that are there now must first be removed, or if other mesh dimensions
+/// must be placed before these.
 std::optional<Destination> SearchState::final_destination(std::span<const int> mesh_dims) const {
   const int dim = problem_.to->sharded_dim(mesh_dims.front());
   if (dim < 0 || !is_settled_dim(dim)) {
@@ -343,7 +348,7 @@ std::optional<Destination> SearchState::final_destination(std::span<const int> m
   const auto& there = problem_.to->digits(dim);
   const auto after = with(layout_->mesh_dims_of(dim), mesh_dims);
   const auto all_there = problem_.to->mesh_dims_of(dim);
-  // A set may have several destinations in the target; then its parts go one by one.
+  // A set may have several destinations in the target; then its parts are moved one by one.
   if (!std::all_of(mesh_dims.begin(), mesh_dims.end(),
                    [&](int m) { return contains(all_there, m); })) {
     return std::nullopt;
@@ -355,7 +360,7 @@ std::optional<Destination> SearchState::final_destination(std::span<const int> m
   return Destination{dim, std::move(*digits)};
 }
 
-/// The final one is first: of equal costs the planner takes what it found first.
+/// The final destination is first, because for equal costs the planner takes the first one found.
 std::vector<Destination> SearchState::destinations(std::span<const int> mesh_dims) const {
   std::vector<Destination> out;
   if (auto destination = final_destination(mesh_dims)) {
@@ -363,10 +368,12 @@ std::vector<Destination> SearchState::destinations(std::span<const int> mesh_dim
   }
   for (const int dim : problem_.temporary_dims) {
     auto digits = layout_->digits(dim);
-    // In its final dimension it would have the wrong place, or be there already.
+    // In its final tensor dimension a mesh dimension would be at a wrong place, or is there
+    // already.
     const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
                                       [&](int m) { return problem_.to->sharded_dim(m) == dim; });
-    // Temporary places are simple ones only: to append to one of several digits depends on sizes.
+    // Temporary destinations are only dimensions with at most one digit, because appending to one
+    // of several digits depends on sizes.
     if (digits.size() > 1 || is_final) {
       continue;
     }
@@ -381,7 +388,7 @@ std::vector<Destination> SearchState::destinations(std::span<const int> mesh_dim
   return out;
 }
 
-/// The cut is undone from its inner end; an empty order is canonicalised away.
+/// Removes the mesh dimensions from the inner end; the canonical form drops an empty order.
 Layout::Dims SearchState::without(const Tail& tail) const {
   auto dims = layout_->dims();
   auto& order = dims[static_cast<std::size_t>(tail.dim)][tail.digit].mesh_dims;
@@ -393,14 +400,14 @@ LayoutPtr SearchState::after_all_gather(const Tail& tail) const {
   return Layout::intern(layout_->mesh_sizes(), without(tail), layout_->partial());
 }
 
-/// The tail leaves one dimension and is in the digits of the other already.
+/// The tail is removed from one dimension; the destination's digits already contain it.
 LayoutPtr SearchState::after_all_to_all(const Tail& tail, const Destination& destination) const {
   Layout::Dims dims = without(tail);
   dims[static_cast<std::size_t>(destination.dim)] = destination.digits;
   return Layout::intern(layout_->mesh_sizes(), std::move(dims), layout_->partial());
 }
 
-/// `destination` holds the digits with the new mesh dimensions in them.
+/// `destination` contains the digits with the new mesh dimensions.
 LayoutPtr SearchState::after_shard(std::span<const int> mesh_dims,
                                    const Destination& destination) const {
   auto dims = layout_->dims();
@@ -422,20 +429,20 @@ LayoutPtr SearchState::after_make_partial(PartialDim made) const {
   return Layout::intern(layout_->mesh_sizes(), layout_->dims(), std::move(partial));
 }
 
-// Which steps may follow a layout on the way to the target. One function for each kind of step: it
-// lists all candidates that make sense, and the search picks by cost. What a function leaves out is
-// never planned, so that each says what it leaves out.
+// The steps that may follow a layout on the way to the target, with one function for each kind of
+// step. A function lists all useful candidates, and the search chooses by cost. A step that no
+// function lists is never planned, so each function documents what it omits.
 
 namespace {
 
-/// Shards a replicated tensor where the target has it: a local slice.
-/// Only to its final place: a slice to somewhere else would have to be gathered again.
+/// Shards a replicated tensor as the target does: a local slice. Lists only the final destination,
+/// because any other slice would have to be gathered again.
 void slice(const SearchState& state, std::vector<Step>& out) {
   for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
     if (!state.is_replicated_on(m)) {
       continue;
     }
-    // Mesh dimensions in the wrong order cannot go yet: those in front of them come first.
+    // A mesh dimension that must follow others in the order waits until those are placed.
     const auto destination = state.final_destination({&m, 1});
     if (!destination) {
       continue;
@@ -448,13 +455,13 @@ void slice(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Makes a replicated tensor partial where the target is: local. A value that is replicated becomes
-/// one term of the reduction, beside identities.
+/// Makes a replicated tensor partial as the target is: a local step. The replicated value becomes
+/// one term of the reduction; the other terms are identities.
 void make_partial(const SearchState& state, std::vector<Step>& out) {
   const auto& now = state.layout()->partial();
   for (const auto& wanted : state.problem().to->partial()) {
     // Inner mesh dimensions are reduced first (see Layout): the identities that this step adds on
-    // an outer one would not survive an inner reduction that does not commute with it.
+    // an outer one would not survive an inner reduction that does not commute.
     const bool survives = std::all_of(now.begin(), now.end(), [&](const PartialDim& p) {
       return p.mesh_dim < wanted.mesh_dim || commute(p.op, wanted.op);
     });
@@ -469,8 +476,8 @@ void make_partial(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// For each set of mesh dimensions that may be reduced together: to its final place, and to
-/// temporary ones that a later all-to-all or all-gather starts from.
+/// For each set of mesh dimensions that may be reduced together, lists the final destination and
+/// temporary ones, from which a later all-to-all or all-gather continues.
 void reduce_scatter(const SearchState& state, std::vector<Step>& out) {
   for (const auto& set : state.reducible_sets()) {
     const auto mesh_dims = state.in_final_order(set);
@@ -485,7 +492,7 @@ void reduce_scatter(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Needs no destination: the result is replicated over the set.
+/// Needs no destination, because the result is replicated over the set.
 void all_reduce(const SearchState& state, std::vector<Step>& out) {
   for (auto& mesh_dims : state.reducible_sets()) {
     const auto op = state.layout()->partial_on(mesh_dims.front())->op;
@@ -498,8 +505,8 @@ void all_reduce(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Moves the last mesh dimensions of one tensor dimension to another. Within one they change their
-/// order by way of another dimension or of a gather.
+/// Moves the last mesh dimensions of one tensor dimension to another one. To change their order
+/// within one tensor dimension, they move through another dimension or are gathered.
 void all_to_all(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     for (const auto& destination : state.destinations(tail.mesh_dims)) {
@@ -516,8 +523,8 @@ void all_to_all(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Every mesh dimension that is not settled can be gathered: so the search reaches every target, at
-/// worst by a gather and a slice.
+/// Every unsettled mesh dimension can be gathered, so the search reaches every target, at worst by
+/// a gather and a slice.
 void all_gather(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     out.push_back({.kind = StepKind::kAllGather,
@@ -530,13 +537,13 @@ void all_gather(const SearchState& state, std::vector<Step>& out) {
 
 using Move = void (*)(const SearchState& state, std::vector<Step>& out);
 
-// The order breaks ties between plans of equal cost: the first that was found wins.
+// The order breaks ties between plans of equal cost: the first plan found wins.
 constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
                                      all_reduce, all_to_all,   all_gather};
 
 }  // namespace
 
-/// The order of the table is part of the result: every rank must find the same plan.
+/// The order of the table affects the result, and every rank must find the same plan.
 void propose_steps(const SearchState& state, std::vector<Step>& out) {
   for (const auto move : kMoves) {
     move(state, out);

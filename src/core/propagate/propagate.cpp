@@ -17,17 +17,18 @@
 namespace tessera {
 
 // Turns a user's list of accepted placements into a rule of factors. An entry that shards
-// dimensions is one factor, which those dimensions share; an entry with Partial inputs is a Linear.
+// dimensions becomes one factor, which those dimensions share; an entry with Partial inputs becomes
+// a Linear.
 
 namespace {
 
 using SizesOfEach = std::vector<std::vector<std::int64_t>>;
 
-/// Makes the rule of one call, entry by entry.
+/// Builds the rule of one call, entry by entry.
 class AcceptedRule {
  public:
   // `results` are the sizes of the results, which a rule needs for its factors and a list of
-  // placements does not say.
+  // placements does not contain.
   AcceptedRule(const OpCall& call, const SizesOfEach& results)
       : call_(call), rule_(rules::start(call)) {
     for (const auto& sizes : results) {
@@ -39,8 +40,8 @@ class AcceptedRule {
     output_sizes_ = results;
   }
 
-  // Each row becomes one factor or one Linear; rows are checked against the call, as the user wrote
-  // them without one.
+  // Turns an entry into one factor or one Linear. The entry is checked against the call here,
+  // because it was registered without one.
   void add(const AcceptedPlacements& row) {
     const bool fits =
         row.inputs.size() == rule_.inputs.size() && row.outputs.size() == rule_.outputs.size();
@@ -61,9 +62,9 @@ class AcceptedRule {
   }
 
  private:
-  /// An entry with Shard inputs.
+  /// Adds an entry with Shard inputs.
   void add_sharded(const AcceptedPlacements& row) {
-    // Made by the first dimension that the entry names, when its size is known.
+    // The factor is made at the first dimension that the entry names, when its size is known.
     factor_ = -1;
     for (std::size_t i = 0; i < row.inputs.size(); ++i) {
       if (const auto* shard = std::get_if<Shard>(&row.inputs[i])) {
@@ -77,7 +78,7 @@ class AcceptedRule {
         name(rule_.outputs[o], output_sizes_[o], shard->dim);
         continue;
       }
-      // An output without Shard lacks the factor: a rule can only make it partial.
+      // An output without Shard lacks the factor, so a rule can only make it partial.
       const auto* partial = std::get_if<Partial>(&row.outputs[o]);
       check(partial != nullptr, "makes a replicated result of sharded inputs");
       auto& reduction = rule_.factors[static_cast<std::size_t>(factor_)].reduction;
@@ -86,7 +87,7 @@ class AcceptedRule {
     }
   }
 
-  /// An entry without Shard: inputs that may be partial together, or all replicated.
+  /// Adds an entry without Shard: inputs that may be partial together, or all replicated.
   void add_linear(const AcceptedPlacements& row) {
     std::vector<int> inputs;
     std::optional<ReduceOp> op;
@@ -108,8 +109,8 @@ class AcceptedRule {
     }
   }
 
-  /// Gives a dimension the factor of the entry.
-  /// A dimension has one factor here, so that two entries that shard it alike need a real rule.
+  /// Gives a dimension the factor of the entry. A dimension has one factor here, so if two entries
+  /// shard the same dimension, the operator needs a rule of factors.
   void name(ShardingRule::TensorFactors& tensor, const std::vector<std::int64_t>& sizes,
             std::int64_t dim) {
     const auto at =
@@ -123,7 +124,7 @@ class AcceptedRule {
     tensor[at] = {factor_};
   }
 
-  // Also for results, whose sizes propagate() reads off the factors.
+  // fill() is also used for results, whose sizes propagate() reads from the factors.
   void fill(std::vector<ShardingRule::TensorFactors>& tensors, const SizesOfEach& sizes) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       for (std::size_t dim = 0; dim < tensors[i].size(); ++dim) {
@@ -134,8 +135,8 @@ class AcceptedRule {
     }
   }
 
-  // These errors come at the first call: the entries could not be checked when they were
-  // registered, for lack of sizes.
+  // These errors are thrown at the first call, because at registration the sizes are unknown and
+  // the entries cannot be checked.
   void check(bool condition, const char* what) const {
     TESSERA_CHECK(condition, "an entry of the rule registered for ", call_.op, " ", what,
                   "; write a rule of factors for that");
@@ -150,7 +151,7 @@ class AcceptedRule {
 }  // namespace
 
 void register_rule(std::string op, std::vector<AcceptedPlacements> accepted, ResultSizes results) {
-  // One result like the first tensor: pointwise operators, the most frequent case.
+  // Default: one result like the first tensor, as for pointwise operators, the most frequent case.
   if (!results) {
     results = [](const OpCall& call) { return SizesOfEach{call.tensors.at(0).sizes}; };
   }
@@ -165,9 +166,9 @@ void register_rule(std::string op, std::vector<AcceptedPlacements> accepted, Res
                 });
 }
 
-// propagate(): from a rule, which is for one mesh dimension, and the inputs' layouts on a whole
-// mesh, to the layouts that the call runs with. TensorGroupChooser decides what each mesh dimension
-// does; this file turns the decisions into layouts, and takes back those that cannot be. Called
+// propagate(): computes the layouts with which a call runs, from a rule, which describes one mesh
+// dimension, and the inputs' layouts on a whole mesh. TensorGroupChooser decides what each mesh
+// dimension does. This file turns the decisions into layouts and revokes impossible ones. Called
 // once for each new call, by dtensor's plan/plan_by_rule.cpp.
 
 namespace {
@@ -178,7 +179,8 @@ std::vector<int> all_indices(std::size_t count) {
   return ranges::views::iota(0, static_cast<int>(count)) | ranges::to<std::vector>();
 }
 
-/// Layouts know sizes of meshes only; that they are the same mesh the caller has made sure.
+/// The mesh sizes of all inputs. Layouts contain only sizes of meshes; the caller has checked that
+/// the meshes are the same.
 std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const LayoutPtr> inputs) {
   LayoutPtr first = nullptr;
   for (const LayoutPtr& layout : inputs) {
@@ -208,7 +210,7 @@ class TensorGroupPropagation {
         group_(group),
         chooser_(rule, call, inputs, mesh_sizes, group) {}
 
-  // decide() comes first: layouts are read off the choices and digits that it leaves.
+  // decide() is called first, because the layouts follow from its choices and digits.
   void write(Propagation& result) {
     decide();
     for (int input : group_.inputs) {
@@ -226,18 +228,19 @@ class TensorGroupPropagation {
   }
 
  private:
-  /// Makes choices for all mesh dimensions. Whether a factor may be cut so (unevenly, with an empty
-  /// shard, in several ranges) shows only when all choices are made. If not, it is kept unsharded
-  /// and the choices are made again: at most once per factor.
+  /// Makes choices for all mesh dimensions. Whether a factor may be divided in this way (unevenly,
+  /// with an empty shard, in several ranges) is known only when all choices are made. If it may
+  /// not, the factor is kept unsharded and the choices are made again, at most once for each
+  /// factor.
   void decide() {
-    // Grows with each round, which is why the loop ends.
+    // The set grows in each round, so the loop ends.
     std::set<int> unsharded;
     for (bool done = false; !done;) {
       choices_ = chooser_.choose(unsharded);
       digits_.clear();
       done = true;
       for (const Choice& choice : choices_) {
-        // Several mesh dimensions may shard one factor: its digits are for all of them.
+        // Several mesh dimensions may shard one factor; its digits include all of them.
         if (choice.kind != Choice::kFactor || digits_.count(choice.index)) {
           continue;
         }
@@ -255,7 +258,8 @@ class TensorGroupPropagation {
     }
   }
 
-  // Decided here, where the sharded factors are known; dtensor only follows the decision.
+  // Whether the local call is used is decided here, where the sharded factors are known; dtensor
+  // follows the decision.
   bool wants_local_call() const {
     if (!rule_.local_call) {
       return false;
@@ -270,7 +274,7 @@ class TensorGroupPropagation {
   }
 
   /// The digits of a factor over the mesh dimensions that were chosen for it: in the order of the
-  /// input that carried_digits() picks, then the mesh dimensions that this input lacks.
+  /// input that carried_digits() picks, followed by the mesh dimensions that this input lacks.
   std::vector<Digit> factor_digits(int factor) const {
     std::vector<Digit> digits = chooser_.carried_digits(factor, choices_);
     std::set<int> present;
@@ -280,21 +284,22 @@ class TensorGroupPropagation {
                     [&](int m) { return !shards(static_cast<std::size_t>(m), factor); });
       present.insert(digit.mesh_dims.begin(), digit.mesh_dims.end());
     }
-    // No input shards the factor over a mesh dimension that was chosen for it: one digit of all its
-    // positions.
+    // If no input shards the factor over a chosen mesh dimension, there is one digit with all of
+    // the factor's positions.
     if (digits.empty()) {
       digits.push_back({rule_.factors[static_cast<std::size_t>(factor)].size, {}});
     }
     for (std::size_t m = 0; m < choices_.size(); ++m) {
       if (shards(m, factor) && !present.count(static_cast<int>(m))) {
-        // At the inner end of the first digit: existing mesh dimensions keep their cuts.
+        // The mesh dimension is appended at the inner end of the first digit, so that existing mesh
+        // dimensions keep their cuts.
         digits.front().mesh_dims.push_back(static_cast<int>(m));
       }
     }
     return digits;
   }
 
-  /// The digits of a dimension, from those of its factors.
+  /// The digits of a dimension, from the digits of its factors.
   std::vector<Digit> dim_digits(const ShardingRule::Factors& factors) const {
     std::vector<Digit> result;
     bool sharded = false;
@@ -307,11 +312,11 @@ class TensorGroupPropagation {
         sharded = true;
       }
     }
-    // No digits at all is the canonical form of a dimension that is not sharded.
+    // A dimension that is not sharded has no digits in canonical form.
     if (!sharded) {
       return {};
     }
-    // No positions: one digit over all mesh dimensions will do.
+    // Without positions, one digit over all mesh dimensions is enough.
     if (rules::size_of(rule_, factors) == 0) {
       for (Digit& digit : std::span(result).subspan(1)) {
         auto& major = result.front().mesh_dims;
@@ -334,7 +339,8 @@ class TensorGroupPropagation {
     return result;
   }
 
-  /// `placement_of` says what a choice makes of the tensor: inputs and outputs differ in that.
+  /// `placement_of` returns the placement that a choice gives the tensor, which differs between
+  /// inputs and outputs.
   template <class PlacementOf>
   std::vector<PartialDim> partial(PlacementOf placement_of) const {
     std::vector<PartialDim> result;
@@ -347,12 +353,13 @@ class TensorGroupPropagation {
     return result;
   }
 
-  /// The layout that an input must be brought to. An unread one keeps its own where it can.
+  /// The layout to which an input must be redistributed. An unread input keeps its own layout if
+  /// possible.
   LayoutPtr input_layout(int input) const {
     const auto index = static_cast<std::size_t>(input);
     LayoutPtr own = inputs_[index];
-    // Its values do not matter, so a partial one need not be reduced; only its local sizes may have
-    // to fit.
+    // An unread input's values do not matter, so a partial one need not be reduced; only its local
+    // sizes may have to fit.
     const bool unread = chooser_.is_unread(input);
     const auto& factors = rule_.inputs[index];
     if (unread && own && (chooser_.is_hint(input) || !has_factors(factors))) {
@@ -364,11 +371,11 @@ class TensorGroupPropagation {
     if (unread && own && own->dims() == wanted->dims()) {
       return own;
     }
-    // A plain tensor is the same on every rank: where it is to be replicated it can stay plain.
+    // A plain tensor is the same on every rank, so if it is to be replicated it can stay plain.
     return !own && wanted->is_replicated() ? nullptr : wanted;
   }
 
-  // Whether the rule describes the tensor at all; one without factors no choice can shard.
+  // Whether the rule has factors for the tensor; no choice can shard a tensor without factors.
   static bool has_factors(const ShardingRule::TensorFactors& factors) {
     return std::any_of(factors.begin(), factors.end(),
                        [](const auto& dim) { return !dim.empty(); });
@@ -380,7 +387,7 @@ class TensorGroupPropagation {
   const TensorGroup& group_;
   TensorGroupChooser chooser_;
   std::vector<Choice> choices_;
-  std::map<int, std::vector<Digit>> digits_;  // of the factors that are sharded
+  std::map<int, std::vector<Digit>> digits_;  // the digits of each sharded factor
 };
 
 }  // namespace
@@ -402,7 +409,7 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
     }
   }
   result.outputs.resize(rule.outputs.size());
-  // Most rules have one group: all tensors are decided together.
+  // Most rules have one group, in which all tensors are decided together.
   const TensorGroup all{all_indices(rule.inputs.size()), all_indices(rule.outputs.size())};
   const std::span<const TensorGroup> groups =
       rule.groups.empty() ? std::span(&all, 1) : std::span(rule.groups);

@@ -12,21 +12,21 @@
 namespace tessera {
 
 // Converts digits of a dimension to digits of its factors, and queries these. A rule is written in
-// factors, a layout in digits. Where the boundaries of the two do not agree, the dimension cannot
-// keep its sharding.
+// factors, a layout in digits. If their boundaries do not agree, the dimension cannot keep its
+// sharding.
 
 namespace {
 
 using detail::ceil_div;
 using detail::mesh_size;
 
-/// Whether torch.chunk cuts `outer * inner` positions into `parts` where it cuts `outer` positions,
-/// each `inner` long.
+/// Whether torch.chunk divides `outer * inner` positions into `parts` at the same places as it
+/// divides `outer` positions of length `inner`.
 bool chunks_align(std::int64_t outer, std::int64_t inner, std::int64_t parts) {
   return ceil_div(outer * inner, parts) == ceil_div(outer, parts) * inner;
 }
 
-/// Divides `digit` into a major digit of `extent` positions, which is returned, and the rest. Outer
+/// Splits `digit` into a major digit of `extent` positions, which is returned, and the rest. Outer
 /// mesh dimensions go to the major digit until it is used up, inner ones to the rest.
 std::optional<Digit> cut(Digit& digit, std::int64_t extent,
                          std::span<const std::int64_t> mesh_sizes) {
@@ -35,16 +35,16 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  std::int64_t left = extent;  // of the major digit, in one chunk so far
-  // Whether a mesh dimension has cut unevenly. Those behind it would cut chunks of different sizes,
-  // whose boundaries no digit describes.
+  std::int64_t left = extent;  // positions of the major digit in one chunk so far
+  // Whether a mesh dimension has divided the digit unevenly. Later mesh dimensions would then
+  // divide chunks of different sizes, whose boundaries no digit describes.
   bool uneven = false;
   for (int mesh_dim : digit.mesh_dims) {
     const std::int64_t parts = mesh_size(mesh_sizes, mesh_dim);
     if (uneven) {
       return std::nullopt;
     }
-    // The major digit is used up, so that the mesh dimension cuts within each of its positions.
+    // The major digit is used up, so the mesh dimension divides each of its positions.
     if (left == 1) {
       minor.mesh_dims.push_back(mesh_dim);
       continue;
@@ -61,12 +61,12 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   return major;
 }
 
-/// Whether some coordinate gets nothing of `extent` cut over `mesh_dims`. Full chunks have to be
-/// looked at as well as the last one: 7 over 2 gives 4 and 3; 3 over 3 gives each coordinate one,
-/// but 4 over 3 gives 2, 2 and 0.
+/// Whether some coordinate gets no position if `extent` is divided over `mesh_dims`. Full chunks
+/// must be checked as well as the last one: 7 over 2 gives 4 and 3; then 3 over 3 gives each
+/// coordinate one position, but 4 over 3 gives 2, 2 and 0.
 bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
                     std::span<const std::int64_t> mesh_sizes) {
-  // An extent of 0 was left by an outer cut: a coordinate without a position.
+  // An extent of 0 comes from an outer division: a coordinate without positions.
   if (mesh_dims.empty() || extent == 0) {
     return extent == 0;
   }
@@ -82,17 +82,17 @@ bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
 std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
                                          std::span<const std::int64_t> factor_sizes,
                                          std::span<const std::int64_t> mesh_sizes) {
-  // The dimension is the factor: also with digits that cut unevenly.
+  // If the dimension is one factor, the factor has its digits, even with uneven division.
   if (factor_sizes.size() == 1) {
     return FactorDigits{std::move(digits)};
   }
   FactorDigits result(factor_sizes.size());
   auto digit = digits.begin();
   for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
-    std::int64_t left = size;  // of the factor, without digits so far
+    std::int64_t left = size;  // positions of the factor without digits so far
     while (left > 1 && digit != digits.end()) {
-      // The digit reaches over the factor's boundary: its front part belongs here, the rest to the
-      // next one.
+      // The digit extends beyond the factor's boundary: its first part belongs to this factor, the
+      // rest to the next one.
       if (digit->extent > left) {
         std::optional<Digit> major = cut(*digit, left, mesh_sizes);
         if (!major) {
@@ -109,11 +109,11 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
       of_factor.push_back(std::move(*digit++));
     }
   }
-  // Digits that are left over belong to no factor.
+  // Remaining digits would belong to no factor.
   return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
 }
 
-/// From the last digit forwards: the innermost cut of the whole dimension.
+/// Searches from the last digit, which has the innermost division of the whole dimension.
 int drop_innermost(std::vector<Digit>& digits) {
   for (Digit& digit : digits | ranges::views::reverse) {
     if (digit.mesh_dims.empty()) {
@@ -126,8 +126,8 @@ int drop_innermost(std::vector<Digit>& digits) {
   return -1;
 }
 
-/// By each mesh dimension in turn: 12 over 2 and 3 is even, 10 over 2 and 3 is not, though 10 over
-/// 2 is.
+/// Checks each mesh dimension in turn: 12 over 2 and 3 is even; 10 over 2 and 3 is not, although 10
+/// over 2 is.
 bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
   for (const Digit& digit : digits) {
     std::int64_t left = digit.extent;
@@ -148,9 +148,9 @@ bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64
   });
 }
 
-// Candidates are only the placements that some input has already, and replication: to shard a
-// factor that no input shards would save computation but not bytes, and the user did not request
-// it. Costs are bytes for one mesh dimension; the order of mesh dimensions is the mesh's.
+// Candidates are only placements that some input already has, and replication. Sharding a factor
+// that no input shards would save computation but not bytes, and the user did not request it. Costs
+// are bytes for one mesh dimension at a time, in the order of the mesh.
 
 namespace {
 
@@ -163,8 +163,9 @@ bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
                      [&](const auto& dim) { return contains(dim, factor); });
 }
 
-/// The bytes to move the whole tensor. A dimension without elements counts as one, so that
-/// moving it is never free: a rank without rows would gather where the others do not.
+/// The bytes to move the whole tensor. A dimension without elements counts as one element, so that
+/// moving the tensor is never free: otherwise a rank without rows would gather where the others do
+/// not.
 std::int64_t bytes_of(const TensorMeta& tensor) {
   std::int64_t bytes = tensor.itemsize;
   for (const std::int64_t size : tensor.sizes) {
@@ -173,7 +174,8 @@ std::int64_t bytes_of(const TensorMeta& tensor) {
   return bytes;
 }
 
-/// Sharded in either way: moving it costs an all-gather or an all-to-all.
+/// Whether the tensor is sharded, along a factor or otherwise: moving it costs an all-gather or an
+/// all-to-all.
 bool is_sharded(const FactorPlacement& placement) {
   return placement.kind == FactorPlacement::kFactor ||
          placement.kind == FactorPlacement::kOtherShard;
@@ -186,7 +188,7 @@ TensorGroupChooser::TensorGroupChooser(const ShardingRule& rule, const OpCall& c
                                        std::span<const std::int64_t> mesh_sizes,
                                        const ShardingRule::TensorGroup& group)
     : rule_(rule), call_(call), mesh_sizes_(mesh_sizes), group_(group) {
-  // Only the in-place pairs of this group matter.
+  // Only the in-place pairs of this tensor group matter.
   for (const auto& pair : rule.inplace) {
     if (contains(group.outputs, pair.output)) {
       inplace_.push_back(pair);
@@ -202,15 +204,15 @@ TensorGroupChooser::TensorGroupChooser(const ShardingRule& rule, const OpCall& c
     const auto at = static_cast<std::size_t>(index);
     inputs_.push_back(read_input(index, inputs[at]));
   }
-  // In-place inputs first, as their layout cannot change; then large ones, whose movement costs
-  // most. Stable: ranks must agree on ties.
+  // In-place inputs are first, because their layout cannot change; then large inputs, whose
+  // movement costs most. The sort is stable, because ranks must agree on ties.
   std::stable_sort(inputs_.begin(), inputs_.end(), [](const Input& a, const Input& b) {
     return std::pair(a.inplace, a.bytes) > std::pair(b.inplace, b.bytes);
   });
 }
 
-/// Translates a layout into placements of factors, one per mesh dimension. A plain tensor is
-/// replicated everywhere, but proposes nothing (candidates()).
+/// Translates a layout into placements of factors, one for each mesh dimension. A plain tensor is
+/// replicated everywhere, but proposes no placement (see candidates()).
 TensorGroupChooser::Input TensorGroupChooser::read_input(int index, LayoutPtr layout) const {
   const auto& sizes = call_.tensors[static_cast<std::size_t>(index)].sizes;
   const auto& factors = rule_.inputs[static_cast<std::size_t>(index)];
@@ -236,14 +238,15 @@ TensorGroupChooser::Input TensorGroupChooser::read_input(int index, LayoutPtr la
   return input;
 }
 
-/// Notes which factor each mesh dimension shards. Where the digits do not line up with the factors,
-/// mesh dimensions are given up (kOtherShard: to be gathered), innermost first, until they do.
+/// Records which factor each mesh dimension shards. If the digits do not align with the factors,
+/// mesh dimensions are given up, innermost first, until they do. These mesh dimensions become
+/// kOtherShard, which means that they are gathered.
 void TensorGroupChooser::read_dim(Input& input, const ShardingRule::Factors& factors,
                                   std::vector<Digit> digits, std::int64_t size) const {
   if (digits.empty()) {
     return;
   }
-  // The only digit of a dimension has extent 0 (see Digit); factors need the size.
+  // The only digit of a dimension has extent 0 (see Digit), but factors need the size.
   if (digits.size() == 1) {
     digits.front().extent = size;
   }
@@ -251,7 +254,7 @@ void TensorGroupChooser::read_dim(Input& input, const ShardingRule::Factors& fac
   for (int factor : factors) {
     sizes.push_back(rule_.factors[static_cast<std::size_t>(factor)].size);
   }
-  // Ends: each round takes one mesh dimension away.
+  // The loop ends, because each round removes one mesh dimension.
   for (;;) {
     if (auto aligned = align_digits(digits, sizes, mesh_sizes_); aligned && !factors.empty()) {
       for (auto&& [factor, of_factor] : ranges::views::zip(factors, *aligned)) {
@@ -272,7 +275,8 @@ void TensorGroupChooser::read_dim(Input& input, const ShardingRule::Factors& fac
   }
 }
 
-/// Outermost first: the cost of an inner one depends on how the outer ones divide the outputs.
+/// Outermost first, because the cost of an inner mesh dimension depends on how the outer ones
+/// divide the outputs.
 std::vector<Choice> TensorGroupChooser::choose(const std::set<int>& unsharded) const {
   std::vector<Choice> choices;
   for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
@@ -281,8 +285,9 @@ std::vector<Choice> TensorGroupChooser::choose(const std::set<int>& unsharded) c
   return choices;
 }
 
-/// Replication is always a candidate and may still be refused (an in-place output that is sharded):
-/// it is chosen then, and dtensor copies the result into the input's layout.
+/// Replication is always a candidate. It may still be rejected (for an in-place output that is
+/// sharded). If nothing else is possible it is chosen anyway, and dtensor copies the result into
+/// the input's layout.
 Choice TensorGroupChooser::choose_dim(std::size_t mesh_dim, const std::vector<Choice>& before,
                                       const std::set<int>& unsharded) const {
   std::optional<Choice> best;
@@ -300,7 +305,7 @@ Choice TensorGroupChooser::choose_dim(std::size_t mesh_dim, const std::vector<Ch
   return best.value_or(Choice{});
 }
 
-/// The placements that some input has already, in the order of inputs_: of candidates with the same
+/// The placements that some input already has, in the order of inputs_: of candidates with equal
 /// cost the first one wins.
 std::vector<Choice> TensorGroupChooser::candidates(std::size_t mesh_dim,
                                                    const std::set<int>& unsharded) const {
@@ -332,14 +337,14 @@ std::vector<Choice> TensorGroupChooser::candidates(std::size_t mesh_dim,
       }
     }
   }
-  // All inputs gathered: what remains where every other candidate is refused. Last, so that it
-  // loses ties.
+  // All inputs gathered: the choice that remains if every other candidate is rejected. It is last,
+  // so that it loses ties.
   add({});
   return result;
 }
 
-/// Without a reduction every output must have the factor: nothing else would say how to put the
-/// shards together.
+/// Without a reduction every output must have the factor, because nothing else says how to join the
+/// shards.
 bool TensorGroupChooser::may_shard(int factor) const {
   const auto& properties = rule_.factors[static_cast<std::size_t>(factor)];
   if (properties.unsharded) {
@@ -351,8 +356,8 @@ bool TensorGroupChooser::may_shard(int factor) const {
          });
 }
 
-/// Whether an output would be partial with reductions that do not commute: a layout says in which
-/// order they are done, and no operator makes them in another.
+/// Whether an output would be partial with reductions that do not commute. A layout fixes the order
+/// of its reductions, and no operator produces another order.
 bool TensorGroupChooser::mixes_reductions(const Choice& choice,
                                           const std::vector<Choice>& before) const {
   return std::any_of(group_.outputs.begin(), group_.outputs.end(), [&](int output) {
@@ -377,8 +382,9 @@ bool TensorGroupChooser::keeps_inplace(std::size_t mesh_dim, const Choice& choic
   });
 }
 
-/// In this order: a tensor that has the factor is sharded; one that is added to a sum counts once
-/// (Partial); one in which the operator is linear may stay partial; the rest is replicated.
+/// In this order: a tensor that has the factor is sharded; one that is added to a sum is Partial,
+/// so that it counts once; one in which the operator is linear may stay partial; all others are
+/// replicated.
 FactorPlacement TensorGroupChooser::wanted_placement(int input, const Choice& choice) const {
   if (choice.kind == Choice::kFactor) {
     const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
@@ -399,8 +405,8 @@ FactorPlacement TensorGroupChooser::wanted_placement(int input, const Choice& ch
   return {};
 }
 
-/// An output that lacks the chosen factor is partial by its reduction; may_shard() has made sure
-/// that there is one.
+/// An output that lacks the chosen factor is partial with the factor's reduction; may_shard() has
+/// checked that there is one.
 FactorPlacement TensorGroupChooser::output_placement(int output, const Choice& choice) const {
   if (choice.kind == Choice::kLinear) {
     return {FactorPlacement::kPartial, -1, rule_.linear[static_cast<std::size_t>(choice.index)].op};
@@ -429,8 +435,8 @@ TensorGroupChooser::Cost TensorGroupChooser::cost(std::size_t mesh_dim, const Ch
   for (const Input& input : inputs_) {
     bytes += moved_bytes(input, mesh_dim, choice);
   }
-  // A choice that moves nothing always wins, even if reducing the result would be expensive: that
-  // may never be needed.
+  // A choice that moves nothing always wins, even if reducing the result would be expensive,
+  // because the reduction may never be needed.
   if (bytes == 0) {
     return {};
   }
@@ -445,15 +451,15 @@ double TensorGroupChooser::moved_bytes(const Input& input, std::size_t mesh_dim,
   if (have == want || have.kind == FactorPlacement::kReplicate) {
     return 0;
   }
-  // A suggestion is never moved.
+  // A tensor that is only a hint is never moved.
   if (is_hint(input.index)) {
     return 0;
   }
-  // No values, so a pending sum costs nothing either.
+  // An unread tensor's values are not needed, so a pending sum costs nothing either.
   if (is_unread(input.index) && !is_sharded(have) && !is_sharded(want)) {
     return 0;
   }
-  // Other mesh dimensions that shard the tensor have divided it already.
+  // Other mesh dimensions that shard the tensor have already divided it.
   auto bytes = static_cast<double>(input.bytes);
   for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
     if (m != mesh_dim && is_sharded(input.placements[m])) {
@@ -468,8 +474,8 @@ double TensorGroupChooser::moved_bytes(const Input& input, std::size_t mesh_dim,
   return is_sharded(want) ? gather : 2 * gather;  // reduce-scatter, or all-reduce
 }
 
-/// Bytes that one rank will send when the outputs that `choice` makes partial are reduced. They are
-/// taken to be reduce-scattered, and to have elements of 4 bytes.
+/// Bytes that one rank will send when the outputs that `choice` makes partial are reduced. Assumes
+/// a reduce-scatter and elements of 4 bytes.
 double TensorGroupChooser::pending_bytes(std::size_t mesh_dim, const Choice& choice,
                                          const std::vector<Choice>& before) const {
   double total = 0;
@@ -477,12 +483,12 @@ double TensorGroupChooser::pending_bytes(std::size_t mesh_dim, const Choice& cho
     if (output_placement(output, choice).kind != FactorPlacement::kPartial) {
       continue;
     }
-    // The result's type is not known here; a comparison of choices does not need it exactly.
+    // The result's type is not known here, and comparing choices does not need it exactly.
     double bytes = inputs_.empty() ? 0.0 : 4.0;
     for (const auto& dim : rule_.outputs[static_cast<std::size_t>(output)]) {
       for (int factor : dim) {
         const std::int64_t size = rule_.factors[static_cast<std::size_t>(factor)].size;
-        bytes *= static_cast<double>(std::max<std::int64_t>(size, 1));  // as bytes_of()
+        bytes *= static_cast<double>(std::max<std::int64_t>(size, 1));  // as in bytes_of()
       }
     }
     for (std::size_t m = 0; m < before.size(); ++m) {
@@ -504,12 +510,12 @@ std::vector<Digit> TensorGroupChooser::carried_digits(int factor,
   bool inplace = false;
   for (const Input& input : inputs_) {
     for (const auto& [held, digits] : input.digits) {
-      // An in-place input cannot move, so that once one is found nothing else counts.
+      // An in-place input cannot move, so once one is found no other input counts.
       if (held != factor || inplace) {
         continue;
       }
-      // On how many mesh dimensions the input has what was chosen: each of those it keeps without
-      // communication.
+      // The number of mesh dimensions on which the input already has the chosen placement, and so
+      // needs no communication.
       std::ptrdiff_t agreed = 0;
       for (std::size_t m = 0; m < choices.size(); ++m) {
         agreed += choices[m] == wanted &&

@@ -1,4 +1,4 @@
-// One way to run a call: the digits of each factor of its rule.
+// Choices of how to run a call: the digits of each factor of its rule.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,10 @@ namespace tessera {
 /// The digits of each of several factors, major first.
 using FactorDigits = std::vector<std::vector<Digit>>;
 
-/// Distributes the digits of one tensor dimension over its factors. A digit that spans a boundary
-/// of factors is divided there. nullopt where its chunks do not end at the boundary. All extents
-/// are explicit (not 0), and the factors' sizes multiply to the product of the extents.
+/// Distributes the digits of one tensor dimension over its factors. A digit that extends over a
+/// boundary of factors is split there; nullopt if its chunks do not end at the boundary. All
+/// extents must be explicit (not 0), and the factors' sizes must multiply to the product of the
+/// extents.
 std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
                                          std::span<const std::int64_t> factor_sizes,
                                          std::span<const std::int64_t> mesh_sizes);
@@ -29,15 +30,15 @@ int drop_innermost(std::vector<Digit>& digits);
 /// Whether all chunks of `digits` have equal sizes.
 bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes);
 
-/// Whether some coordinate holds no position of `digits`.
+/// Whether some coordinate has no position of `digits`.
 bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes);
 
-// The greedy choice behind propagate(): for one mesh dimension after another, which factor it
-// shards. Kept apart from propagate.cpp, which makes layouts of the choices.
+// The greedy choice in propagate(): decides for one mesh dimension after another which factor it
+// shards. Separate from propagate.cpp, which makes layouts of the choices.
 
 /// The placement of one tensor on one mesh dimension, in terms of a rule's factors.
 struct FactorPlacement {
-  /// kFactor: `factor` is sharded; kOtherShard: sharded, but not along the boundaries of factors.
+  /// kFactor: `factor` is sharded. kOtherShard: sharded, but not along the boundaries of factors.
   enum Kind { kReplicate, kFactor, kPartial, kOtherShard };
   Kind kind = kReplicate;
   int factor = -1;
@@ -45,12 +46,12 @@ struct FactorPlacement {
   friend bool operator==(const FactorPlacement&, const FactorPlacement&) = default;
 };
 
-/// The effect of one mesh dimension on the tensors of a group: none, shards one factor, or leaves
-/// the inputs of a ShardingRule::Linear partial.
+/// The effect of one mesh dimension on the tensors of a group: none, sharding of one factor, or
+/// leaving the inputs of a ShardingRule::Linear partial.
 struct Choice {
   enum Kind { kReplicate, kFactor, kLinear };
   Kind kind = kReplicate;
-  int index = -1;  ///< of the factor, or in ShardingRule::linear
+  int index = -1;  ///< index of the factor, or index in ShardingRule::linear
   friend bool operator==(const Choice&, const Choice&) = default;
 };
 
@@ -62,32 +63,33 @@ class TensorGroupChooser {
                      std::span<const LayoutPtr> inputs, std::span<const std::int64_t> mesh_sizes,
                      const ShardingRule::TensorGroup& group);
 
-  /// One choice per mesh dimension, outermost first. The factors in `unsharded` are not sharded.
+  /// One choice for each mesh dimension, outermost first. The factors in `unsharded` are not
+  /// sharded.
   std::vector<Choice> choose(const std::set<int>& unsharded) const;
 
-  /// The placement that `choice` needs of an input, and the one that it gives an output.
+  /// The placement that `choice` needs for an input.
   FactorPlacement wanted_placement(int input, const Choice& choice) const;
   FactorPlacement output_placement(int output, const Choice& choice) const;
   bool is_unread(int input) const;
-  /// Whether an input is unread and not even its local sizes matter, because the sizes of the
-  /// outputs are arguments (new_zeros). Its layout is then only a suggestion for the outputs'.
+  /// Whether an input is unread and even its local sizes do not matter, because the sizes of the
+  /// outputs are arguments (new_zeros). Its layout is then only a hint for the outputs' layouts.
   bool is_hint(int input) const;
 
-  /// The digits of `factor` in the input that agrees with the choices on most mesh dimensions; on a
-  /// tie in one that is written in place, then in a larger one. Empty if no input shards the
-  /// factor. Extents are explicit (not 0).
+  /// The digits of `factor` in the input that agrees with the choices on the most mesh dimensions.
+  /// Ties go to an input that is written in place, then to a larger input. Empty if no input shards
+  /// the factor. Extents are explicit (not 0).
   std::vector<Digit> carried_digits(int factor, const std::vector<Choice>& choices) const;
 
  private:
   struct Input {
     int index = 0;
-    bool plain = false;  // not distributed
+    bool plain = false;  // whether the tensor is not distributed
     bool inplace = false;
-    std::int64_t bytes = 0;                                       // of the global tensor
-    std::vector<FactorPlacement> placements = {};                 // per mesh dimension
-    std::vector<std::pair<int, std::vector<Digit>>> digits = {};  // of each split factor
+    std::int64_t bytes = 0;                                       // size of the global tensor
+    std::vector<FactorPlacement> placements = {};                 // for each mesh dimension
+    std::vector<std::pair<int, std::vector<Digit>>> digits = {};  // by sharded factor
   };
-  /// Ordered: first what moves nothing, then by bytes.
+  /// Ordered: first choices that move nothing, then by bytes.
   struct Cost {
     bool moves = false;
     double bytes = 0;
@@ -113,9 +115,9 @@ class TensorGroupChooser {
   const OpCall& call_;
   std::span<const std::int64_t> mesh_sizes_;
   const ShardingRule::TensorGroup& group_;
-  std::vector<ShardingRule::Inplace> inplace_;  // of this group
-  std::vector<int> linear_;                     // of this group, in ShardingRule::linear
-  std::vector<Input> inputs_;                   // in-place ones first, then by size, largest first
+  std::vector<ShardingRule::Inplace> inplace_;  // the in-place pairs of this group
+  std::vector<int> linear_;    // entries of ShardingRule::linear that concern this group
+  std::vector<Input> inputs_;  // in-place ones first, then by size, largest first
 };
 
 }  // namespace tessera

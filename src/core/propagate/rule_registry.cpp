@@ -1,6 +1,6 @@
-// The registry of rules: the library's, from the tables in rules/, and those that programs
-// register. It also adds to a rule what in-place and out= forms need, so that tables describe
-// functional forms only.
+// The registry of rules: the library's rules, from the tables in rules/, and rules that programs
+// register. It also adds to a rule what in-place and out= variants need, so tables describe
+// functional variants only.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// The library's own rules
+// The library's own rules.
 
 /// Appends the expansions of a name with braces: "a{,_}" gives "a" and "a_".
 void expand_braces(std::string name, std::vector<std::string>& result) {
@@ -37,7 +37,7 @@ void expand_braces(std::string name, std::vector<std::string>& result) {
   }
 }
 
-/// Full names, with the namespace, as dispatch asks for them.
+/// Full operator names with the namespace, as dispatch uses them.
 std::vector<std::string> expand_names(std::string_view names) {
   std::vector<std::string> result;
   while (!names.empty()) {
@@ -50,7 +50,7 @@ std::vector<std::string> expand_names(std::string_view names) {
   return result;
 }
 
-/// The rules of layers above, until the registry is made.
+/// The rules of layers above core, until the registry is made.
 struct AddedRules {
   std::mutex mutex;
   std::map<std::string, RuleFunction::Entry> rules;
@@ -64,7 +64,7 @@ AddedRules& added_rules() {
 
 /// All tables. Never changes once it is made, so that a lookup takes no lock.
 struct Registry {
-  std::deque<std::string> names;  // keep their addresses: the keys below refer to them
+  std::deque<std::string> names;  // a deque, because the keys below refer to the names
   std::unordered_map<std::string_view, RuleFunction::Entry> entries;
   std::vector<RuleFamily> families;
 
@@ -92,7 +92,7 @@ struct Registry {
     std::sort(family.operators.begin(), family.operators.end());
   }
 
-  /// The last family: of operators that libtorch does not have.
+  /// Adds the last family: operators that libtorch does not have.
   void take_added() {
     AddedRules& added = added_rules();
     const std::lock_guard lock(added.mutex);
@@ -106,7 +106,7 @@ struct Registry {
     }
   }
 
-  /// A deque does not move its elements when it grows.
+  /// The names are stored in a deque, which does not move its elements when it grows.
   void add(RuleFamily& family, std::string name, RuleFunction::Entry entry) {
     const std::string_view op = names.emplace_back(std::move(name));
     TESSERA_CHECK(entries.emplace(op, std::move(entry)).second, "rule table: two rules for ", op);
@@ -114,30 +114,30 @@ struct Registry {
   }
 };
 
-/// Made at the first lookup, after which it is read only.
+/// Made at the first lookup; read-only afterwards.
 const Registry& registry() {
   static const Registry instance;
   return instance;
 }
 
-// Additions of in-place and out= variants to the rule of their functional variant
+// What in-place and out= variants add to the rule of their functional variant.
 
-/// Whether a tensor that is written has the sizes of the result. libtorch would resize one of other
-/// sizes, or refuse it: there is no rule for that.
+/// Whether a written tensor has the sizes of the result. For other sizes there is no rule, because
+/// libtorch would resize the tensor or reject it.
 bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
                 const rules::Sizes& sizes) {
   return std::equal(factors.begin(), factors.end(), sizes.begin(), sizes.end(),
                     [&](const auto& dim, auto size) { return rules::size_of(rule, dim) == size; });
 }
 
-/// Whether an in-place operator changes its tensor's shape only, and not its elements.
+/// Whether an in-place operator changes only its tensor's shape and not its elements.
 bool changes_shape(std::string_view op) {
   constexpr std::array<std::string_view, 4> kNames{"t_", "transpose_", "squeeze_", "unsqueeze_"};
   return std::find(kNames.begin(), kNames.end(), rules::base_name(op)) != kNames.end();
 }
 
-/// An in-place operator: its result is its first tensor. A rule that says itself what is written
-/// (foreach) is left alone.
+/// Adds that the result of an in-place operator is its first tensor. A rule that already declares
+/// its written tensors (foreach) is not changed.
 std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const OpCall& call) {
   std::optional<ShardingRule> rule = body(call);
   if (changes_shape(call.op)) {
@@ -154,15 +154,15 @@ std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const 
   return rule;
 }
 
-/// An out= overload: its last arguments receive the results; their values are not read.
+/// Adds that the last arguments of an out= overload receive the results; their values are not read.
 std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCall& call) {
   const std::size_t count = rules::out_count(call.op);
   if (call.args.size() < count) {
     return std::nullopt;
   }
   const std::size_t first = call.args.size() - count;
-  // The body must not see the out arguments: an operator that takes all tensors among its arguments
-  // would broadcast with them. They stay in `tensors`, so that indices agree.
+  // The body must not see the out arguments, because an operator that uses all tensors among its
+  // arguments would broadcast with them. They stay in `tensors`, so that indices agree.
   OpCall functional = call;
   functional.args.resize(first);
   std::optional<ShardingRule> rule = body(functional);
@@ -184,22 +184,25 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
   return rule;
 }
 
-// A user's rules
+// Rules that users register.
 
-/// Apart from the library's: these may change until they are used, and need a lock.
+/// Rules of users are separate from the library's, because they may change until they are used, and
+/// so need a lock.
 struct UserRules {
   std::mutex mutex;
-  std::map<std::string, RuleFunction::Entry, std::less<>> rules;  // entries keep their addresses
-  std::set<std::string, std::less<>> looked_up;  // operators whose rule may be cached by now
+  // a map, because entries must keep their addresses
+  std::map<std::string, RuleFunction::Entry, std::less<>> rules;
+  std::set<std::string, std::less<>> looked_up;  // operators whose rule may already be cached
 };
 
 UserRules& user_rules() {
-  // Never destroyed: operators may still run while statics are.
+  // Never destroyed, because operators may still run while static objects are destroyed.
   static auto* instance = new UserRules;
   return *instance;
 }
 
-/// The entry that a user registered for `op`, or nullptr; from then on none can be registered.
+/// The rule that a user registered for `op`, or nullptr. Afterwards no rule can be registered for
+/// `op`.
 const RuleFunction::Entry* look_up_user_rule(std::string_view op) {
   auto& all = user_rules();
   const std::lock_guard lock(all.mutex);
@@ -217,8 +220,8 @@ void detail::add_library_rule(std::string op, RuleFunction::Body body, bool read
   added.rules.try_emplace(std::move(op), RuleFunction::Entry{std::move(body), reads_numbers});
 }
 
-/// Refused after the first use, as a plan by the old rule may be in the dispatch cache of some
-/// thread.
+/// Rejected after the first use, because the dispatch cache of some thread may contain a plan made
+/// by the old rule.
 void register_rule(std::string op, RuleFunction::Body body, bool reads_numbers) {
   TESSERA_CHECK(body != nullptr, "register_rule of ", op, " without a rule; give a function");
   auto& all = user_rules();
@@ -230,7 +233,8 @@ void register_rule(std::string op, RuleFunction::Body body, bool reads_numbers) 
   TESSERA_CHECK(added, "register_rule of ", op, " for the second time; keep one of the two");
 }
 
-/// By the name of the call and not of the row: one row serves all forms of an operator.
+/// The variant is found from the name in the call and not in the table, because one row serves all
+/// variants of an operator.
 std::optional<ShardingRule> RuleFunction::operator()(const OpCall& call) const {
   if (rules::out_count(call.op) > 0) {
     return apply_out(entry_->body, call);
@@ -241,7 +245,7 @@ std::optional<ShardingRule> RuleFunction::operator()(const OpCall& call) const {
   return entry_->body(call);
 }
 
-/// A user's rule comes first: it may replace one of ours.
+/// A user's rule is found first, because it may replace a rule of the library.
 RuleFunction find_rule(std::string_view op) {
   if (const auto* own = look_up_user_rule(op)) {
     return RuleFunction(own);
@@ -254,7 +258,7 @@ std::vector<RuleFamily> rule_families() {
   return registry().families;
 }
 
-/// Sorted, as it goes into documents that a test compares.
+/// Sorted, because documents contain the list and a test compares them.
 std::vector<std::string_view> ruled_operators() {
   std::vector<std::string_view> result;
   for (const auto& [op, entry] : registry().entries) {

@@ -9,9 +9,9 @@
 
 namespace tessera::rules {
 
-// Gathers, scatters, selections by a list of indices, searches. Along the dimension that indices
-// pick from, a tensor stays whole; all other dimensions are independent. The exceptions are made
-// where a partial sum is cheaper (gather_by_parts) or where writes add up.
+// Gathers, scatters, selections by a list of indices, searches. A tensor is not sharded along the
+// dimension in which indices select; all other dimensions are independent. Exceptions are made if a
+// partial sum is cheaper (gather_by_parts) or if writes are added.
 
 namespace {
 
@@ -20,8 +20,8 @@ std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
   return static_cast<std::size_t>(wrap_dim(call, call.integer(arg), meta_of(call, tensor).ndim()));
 }
 
-/// Gives dimension `dim` of several tensors one factor if they agree on its size, else unsharded
-/// ones: libtorch takes index tensors that are smaller than self.
+/// Gives dimension `dim` of several tensors one factor if they agree on its size, otherwise
+/// unsharded factors, because libtorch accepts index tensors that are smaller than self.
 void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& tensors,
                std::size_t dim) {
   const std::int64_t size = meta_of(call, tensors[0]).sizes[dim];
@@ -35,21 +35,22 @@ void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& t
   }
 }
 
-/// libtorch takes a 0-d tensor among them: no rule for that.
+/// Whether the tensors have the same number of dimensions. libtorch also accepts a 0-d tensor among
+/// them, for which there is no rule.
 bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [&](int tensor) {
     return meta_of(call, tensor).ndim() == meta_of(call, tensors[0]).ndim();
   });
 }
 
-/// The effect of several writes to one element: the last replaces, they add up, or they combine in
-/// a way that shards cannot (a maximum with the existing element).
+/// The effect of several writes to one element: the last one replaces the others, they are added,
+/// or they are combined in a way that shards cannot compute (a maximum with the existing element).
 enum class Write { kReplace, kAdd, kCombine };
 
-// gather and scatter: one index per element
+// gather and scatter: one index for each element.
 
-/// Lets `dim` of the tensor that gather picks from be sharded: each rank gives the elements that it
-/// has, and zeros for the others, so that the result is Partial(sum).
+/// Lets `dim`, the dimension in which gather selects, be sharded: each rank returns its own
+/// elements and zeros for the others, so the result is Partial(sum).
 void gather_by_parts(ShardingRule& rule, const OpCall& call, int self, std::size_t dim) {
   const std::int64_t size = meta_of(call, self).sizes[dim];
   const int along = input_of(rule, self)[dim].front();
@@ -62,7 +63,7 @@ void gather_by_parts(ShardingRule& rule, const OpCall& call, int self, std::size
   rule.offset_arguments = {{.arg = 3, .input = self, .dim = static_cast<int>(dim)}};
 }
 
-/// gather(self, dim, index): each index picks along `dim`, which stays unsharded in self, unless
+/// gather(self, dim, index): each index selects along `dim`, which stays unsharded in self, unless
 /// the result is so much smaller that reducing it sends less than gathering self.
 std::optional<ShardingRule> gather_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(2);
@@ -80,7 +81,7 @@ std::optional<ShardingRule> gather_rule(const OpCall& call) {
   input_of(rule, index)[dim] = {add_factor(rule, meta_of(call, index).sizes[dim])};
   rule.outputs.push_back(input_of(rule, index));
   add_any_linear(rule, {self});
-  // Bools cannot be summed; core tells them, and bytes with them, by their size.
+  // Bools cannot be summed. core recognises bools by their size, and so excludes all 1-byte types.
   const bool numbers = meta_of(call, self).itemsize > 1;
   if (numbers && 2 * meta_of(call, index).numel() <= meta_of(call, self).numel()) {
     gather_by_parts(rule, call, self, dim);
@@ -88,8 +89,8 @@ std::optional<ShardingRule> gather_rule(const OpCall& call) {
   return rule;
 }
 
-/// scatter(self, dim, index, src or value): the inverse. Where values are added, the index may be
-/// sharded along `dim`: each shard adds its terms.
+/// scatter(self, dim, index, src or value): the inverse of gather. If values are added, the index
+/// may be sharded along `dim`: each shard adds its terms.
 RuleFunction::Body scatter(Write write, bool has_source) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(0), index = call.tensor_index(2);
@@ -107,8 +108,8 @@ RuleFunction::Body scatter(Write write, bool has_source) {
     for (std::size_t i = 0; i < meta_of(call, self).sizes.size(); ++i) {
       share_dim(rule, call, i == dim ? written : all, i);
     }
-    // Only sums can be made of parts; the other writes keep the dimension whole by may_shard(), as
-    // no output has its factor.
+    // Only sums can be made from shards. For other writes may_shard() keeps the dimension
+    // unsharded, because no output has its factor.
     for (int factor : input_of(rule, index)[dim]) {
       auto& properties = rule.factors[static_cast<std::size_t>(factor)];
       if (write == Write::kAdd) {
@@ -130,7 +131,7 @@ RuleFunction::Body scatter(Write write, bool has_source) {
   };
 }
 
-// index_select, index_add: a list of indices along one dimension
+// index_select, index_add: a list of indices along one dimension.
 
 /// index_select(self, dim, index)
 std::optional<ShardingRule> index_select_rule(const OpCall& call) {
@@ -150,8 +151,8 @@ std::optional<ShardingRule> index_select_rule(const OpCall& call) {
   return rule;
 }
 
-/// index_add(self, dim, index, source) and index_copy.
-/// All other dimensions of self and source are the same.
+/// index_add(self, dim, index, source) and index_copy. All dimensions of self and source except
+/// `dim` are the same.
 RuleFunction::Body index_write(Write write) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(0), index = call.tensor_index(2);
@@ -169,7 +170,7 @@ RuleFunction::Body index_write(Write write) {
     const int along = write == Write::kAdd ? add_reduced(rule, count, ReduceOp::kSum)
                                            : add_unsharded(rule, count);
     input_of(rule, source)[dim] = {along};
-    // A 0-d index is one index.
+    // A 0-d index is a single index.
     if (meta_of(call, index).ndim() == 1) {
       input_of(rule, index)[0] = {along};
     }
@@ -197,10 +198,10 @@ std::optional<ShardingRule> index_fill_rule(const OpCall& call) {
   return rule;
 }
 
-// Searching
+// Rules for operators that search.
 
 /// take(self, index), bucketize(self, boundaries): each element of one tensor reads all of the
-/// other.
+/// other tensor.
 RuleFunction::Body look_up(int element_arg) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int element = call.tensor_index(static_cast<std::size_t>(element_arg));
@@ -211,12 +212,13 @@ RuleFunction::Body look_up(int element_arg) {
   };
 }
 
-/// put(self, index, source, accumulate): indices into self flattened. Each shard adds its terms.
+/// put(self, index, source, accumulate): indices refer to self flattened. Each shard adds its
+/// terms.
 std::optional<ShardingRule> put_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(1);
   const int source = call.tensor_index(2);
   const Sizes& sizes = meta_of(call, index).sizes;
-  // Without accumulation the last write wins: no rule.
+  // Without accumulation the last write wins, for which there is no rule.
   if (!call.boolean_or(3, false) || meta_of(call, source).sizes != sizes) {
     return std::nullopt;
   }
@@ -233,7 +235,7 @@ std::optional<ShardingRule> put_rule(const OpCall& call) {
   return rule;
 }
 
-/// searchsorted(sequence, self, ...): one sequence for all, or one per leading index.
+/// searchsorted(sequence, self, ...): one sequence for all, or one for each leading index.
 std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
   const int sequence = call.tensor_index(0), self = call.tensor_index(1);
   ShardingRule rule = start(call);
@@ -246,10 +248,11 @@ std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
     return std::nullopt;
   }
   TensorFactors leading = input_of(rule, self);
-  // The sequence is searched along its last dimension, which stays whole.
+  // The search runs along the sequence's last dimension, which stays unsharded.
   leading.back().clear();
   input_of(rule, sequence) = leading;
-  for (std::size_t arg = 2; arg < call.args.size(); ++arg) {  // the sorter is like the sequence
+  // the sorter has the sequence's shape
+  for (std::size_t arg = 2; arg < call.args.size(); ++arg) {
     if (call.has_tensor(arg)) {
       input_of(rule, call.tensor_index(arg)) = leading;
     }
@@ -284,21 +287,22 @@ Table indexing_table() {
 namespace {
 
 /// The factors of self[indices]. The indices broadcast together. Their dimensions replace the
-/// indexed ones: in place where those are adjacent, else in front.
+/// indexed dimensions: in place if these are adjacent, else in front.
 struct AdvancedIndex {
-  std::vector<int> indices;   ///< tensors, None left out
-  std::vector<bool> indexed;  ///< for each of self's dimensions
+  std::vector<int> indices;   ///< tensors, without None entries
+  std::vector<bool> indexed;  ///< for each dimension of self
   TensorFactors broadcast;    ///< factors of the indices, broadcast
   TensorFactors result;       ///< factors of self[indices]
 };
 
-/// Whether masks may be among the indices: how much they select is known only from the data.
+/// Whether masks may be among the indices. The number of elements that a mask selects depends on
+/// the data.
 enum class Masks { kRefused, kTaken };
 
-/// How many dimensions of self each index takes: one, or as many as a mask has. nullopt where these
-/// are too many, for masks that are refused, and for masks beside indices of several dimensions. An
-/// itemsize of 1 means a mask: bool and uint8 both mask in libtorch. Core knows no other type that
-/// may index with one byte; int8 is refused by libtorch itself.
+/// How many dimensions of self each index covers: one, or as many as a mask has. nullopt if these
+/// are too many, for masks that are not allowed, and for masks together with indices of several
+/// dimensions. An itemsize of 1 means a mask, because libtorch uses both bool and uint8 as masks.
+/// libtorch itself rejects int8, so no other 1-byte type reaches this function.
 std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vector<TensorRef>& refs,
                                              Masks masks) {
   std::vector<int> widths;
@@ -320,13 +324,13 @@ std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vect
   return widths;
 }
 
-/// The size to which masks broadcast: one dimension of unknown size. Masks get no factors: they are
+/// The broadcast size of masks: one dimension of unknown size. Masks get no factors, so they are
 /// replicated.
 TensorFactors masked_broadcast(ShardingRule& rule) {
   return {{add_unsharded(rule, ShardingRule::kUnknown)}};
 }
 
-/// Dimensions that are indexed stay unsharded: any position of them may be needed.
+/// Indexed dimensions stay unsharded, because any of their positions may be needed.
 std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
                                        Masks masks = Masks::kRefused) {
   const int self = call.tensor_index(0);
@@ -342,7 +346,7 @@ std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
   bool masked = false;
   for (std::size_t i = 0; i < refs.size(); ++i) {
     const auto end = dim + static_cast<std::size_t>((*widths)[i]);
-    // None is a colon: the dimension is taken as a whole, and stays sharded.
+    // None is a colon: the whole dimension is taken and stays sharded.
     if (refs[i].index < 0) {
       dim = end;
       continue;
@@ -362,8 +366,8 @@ std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
   index.broadcast = *std::move(broadcast);
   input_of(rule, self) = own;
 
-  // NumPy puts the indices' dimensions where the indexed ones were if these are neighbours, and in
-  // front otherwise.
+  // NumPy puts the indices' dimensions at the place of the indexed ones if these are adjacent, and
+  // in front otherwise.
   const auto first = std::find(index.indexed.begin(), index.indexed.end(), true);
   const auto last = std::find(index.indexed.rbegin(), index.indexed.rend(), true).base();
   const bool adjacent = std::all_of(first, last, [](bool indexed) { return indexed; });
@@ -378,7 +382,7 @@ std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
   return index;
 }
 
-/// The values move and do not change: any pending reduction may wait.
+/// Values are moved and not changed, so any pending reduction may stay pending.
 std::optional<ShardingRule> index_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   const std::optional<AdvancedIndex> index = add_index(rule, call);
@@ -417,8 +421,8 @@ std::optional<ShardingRule> index_put_rule(const OpCall& call) {
     }
   }
   rule.outputs.push_back(input_of(rule, self));
-  // With accumulation self counts once among the terms. Without it the last write wins, which
-  // shards of the indices could not agree on: their factors have no reduction.
+  // With accumulation self is one term of a sum. Without it the last write wins, on which shards of
+  // the indices could not agree; so their factors have no reduction.
   if (add) {
     rule.additive.push_back(self);
     add_linear(rule, {self, values});
@@ -437,19 +441,19 @@ std::vector<Row> advanced_indexing_rows() {
   };
 }
 
-// cat, stack and their inverses. The dimension along which tensors are joined or cut stays
-// unsharded: shards of the parts are not shards of the whole. The exception is equal parts: then
-// the part's number and the place within it are two factors, and the latter may be sharded (a fused
-// weight, where each rank has a shard of every part).
+// cat, stack and their inverses. The dimension along which tensors are joined or split stays
+// unsharded, because shards of the parts are not shards of the whole. Equal parts are an exception:
+// the part's number and the position within the part are two factors, and the position may be
+// sharded (a fused weight, where each rank has a shard of every part).
 
 namespace {
 
-/// cat skips empty 1-d tensors, whatever shape the others have.
+/// Whether cat skips the tensor: it skips empty 1-d tensors, whatever shape the others have.
 bool is_skipped(const TensorMeta& tensor) {
   return tensor.sizes == Sizes{0};
 }
 
-/// `skip`: as cat does; stack takes no such tensors.
+/// The tensors to join. `skip`: leaves out tensors that cat skips; stack accepts no such tensors.
 std::vector<int> joined_tensors(const OpCall& call, bool skip) {
   std::vector<int> result;
   for (TensorRef ref : call.tensor_list(0)) {
@@ -466,7 +470,7 @@ bool have_one_size(const OpCall& call, const std::vector<int>& tensors) {
   });
 }
 
-/// All other dimensions are shared by all tensors, so that they are brought to one layout.
+/// All tensors share all other dimensions, so they are redistributed to one layout.
 std::optional<ShardingRule> cat_rule(const OpCall& call) {
   const std::vector<int> tensors = joined_tensors(call, true);
   if (tensors.empty()) {
@@ -506,7 +510,7 @@ std::optional<ShardingRule> cat_rule(const OpCall& call) {
   return rule;
 }
 
-/// The new dimension is local: every dimension that the tensors have may be sharded.
+/// The new dimension is local, so every dimension of the tensors may be sharded.
 std::optional<ShardingRule> stack_rule(const OpCall& call) {
   const std::vector<int> tensors = joined_tensors(call, false);
   if (tensors.empty()) {
@@ -529,8 +533,8 @@ std::optional<ShardingRule> stack_rule(const OpCall& call) {
   return rule;
 }
 
-/// One tensor cut along `dim`, which stays unsharded, into outputs with these sizes there; -1: the
-/// output lacks the dimension.
+/// Splits one tensor along `dim`, which stays unsharded, into outputs with these sizes along `dim`;
+/// size -1 means that the output lacks the dimension.
 ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
@@ -548,7 +552,7 @@ ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes
   return rule;
 }
 
-/// The rule of one of `count` equal parts along `dim`. The parts may be sharded.
+/// The rule for one of `count` equal parts along `dim`. The parts may be sharded.
 ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t count) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
@@ -562,11 +566,12 @@ ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t co
   return rule;
 }
 
-/// All `count` equal parts along `dim`. Splits the local tensor into as many.
+/// The rule for all `count` equal parts along `dim`. The local tensor is split into the same number
+/// of parts.
 ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
   ShardingRule rule = part_of_equals(call, dim, count);
   const int along = rule.outputs[0][dim].front();
-  // For an empty tensor, split.Tensor makes one part.
+  // For an empty tensor split.Tensor makes a single part, so shards must not be empty.
   rule.factors[static_cast<std::size_t>(along)].allow_empty = false;
   rule.outputs.resize(static_cast<std::size_t>(count), rule.outputs[0]);
   const bool copies = base_name(call.op).ends_with("copy");
@@ -581,7 +586,8 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
   return rule;
 }
 
-/// Part `part` of the equal parts of `size` along `dim`: what split_equally gives one of.
+/// The rule for part `part` of the equal parts of `size` along `dim`: one of the parts of
+/// split_equally.
 ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
                            std::int64_t part) {
   ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);
@@ -596,7 +602,8 @@ ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t siz
   return rule;
 }
 
-/// A rule for the dimension that argument `arg` names. A scalar has none.
+/// A rule for the dimension that argument `arg` names; no rule for a scalar, which has no
+/// dimension.
 template <class Rule>
 RuleFunction::Body along_dim(std::size_t arg, Rule rule) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
@@ -617,7 +624,7 @@ std::optional<ShardingRule> split_rule(const OpCall& call, std::size_t dim) {
     return split_equally(call, dim, size / step);
   }
   Sizes sizes;
-  // At least one part, also of an empty dimension.
+  // At least one part, even of an empty dimension.
   for (std::int64_t at = 0; at == 0 || at < size; at += step) {
     sizes.push_back(std::min(step, size - at));
   }
@@ -642,7 +649,7 @@ ShardingRule select_rule(const OpCall& call, std::size_t dim) {
   return split_along(call, dim, {-1});
 }
 
-/// slice(self, dim, start, end, step). A slice of all of a dimension leaves it sharded.
+/// slice(self, dim, start, end, step). A slice of a whole dimension keeps it sharded.
 std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   const std::int64_t size = call.tensor(0).sizes[dim], step = call.integer_or(4, 1);
   const auto clamp = [&](std::int64_t at) {
@@ -650,12 +657,12 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   };
   const std::int64_t first = clamp(call.integer_or(2, 0));
   const std::int64_t last = std::max(first, clamp(call.integer_or(3, size)));
-  // libtorch throws: let it.
+  // libtorch throws for such a step, so there is no rule.
   if (step < 1) {
     return std::nullopt;
   }
-  // The same arguments are used on the local tensors: an end before `size`, such as -1, would cut
-  // every shard.
+  // The same arguments are used on the local tensors, so an end before `size`, such as -1, would
+  // cut every shard.
   const bool takes_all = first == 0 && last == size && step == 1 &&
                          call.integer_or(3, size) >= size && call.integer_or(2, 0) == 0;
   const std::int64_t taken = last - first;

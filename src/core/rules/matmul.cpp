@@ -10,8 +10,8 @@
 
 namespace tessera::rules {
 
-// Matrix products, each as an einsum equation. Letters are factors: one that the result lacks is
-// summed over, so that sharding it makes the result Partial(sum).
+// Matrix products, each as an einsum equation. Letters are factors. A letter that the result lacks
+// is summed over, so sharding it makes the result Partial(sum).
 
 namespace {
 
@@ -33,9 +33,9 @@ struct Einsum {
   }
 };
 
-using Letters = std::map<char, int>;  // to factors
+using Letters = std::map<char, int>;  // letter to factor
 
-/// Not a factor of the product: it broadcasts to the result instead.
+/// Whether the operand is no factor of the product but is added and broadcasts to the result.
 bool is_added(const std::string& operand) {
   return operand.front() == '+';
 }
@@ -63,8 +63,8 @@ bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
   return true;
 }
 
-/// Gives an operand that is added the factors of the result, to which it broadcasts.
-/// Additive as well: where the contracted factor is sharded, only one rank's term may contain it.
+/// Gives an added operand the factors of the result, to which it broadcasts. It is also additive:
+/// if the contracted factor is sharded, only one rank's term may contain it.
 bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
   const TensorFactors& result = rule.outputs[0];
   const Sizes& sizes = meta_of(call, tensor).sizes;
@@ -84,7 +84,7 @@ bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
   return true;
 }
 
-/// A product is linear in each of its operands, together with what is added to it.
+/// A product is linear in each of its operands, together with the added operands.
 void add_product_linearity(ShardingRule& rule, const std::vector<int>& product) {
   for (int operand : product) {
     std::vector<int> inputs{operand};
@@ -115,7 +115,7 @@ std::optional<ShardingRule> einsum_rule(const OpCall& call, const Einsum& einsum
   for (char letter : einsum.result) {
     result.push_back({bound.at(letter)});
   }
-  // After the result, whose factors they take.
+  // Added operands are bound after the result, because they take its factors.
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (is_added(einsum.operands[i]) && !bind_added(rule, call, tensors[i])) {
       return std::nullopt;
@@ -129,8 +129,8 @@ RuleFunction::Body einsum(std::string_view text) {
   return [parsed = Einsum(text)](const OpCall& call) { return einsum_rule(call, parsed); };
 }
 
-/// addmv(self, mat, vec). For a matrix without elements libtorch's kernel returns `self` itself,
-/// not expanded to the result: then shards must not be empty where `self` broadcasts.
+/// addmv(self, mat, vec). For a matrix without elements libtorch's kernel returns `self`, not
+/// expanded to the result; so shards must not be empty if `self` broadcasts.
 std::optional<ShardingRule> addmv_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = einsum_rule(call, Einsum("+,mk,k->m"));
   if (!rule || call.tensor(0).sizes == Sizes{call.tensor(1).size(0)}) {
@@ -145,7 +145,7 @@ std::optional<ShardingRule> addmv_rule(const OpCall& call) {
 
 /// linear(input (..., k), weight (n, k), bias (n) or None).
 std::optional<ShardingRule> linear_rule(const OpCall& call) {
-  // A letter for each leading dimension; eight are enough.
+  // One letter for each leading dimension; eight are enough.
   const std::string leading =
       std::string("abcdefgh")
           .substr(0, static_cast<std::size_t>(std::max(call.tensor(0).ndim() - 1, 0)));
@@ -158,7 +158,8 @@ std::optional<ShardingRule> linear_rule(const OpCall& call) {
                                   (matrix ? "n" : "")));
 }
 
-/// matmul: leading dimensions broadcast as those of pointwise operators do; a vector has no batch.
+/// matmul: leading dimensions broadcast as in pointwise operators; a vector has no batch
+/// dimensions.
 std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   const int a = call.tensor_index(0), b = call.tensor_index(1);
   const int a_ndim = meta_of(call, a).ndim(), b_ndim = meta_of(call, b).ndim();
@@ -178,7 +179,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
     return std::nullopt;
   }
 
-  // Wrong sizes get no rule: libtorch's own message is better than ours would be.
+  // Wrong sizes get no rule, because libtorch's own error message is better.
   const std::int64_t contracted = meta_of(call, a).sizes.back();
   const std::int64_t other = meta_of(call, b).size(b_ndim - b_matrix);
   if (contracted != other) {
@@ -220,20 +221,21 @@ Table matmul_table() {
           }};
 }
 
-// Operators that work on the last dimensions of each tensor and treat the rest as a batch: linear
-// algebra, pooling, resampling, padding. A batch may be sharded any way; what the operator works on
-// stays whole.
+// Operators on the last dimensions of each tensor, with the other dimensions as a batch: linear
+// algebra, pooling, resampling, padding. Batch dimensions may be sharded in any way; the dimensions
+// on which the operator works stay unsharded.
 
 namespace {
 
 constexpr std::int64_t kUnknown = ShardingRule::kUnknown;
 
-/// An operator on the last dimensions of its tensors, which stay unsharded. Those in front are a
-/// batch, and broadcast.
+/// An operator on the last dimensions of its tensors, which stay unsharded. The preceding
+/// dimensions are a batch, and broadcast.
 struct Batched {
-  std::vector<std::size_t> inputs;   ///< how many last dimensions of each tensor it works on
-  std::vector<std::size_t> results;  ///< how many dimensions each result has behind the batch
-  std::vector<int> linear = {};      ///< the tensors in which it is linear, each by itself
+  /// number of last dimensions of each tensor on which it works
+  std::vector<std::size_t> inputs;
+  std::vector<std::size_t> results;  ///< number of dimensions of each result behind the batch
+  std::vector<int> linear = {};      ///< the tensors in each of which it is linear
   int sizes_arg = -1;                ///< argument with the sizes of the only result; -1: none
   bool empty = true;                 ///< whether a shard of the batch may be empty
 };
@@ -243,7 +245,8 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
   if (tensors.size() != batched.inputs.size()) {
     return std::nullopt;
   }
-  // The batch dimensions broadcast as in pointwise operators: the same helper finds their factors.
+  // The batch dimensions broadcast as in pointwise operators, so the same helper finds their
+  // factors.
   OpCall batch = call;  // the tensors without their last dimensions
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     Sizes& sizes = batch.tensors[static_cast<std::size_t>(tensors[i])].sizes;
@@ -262,13 +265,14 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     TensorFactors& factors = input_of(rule, tensors[i]);
-    // Own dimensions get no factor: replicated.
+    // The operator's own dimensions get no factor, so they are replicated.
     factors.resize(factors.size() + batched.inputs[i]);
   }
   for (std::size_t own : batched.results) {
     TensorFactors& result = rule.outputs.emplace_back(*shared);
     for (std::size_t i = 0; i < own; ++i) {
-      // Most sizes here follow from arguments (kernel, stride, mode); the local result has them.
+      // Most sizes here follow from arguments (kernel, stride, mode); the local result determines
+      // them.
       result.push_back({add_unsharded(rule, kUnknown)});
     }
   }
@@ -278,8 +282,8 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
   if (batched.sizes_arg < 0) {
     return rule;
   }
-  // A backward takes the sizes of its result as an argument: where these are known the rule has
-  // them, and the local call gets local ones.
+  // A backward takes the sizes of its result as an argument. If this argument is given, the rule
+  // uses these sizes, and the local call gets local ones.
   const Sizes sizes = call.integers(static_cast<std::size_t>(batched.sizes_arg));
   if (sizes.size() != rule.outputs[0].size()) {
     return std::nullopt;
@@ -297,7 +301,8 @@ RuleFunction::Body on_last(const Batched& batched) {
   return [=](const OpCall& call) { return batched_rule(call, batched); };
 }
 
-/// The same, but if flag `arg` is off only result `always` is computed, and the others are empty.
+/// Like batched_rule, but if flag `arg` is off, only result `always` is computed and the others are
+/// empty.
 RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size_t always) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     std::optional<ShardingRule> rule = batched_rule(call, batched);
@@ -309,14 +314,14 @@ RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size
         rule->outputs[i].clear();
       }
     }
-    // A result that is not computed is empty, and in no group.
+    // A result that is not computed is empty and is in no group.
     rule->groups = {{tensor_arguments(call), {static_cast<int>(always)}}};
     return rule;
   };
 }
 
-/// An operator on `dims` dimensions of each of `inputs` tensors, linear in the first. The kernels
-/// refuse an empty batch.
+/// An operator on the last `dims` dimensions of each of `inputs` tensors, linear in the first. The
+/// kernels do not accept an empty batch.
 RuleFunction::Body in_space(std::size_t dims, std::size_t inputs = 1, int sizes_arg = -1) {
   return on_last({.inputs = std::vector<std::size_t>(inputs, dims),
                   .results = {dims},
@@ -325,8 +330,8 @@ RuleFunction::Body in_space(std::size_t dims, std::size_t inputs = 1, int sizes_
                   .empty = false});
 }
 
-/// qr(A, mode). Mode "r" leaves out one result: no rule. The mode is text, for which OpCall has no
-/// accessor.
+/// qr(A, mode). Mode "r" omits one result, so it has no rule. The mode is text, for which OpCall
+/// has no accessor.
 std::optional<ShardingRule> qr_rule(const OpCall& call) {
   const auto* mode = call.args.size() > 1 ? std::get_if<std::string>(&call.args[1]) : nullptr;
   if (!mode || *mode == "r") {
@@ -335,8 +340,8 @@ std::optional<ShardingRule> qr_rule(const OpCall& call) {
   return batched_rule(call, {{2}, {2, 2}});
 }
 
-/// _linalg_solve_ex(A, B, left, check) -> result, LU, pivots, info. B is matrices, or vectors where
-/// it has the sizes of A but for the last.
+/// _linalg_solve_ex(A, B, left, check) -> result, LU, pivots, info. B consists of matrices, or of
+/// vectors if it has the sizes of A without the last one.
 std::optional<ShardingRule> solve_rule(const OpCall& call) {
   const Sizes& a = call.tensor(0).sizes;
   const Sizes& b = call.tensor(1).sizes;
@@ -359,7 +364,7 @@ std::optional<ShardingRule> diag_embed_rule(const OpCall& call) {
   const int second = wrap_dim(call, call.integer_or(3, -1), ndim);
   ShardingRule rule = start(call);
   TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
-  // Its elements spread over two dimensions.
+  // The elements of the last dimension are spread over two dimensions.
   keep_unsharded(rule, factors.back());
   input_of(rule, self) = factors;
   const std::int64_t offset = call.integer_or(1, 0);
@@ -374,7 +379,7 @@ std::optional<ShardingRule> diag_embed_rule(const OpCall& call) {
 }
 
 /// A Fourier transform(self, dims, ...): linear, and independent along all other dimensions. The
-/// size of the last of `dims` changes where one side is real.
+/// size of the last of `dims` changes if the input or the result is real.
 std::optional<ShardingRule> fourier_rule(const OpCall& call) {
   const int self = call.tensor_index(0), ndim = call.tensor(0).ndim();
   ShardingRule rule = start(call);
@@ -391,7 +396,8 @@ std::optional<ShardingRule> fourier_rule(const OpCall& call) {
   return rule;
 }
 
-/// constant_pad_nd(self, pad, value): pairs from the last dimension on. With zeros it is linear.
+/// constant_pad_nd(self, pad, value): pairs of paddings, beginning with the last dimension. With
+/// zeros it is linear.
 std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
   const int self = call.tensor_index(0);
   const Sizes pad = call.integers(1);
@@ -402,7 +408,7 @@ std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
     return std::nullopt;
   }
   for (std::size_t i = 0; i + 1 < pad.size(); i += 2) {
-    // Pairs count from the last dimension on, as in torch.nn.functional.pad.
+    // Pairs begin with the last dimension, as in torch.nn.functional.pad.
     const std::size_t dim = factors.size() - 1 - i / 2;
     if (pad[i] == 0 && pad[i + 1] == 0) {
       continue;
@@ -411,15 +417,15 @@ std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
     factors[dim] = {add_unsharded(rule, call.tensor(0).sizes[dim] + pad[i] + pad[i + 1])};
   }
   rule.outputs.push_back(factors);
-  // Another constant would be added once for each rank.
+  // For a Partial input another constant would be added once for each rank.
   if (call.number(2) == 0) {
     add_linear(rule, {self});
   }
   return rule;
 }
 
-/// cdist(x1 (..., p, m), x2 (..., r, m)): the distance of every row of one to every row of the
-/// other.
+/// cdist(x1 (..., p, m), x2 (..., r, m)): the distance between every row of one and every row of
+/// the other.
 std::optional<ShardingRule> cdist_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = batched_rule(call, {{2, 2}, {2}});
   if (!rule) {
@@ -428,7 +434,7 @@ std::optional<ShardingRule> cdist_rule(const OpCall& call) {
   TensorFactors& result = rule->outputs[0];
   for (std::size_t i = 0; i < 2; ++i) {
     const TensorMeta& x = call.tensor(i);
-    // Rows of either side are independent: they are dimensions of the result.
+    // Rows of either input are independent, because they are dimensions of the result.
     const Factors rows{add_factor(*rule, x.size(x.ndim() - 2))};
     input_of(*rule, call.tensor_index(i))[x.sizes.size() - 2] = rows;
     result[result.size() - 2 + i] = rows;
@@ -446,14 +452,14 @@ std::optional<ShardingRule> cross_rule(const OpCall& call) {
   const int dim = wrap_dim(call, call.integer_or(2, -1), call.tensor(0).ndim());
   keep_unsharded(rule, (*result)[static_cast<std::size_t>(dim)]);
   rule.outputs.push_back(*result);
-  // In each of the two by itself, as a product is.
+  // Linear in each of the two separately, like a product.
   add_linear(rule, {0});
   add_linear(rule, {1});
   return rule;
 }
 
-/// Linear algebra and Fourier transforms. A factorisation may throw for a matrix of its batch: how
-/// ranks then agree is up to dtensor (docs/design.md, "Failures for values").
+/// Linear algebra and Fourier transforms. A factorisation may throw for a matrix of its batch;
+/// dtensor makes the ranks agree on such errors (docs/design.md, "Failures for values").
 std::vector<Row> linear_algebra_rows() {
   const auto matrix = [](const std::vector<std::size_t>& results) {
     return on_last({{2}, results});
@@ -483,7 +489,7 @@ std::vector<Row> linear_algebra_rows() {
   };
 }
 
-/// Averages are linear; maxima come with indices, for which no reduction is right.
+/// Averages are linear; maxima are returned with indices, for which no reduction is correct.
 std::vector<Row> pooling_rows() {
   return {
       {"{avg_pool2d,adaptive_avg_pool2d,_adaptive_avg_pool2d}", in_space(2)},

@@ -7,17 +7,18 @@
 
 namespace tessera::rules {
 
-// Layer, RMS, group and batch norm. What is normalised over stays whole, as its statistics are of
-// all of it; batch norm along a sharded batch is a lowering instead (src/dtensor/lowerings/).
+// Layer, RMS, group and batch norm. The normalised dimensions stay unsharded, because statistics
+// cover all of them; batch norm along a sharded batch is a lowering instead
+// (src/dtensor/lowerings/).
 
 namespace {
 
-/// The factors of a layer norm: unsharded over the last dimensions, which it normalises; over the
-/// leading ones with reduction sum if `reduce`.
+/// The factors of a layer norm: unsharded over the last dimensions, which are normalised; the
+/// leading dimensions get the reduction sum if `reduce` is true.
 struct NormFactors {
   TensorFactors input;
-  TensorFactors normalised;  ///< of weight and bias
-  TensorFactors statistics;  ///< the leading factors, then size 1
+  TensorFactors normalised;  ///< factors of weight and bias
+  TensorFactors statistics;  ///< factors of the statistics: leading factors, then size 1
 
   NormFactors(ShardingRule& rule, const Sizes& sizes, std::size_t normalised_dims, bool reduce) {
     for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -34,7 +35,8 @@ struct NormFactors {
   }
 };
 
-/// Optional parameters that the call leaves out are passed over.
+/// Sets the factors of a tensor argument; does nothing for an optional argument that the call
+/// omits.
 void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
                const TensorFactors& factors) {
   if (call.has_tensor(arg)) {
@@ -62,8 +64,9 @@ RuleFunction::Body norm_forward(const std::vector<std::size_t>& parameters,
   };
 }
 
-/// Its backward(grad, input, normalised shape, statistics..., parameters..., mask). Linear in the
-/// gradient. Each shard of the leading dimensions adds its terms to the parameters' gradients.
+/// Backward of a norm: (grad, input, normalised shape, statistics..., parameters..., mask). Linear
+/// in the gradient. Each shard of the leading dimensions adds its terms to the parameters'
+/// gradients.
 RuleFunction::Body norm_backward(const std::vector<std::size_t>& statistics,
                                  const std::vector<std::size_t>& parameters) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
@@ -103,12 +106,12 @@ std::optional<ShardingRule> group_norm_rule(const OpCall& call) {
   set_input(rule, call, 1, {input[1]});
   set_input(rule, call, 2, {input[1]});
   rule.outputs = {input, statistics, statistics};
-  // N, the size of the batch, is an argument: on each rank that of its part.
+  // N, the size of the batch, is an argument; on each rank it becomes the size of its part.
   rule.size_arguments.push_back({3, 0, 0});
   return rule;
 }
 
-/// Its backward(grad, input, mean, rstd, weight, N, C, HxW, groups, mask)
+/// Backward of group norm: (grad, input, mean, rstd, weight, N, C, HxW, groups, mask).
 std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
   if (call.tensor(1).ndim() < 2) {
     return std::nullopt;
@@ -129,8 +132,9 @@ std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// Batch normalisation with the running statistics: pointwise. The statistics it returns are empty.
-/// Given statistics make samples independent, so that every dimension may be sharded.
+/// Batch normalisation with the running statistics, a pointwise operator. The statistics that it
+/// returns are empty. With given statistics samples are independent, so every dimension may be
+/// sharded.
 ShardingRule batch_norm_inference(const OpCall& call) {
   ShardingRule rule = start(call);
   const TensorFactors input = add_factors(rule, call.tensor(0).sizes);
@@ -163,7 +167,8 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
     set_input(rule, call, arg, channels);
   }
   rule.outputs = {input, channels, channels};
-  // They are not returned, so they are outputs behind those that are.
+  // The running statistics are written and not returned, so they are listed behind the returned
+  // outputs.
   for (std::size_t arg : {3, 4}) {
     if (!call.has_tensor(arg)) {
       continue;
@@ -221,8 +226,9 @@ Table normalisation_table() {
 namespace {
 
 /// The factors of a convolution: input (batch, in channels, space...), weight (out channels, in
-/// channels, window...), result (batch, out channels, space...). A transposed one has the channels
-/// of its weight swapped. Space and window stay unsharded, and so do channels of several groups.
+/// channels, window...), result (batch, out channels, space...). In a transposed convolution the
+/// channels of the weight are swapped. Space and window stay unsharded, and so do channels of
+/// several groups.
 struct ConvolutionFactors {
   Factors batch, in, out;
   TensorFactors input, weight, result;
@@ -237,14 +243,14 @@ struct ConvolutionFactors {
         weight{out, in},
         result{batch, out} {
     forbid_empty_shards(rule);
-    // A group ties blocks of in channels to blocks of out channels; a shard of one would need the
-    // fitting shard of the other.
+    // A group connects blocks of in channels with blocks of out channels; a shard of the one would
+    // need the matching shard of the other.
     if (groups != 1) {
       keep_unsharded(rule, in);
       keep_unsharded(rule, out);
       weight.assign(2, {});
     }
-    // Its weight is (in, out / groups, window...).
+    // The weight of a transposed convolution is (in, out / groups, window...).
     if (transposed) {
       std::swap(weight[0], weight[1]);
     }
@@ -253,7 +259,7 @@ struct ConvolutionFactors {
   }
 };
 
-/// With no in channels libtorch computes other sizes for the result: no rule.
+/// Without in channels libtorch computes other sizes for the result, so there is no rule.
 bool has_no_channels(const TensorMeta& input) {
   return input.size(1) == 0;
 }
@@ -268,7 +274,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   ConvolutionFactors factors(rule, call.tensor(0), call.tensor(1), call.boolean_or(6, false),
                              call.integer(8));
-  // The batch is in the result of the forward: no reduction.
+  // The batch is a dimension of the forward's result, so it has no reduction.
   rule.factors[static_cast<std::size_t>(factors.batch[0])].reduction.reset();
   input_of(rule, input) = factors.input;
   input_of(rule, weight) = factors.weight;
@@ -280,7 +286,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
     with_input.push_back(bias);
     with_weight.push_back(bias);
   }
-  // Sizes in space depend on stride, padding and dilation: the local result has them.
+  // Spatial sizes depend on stride, padding and dilation; the local result determines them.
   while (factors.result.size() < factors.input.size()) {
     factors.result.push_back({add_unsharded(rule, ShardingRule::kUnknown)});
   }
@@ -292,8 +298,8 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
 
 /// convolution_backward(grad, input, weight, bias sizes, stride, padding, dilation, transposed,
 /// output padding, groups, mask) -> gradients of input, weight, bias. The bias's gradient lacks the
-/// in channels and is no sum over them: each of their shards would compute all of it. Where it is
-/// asked for, they stay unsharded.
+/// in channels and is no sum over them: each shard of the in channels would compute all of it. So
+/// in channels stay unsharded if the bias's gradient is requested.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   if (call.tensor(1).ndim() != call.tensor(2).ndim() || call.tensor(1).ndim() < 3 ||
       has_no_channels(call.tensor(1))) {
@@ -303,7 +309,7 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   const ConvolutionFactors factors(rule, call.tensor(1), call.tensor(2), call.boolean_or(7, false),
                                    call.integer(9));
   const Sizes mask = call.integers(10);
-  // See above: the gradient of the bias is the same for all in channels.
+  // The gradient of the bias is the same for all in channels (see above).
   if (mask.size() != 3 || mask[2] != 0) {
     keep_unsharded(rule, factors.in);
   }
@@ -315,14 +321,14 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   for (std::size_t i : {1, 2}) {
     TensorFactors& output = rule.outputs.emplace_back(i == 1 ? factors.input : factors.weight);
     for (std::size_t dim = 0; dim < output.size(); ++dim) {
-      // A dimension without a factor in the forward is whole, and as an output needs its size.
+      // A dimension without a factor in the forward is unsharded; as an output it needs its size.
       if (output[dim].empty()) {
         output[dim] = {add_unsharded(rule, call.tensor(i).sizes[dim])};
       }
     }
   }
   rule.outputs.push_back({factors.out});
-  // The sizes of the bias, which are local where out channels are sharded.
+  // The sizes of the bias become local sizes if out channels are sharded.
   if (!call.is_none(3) && !call.integers(3).empty()) {
     rule.size_arguments.push_back({3, 2});
   }
@@ -340,13 +346,13 @@ Table convolution_table() {
           }};
 }
 
-// Embeddings: columns of the table shard like any dimension, rows (the vocabulary) into partial
-// sums.
+// Embeddings: columns of the table are sharded like any dimension; sharding rows (the vocabulary)
+// gives partial sums.
 
 namespace {
 
-/// embedding(weight, indices). Where the vocabulary is sharded, each rank looks up the rows that it
-/// has and gives zeros for the others: the result is Partial(sum), as in Megatron-LM.
+/// embedding(weight, indices). If the vocabulary is sharded, each rank looks up its own rows and
+/// returns zeros for the others, so the result is Partial(sum), as in Megatron-LM.
 std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   const int weight = call.tensor_index(0), indices = call.tensor_index(1);
   if (meta_of(call, weight).ndim() != 2) {
@@ -364,8 +370,8 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   rule.outputs.push_back(result);
   rule.additive = {weight};
   add_any_linear(rule, {weight});
-  // at::embedding would fail for an index that this rank does not have. The third argument is this
-  // rank's first row, filled in by offset_arguments.
+  // The local call replaces at::embedding, which would fail for an index that this rank does not
+  // have. The third argument is this rank's first row, set by offset_arguments.
   rule.local_call = {.op = ShardingRule::LocalCall::PartOperator::kEmbeddingRows,
                      .args = {TensorRef{weight}, TensorRef{indices}, std::int64_t{0}, rows},
                      .when_split = {row}};
@@ -374,7 +380,7 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
 }
 
 /// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq). Each
-/// shard of the indices adds its terms; scaling by frequency needs counts over all of them.
+/// shard of the indices adds its terms; scaling by frequency needs counts over all indices.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   const int grad = call.tensor_index(0), indices = call.tensor_index(1);
   const bool scaled = call.boolean_or(4, false);
@@ -384,7 +390,7 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   for (std::int64_t size : meta_of(call, indices).sizes) {
     const int factor = scaled ? add_unsharded(rule, size) : add_reduced(rule, size, ReduceOp::kSum);
-    // The factors so far are just those of the indices, so that the last one's number is its
+    // The factors so far are only those of the indices, so the number of the last factor is its
     // dimension.
     input_of(rule, indices)[rule.factors.size() - 1] = {factor};
   }
@@ -395,13 +401,13 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// The modes of at::embedding_bag.
-/// A maximum has no rule: its backward needs to know which index won.
+/// The modes of at::embedding_bag. A maximum has no rule, because its backward needs the index of
+/// the maximum.
 enum BagMode { kBagSum = 0, kBagMean = 1, kBagMax = 2 };
 
 /// _embedding_bag(weight, indices, offsets, scale, mode, ...) -> result, and three tables for the
-/// backward. Columns are independent. Indices stay unsharded: an offset says where its bag begins
-/// among all of them.
+/// backward. Columns are independent. Indices stay unsharded, because an offset is a position among
+/// all indices.
 std::optional<ShardingRule> embedding_bag_rule(const OpCall& call) {
   if (call.tensor(0).ndim() != 2 || call.integer(4) == kBagMax) {
     return std::nullopt;
@@ -444,35 +450,37 @@ Table embedding_table() {
           }};
 }
 
-// Scaled dot product attention, by the kernels that libtorch chooses from. Batch and heads may be
-// sharded (tensor parallelism shards heads), and queries where no causal mask counts them. Keys
-// stay whole: to shard them needs a running softmax across ranks (ring attention).
+// Scaled dot product attention, by the kernels from which libtorch chooses. Batch and heads may be
+// sharded (tensor parallelism shards heads), and queries if no causal mask depends on their
+// position. Keys stay unsharded: sharding them needs a running softmax across ranks (ring
+// attention).
 
 namespace {
 
 /// The factors of scaled dot product attention: query (batch, heads, queries, width), key and value
 /// (batch, kv heads, keys, width). With fewer kv heads than heads (grouped-query attention, Ainslie
-/// et al. 2023) head i reads kv head i / group. The heads then are the two factors (kv heads,
+/// et al. 2023) head i reads kv head i / group. The heads are then the two factors (kv heads,
 /// group), so that sharding kv heads shards query, key and value alike.
 struct AttentionFactors {
   TensorFactors query, key, value, result;
   Factors batch, heads, queries, keys;
 
-  // No rule for shapes that the kernels would refuse or broadcast in their own way.
+  // No rule for shapes that the kernels would reject or broadcast in their own way.
   static std::optional<AttentionFactors> add(ShardingRule& rule, const TensorMeta& q,
                                              const TensorMeta& k, const TensorMeta& v,
                                              bool split_queries) {
     if (q.ndim() != 4 || k.ndim() != 4 || v.ndim() != 4) {
       return std::nullopt;
     }
-    // Heads must group evenly: head i reads kv head i / group on every rank only then.
+    // Heads must be divisible into groups, because only then head i reads kv head i / group on
+    // every rank.
     const std::int64_t kv_heads = k.size(1);
     if (v.size(1) != kv_heads || kv_heads == 0 || q.size(1) % kv_heads != 0 ||
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
       return std::nullopt;
     }
-    // In a backward, a gradient that lacks one of these (of key, value or bias) is a sum over it.
-    // The kernels divide by each of these sizes: no shard may be empty.
+    // In a backward, a gradient that lacks one of these factors (of key, value or bias) is a sum
+    // over the factor. The kernels divide by each of these sizes, so no shard may be empty.
     const auto add_reduced = [](ShardingRule& in, std::int64_t size, ReduceOp op) {
       const int factor = rules::add_reduced(in, size, op);
       in.factors.back().allow_empty = false;
@@ -497,9 +505,8 @@ struct AttentionFactors {
     return f;
   }
 
-  /// The factors of a mask or bias that broadcasts to (batch, heads, queries, keys).
-  /// Aligned at the last dimension, as broadcasting is. A dimension of size 1 has no factor and is
-  /// replicated.
+  /// The factors of a mask or bias that broadcasts to (batch, heads, queries, keys), aligned at the
+  /// last dimension. A dimension of size 1 has no factor and is replicated.
   TensorFactors bias(const ShardingRule& rule, const TensorMeta& tensor) const {
     const TensorFactors scores{batch, heads, queries, keys};
     TensorFactors result(tensor.sizes.size());
@@ -520,14 +527,15 @@ struct Kernel {
   int bias = -1;
   int dropout = 3;
   int causal = 4;
-  int debug = -1;  ///< flag that asks for the dropout mask, which this rule does not describe
+  int debug = -1;  ///< flag that requests the dropout mask, for which there is no rule
   Statistics statistics = kRows;
-  int asks_statistics = -1;       ///< flag; without it the log-sum-exp is (batch, heads, 0)
-  std::size_t other_outputs = 0;  ///< replicated ones: seeds, offsets, empty tensors
+  int asks_statistics = -1;       ///< flag; if off, the log-sum-exp is (batch, heads, 0)
+  std::size_t other_outputs = 0;  ///< replicated outputs: seeds, offsets, empty tensors
 };
 
-/// The factors of the log-sum-exp: (batch, heads, queries), with a last 1, or with queries padded
-/// to 32s. The backward kernel reads it as the forward left it, padding included.
+/// The factors of the log-sum-exp: (batch, heads, queries), with an additional last 1, or with
+/// queries padded to a multiple of 32. The backward kernel reads it as the forward left it,
+/// including the padding.
 TensorFactors statistics_factors(ShardingRule& rule, const AttentionFactors& f,
                                  const Kernel& kernel, std::int64_t queries) {
   TensorFactors result{f.batch, f.heads, f.queries};
@@ -544,12 +552,13 @@ bool is_set(const OpCall& call, int flag) {
   return flag >= 0 && call.boolean_or(static_cast<std::size_t>(flag), false);
 }
 
-/// A causal mask starts at query 0 of the local tensor, so queries can be sharded only without one.
+/// A causal mask starts at query 0 of the local tensor, so queries can be sharded only without a
+/// causal mask.
 bool splits_queries(const OpCall& call, const Kernel& kernel) {
   return kernel.statistics != Kernel::kPaddedRows && !is_set(call, kernel.causal);
 }
 
-/// A dropout of 0 draws nothing, so that the call is not random.
+/// Whether the call drops values. A dropout of 0 draws nothing, so the call is then not random.
 bool drops(const OpCall& call, const Kernel& kernel) {
   const auto arg = static_cast<std::size_t>(kernel.dropout);
   return !call.is_none(arg) && call.number(arg) != 0;
@@ -577,7 +586,7 @@ RuleFunction::Body attention(Kernel kernel) {
     }
     rule.outputs.resize(rule.outputs.size() + kernel.other_outputs);
     rule.random = drops(call, kernel);
-    // Seeds and offsets, the other outputs, are in no group: they are replicated.
+    // The other outputs, seeds and offsets, are in no group, so they are replicated.
     rule.groups = {group_of_inputs(call, {0, 1})};
     return rule;
   };
@@ -630,8 +639,8 @@ RuleFunction::Body attention_backward(Backward backward) {
 
 }  // namespace
 
-/// Positions of arguments are those of native_functions.yaml. All rows read numbers: the dropout's
-/// probability decides whether a call is random.
+/// Positions of arguments are those of native_functions.yaml. All rows read numbers, because the
+/// dropout's probability decides whether a call is random.
 Table attention_table() {
   const Kernel cpu{.bias = 5, .dropout = 3, .causal = 4};
   const Kernel flash{.dropout = 3, .causal = 4, .debug = 5, .other_outputs = 5};

@@ -8,23 +8,24 @@
 
 namespace tessera::rules {
 
-// Operators that make a tensor like another one. The result has its layout, so that it fits
-// the tensor that it will be used with, and read no values: nothing is ever moved for them.
+// Operators that make a tensor like another one. The result gets the other tensor's layout, so that
+// it fits this tensor, whose values are not read; nothing is ever moved for such operators.
 
 namespace {
 
-// Constants
+// Rules for operators that make constants.
 
-/// zeros_like and similar ones: laid out as the tensor, whose values are not read.
+/// zeros_like and similar operators: the result is laid out as the tensor, whose values are not
+/// read.
 std::optional<ShardingRule> like_rule(const OpCall& call) {
   ShardingRule rule = unchanged(call);
   rule.unread.push_back(call.tensor_index(0));
   return rule;
 }
 
-/// new_zeros(self, size, ...): a dimension of the tensor's size is laid out as the tensor's.
-/// Formulas of gradients make zeros so and then write the gradient into them. With another number
-/// of dimensions the result is replicated.
+/// new_zeros(self, size, ...): a dimension with the tensor's size is laid out as the tensor's
+/// dimension. Gradient formulas make zeros in this way and then write the gradient into them. If
+/// the number of dimensions differs, the result is replicated.
 std::optional<ShardingRule> new_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   const Sizes& own = call.tensor(0).sizes;
@@ -32,7 +33,8 @@ std::optional<ShardingRule> new_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   TensorFactors result;
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-    // With the same number of dimensions only: otherwise which one corresponds would be a guess.
+    // A dimension of the result follows the tensor's only if both have the same number of
+    // dimensions; otherwise it is unclear which dimensions correspond.
     const bool follows = sizes.size() == own.size() && sizes[dim] == own[dim];
     result.push_back({follows ? add_factor(rule, sizes[dim]) : add_unsharded(rule, sizes[dim])});
     if (follows) {
@@ -46,21 +48,21 @@ std::optional<ShardingRule> new_rule(const OpCall& call) {
   return rule;
 }
 
-/// The strides that the caller passes are global. Locally the result is contiguous.
+/// The strides that the caller passes are global; locally the result is contiguous.
 std::optional<ShardingRule> new_strided_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = new_rule(call);
   ShardingRule::LocalCall local{"aten::new_empty", call.args};
-  // The strides, argument 2: contiguous is what new_empty gives.
+  // Removes the strides, argument 2, because new_empty makes a contiguous tensor.
   local.args.erase(local.args.begin() + 2);
   rule->local_call = local;
   return rule;
 }
 
-// Random numbers
+// Rules for operators that draw random numbers.
 
 /// A pointwise operator that draws random numbers: laid out as its tensors, which must not be
-/// partial. `reads`: whether it reads their values. dtensor runs these by the global element
-/// (src/dtensor/random/): run locally, every shard would draw the same numbers.
+/// partial. `reads`: whether it reads their values. dtensor runs these operators by global element
+/// (src/dtensor/random/); run locally, every shard would draw the same numbers.
 RuleFunction::Body draw(std::size_t outputs, bool reads) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::vector<int> tensors = tensor_arguments(call);
@@ -98,14 +100,14 @@ Table random_table() {
       }};
 }
 
-// Pointwise operators: every dimension may be sharded, in any way, without communication. What
-// distinguishes the rows is which pending reductions may stay pending (add_linear_terms in
-// rule_builder.h); a wrong sign there gives wrong numbers, none costs an all-reduce only.
-// rules_test compares both with libtorch.
+// Pointwise operators: every dimension may be sharded, in any way, without communication. Rows
+// differ in which pending reductions may stay pending (add_linear_terms in rule_builder.h). A wrong
+// sign there gives wrong numbers; a missing one only costs an all-reduce. rules_test compares both
+// with libtorch.
 
 namespace {
 
-/// Tensors that broadcast; `linear`: see add_linear_terms.
+/// The rule for tensors that broadcast; `linear`: see add_linear_terms.
 std::optional<ShardingRule> pointwise_rule(const OpCall& call, std::string_view linear,
                                            std::size_t outputs) {
   const std::vector<int> tensors = tensor_arguments(call);
@@ -123,17 +125,17 @@ RuleFunction::Body pointwise(std::string_view linear = "", std::size_t outputs =
   return [=](const OpCall& call) { return pointwise_rule(call, linear, outputs); };
 }
 
-/// A constant is written where the mask is set. If it is 0, any partial input stays partial; if
-/// not, a sum of the terms would count the constant once per rank.
-/// Hence the affine and monotone signs: an average, a maximum or a minimum of equal constants is
-/// the constant.
+/// masked_fill: a constant is written where the mask is set. If the constant is 0, any partial
+/// input stays partial. Otherwise a sum of the terms would count the constant once for each rank.
+/// But an average, a maximum or a minimum of equal constants is the constant; hence the affine and
+/// monotone signs.
 std::optional<ShardingRule> masked_fill_scalar(const OpCall& call) {
   const bool zero = !call.is_none(2) && call.number(2) == 0;
   return pointwise_rule(call, zero ? "0*" : "0~ 0<", 1);
 }
 
-/// The first tensor is overwritten, not read. It is written in place and keeps its layout; the
-/// others are redistributed to it.
+/// The first tensor is overwritten and not read. It is written in place and keeps its layout; the
+/// other tensors are redistributed to its layout.
 RuleFunction::Body overwrite(std::string_view linear) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     std::optional<ShardingRule> rule = pointwise_rule(call, linear, 1);
@@ -144,9 +146,9 @@ RuleFunction::Body overwrite(std::string_view linear) {
   };
 }
 
-/// A cast. A Partial sum may stay partial if the new type is floating and no narrower: then only
-/// the reduced value is rounded. A maximum or minimum may if the new type keeps the order, as all
-/// but bool and the unsigned types do.
+/// A cast. A Partial sum may stay partial if the new type is floating-point and not narrower: then
+/// only the reduced value is rounded. A maximum or minimum may stay partial if the new type
+/// preserves the order, as all types except bool and unsigned types do.
 std::optional<ShardingRule> to_copy(const OpCall& call) {
   if (call.is_none(1)) {
     return pointwise_rule(call, "0*", 1);
@@ -159,7 +161,7 @@ std::optional<ShardingRule> to_copy(const OpCall& call) {
   return pointwise_rule(call, widens ? (ordered ? "0 0<" : "0") : (ordered ? "0<" : ""), 1);
 }
 
-/// Linear: sums and averages stay partial.
+/// Linear operators: sums and averages stay partial.
 std::vector<Row> linear_rows() {
   return {
       {"add{.Tensor,.out,_.Tensor} sub{.Tensor,.out,_.Tensor} "
@@ -178,7 +180,8 @@ std::vector<Row> linear_rows() {
   };
 }
 
-/// Affine (averages stay partial), monotone (maxima and minima), and selecting (all).
+/// Affine operators (averages stay partial), monotone ones (maxima and minima stay partial), and
+/// selecting ones (all reductions stay partial).
 std::vector<Row> monotone_rows() {
   return {
       {"add{.Scalar,_.Scalar} sub{.Scalar,_.Scalar}", pointwise("0~ 0<")},
@@ -211,7 +214,7 @@ std::vector<Row> copy_rows() {
   };
 }
 
-/// No partial input stays partial.
+/// Operators for which no partial input stays partial.
 std::vector<Row> other_rows() {
   return {
       {"abs{,.out,_} angle{,.out} sgn{,.out,_} acos{,.out,_} acosh{,.out,_} atanh{,.out,_} "
@@ -263,7 +266,7 @@ std::vector<Row> other_rows() {
   };
 }
 
-/// Two results, or their backward.
+/// Operators with two results, and their backwards.
 std::vector<Row> two_result_rows() {
   return {
       {"frexp.Tensor log_sigmoid_forward", pointwise("", 2)},
@@ -279,16 +282,16 @@ Table pointwise_table() {
                                   two_result_rows()})};
 }
 
-// List operators, which run one kernel for many tensors: optimizers and gradient clipping call
-// them. Each position of the lists is decided by itself, as parameters of one list may be laid out
-// in any way.
+// List operators, which run one kernel for many tensors and are used by optimizers and gradient
+// clipping. Each position of the lists is decided separately, because the parameters in one list
+// may have different layouts.
 
 namespace {
 
-/// The list arguments of a call; each is as long as the first one, or empty.
+/// The list arguments of a call; each has the length of the first one, or is empty.
 using Lists = std::vector<std::vector<TensorRef>>;
 
-/// An empty list stands for an optional one that the call leaves out.
+/// An empty list stands for an optional list that the call omits.
 std::optional<Lists> list_arguments(const OpCall& call) {
   Lists lists;
   for (const Argument& arg : call.args) {
@@ -302,8 +305,8 @@ std::optional<Lists> list_arguments(const OpCall& call) {
   return fit ? std::optional(lists) : std::nullopt;
 }
 
-/// The tensors at one position of the lists.
-/// In the order of the lists, to which the digits of linear terms refer.
+/// The tensors at one position of the lists, in the order of the lists, to which the digits of
+/// linear terms refer.
 std::vector<int> position(const Lists& lists, std::size_t at) {
   std::vector<int> result;
   for (const auto& list : lists) {
@@ -333,7 +336,7 @@ std::optional<ShardingRule> foreach_rule(const OpCall& call, std::string_view li
     rule.outputs.push_back(*result);
     rule.groups.push_back({tensors, {output}});
     add_linear_terms(rule, linear, tensors);
-    // The registry adds this for single results only.
+    // The in-place pair is added here, because the registry adds it only for single results.
     if (is_inplace(call.op)) {
       rule.inplace.push_back({tensors[0], output});
     }
@@ -348,8 +351,9 @@ RuleFunction::Body foreach (std::string_view linear = "", bool reads = true) {
   return [=](const OpCall& call) { return foreach_rule(call, linear, reads); };
 }
 
-/// One scalar per tensor. nullopt from `reduction_of`: the tensors stay unsharded. The results are
-/// 0-d: partial where the tensor is sharded, so that nothing is sent until a result is read.
+/// One scalar for each tensor. If `reduction_of` returns nullopt, the tensors stay unsharded. The
+/// results are 0-d, and partial if the tensor is sharded, so that nothing is sent until a result is
+/// read.
 RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(const OpCall&)) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::optional<ReduceOp> reduction = reduction_of(call);
@@ -359,7 +363,7 @@ RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(con
       for (std::size_t dim = 0; dim < input.size(); ++dim) {
         const std::int64_t size = meta_of(call, ref.index).sizes[dim];
         input[dim] = {reduction ? add_reduced(rule, size, *reduction) : add_unsharded(rule, size)};
-        // The maximum of nothing throws; a sum of nothing is 0.
+        // The maximum of an empty tensor throws; its sum is 0.
         rule.factors.back().allow_empty = reduction == ReduceOp::kSum;
       }
       rule.groups.push_back({{ref.index}, {static_cast<int>(rule.outputs.size())}});
@@ -369,8 +373,8 @@ RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(con
   };
 }
 
-/// A norm is a reduction only where it needs no root. Others stay unsharded here; optim's norms
-/// call this operator on local tensors.
+/// A norm is a reduction only if it needs no root. Tensors of other norms stay unsharded here;
+/// optim's norms call this operator on local tensors.
 std::optional<ReduceOp> norm_reduction(const OpCall& call) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   if (order == 0 || order == 1) {
@@ -390,8 +394,9 @@ std::optional<ReduceOp> max_reduction(const OpCall&) {
 }
 
 /// A fused optimizer(parameters, gradients, state..., steps, ...). The tensors at one position of
-/// the first `lists` lists have one layout; the steps behind them are replicated. All but the
-/// gradients are written; the gradients are too if they are to be unscaled (argument `grad_scale`).
+/// the first `lists` lists have one layout; the steps behind them are replicated. All tensors
+/// except the gradients are written; gradients are written too if they are unscaled (argument
+/// `grad_scale`).
 RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     Lists zipped;
@@ -408,7 +413,7 @@ RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
       }
       ShardingRule::TensorGroup group{tensors, {}};
       for (std::size_t i = 0; i < tensors.size(); ++i) {
-        // The gradients, at list 1.
+        // List 1 contains the gradients.
         if (i == 1 && !unscales) {
           continue;
         }
@@ -425,7 +430,7 @@ RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
 
 }  // namespace
 
-/// The terms are those of the operator in pointwise.cpp, for the lists instead of the tensors.
+/// The terms equal those of the operator in pointwise_table, for lists instead of tensors.
 Table foreach_table() {
   return {
       "foreach",

@@ -6,20 +6,21 @@
 
 namespace tessera::rules {
 
-// Reductions. A reduced dimension may be sharded if the shards' results can be reduced in turn:
-// then the result is partial, and nothing is sent until its value is needed.
+// Reductions. A reduced dimension may be sharded if the shards' results can be reduced further: the
+// result is then partial, and nothing is sent until its value is needed.
 
 namespace {
 
-/// Which arguments of a reduction say what; -1: it has no such argument.
+/// The positions of a reduction's arguments; -1 if it lacks the argument.
 struct Arguments {
-  int dim = -1;  ///< a dimension, a list, or None for all; -1: all
+  int dim = -1;  ///< a dimension, a list, or None for all; -1: always all
   int keepdim = -1;
   int dtype = -1;
 };
 
-/// The kind of a reduction. kNanSum: a sum, but not linear in its input (absolute values, counts).
-/// kUnsharded: one that cannot be made of the shards' results; reduced dimensions are not sharded.
+/// The kind of a reduction. kNanSum: a sum that is not linear in its input (absolute values,
+/// counts). kUnsharded: a reduction that cannot be computed from the shards' results; reduced
+/// dimensions are not sharded.
 enum class Kind { kSum, kNanSum, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
 
 /// For bools, "any" is a maximum and "all" a minimum.
@@ -49,13 +50,14 @@ std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, i
   return named_dims(call, static_cast<std::size_t>(arguments.dim), ndim);
 }
 
-/// With keepdim a reduced dimension has size 1: no factor.
+/// With keepdim a reduced dimension has size 1 and no factor.
 bool keeps_dims(const OpCall& call, const Arguments& arguments) {
   return arguments.keepdim >= 0 &&
          call.boolean_or(static_cast<std::size_t>(arguments.keepdim), false);
 }
 
-/// A reduced dimension's factor. The maximum of nothing is an error; other reductions have a value.
+/// Adds a reduced dimension's factor. The maximum of an empty shard is an error; other reductions
+/// have a value.
 int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   const std::optional<ReduceOp> op = reduction_of(kind);
   if (!op) {
@@ -66,7 +68,7 @@ int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   return factor;
 }
 
-/// Which partial inputs the reduction keeps partial.
+/// Declares which partial inputs the reduction keeps partial.
 void add_linearity(ShardingRule& rule, Kind kind, int self) {
   if (kind == Kind::kSum) {
     add_linear(rule, {self});
@@ -76,7 +78,7 @@ void add_linearity(ShardingRule& rule, Kind kind, int self) {
 }
 
 /// The reduction of the first tensor. A dtype argument casts before the reduction, which is then
-/// not linear: terms would be rounded one by one.
+/// not linear, because terms would be rounded one by one.
 ShardingRule reduction_rule(const OpCall& call, Kind kind, const Arguments& arguments,
                             std::size_t outputs) {
   const int self = call.tensor_index(0);
@@ -110,7 +112,7 @@ RuleFunction::Body reduction(Kind kind, Arguments arguments, std::size_t outputs
   };
 }
 
-/// any.dims and all.dims: an empty list reduces nothing, unlike elsewhere.
+/// any.dims and all.dims: an empty list reduces nothing, unlike in other operators.
 RuleFunction::Body reduction_of_dims(Kind kind) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     if (!call.is_none(1) && call.integers(1).empty()) {
@@ -121,7 +123,7 @@ RuleFunction::Body reduction_of_dims(Kind kind) {
 }
 
 /// A mean is the sum of the shards' sums, divided by the global count. In half precision the sum
-/// could overflow: there it is the average of the shards' means, and the shards must have equal
+/// could overflow, so there it is the average of the shards' means, and the shards must have equal
 /// sizes.
 std::optional<ShardingRule> mean_rule(const OpCall& call) {
   // The two overloads have their dtype at different positions.
@@ -137,7 +139,7 @@ std::optional<ShardingRule> mean_rule(const OpCall& call) {
     reduced.push_back(static_cast<int>(i));
     count *= rule.factors[i].size;
   }
-  // fp32 and wider: a sum of the shards has room.
+  // In fp32 and wider types a sum of the shards does not overflow.
   if (call.tensor(0).itemsize > 2) {
     rule.local_call = {by_dim ? "aten::sum.dim_IntList" : "aten::sum", call.args,
                        1.0 / static_cast<double>(count), reduced};
@@ -150,20 +152,21 @@ std::optional<ShardingRule> mean_rule(const OpCall& call) {
   return rule;
 }
 
-/// A p-norm is a reduction only where it needs no root. (The others take lowerings:
+/// A p-norm is a reduction only if it needs no root. (Lowerings compute the other norms:
 /// src/dtensor/lowerings.)
 std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& arguments) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
   if (order == 0 || order == 1) {
-    kind = Kind::kNanSum;  // of absolute values, or a count
+    kind = Kind::kNanSum;  // a sum of absolute values, or a count
   }
   // The largest or the smallest absolute value.
   if (std::isinf(order)) {
     kind = order > 0 ? Kind::kMax : Kind::kMin;
   }
   ShardingRule rule = reduction_rule(call, kind, arguments, 1);
-  // Absolute values are taken first: no norm of a pending sum is the norm of the sum.
+  // Absolute values are taken first, so the norm of a pending sum's terms is not the norm of the
+  // sum.
   rule.linear.clear();
   return rule;
 }
@@ -172,7 +175,8 @@ RuleFunction::Body norm(Arguments arguments) {
   return [=](const OpCall& call) { return norm_rule(call, arguments); };
 }
 
-/// histc(self, bins, min, max). Equal bounds stand for those of the data, which no shard knows.
+/// histc(self, bins, min, max). If min equals max, the bounds are those of the data, which no shard
+/// knows, so there is no rule.
 std::optional<ShardingRule> histogram_rule(const OpCall& call) {
   if (call.number(2) == call.number(3)) {
     return std::nullopt;
@@ -226,16 +230,16 @@ Table reduction_table() {
       }};
 }
 
-// Operators whose results along one dimension depend on all of it: softmax, scans, sorts, shifts.
-// That dimension stays unsharded; all others are independent.
+// Operators whose results along one dimension depend on the whole dimension: softmax, scans, sorts,
+// shifts. This dimension stays unsharded; all others are independent.
 
 namespace {
 
 /// The reductions for which a partial first tensor gives partial results.
 enum class Linearity {
   kNone,
-  kLinear,  ///< sums and averages
-  kMoves,   ///< every reduction: elements only change places
+  kLinear,  ///< sums and averages stay partial
+  kMoves,   ///< every reduction, because elements only change places
 };
 
 void add_linearity(ShardingRule& rule, Linearity linearity, int self) {
@@ -247,14 +251,14 @@ void add_linearity(ShardingRule& rule, Linearity linearity, int self) {
   }
 }
 
-/// Aggregate with defaults: a row names only the exceptions.
+/// An aggregate with defaults, so that a row names only the exceptions.
 struct Along {
-  int dim = 1;  ///< argument with the dimension, or a list of them (none: all)
+  int dim = 1;  ///< argument with the dimension, or a list of dimensions (empty: all)
   std::size_t outputs = 1;
   Linearity linearity = Linearity::kNone;
 };
 
-/// Tensors of one shape. The named dimensions stay unsharded, the others are independent.
+/// Tensors of one shape. The named dimensions stay unsharded; the others are independent.
 RuleFunction::Body along(Along along) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::vector<int> tensors = tensor_arguments(call);
@@ -268,7 +272,7 @@ RuleFunction::Body along(Along along) {
       }
     }
     for (int tensor : tensors) {
-      // Backwards take several tensors, all of one shape; nothing here broadcasts.
+      // Backwards take several tensors of one shape; nothing broadcasts here.
       if (meta_of(call, tensor).sizes != sizes) {
         return std::nullopt;
       }
@@ -280,7 +284,7 @@ RuleFunction::Body along(Along along) {
   };
 }
 
-/// The same for the last `count` dimensions.
+/// Like along(), for the last `count` dimensions.
 RuleFunction::Body along_last(std::size_t count, Linearity linearity) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const Sizes& sizes = call.tensor(0).sizes;
@@ -299,12 +303,12 @@ RuleFunction::Body along_last(std::size_t count, Linearity linearity) {
   };
 }
 
-/// cumsum(self, dim, dtype): with a cast, which comes first, it is not linear.
+/// cumsum(self, dim, dtype): not linear with a cast, which comes before the sum.
 std::optional<ShardingRule> cumsum_rule(const OpCall& call) {
   return along({.linearity = call.is_none(2) ? Linearity::kLinear : Linearity::kNone})(call);
 }
 
-/// topk(self, k, dim, ...): the dimension stays unsharded and comes out with k elements.
+/// topk(self, k, dim, ...): the dimension stays unsharded and has k elements in the result.
 std::optional<ShardingRule> topk_rule(const OpCall& call) {
   const int self = call.tensor_index(0), ndim = call.tensor(0).ndim();
   ShardingRule rule = start(call);
@@ -319,7 +323,7 @@ std::optional<ShardingRule> topk_rule(const OpCall& call) {
   return rule;
 }
 
-/// renorm(self, p, dim, maxnorm): a norm over all dimensions but one.
+/// renorm(self, p, dim, maxnorm): a norm over all dimensions except `dim`.
 std::optional<ShardingRule> renorm_rule(const OpCall& call) {
   const int ndim = call.tensor(0).ndim();
   ShardingRule rule = start(call);
@@ -386,9 +390,9 @@ Table scan_table() {
           }};
 }
 
-// Losses. Samples may be sharded, classes not (tensor_parallel has a loss for sharded logits). They
-// need separate rules because of the mean: a mean of shards' means is wrong where shards differ in
-// size.
+// Losses. Samples may be sharded, classes may not (tensor_parallel has a loss for sharded logits).
+// Losses need their own rules because of the mean: a mean of the shards' means is wrong if shards
+// differ in size.
 
 namespace {
 
@@ -411,7 +415,7 @@ struct NllFactors {
   }
 };
 
-/// One weight for each class, so unsharded like the classes.
+/// Class weights: one for each class, so unsharded like the classes.
 void set_class_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
                       const NllFactors& factors, std::size_t classes) {
   if (call.has_tensor(arg)) {
@@ -420,8 +424,8 @@ void set_class_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
 }
 
 /// nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight. A sum is
-/// the sum of the shards' sums. A mean divides by the total weight, which no shard knows: samples
-/// stay unsharded. (Where they are sharded, a lowering is cheaper:
+/// the sum of the shards' sums. A mean divides by the total weight, which no shard knows, so
+/// samples stay unsharded. (If they are sharded, a lowering is cheaper:
 /// src/dtensor/lowerings/network.cpp.)
 std::optional<ShardingRule> nll_forward(const OpCall& call) {
   const Sizes& sizes = call.tensor(0).sizes;
@@ -443,7 +447,7 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
       if (reduction == kMean) {
         properties.unsharded = true;
       } else {
-        properties.reduction = ReduceOp::kSum;  // of the total weight, and of the loss if it is one
+        properties.reduction = ReduceOp::kSum;  // of the total weight, and of a scalar loss
       }
     }
   }
@@ -453,7 +457,7 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
 }
 
 /// nll_loss_backward(grad, self, target, weight, reduction, ignore_index, total weight). The total
-/// weight is passed in and global, so samples are independent.
+/// weight is passed in and is global, so samples are independent.
 std::optional<ShardingRule> nll_backward(const OpCall& call) {
   const Sizes& sizes = call.tensor(1).sizes;
   if (sizes.empty()) {
@@ -464,14 +468,14 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   if (call.tensor(2).sizes.size() != factors.target.size()) {
     return std::nullopt;
   }
-  // Without a reduction the gradient is one number a sample, with one it is a scalar.
+  // Without a reduction the gradient has one number for each sample; with one it is a scalar.
   if (call.tensor(0).ndim() > 0) {
     input_of(rule, call.tensor_index(0)) = factors.target;
   }
   input_of(rule, call.tensor_index(1)) = factors.input;
   input_of(rule, call.tensor_index(2)) = factors.target;
   set_class_weight(rule, call, 3, factors, sizes.size() > 1 ? 1 : 0);
-  // Only a mean divides by it.
+  // Only a mean divides by the total weight.
   if (call.integer(4) != kMean) {
     rule.unread.push_back(call.tensor_index(6));
   }
@@ -480,14 +484,14 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   return rule;
 }
 
-/// A loss of pairs of elements, then a reduction. As in mean_rule (reduction.cpp), a mean runs as a
-/// sum that is scaled by the global count; in half precision it is the average of the means of
-/// equal shards. `reduces`: false for a backward, which has no reduction.
+/// A loss of pairs of elements, then a reduction. As in mean_rule, a mean runs as a sum that is
+/// scaled by the global count; in half precision it is the average of the means of equal shards.
+/// `reduces`: false for a backward, which has no reduction.
 ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
                               const TensorFactors& elements, ShardingRule rule, bool reduces) {
   const std::int64_t reduction = call.integer(reduction_arg);
   const bool averages = reduces && reduction == kMean && call.tensor(0).itemsize <= 2;
-  // The scale is the global count, which is known here; the local call sums what the rank has.
+  // The scale is the global count, which is known here; the local call sums this rank's elements.
   if (reduction == kMean && !averages) {
     std::int64_t count = 1;
     ShardingRule::LocalCall local{call.op, call.args, 1.0, {}};
@@ -514,8 +518,8 @@ ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
   return rule;
 }
 
-/// loss(self, target, ..., reduction, ...). Its backward takes the gradient first, a scalar or of
-/// the shape of the elements, and is linear in it.
+/// loss(self, target, ..., reduction, ...). Its backward takes the gradient first, a scalar or a
+/// tensor of the elements' shape, and is linear in it.
 RuleFunction::Body loss(std::size_t reduction_arg, bool is_backward = false) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);

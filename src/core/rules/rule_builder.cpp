@@ -14,7 +14,7 @@
 
 namespace tessera::rules {
 
-// See rule_builder.h. Nothing here knows an operator; indices are those of OpCall::tensors.
+// The helpers of rule_builder.h. They know no operators; indices refer to OpCall::tensors.
 
 namespace {
 
@@ -32,7 +32,7 @@ void add_linear_term(ShardingRule& rule, std::string_view term, const std::vecto
     if (c < '0' || c > '9') {
       sign = c;
     } else if (const auto position = static_cast<std::size_t>(c - '0'); position < tensors.size()) {
-      // An optional tensor that the call leaves out is left out of the term as well.
+      // An optional tensor that the call omits is omitted from the term as well.
       inputs.push_back(tensors[position]);
     }
   }
@@ -54,8 +54,8 @@ void add_linear_term(ShardingRule& rule, std::string_view term, const std::vecto
 
 }  // namespace
 
-/// One empty list of factors per dimension: sizes are not looked at, so that a dimension that a
-/// rule forgets is replicated, never wrong.
+/// One empty list of factors for each dimension. A dimension that a rule forgets is thus
+/// replicated, and never wrong.
 ShardingRule start(const OpCall& call) {
   ShardingRule rule;
   for (const TensorMeta& tensor : call.tensors) {
@@ -118,7 +118,7 @@ ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> o
   return group;
 }
 
-/// An average is a sum with a factor, which a linear operator carries through.
+/// An average is a sum with a factor, so a linear operator commutes with it.
 void add_linear(ShardingRule& rule, std::vector<int> inputs) {
   rule.linear.push_back({inputs, ReduceOp::kSum});
   rule.linear.push_back({std::move(inputs), ReduceOp::kAvg});
@@ -144,7 +144,7 @@ void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vec
   }
 }
 
-/// As in libtorch, a 0-d tensor takes 0 and -1.
+/// As in libtorch, a 0-d tensor accepts dimensions 0 and -1.
 int wrap_dim(const OpCall& call, std::int64_t dim, int ndim) {
   const std::int64_t count = std::max(ndim, 1);
   TESSERA_CHECK(dim >= -count && dim < count, call.op, ": dimension ", dim,
@@ -157,7 +157,7 @@ std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim) {
   std::vector<bool> named(static_cast<std::size_t>(ndim), dims.empty());
   for (std::int64_t dim : dims) {
     const auto at = static_cast<std::size_t>(wrap_dim(call, dim, ndim));
-    // False for a 0-d tensor only.
+    // False only for a 0-d tensor.
     if (at < named.size()) {
       named[at] = true;
     }
@@ -169,13 +169,14 @@ std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& cal
                                            const std::vector<int>& tensors) {
   using ranges::views::reverse;
   using ranges::views::zip;
-  Sizes sizes;  // of the result, innermost first: shapes are aligned at their last dimension
+  // sizes of the result, innermost first: shapes are aligned at their last dimension
+  Sizes sizes;
   for (int tensor : tensors) {
     const Sizes& own = meta_of(call, tensor).sizes;
-    // New dimensions have size 1, which broadcasts.
+    // Added dimensions have size 1, which broadcasts.
     sizes.resize(std::max(sizes.size(), own.size()), 1);
     for (auto&& [common, size] : zip(sizes, own | reverse)) {
-      // Size 1 does not change the common size, also if that is 0.
+      // Size 1 does not change the common size, even if the common size is 0.
       if (size == 1) {
         continue;
       }
@@ -190,7 +191,8 @@ std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& cal
     const Sizes& own = meta_of(call, tensor).sizes;
     for (auto&& [dim, size, factors] :
          zip(input_of(rule, tensor) | reverse, own | reverse, result | reverse)) {
-      if (size == size_of(rule, factors)) {  // else it is 1 and broadcasts: no factor
+      // otherwise it is 1 and broadcasts, without a factor
+      if (size == size_of(rule, factors)) {
         dim = factors;
       }
     }
@@ -220,7 +222,7 @@ std::vector<Row> join_rows(std::initializer_list<std::vector<Row>> lists) {
   return lists | ranges::views::join | ranges::to<std::vector>();
 }
 
-/// `op` has a namespace, as all names of operators here: without one a character would be lost.
+/// `op` must have a namespace, as all operator names here do; otherwise a character would be lost.
 std::string_view base_name(std::string_view op) {
   op.remove_prefix(std::min(op.find("::") + 2, op.size()));
   return op.substr(0, op.find('.'));
@@ -228,7 +230,7 @@ std::string_view base_name(std::string_view op) {
 
 bool is_inplace(std::string_view op) {
   const std::string_view base = base_name(op);
-  // __xor__ and its like are not in place, although they end in an underscore.
+  // __xor__ and similar operators are not in place, although they end in an underscore.
   return base.ends_with('_') && !base.ends_with("__");
 }
 
@@ -241,7 +243,7 @@ std::size_t out_count(std::string_view op) {
   if (overload.ends_with("out")) {
     return 1;
   }
-  // Overloads with two results name the first of them and not "out".
+  // Overloads with two results are named after the first of them and not "out".
   for (const std::string_view pair :
        {"values", "values_stable", "dim_values", "dim_max", "dim_min"}) {
     if (overload == pair) {
@@ -255,13 +257,14 @@ std::size_t out_count(std::string_view op) {
 
 namespace tessera {
 
-// How rules read the arguments of a call. The accessors are lenient where schemas are (an int is a
-// number, one dimension is a list of one) and throw for the rest: then the rule reads another
-// argument than the schema has there, which is a bug in a table, not in the user's call.
+// How rules read the arguments of a call. The accessors are as lenient as schemas (an int is a
+// number, one dimension is a list of one) and throw for other types. Such an error means that the
+// rule reads another argument than the schema has at this position, which is a bug in a table and
+// not in the user's call.
 
 namespace {
 
-/// The value of an argument past the end: schemas gain arguments with time, and out= forms drop
+/// The value of an argument past the end: schemas gain arguments over time, and out= variants drop
 /// theirs (rule_registry.cpp).
 const Argument kNone;
 
@@ -269,7 +272,7 @@ const Argument& argument(const OpCall& call, std::size_t arg) {
   return arg < call.args.size() ? call.args[arg] : kNone;
 }
 
-/// `what` completes the message: the kind that the rule expected.
+/// `what` completes the message: the kind of argument that the rule expected.
 template <class T>
 const T& get(const OpCall& call, std::size_t arg, const char* what) {
   const T* value = std::get_if<T>(&argument(call, arg));
@@ -284,7 +287,7 @@ std::int64_t TensorMeta::numel() const {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-/// An optional tensor is a TensorRef of -1 or a None, depending on where it stands.
+/// An optional tensor is a TensorRef of -1 or a None, depending on its position.
 bool OpCall::has_tensor(std::size_t arg) const {
   const auto* ref = std::get_if<TensorRef>(&argument(*this, arg));
   return ref && ref->index >= 0;
@@ -300,7 +303,7 @@ const TensorMeta& OpCall::tensor(std::size_t arg) const {
   return tensors.at(static_cast<std::size_t>(tensor_index(arg)));
 }
 
-/// One tensor where a list is expected: overloads that differ in just that share a rule.
+/// Accepts one tensor in place of a list, so that overloads that differ only in this share a rule.
 std::vector<TensorRef> OpCall::tensor_list(std::size_t arg) const {
   if (is_none(arg)) {
     return {};
@@ -335,7 +338,7 @@ const DType& OpCall::dtype(std::size_t arg) const {
   return get<DType>(*this, arg, "a type of elements");
 }
 
-/// A Scalar arrives as whatever the caller passed: 2 or 2.0.
+/// A Scalar has the type that the caller passed: 2 or 2.0.
 double OpCall::number(std::size_t arg) const {
   if (const auto* real = std::get_if<double>(&argument(*this, arg))) {
     return *real;
@@ -343,7 +346,7 @@ double OpCall::number(std::size_t arg) const {
   return static_cast<double>(integer(arg));
 }
 
-/// libtorch turns dim=1 into a list of one for some overloads and not for others.
+/// For some overloads libtorch turns dim=1 into a list of one, for others not.
 std::vector<std::int64_t> OpCall::integers(std::size_t arg) const {
   if (is_none(arg)) {
     return {};

@@ -1,4 +1,4 @@
-// Functions that the tables of rules share.
+// Functions and types that the tables of rules share.
 #pragma once
 
 #include <cstddef>
@@ -11,36 +11,37 @@
 
 namespace tessera::rules {
 
-// For the tables in this folder: the names of operators, and a common rule.
+// Operator names, and a common rule, for the tables in this folder.
 
-/// "add_" of "aten::add_.Tensor".
+/// The name without namespace and overload: "add_" for "aten::add_.Tensor".
 std::string_view base_name(std::string_view op);
-/// Whether the base name ends in one underscore, as those of in-place operators do.
+/// Whether the base name ends in one underscore, as names of in-place operators do.
 bool is_inplace(std::string_view op);
 /// How many of an overload's last arguments receive its results: 1 for "aten::add.out", 2 for
-/// "aten::sort.values", 0 for an overload that returns them.
+/// "aten::sort.values", 0 for an overload that returns its results.
 std::size_t out_count(std::string_view op);
 
-/// The rule of a call whose result has the sizes of argument 0, and is laid out as that.
+/// The rule of a call whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
 
 // Each file of this folder provides tables to the registry, one for each family of operators. A new
-// table is declared here and named in propagate/rule_registry.cpp.
+// table is declared here and listed in propagate/rule_registry.cpp.
 
 /// One rule for the operators in `names`: separated by blanks, without "aten::", braces expanded as
-/// in a shell ("add{,_}.Tensor add.out"). A new operator is a row in a table.
+/// in a shell ("add{,_}.Tensor add.out"). To add an operator, add a row to a table.
 ///
-/// The body describes the functional form. For in-place operators (a name that ends in '_') and
-/// out= overloads (one that ends in "out") the registry adds what follows from the form.
+/// The body describes the functional variant. For in-place operators (whose name ends in '_') and
+/// out= overloads (whose overload name ends in "out") the registry adds what follows from the
+/// variant.
 struct Row {
   std::string_view names;
   RuleFunction::Body body;
   bool reads_numbers = false;  ///< see RuleFunction::reads_numbers
 };
 
-/// The rows of several lists: for tables that are too long to read in one piece.
+/// Joins the rows of several lists; for long tables.
 std::vector<Row> join_rows(std::initializer_list<std::vector<Row>> lists);
-/// The rows of indexing_table, and those of view_table.
+/// Further rows of indexing_table.
 std::vector<Row> advanced_indexing_rows();
 std::vector<Row> reshape_rows();
 

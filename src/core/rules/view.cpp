@@ -15,21 +15,22 @@ namespace tessera::rules {
 
 // Views, and copies that move elements as views do. The local call is the same view of the local
 // tensor, so a rule must make sure that it shows the right elements: sizes among the arguments
-// become local ones (size_arguments), and what depends on a size of 1 names dimensions instead.
+// become local sizes (size_arguments), and calls that depend on a size of 1 name dimensions
+// instead.
 
 namespace {
 
-/// A rule under construction: of an operator that moves the elements of one tensor.
+/// A rule under construction, of an operator that moves the elements of one tensor.
 struct ViewRule {
   ShardingRule rule;
   int self;
-  TensorFactors input;  ///< one factor per dimension to begin with
+  TensorFactors input;  ///< initially one factor for each dimension
 
   explicit ViewRule(const OpCall& call) : rule(start(call)), self(call.tensor_index(0)) {
     input = add_factors(rule, meta_of(call, self).sizes);
   }
 
-  // Elements move and do not change, so that any pending reduction may wait.
+  // Elements are moved and not changed, so any pending reduction may stay pending.
   ShardingRule finish(std::vector<TensorFactors> outputs) && {
     input_of(rule, self) = std::move(input);
     rule.outputs = std::move(outputs);
@@ -38,7 +39,7 @@ struct ViewRule {
   }
 };
 
-// Permutations
+// Rules for permutations of dimensions.
 
 std::optional<ShardingRule> permuted(const OpCall& call, const std::vector<int>& order) {
   ViewRule view(call);
@@ -76,10 +77,10 @@ std::optional<ShardingRule> t_rule(const OpCall& call) {
   return call.tensor(0).ndim() < 2 ? swapped(call, 0, 0) : swapped(call, 0, 1);
 }
 
-// Dimensions added, removed and repeated
+// Rules for views that add, remove or repeat dimensions.
 
-/// squeeze removes the dimensions of global size 1. A local size of 1 must stay, so the local call
-/// names the dimensions.
+/// squeeze removes the dimensions of global size 1. Other dimensions of local size 1 must stay, so
+/// the local call names the dimensions to remove.
 std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
   ViewRule view(call);
   const Sizes& sizes = call.tensor(0).sizes;
@@ -117,7 +118,7 @@ std::optional<ShardingRule> unsqueeze_rule(const OpCall& call) {
   return std::move(view).finish({output});
 }
 
-/// expand(self, size): -1 keeps a dimension; new ones come in front.
+/// expand(self, size): -1 keeps a dimension; new dimensions are added in front.
 std::optional<ShardingRule> expand_rule(const OpCall& call) {
   ViewRule view(call);
   const Sizes& own = call.tensor(0).sizes;
@@ -134,7 +135,7 @@ std::optional<ShardingRule> expand_rule(const OpCall& call) {
       continue;
     }
     output.push_back({add_unsharded(view.rule, wanted[i])});
-    // A dimension of size 1 that is expanded: on the input side it has no factor.
+    // An expanded dimension of size 1 has no factor in the input.
     if (i >= added) {
       view.input[i - added].clear();
     }
@@ -164,10 +165,10 @@ std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   return std::move(view).finish({output});
 }
 
-// Windows and diagonals
+// Rules for windows and diagonals.
 
-/// unfold(self, dim, size, step): a dimension becomes its windows, and the last dimension goes
-/// along a window.
+/// unfold(self, dim, size, step): a dimension becomes the number of windows, and a new last
+/// dimension has the positions in a window.
 std::optional<ShardingRule> unfold_rule(const OpCall& call) {
   ViewRule view(call);
   const std::int64_t size = call.integer(2), step = call.integer(3);
@@ -189,7 +190,8 @@ std::int64_t diagonal_size(std::int64_t rows, std::int64_t columns, std::int64_t
   return std::max<std::int64_t>(size, 0);
 }
 
-/// diagonal(self, offset, dim1, dim2): the two dimensions go, the last one is along the diagonal.
+/// diagonal(self, offset, dim1, dim2): removes the two dimensions; a new last dimension has the
+/// diagonal.
 std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
   ViewRule view(call);
   const int ndim = call.tensor(0).ndim();
@@ -210,9 +212,9 @@ std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
   return std::move(view).finish({output});
 }
 
-// Views as another type
+// Rules for views as another element type.
 
-/// Keeps sums and averages only: a maximum has no meaning for complex numbers.
+/// Keeps only sums and averages partial, because a maximum has no meaning for complex numbers.
 void keep_linear_only(ShardingRule& rule) {
   rule.linear.clear();
   add_linear(rule, {0});
@@ -241,7 +243,7 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
 }
 
 /// view.dtype(self, dtype): the last dimension grows or shrinks with the size of an element. Not
-/// linear: it reinterprets bits.
+/// linear, because it reinterprets bits.
 std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
   ViewRule view(call);
   const std::int64_t from = call.tensor(0).itemsize, to = call.dtype(1).itemsize;
@@ -278,15 +280,15 @@ Table view_table() {
   return {"view", join_rows({reshape_rows(), rows})};
 }
 
-// Views of another shape: which factors the two shapes share.
+// Views of another shape: the factors that the two shapes share.
 
 namespace {
 
-/// Finds the factors that the two shapes of a reshape share. Walks both, major dimension first, and
-/// gives the current dimensions a common factor: the greatest common divisor of what is left of
-/// each. (2, 6) -> (4, 3) has factors 2, 2, 3; a dimension is split or several are joined. Where
-/// the two have no common divisor, nothing can be shared up to the next boundary that both have:
-/// those factors stay unsharded.
+/// Finds the factors that the two shapes of a reshape share. Walks both shapes, major dimension
+/// first, and gives the current dimensions a common factor: the greatest common divisor of their
+/// remaining sizes. (2, 6) -> (4, 3) has factors 2, 2, 3; a dimension is split, or several are
+/// joined. If the remaining sizes have no common divisor, no factor can be shared up to the next
+/// common boundary; these factors stay unsharded.
 class Reshape {
  public:
   Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
@@ -301,8 +303,9 @@ class Reshape {
     return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
   }
 
-  /// Any shape of nothing is a view of any other. Sizes that both begin with are the same
-  /// dimensions; what comes after them has elements to go by, or shares what both end with.
+  /// For tensors without elements, any shape is a view of any other. Leading dimensions of equal
+  /// size are the same dimensions. The remaining dimensions are matched by elements if they have
+  /// any, else by equal trailing sizes.
   void share_without_elements() {
     const auto rest = std::ranges::mismatch(from_, to_);
     const auto same = static_cast<std::size_t>(rest.in1 - from_.begin());
@@ -325,10 +328,10 @@ class Reshape {
     }
   }
 
-  /// From dimension `first` on. `i` and `o` are one past the current dimensions.
+  /// Shares factors from dimension `first` on. `i` and `o` are one past the current dimensions.
   void share(std::size_t first) {
     std::size_t i = first, o = first;
-    std::int64_t in = 1, out = 1;  // left of the current dimensions
+    std::int64_t in = 1, out = 1;  // remaining sizes of the current dimensions
     for (;;) {
       const bool more_input = next(from_, i, in), more_output = next(to_, o, out);
       if (!more_input || !more_output) {
@@ -347,7 +350,7 @@ class Reshape {
     }
   }
 
-  /// Goes on to the next dimension of a size other than 1 if the current one is used up. False at
+  /// Advances to the next dimension of a size other than 1 if the current one is used up. False at
   /// the end.
   static bool next(const Sizes& sizes, std::size_t& at, std::int64_t& left) {
     while (left == 1 && at < sizes.size()) {
@@ -356,7 +359,7 @@ class Reshape {
     return left != 1;
   }
 
-  // Consumes dimensions of the side that is behind until both have the same number of positions.
+  // Advances on the side that is behind until both sides have the same number of positions.
   void keep_unsharded_to_boundary(std::size_t& i, std::int64_t& in, std::size_t& o,
                                   std::int64_t& out) {
     std::int64_t in_product = in, out_product = out;
@@ -378,7 +381,8 @@ class Reshape {
   const Sizes &from_, &to_;
 };
 
-/// The requested sizes, -1 filled in; nullopt if they don't hold as many elements as the tensor.
+/// The requested sizes with -1 filled in; nullopt if they don't contain as many elements as the
+/// tensor.
 std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   std::int64_t known = 1;
   std::int64_t* inferred = nullptr;
@@ -402,7 +406,7 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   return known == numel ? std::optional(std::move(sizes)) : std::nullopt;
 }
 
-/// "[2, 6]".
+/// The sizes as text: "[2, 6]".
 std::string text_of(const Sizes& sizes) {
   std::string text;
   for (const std::int64_t size : sizes) {
@@ -411,7 +415,7 @@ std::string text_of(const Sizes& sizes) {
   return "[" + text + "]";
 }
 
-/// view(self, size) and similar ones.
+/// view(self, size) and similar operators.
 std::optional<ShardingRule> reshape_rule(const OpCall& call) {
   const TensorMeta& self = call.tensor(0);
   const std::optional<Sizes> sizes = infer_sizes(call.integers(1), self.numel());
@@ -446,8 +450,9 @@ std::vector<Row> reshape_rows() {
   };
 }
 
-// Backwards of views: they put a gradient into zeros of the sizes of the viewed tensor, or a tensor
-// into a copy (the scatters). As in the view, the dimension where it is placed stays unsharded.
+// Backwards of views: they put a gradient into zeros with the sizes of the viewed tensor, or a
+// tensor into a copy (the scatters). As in the view, the dimension in which it is placed stays
+// unsharded.
 
 namespace {
 
@@ -461,8 +466,7 @@ ShardingRule linear_in_gradient(const OpCall& call, ShardingRule rule, const Ten
   return rule;
 }
 
-/// select_backward(grad, sizes, dim, ...) and slice_backward: zeros, with the gradient at its
-/// place.
+/// select_backward(grad, sizes, dim, ...) and slice_backward: zeros with the gradient at its place.
 RuleFunction::Body place_gradient(bool keeps_dim) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const Sizes sizes = call.integers(1);
@@ -483,7 +487,7 @@ RuleFunction::Body place_gradient(bool keeps_dim) {
   };
 }
 
-/// select_scatter(self, src, dim, ...) and slice_scatter: a copy of self, with src at its place.
+/// select_scatter(self, src, dim, ...) and slice_scatter: a copy of self with src at its place.
 RuleFunction::Body place_source(bool keeps_dim) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(0), source = call.tensor_index(1);
@@ -512,7 +516,8 @@ RuleFunction::Body place_source(bool keeps_dim) {
   };
 }
 
-/// unfold_backward(grad, sizes, dim, ...): the last dimension of the gradient is the window.
+/// unfold_backward(grad, sizes, dim, ...): the last dimension of the gradient is the position in
+/// the window.
 std::optional<ShardingRule> unfold_backward_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   if (sizes.empty()) {
@@ -524,7 +529,7 @@ std::optional<ShardingRule> unfold_backward_rule(const OpCall& call) {
   const TensorFactors result = add_factors(rule, sizes);
   TensorFactors grad = result;
   keep_unsharded(rule, result[dim]);
-  // Neither windows nor the place within one have a counterpart in the result.
+  // Neither the windows nor the positions within a window have a counterpart in the result.
   grad[dim].clear();
   grad.emplace_back();
   return linear_in_gradient(call, std::move(rule), grad, result);

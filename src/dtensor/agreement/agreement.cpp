@@ -27,11 +27,11 @@
 
 namespace tessera {
 
-// Comparisons and common decisions of the ranks of a mesh, apart from the program's collectives.
-// All use the group of the whole mesh, and first wait for pending transfers, as every synchronous
-// collective does.
+// Comparisons and common decisions of a mesh's ranks, separate from the program's collectives. All
+// use the process group of the whole mesh, and first wait for pending transfers, as every
+// synchronous collective does.
 
-// Reads the environment at each call, which costs little compared with making a tensor.
+// Reads the environment at each call, which is cheap compared to making a tensor.
 bool detail::checks_agreement() {
 #ifdef NDEBUG
   constexpr bool kDefault = false;
@@ -45,7 +45,7 @@ bool detail::checks_calls() {
   return RankThread::here().checks_calls;
 }
 
-// The flag is all-reduced as a tensor of libtorch's: below autograd, so that no mode sees it.
+// The flag is all-reduced as a libtorch tensor, below autograd so that no operator mode sees it.
 bool detail::any_rank(const DeviceMesh& mesh, bool own) {
   const BelowAutograd guard;
   return comm::any_rank(flush_pending_transfers(mesh.group_of_all_ranks()), mesh.device(), own);
@@ -79,9 +79,9 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
 
 namespace tessera::detail {
 
-// Finds copies that differ between ranks, and the first difference. Equal copies cost one exchange
-// of a digest between the hosts. Values are sent only for the error message, block by block, so
-// that no rank needs memory for the copies of all ranks.
+// Finds replicas that differ between ranks, and the first difference. If they are equal, the cost
+// is one exchange of a digest between the hosts. Values are sent only for the error message, block
+// by block, so that no rank needs memory for the copies of all ranks.
 
 namespace {
 
@@ -91,14 +91,14 @@ std::int64_t hash_of_text(std::string_view text) {
   return std::bit_cast<std::int64_t>(std::uint64_t{std::hash<std::string_view>{}(text)});
 }
 
-/// Sizes and type.
+/// The replica's sizes and type as text.
 std::string kind_of(const Replica& replica) {
   return replica.local.defined() ? fmt::format("[{}] of {}", fmt::join(replica.local.sizes(), ", "),
                                                c10::toString(replica.local.scalar_type()))
                                  : "none";
 }
 
-/// Hashes of each replica: of its name and kind, and of its values.
+/// Two hashes for each replica: one of its name and kind, one of its values.
 Numbers hashes_of(const std::vector<Replica>& replicas) {
   Numbers hashes;
   for (const Replica& replica : replicas) {
@@ -128,17 +128,18 @@ double tolerance_of(c10::ScalarType type) {
 
 /// The first element of a replica that differs on a peer.
 struct Difference {
-  std::size_t peer = 0;  ///< the first that differs from peer 0
+  std::size_t peer = 0;  ///< the first peer that differs from peer 0
   std::int64_t element = 0;
-  std::string first, other;  ///< the values of peer 0 and of that peer
+  std::string first, other;  ///< the value on peer 0, and the value on `peer`
 };
 
-/// Searches block by block, since replicas may be large. All peers find the same difference.
+/// Searches for a difference block by block, since replicas may be large. All peers find the same
+/// difference.
 class Search {
  public:
   Search(const Peers& peers, Equality equality) : peers_(peers), equality_(equality) {}
 
-  /// Collective.
+  /// The first difference, or nullopt. Collective.
   std::optional<Difference> first_difference(const at::Tensor& local) const {
     constexpr std::int64_t kBlock = std::int64_t{1} << 16;
     const at::Tensor real = local.is_complex() ? at::view_as_real(local.resolve_conj()) : local;
@@ -159,7 +160,7 @@ class Search {
   }
 
  private:
-  /// A row for each peer, on the host.
+  /// All peers' blocks, one row for each peer, on the host.
   at::Tensor gather(const at::Tensor& block) const {
     const at::Tensor rows = at::empty({peers_.group->size(), block.numel()}, block.options());
     peers_.group->all_gather(rows, block.contiguous())->wait();
@@ -205,7 +206,7 @@ class Search {
   Equality equality_;
 };
 
-/// "[3, 1]".
+/// The index of an element as text: "[3, 1]".
 std::string index_of(std::int64_t element, c10::IntArrayRef sizes) {
   std::vector<std::int64_t> index(sizes.size());
   for (std::size_t dim = sizes.size(); dim-- > 0;) {
@@ -215,14 +216,15 @@ std::string index_of(std::int64_t element, c10::IntArrayRef sizes) {
   return fmt::format("[{}]", fmt::join(index, ", "));
 }
 
-/// Compares one replica after another if the joint hash differs.
+/// Compares the replicas one after another; used if the joint hash differs.
 class Report {
  public:
   Report(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
          const std::string& what, const std::string& remedy)
       : peers_(peers), replicas_(replicas), equality_(equality), what_(what), remedy_(remedy) {}
 
-  /// Collective. Returns if all differences are within the tolerance.
+  /// Throws Error at the first difference. Collective. Returns if all differences are within the
+  /// tolerance.
   void run(const Numbers& hashes) const {
     const auto counts = comm::gather_on_hosts(*peers_.group, {std::ssize(replicas_)});
     const std::vector<std::size_t> others = differing(counts, 0);
@@ -237,7 +239,7 @@ class Report {
   }
 
  private:
-  /// The peers whose number `i` is not that of the first.
+  /// The peers whose `i`-th number differs from the first peer's.
   static std::vector<std::size_t> differing(const std::vector<Numbers>& all, std::size_t i) {
     std::vector<std::size_t> peers;
     for (std::size_t peer = 1; peer < all.size(); ++peer) {
@@ -345,14 +347,14 @@ std::string in_module() {
                                 : " in '" + names.back() + "'";
 }
 
-// Computes the sizes of a whole tensor from those of its parts. A rank knows only its own part, and
-// from an uneven one it would infer another whole than its peers.
+// Computes the sizes of a whole tensor from the sizes of its parts. A rank knows only its own part,
+// and from an uneven part it would infer other sizes than its peers.
 
 namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// A dimension of the tensor, and the dimensions of the mesh that shard it.
+/// A tensor dimension, and the mesh dimensions that shard it.
 struct SplitDim {
   std::int64_t dim;
   std::vector<std::size_t> mesh_dims;
@@ -373,7 +375,7 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
   return split;
 }
 
-/// The coordinate of the rank that is `index` in row-major order.
+/// The mesh coordinate of the rank with row-major number `index`.
 Sizes coordinate_of(const Sizes& mesh_sizes, std::int64_t index) {
   Sizes coordinate(mesh_sizes.size());
   for (std::size_t m = mesh_sizes.size(); m-- > 0;) {
@@ -383,8 +385,7 @@ Sizes coordinate_of(const Sizes& mesh_sizes, std::int64_t index) {
   return coordinate;
 }
 
-/// Whether the part of that rank counts for the size of the whole: the first copy of each part
-/// does.
+/// Whether that rank's part is added to the size of the whole: only the first copy of each part is.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {
@@ -394,7 +395,7 @@ bool counts(const SplitDim& split, const Sizes& coordinate) {
   return true;
 }
 
-/// How many positions of `split` the ranks should have of a whole of `sizes`.
+/// The size along `split.dim` that each rank should have if the whole has `sizes`.
 Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& sizes,
                       std::int64_t ranks) {
   Sizes chunks;
@@ -417,8 +418,8 @@ std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& 
   return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
 }
 
-/// Each rank's size of each of `split`, and last the hash of the rest; with fake ranks, this rank's
-/// own.
+/// For each rank: its size along each dimension in `split`, followed by the hash_of_rest(). With
+/// fake ranks, only this rank's entry.
 std::vector<Sizes> parts_of(const at::Tensor& local, const std::vector<SplitDim>& split,
                             const DeviceMesh& mesh) {
   Sizes own;

@@ -10,22 +10,24 @@
 
 namespace tessera::detail {
 
-/// Whether a flag is set on one rank of the mesh at least. Collective over all of it.
+/// Whether the flag is set on at least one rank of the mesh. Collective over the mesh.
 bool any_rank(const DeviceMesh& mesh, bool own);
 
-/// Whether ranks compare what they make: as TESSERA_DEBUG says, else in builds without NDEBUG.
+/// Whether ranks compare newly made distributed tensors: set by TESSERA_DEBUG, otherwise true in
+/// builds without NDEBUG.
 bool checks_agreement();
 
-/// Whether TESSERA_DEBUG asks for checks that cost collectives in the middle of a step. Read when a
-/// thread first asks.
+/// Whether TESSERA_DEBUG enables checks that need collectives in the middle of a step. Each thread
+/// reads the variable once.
 bool checks_calls();
 
-/// Runs `work`, which must not communicate. If it throws on a rank of the mesh, every rank throws
-/// an Error with the message of the first such rank. `what`: the work's name in it. Collective.
+/// Runs `work`, which must not communicate. If it throws on one rank of the mesh, every rank throws
+/// an Error with the message of the first such rank. `what`: the name of the work in the message.
+/// Collective.
 void run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
                           const std::function<void()>& work);
 
-/// Throws Error, on every rank, unless `tensors`, plain ones that operator `what` takes, hold the
+/// Throws Error, on every rank, unless `tensors`, the plain arguments of operator `what`, have the
 /// same values on all ranks of the mesh. Collective.
 void check_replicated(const DeviceMesh& mesh, std::string_view what,
                       const std::vector<at::Tensor>& tensors);

@@ -16,8 +16,8 @@
 
 namespace tessera::detail {
 
-// The functions of a handle that autograd must see: from_local, to_local and redistribute. Each
-// runs as a whole and records one node; the operators inside would record only local tensors. A
+// The differentiable functions of a handle: from_local, to_local and redistribute. Each runs as a
+// whole and records one node, because the operators inside would record only local tensors. A
 // node's backward calls the inverse function, which records in turn, so that gradients of gradients
 // work.
 
@@ -42,8 +42,9 @@ at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arg
   return output;
 }
 
-/// The gradient comes in any layout from backward, and is brought to the one that the caller has
-/// promised for the local gradient. An undefined gradient is zero, here and below.
+/// The backward of from_local. The gradient may have any layout, and is redistributed to the layout
+/// that the caller declared for the local gradient. An undefined gradient is zero, here and in the
+/// nodes below.
 struct FromLocalBackward final : Node {
   explicit FromLocalBackward(ShardingSpec s) : sharding(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override {
@@ -56,8 +57,8 @@ struct FromLocalBackward final : Node {
   ShardingSpec sharding;
 };
 
-/// The gradient from the caller's code is a local tensor as well: this rank's part of a gradient
-/// with the layout in `spec`. Sizes are the global ones, since a local gradient shows only its own.
+/// The backward of to_local. The gradient from the caller's code is a local tensor: this rank's
+/// part of a gradient with the layout in `spec`, which also has the global sizes.
 struct ToLocalBackward final : Node {
   explicit ToLocalBackward(TensorSpecPtr s) : spec(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override;
@@ -65,8 +66,9 @@ struct ToLocalBackward final : Node {
   TensorSpecPtr spec;
 };
 
-/// Redistributes the gradient to the source's layout, in the type that gradients are sent in, then
-/// casts it to the source's type. Asynchronous if the forward was: the gradient's use waits.
+/// The backward of redistribute. Redistributes the gradient to the source's layout, in the type
+/// that gradients are sent in, then casts it to the source's type. Asynchronous if the forward was:
+/// the first use of the gradient waits.
 struct RedistributeBackward final : Node {
   RedistributeBackward(ShardingSpec s, c10::ScalarType t, const RedistributeOptions& o)
       : sharding(std::move(s)), dtype(t), options(o) {}
@@ -88,15 +90,15 @@ TensorSpecPtr with_layout(const TensorSpec& spec, LayoutPtr layout) {
   return intern_spec({{spec.sharding.mesh, layout}, spec.sizes, spec.strides, spec.dtype});
 }
 
-/// The local tensor, for the caller to write to. A detached view holds a copy: a write to that
-/// would reach the view and not the viewed tensor, so such a view returns another copy.
+/// The local tensor, which the caller may write to. The local tensor of a detached view is a copy,
+/// and a write to it would not reach the viewed tensor. Therefore such a view returns another copy.
 at::Tensor own_local(const DistributedTensorImpl& impl) {
   return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
 }
 
-/// An asynchronous redistribution, below autograd. Undefined, and nothing is done, if no collective
-/// is needed. The strides are contiguous ones: those of a pending
-/// local tensor are unknown.
+/// An asynchronous redistribution, below autograd. Returns an undefined tensor, and does nothing,
+/// if no collective is needed. The result's strides are assumed contiguous, because the strides of
+/// a pending local tensor are not known yet.
 at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
@@ -108,8 +110,8 @@ at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target
       intern_spec({target, spec->sizes, detail::contiguous_strides(spec->sizes), spec->dtype}));
 }
 
-/// A redistribution, below autograd. The result never shares memory with the source: a write to one
-/// must not reach the other.
+/// A redistribution, below autograd. The result never shares memory with the source, so that a
+/// write to one does not change the other.
 at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto local = redistribute_local(impl.local(), spec, target.layout);
@@ -125,8 +127,8 @@ at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& 
               intern_spec({target, spec->sizes, std::move(strides), spec->dtype}));
 }
 
-/// The same, or the result that the active OperatorMode has saved: selective checkpointing saves
-/// results of collectives like those of operators.
+/// redistributed(), or the result that the active OperatorMode has saved: selective activation
+/// checkpointing saves results of collectives like those of operators.
 at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   OperatorMode* mode = active_operator_mode();
   if (mode == nullptr) {
@@ -137,8 +139,9 @@ at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const Shardi
   return mode->call({name}, run).front().toTensor();
 }
 
-/// The caller promises that a local gradient is the same on all ranks; a function with its own
-/// reductions may have broken that. Collective.
+/// Compares local gradients between ranks. The caller promises that a local gradient is the same on
+/// all ranks where the layout is replicated; a function with its own reductions may have broken
+/// this promise. Collective.
 void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
   const DeviceMesh& mesh = spec.sharding.mesh;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
@@ -166,8 +169,8 @@ variable_list ToLocalBackward::apply(variable_list&& gradients) {
 
 }  // namespace
 
-/// Not collective, and without checks: the caller has made them. A copy, where one is needed, is
-/// differentiable: autograd sees contiguous() itself.
+/// Not collective, and without checks, which the caller has made. If a copy is needed, it is
+/// differentiable, because autograd records contiguous() itself.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient) {
   const at::Tensor dense = dense_local(local, sharding, sizes);
@@ -175,7 +178,8 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
                                    ShardingSpec{sharding.mesh, gradient});
 }
 
-/// Counts as the first use of a leaf: its gradient is brought to its layout, as an operator's is.
+/// Counts as the first use of a leaf: the leaf's gradient is redistributed to its layout, as after
+/// an operator.
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
   auto& impl = *as_distributed(tensor);
   check_readable(impl, "to_local()");
@@ -194,7 +198,7 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
   const auto& impl = checked_impl(tensor);
   check_readable(impl, "redistribute()");
   const auto& source = impl.spec()->sharding;
-  // The tensor itself, with its history: nothing is recorded.
+  // Returns the tensor itself, with its history; nothing is recorded.
   if (source == target) {
     return tensor;
   }
@@ -217,7 +221,7 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
   if (as_distributed(tensor) != nullptr) {
     return redistribute_with_gradient(tensor, sharding, options);
   }
-  // Formulas of gradients may give a plain tensor where all ranks compute the same.
+  // Gradient formulas may return a plain tensor if all ranks compute the same values.
   const ShardingSpec replicated{sharding.mesh, Layout::replicated(sharding.layout->mesh_sizes(),
                                                                   static_cast<int>(tensor.dim()))};
   return redistribute_with_gradient(
@@ -225,16 +229,17 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
       options);
 }
 
-// The gradient of a leaf: backward may choose any layout that is cheap for it, while optimizers
-// expect it to be sharded as the leaf is. The hook is installed late, at a leaf's first use: most
-// distributed tensors are not leaves, and pay only for a flag. Also the gradient of a plain tensor
-// that took part in an operator on distributed ones.
+// Hooks on gradients. Backward may choose any layout that is cheap for the gradient of a leaf, but
+// optimizers expect the layout of the leaf. The hook is installed late, at a leaf's first use: most
+// distributed tensors are not leaves, and only pay for a flag. A second hook handles gradients of
+// plain tensors that operators combined with distributed ones.
 
-/// Runs before the gradient is accumulated, on each gradient that arrives. Collective then, on
+/// The hook runs on each gradient that arrives, before it is accumulated. It is then collective, on
 /// every rank in the order of backward.
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();
-  // Holds the spec, not the tensor, which owns the hook: that would be a cycle.
+  // Captures the spec instead of the tensor, which owns the hook: capturing the tensor would make a
+  // reference cycle.
   add_own_hook(tensor, OwnHook::kLayout, [spec = impl.spec()](const at::Tensor& gradient) {
     if (!gradient.defined()) {
       return gradient;
@@ -257,9 +262,10 @@ at::Tensor make_plain(const at::Tensor& gradient) {
 
 }  // namespace
 
-/// A leaf is used in every step, and its hooks stay.
+/// A leaf is used in every step, and its hooks persist, so the hook is added only once.
 void keep_gradient_plain(const at::Tensor& tensor) {
-  // Without GradMode, too: the forward of a torch::autograd::Function runs so.
+  // Added even without GradMode, because the forward of a torch::autograd::Function runs without
+  // it.
   if (!has_own_hook(tensor, OwnHook::kMakePlain)) {
     add_own_hook(tensor, OwnHook::kMakePlain, &make_plain);
   }

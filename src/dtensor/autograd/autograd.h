@@ -11,11 +11,11 @@
 namespace tessera::detail {
 
 /// Differentiable from_local, to_local and redistribute. `gradient`: the layout of the local
-/// gradient that from_local gives, and that to_local takes.
+/// gradient, which from_local returns and to_local receives in backward.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient);
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient);
-/// Does not read `options.forward_dtype`: the caller has cast.
+/// Ignores `options.forward_dtype`: the caller has already cast the tensor.
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
                                       const RedistributeOptions& options = {});
 
@@ -25,9 +25,9 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor);
 
-/// Installs the hook that redistributes the gradient of a leaf to the leaf's layout (replicated
-/// where the leaf is partial), whatever layout backward gives it. Called when an operator first
-/// meets the leaf, before it can have a gradient.
+/// Installs the hook that redistributes a leaf's gradient to the leaf's layout (replicated where
+/// the leaf is partial). Called when an operator first uses the leaf, before it can have a
+/// gradient.
 inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   if (!impl.has_autograd_state() || impl.has_gradient_hook()) {
     return;
@@ -37,10 +37,10 @@ inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& 
   }
 }
 
-/// Installs the hook that makes the gradient of a plain tensor plain and whole, even if the
-/// operators give it a distributed one. Called when an operator meets it beside a distributed
-/// tensor, and does nothing where autograd does not record. The hook is collective where the
-/// gradient is split or a pending sum.
+/// Installs the hook that makes a plain tensor's gradient plain and whole, even if operators give
+/// it a distributed gradient. Called when an operator combines the tensor with a distributed one;
+/// does nothing if autograd does not record. The hook is collective if the gradient is split or a
+/// pending sum.
 void keep_gradient_plain(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

@@ -1,5 +1,6 @@
-// The parts of the dispatch cache that a cached call of an unboxed operator never enters: the words
-// of boxed arguments and of plain tensors, insertion, statistics. The rest is inline in the header.
+// The parts of the dispatch cache that a cached call of an unboxed operator never enters: key words
+// for boxed arguments and plain tensors, insertion, statistics. The fast path is inline in the
+// header.
 
 #include "dispatch/call_cache.h"
 
@@ -23,9 +24,9 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
   }
 }
 
-/// A plain tensor has no interned spec, so its words are the content of a spec: type, sizes,
-/// strides. Below the tag, from the low end: wrapped (1 bit), meta, type (8 bits from
-/// bit 8), number of dimensions.
+/// A plain tensor has no interned spec, so its key words are the content of a spec: type, sizes,
+/// strides. Below the tag, from the low end: wrapped number (1 bit), meta, type (8 bits from bit
+/// 8), number of dimensions.
 void CallKey::add_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return push(kNone);
@@ -35,14 +36,16 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
               kPlainTensor));
-  // at::mul(x, 2.0) passes its number as a tensor, and an infinite number needs another plan.
+  // at::mul(x, 2.0) passes its number as a tensor. An infinite number needs another plan, so its
+  // number type is part of the cache key.
   if (wrapped != 0) {
     add_type(number_type(tensor));
   }
   for (const auto size : tensor.sizes()) {
     push(static_cast<std::uint64_t>(size));
   }
-  // Results take the memory order of their inputs. A sparse tensor has no strides.
+  // Results inherit the memory order of the inputs, so strides are part of the cache key. A sparse
+  // tensor has no strides.
   if (tensor.layout() != c10::kStrided) {
     return;
   }
@@ -63,7 +66,7 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
     case Kind::kNumberList:
       value.isNone() ? add_none(kind) : add_boxed_list(Kind::kScalar, value);
       break;
-    case Kind::kGenerator:  // which one it is, a plan does not depend on
+    case Kind::kGenerator:  // a plan does not depend on which generator is passed
       add_type(value.isNone() ? NumberType::kNone : NumberType::kOther);
       break;
     case Kind::kScalar:
@@ -74,8 +77,8 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// The number of elements, then each element as an argument of `kind`. Without the number, {a}, {b,
-/// c} and {a, b}, {c} would have the same key.
+/// Adds the number of elements, then each element as an argument of `kind`. Without the number,
+/// {a}, {b, c} and {a, b}, {c} would have the same cache key.
 void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   begin_list(value.toListRef().size());
   for (const c10::IValue& element : value.toListRef()) {
@@ -83,8 +86,8 @@ void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Must push the same words as the typed overloads of add(): boxed and unboxed calls share plans
-/// (call_keys_test.cpp).
+/// Must push the same words as the typed overloads of add(), because boxed and unboxed calls share
+/// plans (call_keys_test.cpp).
 void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   if (value.isNone()) {
     add_none(kind);
@@ -104,18 +107,19 @@ void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
                     static_cast<std::uint16_t>(device.index()),
                 kValue));
   } else if (value.isIntList()) {
-    // Unlike toIntVector(), allocates nothing for the usual number of dimensions.
+    // Unlike toIntVector(), does not allocate for the usual number of dimensions.
     add(kind, c10::IntArrayRef(value.toDimVector()));
   } else if (value.isList()) {
     add_boxed_list(kind, value);
   } else {
-    // No rule reads a value of another type (see bind_static), so the name of the type is enough.
+    // No rule reads a value of another type (see bind_static), so the name of the type is
+    // sufficient.
     add_text(value.tagKind());
   }
 }
 
-/// The bytes of a text as words, padded with zeros. They have no tag; the length before them gives
-/// their number.
+/// Adds the bytes of a text as words, padded with zeros. They have no tag; the length before them
+/// determines their number.
 void CallKey::add_text(const std::string& text) {
   begin_list(text.size());
   for (std::size_t i = 0; i < text.size(); i += sizeof(std::uint64_t)) {
@@ -127,19 +131,19 @@ void CallKey::add_text(const std::string& text) {
 
 namespace {
 
-/// The caches of each rank's threads, as long as the threads live.
+/// The caches of each rank's threads, for the lifetime of the threads.
 struct CachesOfRanks {
   std::mutex mutex;
   std::unordered_multimap<const RankState*, const CallCache*> caches;
 };
 
-/// Never destroyed: threads may end while the process does.
+/// Never destroyed, because threads may end while the process ends.
 CachesOfRanks& caches_of_ranks() {
   static auto& all = *new CachesOfRanks;
   return all;
 }
 
-/// Registers a thread's cache with its rank while the thread exists.
+/// Registers a thread's cache with its rank for the lifetime of the thread.
 class CacheListing {
  public:
   explicit CacheListing(const CallCache& cache) : cache_(cache) {
@@ -176,7 +180,8 @@ DispatchCacheStatistics statistics_of(const RankState& rank) {
 
 }  // namespace
 
-// Constructed on a thread's first call, destroyed with the thread, which then finds none.
+// Constructed at a thread's first call, and destroyed with the thread; a later call on the ending
+// thread finds no cache.
 void CallCache::make_here() {
   struct Listed {
     CallCache cache;
@@ -186,23 +191,24 @@ void CallCache::make_here() {
   here_ = &own.cache;
 }
 
-/// Counts the plans by a scan of all slots: for tests and diagnosis only.
+/// Counts the plans by a scan of all slots; for tests and diagnosis only.
 DispatchCacheStatistics CallCache::statistics() const {
   const auto plans =
       std::ranges::count_if(slots_, [](const Slot& slot) { return slot.entry != nullptr; });
   return {static_cast<std::size_t>(plans), kSlots, uses_ - misses_, misses_};
 }
 
-/// The counts belong to the thread and continue.
+/// Removes the plans. The hit and miss counts belong to the thread and continue.
 void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }
 
-/// key_ still has the words of the missed call: plan_call, which runs in between, runs operators
-/// below our key only, and so encodes no other call.
+/// key_ still has the words of the missed call: plan_call, which runs in between, only runs
+/// operators below our dispatch key, so it encodes no other call.
 CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   const std::uint64_t hash = missed.hash;
-  // The first free place of the neighbourhood, for look_up stops there; else the longest unused.
+  // Uses the first empty slot of the neighbourhood, because look_up stops there; otherwise the
+  // least recently used slot.
   auto* place = &slot(hash, 0);
   for (std::size_t i = 0; i < kNeighbourhood; ++i) {
     auto& candidate = slot(hash, i);
@@ -226,7 +232,7 @@ CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
 namespace tessera {
 
 DispatchCacheStatistics dispatch_cache_statistics() {
-  // Creates the caller's cache if it has made no call yet.
+  // Creates the caller's cache if the thread has made no call yet.
   detail::CallCache::of_thread();
   return detail::statistics_of(*detail::RankState::here());
 }

@@ -1,4 +1,4 @@
-// The cache of call plans, and the fallback for calls that it does not have.
+// The cache of operator-call plans, and the fallback for calls that are not in the cache.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -26,11 +26,12 @@
 
 namespace tessera::detail {
 
-/// The key of a call: everything on which its plan depends, as a flat list of words: the operator,
-/// the interned spec of each distributed tensor, sizes, strides and type of each plain one, and the
-/// arguments that rules read. Reused from call to call, so that building one allocates nothing.
+/// The cache key of an operator call: everything on which its plan depends, as a flat list of
+/// words. These are the operator, the interned spec of each distributed tensor, the sizes, strides
+/// and type of each plain tensor, and the arguments that rules read. The object is reused from call
+/// to call, so that building a key allocates nothing.
 ///
-/// There is one encoder: unboxed kernels add their arguments one by one, and boxed arguments are
+/// There is one encoding: unboxed kernels add their arguments one by one, and boxed arguments are
 /// unpacked and added in the same way.
 class CallKey {
  public:
@@ -41,12 +42,12 @@ class CallKey {
     words_.clear();
     push(reinterpret_cast<std::uintptr_t>(&info));
   }
-  /// The whole key of a call with these arguments.
+  /// Builds the whole key of a call with these arguments.
   void build(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-  /// A distributed tensor is one word: its spec is interned, so that the address stands for mesh,
-  /// layout, sizes, strides and type. The low bits add what a plan asks of the tensor beside its
-  /// spec.
+  /// Adds a distributed tensor as one word: its spec is interned, so the address identifies mesh,
+  /// layout, sizes, strides and type. The low bits add properties outside of the spec on which a
+  /// plan depends.
   void add(Kind, const at::Tensor& tensor) {
     const auto* impl = tensor.defined() ? as_distributed(tensor) : nullptr;
     if (impl != nullptr) [[likely]] {
@@ -65,8 +66,9 @@ class CallKey {
       add(kind, tensor);
     }
   }
-  // A number that a rule may read counts with its value, a number of kind kScalar only with its
-  // type: a learning rate that changes in every step must not make a plan in every step.
+  // Adds a number. A number that a rule may read is added with its value; a number of kind kScalar
+  // only with its type, so that a learning rate that changes in every step does not need a new plan
+  // in every step.
   void add(Kind kind, std::int64_t value) {
     if (begin_number(kind, value, NumberType::kInteger)) {
       push(static_cast<std::uint64_t>(value));
@@ -114,8 +116,8 @@ class CallKey {
   }
 
   std::span<const std::uint64_t> words() const { return {words_.data(), words_.size()}; }
-  /// Fibonacci hashing, word by word. The shift brings the high bits, which the product mixes best,
-  /// to the low ones, by which CallCache picks a slot.
+  /// Fibonacci hashing, word by word. The shift moves the high bits, which the product mixes best,
+  /// to the low bits, by which CallCache selects a slot.
   std::uint64_t hash() const {
     std::uint64_t hash = words_.size();
     for (const auto word : words_) {
@@ -126,10 +128,12 @@ class CallKey {
   }
 
  private:
-  // The low bits tell words apart. Specs are aligned to eight bytes, so that pointers to them have
-  // none; other words have the lowest.
-  static constexpr std::uint64_t kMeta = 2;      ///< added to a pointer: no data to look at
-  static constexpr std::uint64_t kDetached = 4;  ///< added to a pointer: a view that holds a copy
+  // Tags in the low bits distinguish the kinds of words. Specs are aligned to eight bytes, so
+  // pointers to them have zeros there; other words have the lowest bit set.
+  static constexpr std::uint64_t kMeta = 2;      ///< tag added to a spec's pointer for a meta
+                                                 ///< tensor, which has no data
+  static constexpr std::uint64_t kDetached = 4;  ///< tag added to a spec's pointer for a view that
+                                                 ///< has its own copy
   static constexpr std::uint64_t kNone = 1;
   static constexpr std::uint64_t kPlainTensor = 3;
   static constexpr std::uint64_t kList = 5;
@@ -142,7 +146,8 @@ class CallKey {
   void begin_list(std::size_t size) { push(tagged(size, kList)); }
   void add_type(NumberType type) { push(tagged(static_cast<std::uint64_t>(type), kValue)); }
   void add_none(Kind kind) { kind == Kind::kScalar ? add_type(NumberType::kNone) : push(kNone); }
-  /// Adds the type of a number. Returns true if the value counts as well and must follow.
+  /// Adds the type of a number. Returns true if the value is part of the cache key too and must
+  /// follow.
   template <class T>
   bool begin_number(Kind kind, T value, NumberType type) {
     add_type(kind == Kind::kScalar ? number_type(value) : type);
@@ -158,11 +163,11 @@ class CallKey {
   c10::SmallVector<std::uint64_t, 32> words_;
 };
 
-/// The plans of this thread's recent calls. Bounded: a full neighbourhood drops its least recently
-/// used plan. Each thread has its own, so that ranks may be threads without locks.
+/// The plans of this thread's recent calls. Bounded: a full neighbourhood of slots drops its least
+/// recently used plan. Each thread has its own cache, so that ranks may be threads without locks.
 class CallCache {
  public:
-  /// The cache of this thread.
+  /// This thread's dispatch cache.
   static CallCache& of_thread() {
     if (here_ == nullptr) [[unlikely]] {
       make_here();
@@ -175,13 +180,13 @@ class CallCache {
   CallCache& operator=(const CallCache&) = delete;
   ~CallCache() { here_ = nullptr; }
 
-  /// The key of the call that this thread is about to look up, and to insert if it is not found.
-  /// No operator may be dispatched in between.
+  /// The cache key of the call that this thread is about to look up, and to insert if it is not
+  /// found. No operator may be dispatched in between.
   CallKey& key() { return key_; }
 
   struct Lookup {
-    std::uint64_t hash = 0;    ///< of the key
-    CallPlan* plan = nullptr;  ///< nullptr: not found. Valid until the next insert
+    std::uint64_t hash = 0;    ///< hash of the key that was looked up
+    CallPlan* plan = nullptr;  ///< the plan; nullptr: not found. Valid until the next insert
   };
   /// Looks up the key that was built last.
   Lookup look_up() {
@@ -205,17 +210,17 @@ class CallCache {
   void clear();
 
  private:
-  // Neighbourhoods overlap, but each is filled from its front, and a plan is replaced and never
-  // taken out alone: look_up may stop at the first empty slot.
+  // Neighbourhoods overlap. Each is filled from its front, and a plan is only ever replaced, never
+  // removed, so look_up may stop at the first empty slot.
   static constexpr std::size_t kSlots = 8192;
   static constexpr std::size_t kNeighbourhood = 8;
 
-  /// The plan's inputs own the specs of its key, so that their addresses are not reused.
+  /// The plan's inputs own the specs of the key, so that their addresses are not reused.
   struct Entry {
     std::vector<std::uint64_t> words;
     CallPlan plan;
 
-    /// Compares word by word: the words are few.
+    /// Compares word by word, because keys have few words.
     bool is_for(std::span<const std::uint64_t> key) const {
       if (words.size() != key.size()) {
         return false;
@@ -236,21 +241,22 @@ class CallCache {
   Slot& slot(std::uint64_t hash, std::size_t i) { return slots_[(hash + i) % kSlots]; }
 
   static void make_here();
-  // A plain pointer: no guard for thread-local initialisation.
+  // A plain pointer needs no guard for thread-local initialisation.
   static inline constinit thread_local CallCache* here_ = nullptr;
 
-  // Here and not on the caller's stack, so that the memory of its words is reused.
+  // A member instead of a local variable, so that the memory of its words is reused.
   CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
-  std::uint64_t uses_ = 0;  ///< hits and misses
+  std::uint64_t uses_ = 0;  ///< number of look-ups: hits plus misses
   std::uint64_t misses_ = 0;
 };
 
 /// Runs an operator whose arguments are on the stack, some of them distributed; its results replace
-/// them. Every operator on kDistributedKey ends up here. Collective if inputs must be moved.
+/// them. Every operator on kDistributedKey is dispatched here. Collective if inputs must be
+/// redistributed.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-/// The same for a call whose key was looked up already. No operator mode sees it.
+/// dispatch() for a call whose key was already looked up. Operator modes do not see it.
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup);
 

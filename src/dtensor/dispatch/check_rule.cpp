@@ -1,5 +1,5 @@
-// Checks a rule: the operator on every combination of placements, compared with the operator on
-// plain tensors. Each rank is a thread, with the same plain arguments.
+// Implements check_rule: runs an operator on every combination of placements, and compares with the
+// operator on plain tensors. Each rank is a thread, with the same plain arguments.
 
 #include "tessera/dtensor/check_rule.h"
 
@@ -56,7 +56,7 @@ std::vector<at::Tensor> tensors_in(const Values& values) {
   return tensors;
 }
 
-/// The tensors of the results, then those of the arguments, which may have been written to.
+/// The tensors in the results, followed by the tensor arguments, which may have been written to.
 std::vector<at::Tensor> outcome_of(const c10::OperatorHandle& op, const Values& arguments) {
   torch::jit::Stack stack(arguments.begin(), arguments.end());
   op.callBoxed(stack);
@@ -76,7 +76,7 @@ Values cloned(const Values& values) {
   return copies;
 }
 
-/// One rank's work. Every rank goes through the same combinations.
+/// One rank's part of the check. Every rank tries the same combinations.
 class Trial {
  public:
   Trial(const c10::OperatorHandle& op, const Values& arguments, const CheckRuleOptions& options)
@@ -97,7 +97,7 @@ class Trial {
   }
 
  private:
-  /// To the next combination, as the digits of a number; false after the last.
+  /// Advances to the next combination, like the digits of a number; false after the last.
   bool advance(std::vector<std::size_t>& chosen) const {
     for (std::size_t i = chosen.size(); i-- > 0;) {
       if (++chosen[i] < choices_[i].size()) {
@@ -108,7 +108,8 @@ class Trial {
     return false;
   }
 
-  /// Whether the rule takes these placements without redistributing.
+  /// Runs one combination; returns whether the rule accepts these placements without
+  /// redistribution.
   bool try_combination(const DeviceMesh& mesh, const std::vector<std::size_t>& chosen) const {
     Values distributed;
     Placements placements;
@@ -167,10 +168,11 @@ class Trial {
   Values arguments_;
   CheckRuleOptions options_;
   std::vector<at::Tensor> expected_;
-  std::vector<std::vector<Placement>> choices_;  // of each tensor
+  std::vector<std::vector<Placement>> choices_;  // placements to try for each tensor
 };
 
-/// The ranks' outcomes: the first failure that is not a consequence of another.
+/// Collects the ranks' outcomes: the first failure that is not a consequence of another rank's
+/// failure.
 class Verdict {
  public:
   void note(const std::exception_ptr& error, bool echo) {

@@ -1,4 +1,4 @@
-// Runs an operator on kDistributedKey in three steps: the key of the call, its plan (kept or made
+// Runs an operator on kDistributedKey in three steps: the key of the call, its plan (cached or made
 // now), and the execution by the plan's kind.
 
 #include "dispatch/call_cache.h"
@@ -30,8 +30,8 @@
 namespace tessera::detail {
 namespace {
 
-/// The argument for the call of one position: the element of a list or of a tensor of numbers. It
-/// is again a list, of one element, so that the same operator can be called.
+/// A list argument for the call at one position: the element of a list or of a tensor of numbers.
+/// The result is again a list, with one element, so that the same operator can be called.
 c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size_t count) {
   if (value.isTensor() && value.toTensor().dim() == 1) {
     return value.toTensor().narrow(0, static_cast<std::int64_t>(position), 1);
@@ -45,8 +45,8 @@ c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size
 }
 
 /// Runs a call of kind kForeach position by position (see positions_depend). Collective if the plan
-/// moves data. Takes the arguments off the stack first: every position is a separate call, with its
-/// own key, plan and stack.
+/// moves data. Takes the arguments off the stack first, because every position is a separate call
+/// with its own cache key, plan and stack.
 void run_by_position(PlannedCall& call) {
   const auto given = call.arguments();
   const std::vector<c10::IValue> arguments(given.begin(), given.end());
@@ -63,35 +63,37 @@ void run_by_position(PlannedCall& call) {
 
 /// Runs the lowering of the call's plan.
 void run_form(PlannedCall& call) {
-  // What localize_arguments does for the other kinds of plans: a leaf learns to keep its gradient's
-  // layout, and a stale view is refused.
+  // The same preparation that localize_arguments does for other kinds of plans: a leaf gets the
+  // hook for its gradient's layout, and a stale view is refused.
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
     if (DistributedTensorImpl* impl = as_distributed(tensor)) {
       keep_gradient_layout(*impl, tensor);
       check_readable(*impl, call.info.name);
     }
   }
-  // Below autograd but not below our key: a lowering calls operators on distributed tensors.
+  // Below autograd but not below our dispatch key: a lowering calls operators on distributed
+  // tensors.
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
-  // Only now: the lowering reads its arguments on the stack.
+  // Removed only now, because the lowering reads its arguments on the stack.
   call.stack.resize(call.first);
   std::ranges::move(results, std::back_inserter(call.stack));
 }
 
 // Many gradient formulas make zeros of the input's sizes and then write the gradient into them. The
-// zeros' layout is a guess, to which the gradient of an operator that picks elements would be
-// redistributed. Until the write only the formula holds them: they take the layout of what is
-// written. The operators that write so, with their functional forms, are rows of
-// operator_info.cpp.
+// layout of these zeros is a guess, to which the gradient of an operator that picks elements would
+// be redistributed. Until the write, only the formula has the zeros, so the zeros take the layout
+// of the written gradient instead. operator_info.cpp lists the operators that write like this, with
+// their functional forms.
 
-/// The last zeros that this thread's backward has made and not written to. A weak reference: it
-/// does not keep them alive, and a new tensor at the same address is not mistaken for them.
+/// The last zeros that this thread's backward has made and not yet written to. A weak reference
+/// does not keep the tensor alive, and a new tensor at the same address is not mistaken for it.
 std::optional<WeakTensor>& last_zeros() {
   return RankThread::here().zeros;
 }
 
-/// Only without a recorded graph: if backward records one, the graph holds the zeros.
+/// Whether this thread runs a backward without recording a graph. If backward records one, the
+/// graph also has the zeros.
 bool inside_backward() {
   return backward_id() >= 0 && !at::GradMode::is_enabled();
 }
@@ -103,39 +105,41 @@ bool are_last_zeros(const at::Tensor& tensor) {
   return last_zeros()->lock().is_same(tensor);
 }
 
-/// Notes that `zeros` were just made. Only inside backward, one tensor a thread.
+/// Records that `zeros` were just made, inside backward only; one tensor per thread.
 void note_backward_zeros(const at::Tensor& zeros) {
   if (inside_backward()) {
     last_zeros().emplace(zeros);
   }
 }
 
-/// If the call writes to the tensor that was noted: runs the functional form of its operator, and
-/// the tensor becomes the result, in whatever layout that has. Else false, and nothing has
-/// happened. Collective if the functional form is.
+/// If the call writes to the recorded zeros: runs the functional form of the operator, and the
+/// zeros become its result, in the result's layout. Otherwise returns false without any effect.
+/// Collective if the functional form is.
 bool write_to_backward_zeros(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   DistributedTensorImpl* impl = as_distributed(self);
   if (impl == nullptr || !are_last_zeros(self)) {
     return false;
   }
-  // The zeros now count as written in any case.
+  // After this the recorded zeros count as written.
   last_zeros().reset();
   const c10::OperatorHandle& functional = *call.info.functional;
-  // The same arguments, without those at the end that only the in-place form has.
+  // The functional form has the same arguments, without some at the end that only the in-place form
+  // has.
   call.stack.resize(call.first + functional.schema().arguments().size());
   functional.callBoxed(call.stack);
   const at::Tensor result = call.stack.back().toTensor();
   const DistributedTensorImpl* written = as_distributed(result);
-  // The formula uses this wrapper, so it stays, with the local tensor and layout of the result.
+  // The formula uses this wrapper, so the wrapper stays and takes over the result's local tensor
+  // and layout.
   impl->replace(written->local(), written->spec());
   call.stack.back() = self;
   return true;
 }
 
-/// A call without distributed tensors comes here inside a MetaDevice scope or an operator mode
-/// only, which include our key. A factory that names no device makes a meta tensor in the former;
-/// one that takes a tensor (zeros_like) has its device from that.
+/// Runs a call without distributed tensors. Such calls reach kDistributedKey only inside a
+/// MetaDevice scope or an operator mode. In a MetaDevice scope, a factory call without a device
+/// makes a meta tensor; a factory that takes a tensor (zeros_like) uses the tensor's device.
 void run_plain(PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (makes_meta_tensors() && info.device >= 0 && !info.takes_tensors) {
@@ -148,9 +152,9 @@ void run_plain(PlannedCall& call) {
   call.op.callBoxed(call.stack);
 }
 
-/// libtorch's composite kernel: the operators that it calls come back to this key. The keys are
-/// those of the arguments without those that the call has passed already, this one included:
-/// otherwise the redispatch would end here again.
+/// Runs libtorch's composite kernel, whose operators are dispatched to kDistributedKey again. The
+/// key set is that of the arguments without the keys that the call has already passed, including
+/// kDistributedKey; otherwise the redispatch would end here again.
 void run_decomposed(PlannedCall& call) {
   c10::DispatchKeySet keys;
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
@@ -161,8 +165,8 @@ void run_decomposed(PlannedCall& call) {
   call.op.redispatchBoxed(keys & below, &call.stack);
 }
 
-/// Runs a call that this thread's scopes allow; its collectives carry the operator's name. The
-/// check comes first: a call that is refused has moved and written nothing.
+/// Runs a call if this thread's scopes permit it; its collectives carry the operator's name. The
+/// check is first, so that a refused call has moved and written nothing.
 template <class Run>
 void run_allowed(PlannedCall& call, const Run& run) {
   check_policy(call);
@@ -174,7 +178,7 @@ void run_allowed(PlannedCall& call, const Run& run) {
   run(call);
 }
 
-/// Encodes the call's key and looks it up, for callers that have not done so.
+/// Encodes the call's cache key and looks it up, for callers that have not done so.
 void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info,
                          torch::jit::Stack& stack) {
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
@@ -183,15 +187,15 @@ void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info
   dispatch(op, info, stack, cache.look_up());
 }
 
-/// If a rank has failed, runs another call: with replicated arguments.
+/// Runs the call; if a rank has failed, runs it again with replicated arguments.
 void run_agreed_or_gathered(PlannedCall& call) {
   if (!run_agreed(call)) {
     dispatch_below_mode(call.op, call.info, call.stack);
   }
 }
 
-/// Only this function distinguishes the kinds of plans. run_allowed checks the scopes of this
-/// thread, which are in no key.
+/// Runs a call by its plan's kind; only this function distinguishes the kinds. run_allowed checks
+/// this thread's scopes, which are not part of any cache key.
 void execute(PlannedCall& call, CallKind kind) {
   switch (kind) {
     case CallKind::kPlain:
@@ -211,11 +215,12 @@ void execute(PlannedCall& call, CallKind kind) {
     case CallKind::kNativeDropout:
       return run_allowed(call, run_native_dropout);
     case CallKind::kForeach:
-      // Every call checks which tensors are the same: two calls with one key may differ in that.
+      // Every call checks which of its tensors are the same, because two calls with one cache key
+      // may differ in this.
       if (!positions_depend(call)) {
         return execute(call, call.plan.otherwise);
       }
-      check_policy(call);  // of the whole, before its first position is written
+      check_policy(call);  // checks the whole call before its first position is written
       return run_by_position(call);
     case CallKind::kBackwardZeros:
       if (!write_to_backward_zeros(call)) {
@@ -234,7 +239,8 @@ void execute(PlannedCall& call, CallKind kind) {
   }
 }
 
-/// The other plans cost next to nothing to make, and would displace plans that do.
+/// Whether a plan is cached. Plans of the other kinds are almost free to make, and would displace
+/// expensive ones.
 bool is_kept(const CallPlan& plan) {
   return plan.kind != CallKind::kPlain && plan.kind != CallKind::kDecomposed;
 }
@@ -250,8 +256,8 @@ bool is_seen_by_modes(const OperatorInfo& info, const torch::jit::Stack& stack) 
 void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
-  // A mode may answer without running the operator. Then the arguments are still on the stack; else
-  // moved-from results are. Either way the mode's results replace them.
+  // A mode may return without running the operator. Then the arguments are still on the stack;
+  // otherwise moved-from results are. In both cases the mode's results replace them.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
     return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
@@ -279,8 +285,8 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup) {
-  // Nested calls (of a lowering, or of single positions) may remove this plan from the cache. The
-  // plan is not read after them.
+  // Nested calls (of a lowering, or of single positions) may remove this plan from the cache, so
+  // the plan is not read after them.
   if (lookup.plan != nullptr) {
     PlannedCall call(op, info, *lookup.plan, stack);
     return execute(call, call.plan.kind);
@@ -294,8 +300,8 @@ void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::ji
   execute(call, call.plan.kind);
 }
 
-// For the operators of all libraries. Kernels that are registered by name (UnboxedKernel, and those
-// in overrides/) take precedence.
+// The fallback for the operators of all libraries. Kernels that are registered by name
+// (UnboxedKernel, and those in overrides/) take precedence.
 TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }

@@ -1,4 +1,4 @@
-// Kernels that are called without a stack.
+// Kernels for kDistributedKey that are called without a stack.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -29,10 +29,10 @@
 
 namespace tessera::detail {
 
-/// The local tensors of a list, borrowed from the arguments: counting references to hundreds of
-/// tensors would cost more than all the rest. The memory is kept for the thread's next list; a
-/// list that is made while others live (an operator of several, a kernel that comes here again)
-/// takes its own.
+/// The local tensors of a list, borrowed from the arguments: reference counts for hundreds of
+/// tensors would cost more than the rest of the call. The memory is saved for the thread's next
+/// list. Lists that exist at the same time (several lists in one call, or nested calls) have
+/// separate memory.
 class LocalList {
  public:
   explicit LocalList(std::size_t size) {
@@ -45,7 +45,8 @@ class LocalList {
   LocalList(LocalList&& other) noexcept : tensors_(std::move(other.tensors_)) {}
   LocalList(const LocalList&) = delete;
   LocalList& operator=(LocalList&&) = delete;
-  // The elements own no references: clear() would release references that were never counted.
+  // The elements own no references, so each is released with destroyBorrow; clear() would decrement
+  // counts that were never incremented.
   ~LocalList() {
     for (at::Tensor& tensor : tensors_) {
       Borrow::destroyBorrow(tensor);
@@ -66,8 +67,8 @@ class LocalList {
   using Borrow = c10::MaybeOwnedTraits<at::Tensor>;
   using Buffer = std::vector<at::Tensor>;
 
-  /// Unused buffers of this thread, at most 4: no unboxed operator has more lists. The capacity is
-  /// fixed, so that storing a buffer never allocates.
+  /// This thread's unused buffers, at most 4, because no unboxed operator has more lists. The
+  /// capacity is fixed, so that storing a buffer never allocates.
   static std::vector<Buffer>& spare() {
     thread_local std::vector<Buffer> buffers = [] {
       std::vector<Buffer> made;
@@ -81,16 +82,16 @@ class LocalList {
 };
 
 /// The kernel of one operator with unboxed arguments. A call with a cached plan of kind kDirect
-/// goes from the wrappers to the local tensors and back without a stack. Every other call is boxed
-/// and passed to dispatch(), with the result of the look-up. `Op` is a struct of at::_ops, or a
-/// FusedOperator, whose results are tensors; one without results writes to its first list.
+/// unwraps the local tensors and wraps the results without a stack. Every other call is boxed and
+/// passed to dispatch(), with the result of the look-up. `Op` is a struct of at::_ops, or a
+/// FusedOperator, whose results are tensors. An operator without results writes to its first list.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
 
 template <class Op, class Result, class... Arguments>
 class UnboxedKernel<Op, Result(Arguments...)> {
  public:
-  /// For kDistributedKey.
+  /// The kernel function for kDistributedKey.
   static torch::CppFunction function() {
     return torch::CppFunction::makeFromUnboxedFunction(&call);
   }
@@ -108,15 +109,16 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static constexpr bool kIsList =
       std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>;
 
-  /// Looked up once, at the first call: the kernel is registered while libraries are being loaded.
+  /// Found at the first call, because the kernel is registered while libraries are still being
+  /// loaded.
   static const c10::OperatorHandle& handle() {
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
     return op;
   }
 
-  /// The dispatcher calls this. Calls with an operator mode, or without a plan that is_ready, take
-  /// the boxed way, which saves results, redistributes arguments and makes plans.
+  /// Called by the dispatcher. A call with an operator mode, or without a plan that is_ready, is
+  /// boxed; the boxed path saves results, redistributes arguments and makes plans.
   static Result call(Arguments... arguments) {
     static const OperatorInfo& info = operator_info(handle());
     if (active_operator_mode() != nullptr) [[unlikely]] {
@@ -130,8 +132,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return call_boxed([&](auto& stack) { dispatch(handle(), info, stack, found); }, arguments...);
   }
 
-  /// Encodes the arguments in schema order, which is that of Arguments. Comma folds go from left to
-  /// right.
+  /// Encodes the arguments in schema order, which is the order of Arguments. Comma folds are
+  /// evaluated from left to right.
   static CallCache::Lookup look_up(const OperatorInfo& info, const Arguments&... arguments) {
     CallCache& cache = CallCache::of_thread();
     CallKey& key = cache.key();
@@ -141,7 +143,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return cache.look_up();
   }
 
-  /// Whether the specs of all outputs are known, which the first call of a plan finds.
+  /// Whether the specs of all outputs are known. The first call of a plan finds them.
   static bool is_ready(const CallPlan& plan) {
     if (plan.kind != CallKind::kDirect ||
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
@@ -154,8 +156,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                        [](const auto& output) { return output.spec != nullptr; });
   }
 
-  /// For every tensor, as localize_arguments and check_policy do on the boxed way. Arguments of
-  /// other types hold none.
+  /// Installs the gradient hook of every tensor, as localize_arguments and check_policy do on the
+  /// boxed path. Other arguments contain no tensors.
   template <class T>
   static void keep_gradient_layouts(const T& argument) {
     if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -176,17 +178,18 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// From the wrappers to the local tensors and back. `plan` stays in the cache meanwhile: the
-  /// kernel runs below our key, so no other call is looked up before the results are wrapped.
+  /// Unwraps the local tensors, runs the kernel and wraps the results. `plan` stays in the cache
+  /// meanwhile: the kernel runs below our dispatch key, so no other call is looked up before the
+  /// results are wrapped.
   static Result run(const OperatorInfo& info, const CallPlan& plan, Arguments... arguments) {
     std::size_t i = 0;
     const auto localized = [&](auto& argument) -> decltype(auto) {
       return local(plan, i++, argument);
     };
-    // Braces fix the order of evaluation.
+    // A braced initializer list fixes the order of evaluation.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
     if constexpr (kNothing) {
-      // Operators without a result write to their first argument, those in place return it.
+      // Operators without a result write to their first argument; in-place operators return it.
       const DirectForeachVersionCounts counts(std::get<0>(std::tie(arguments...)));
       run_kernel(locals);
       counts.bump();
@@ -203,9 +206,9 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// Calls the backend's kernel directly: the call has passed the keys above it.
-  /// Redispatches if any key that isn't dense (conj, neg) is set, or in a FakeMode, whose key is
-  /// between.
+  /// Calls the backend's kernel directly, because the call has already passed the keys above it.
+  /// Redispatches if a key that isn't dense (conj, neg) is set, or in a FakeMode, whose key is
+  /// between ours and the backend's.
   template <class Locals>
   static Result run_kernel(Locals& locals) {
     BelowAutograd guard;
@@ -219,16 +222,16 @@ class UnboxedKernel<Op, Result(Arguments...)> {
         locals);
   }
 
-  /// Whether `keys` are those of a backend alone. A lazy conjugation or negation has a kernel above
-  /// the backend's, which materialises it.
+  /// Whether `keys` contain only a backend's keys. A lazy conjugation or negation has a kernel
+  /// above the backend's, which materialises it.
   static bool is_dense(c10::DispatchKeySet keys) {
     const auto dense =
         c10::full_backend_mask | c10::DispatchKeySet(c10::DispatchKey::Dense).raw_repr();
     return (keys.raw_repr() & ~dense) == 0;
   }
 
-  // The keys of a local argument; none if it is no tensor. A redispatch needs them: only a full
-  // call reads them from the arguments.
+  // The dispatch keys of a local argument; empty if it is no tensor. A redispatch needs them: only
+  // a full call reads the keys from the arguments.
   static c10::DispatchKeySet keys_of(const at::Tensor& tensor) { return tensor.key_set(); }
   static c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& tensor) {
     return tensor ? tensor->key_set() : c10::DispatchKeySet();
@@ -245,7 +248,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return {};
   }
 
-  // Calls `wrap` on every tensor of a result in the order in which a plan counts its outputs.
+  // Calls `wrap` on every tensor of a result, in the order in which a plan numbers its outputs.
   template <class Wrap>
   static void wrap_outputs(at::Tensor& result, const Wrap& wrap) {
     wrap(result);
@@ -261,7 +264,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     std::apply([&](auto&... each) { (wrap(each), ...); }, results);
   }
 
-  /// A distributed tensor of one local result. An operator may leave a result undefined.
+  /// Wraps one local result as a distributed tensor. An operator may leave a result undefined.
   static at::Tensor wrap_output(const OperatorInfo& info, const CallPlan::Output& output,
                                 at::Tensor result, const Arguments&... arguments) {
     const auto& spec = output.spec;
@@ -274,16 +277,16 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     if (result.scalar_type() == spec->dtype) [[likely]] {
       return wrap(std::move(result), spec);
     }
-    // The type may depend on what no key has, such as libtorch's default type. The plan keeps
-    // the type of its first call.
+    // The result type may depend on state outside of the cache key, such as libtorch's default
+    // type. The plan has the type of its first call.
     auto other = *spec;
     other.dtype = result.scalar_type();
     return wrap(std::move(result), intern_spec(std::move(other)));
   }
 
-  /// A view shares the version counter of its base, as autograd expects. libtorch does this in
-  /// ADInplaceOrView, which the call passed with the wrappers. Tensors made in inference mode have
-  /// no counter.
+  /// A view shares the version counter of its base, as autograd requires. libtorch does this in
+  /// ADInplaceOrView, but the call passed that key with the wrappers. Tensors made in inference
+  /// mode have no counter.
   template <class Base>
   static void share_version(const at::Tensor& view, const Base& base) {
     if constexpr (std::is_same_v<Base, at::Tensor>) {
@@ -295,8 +298,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// The slow way: the call on a stack, run by `dispatch_stack`, with an allocation for the stack
-  /// and a reference count for every tensor on it.
+  /// The slow path: puts the call on a stack and runs `dispatch_stack`. Allocates the stack, and
+  /// counts a reference for every tensor on it.
   template <class Dispatch>
   static Result call_boxed(const Dispatch& dispatch_stack, Arguments... arguments) {
     torch::jit::Stack stack;
@@ -317,7 +320,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     stack.emplace_back(c10::List<at::Tensor>(std::vector<at::Tensor>(list.begin(), list.end())));
   }
 
-  // The arguments of the operator on local tensors.
+  // The arguments that the operator gets for its local tensors.
 
   template <class List>
     requires kIsList<List>
@@ -334,8 +337,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static const T& local(const CallPlan&, std::size_t, const T& argument) {
     return argument;
   }
-  // The argument that an operator in place writes to. The cast takes away only the const with
-  // which the wrapper shows its local tensor.
+  // The argument that an in-place operator writes to. The cast removes only the const of the
+  // wrapper's accessor.
   static at::Tensor& local(const CallPlan&, std::size_t, at::Tensor& argument) {
     return const_cast<at::Tensor&>(local_or_self(argument));
   }
@@ -346,7 +349,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                                          const std::optional<at::Tensor>& argument) {
     return argument ? std::optional(local_or_self(*argument)) : std::nullopt;
   }
-  // Replaces global sizes, for example of view, by the local sizes in the plan.
+  // Replaces global sizes, such as those of view, by the local sizes in the plan.
   static c10::SymIntArrayRef local(const CallPlan& plan, std::size_t i,
                                    const c10::SymIntArrayRef& argument) {
     for (const auto& rewritten : plan.rewritten) {

@@ -1,4 +1,4 @@
-// The first two steps of run_local: what the operator gets.
+// The first two steps of run_local: localizing and rewriting the operator's arguments.
 
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
@@ -18,9 +18,9 @@
 namespace tessera::detail {
 namespace {
 
-// as_strided: sizes and strides in memory, wherever that begins.
+// as_strided: sizes and strides in memory, relative to the start of the local tensor.
 
-/// Whether `tensor` has these strides. Those of dimensions of size 1 do not count.
+/// Whether `tensor` has these strides; strides of dimensions of size 1 are ignored.
 bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
   for (std::size_t dim = 0; dim < strides.size(); ++dim) {
     const auto d = static_cast<std::int64_t>(dim);
@@ -31,36 +31,38 @@ bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
   return true;
 }
 
-/// Restores the stride-0 expansion of a tensor that was gathered.
+/// Restores the stride-0 expansion of a gathered tensor.
 at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
-  // Only the elements in memory are copied; a plain copy would be as large as the expanded tensor.
+  // Copies only the elements in memory; a plain copy would be as large as the expanded tensor.
   const BelowAutograd guard;
   return narrow_stride_zero(tensor, strides).contiguous().expand(tensor.sizes());
 }
 
-/// Whether as_strided(tensor, sizes, strides, offset) addresses elements of `tensor` only. Marks
-/// its elements in a storage of the same size and looks where the view goes.
+/// Whether as_strided(tensor, sizes, strides, offset) addresses only elements of `tensor`. Marks
+/// the tensor's elements in a storage of the same size, and reads the marks through the view.
 bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides,
                       std::int64_t offset) {
   const BelowAutograd guard;
   const auto extent = static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.element_size());
-  // On the host, whatever the device of the tensor: only places are compared.
+  // The marks are on the host, whatever the device of the tensor, because only memory positions are
+  // compared.
   const auto marks = at::zeros({extent}, at::kBool);
   marks.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).fill_(true);
   return marks.as_strided(sizes, strides, offset).all().item<bool>();
 }
 
 /// Adds the storage offset of the local tensor, the first of `arguments`, to the offset argument of
-/// as_strided and its variants. A distributed tensor's own offset is 0, wherever its local tensor
-/// begins. Throws Error, on all ranks, if the tensor had to be gathered and has other strides now
-/// than the distributed tensor, or if memory between its elements is asked for, which was not
-/// gathered.
+/// as_strided and its variants. A distributed tensor's own offset is 0, whatever the local tensor's
+/// offset. Throws Error, on all ranks, in two cases: the tensor had to be gathered and now has
+/// other strides than the distributed tensor, or the view would read memory between elements, which
+/// was not gathered.
 void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                               std::span<c10::IValue> arguments) {
   const auto where = static_cast<std::size_t>(info.storage_offset);
   const auto& input = plan.inputs.front();
   auto local = arguments[0].toTensor();
-  // A gathered tensor has an element in memory for each position, where the global one shares them.
+  // A gathered tensor has a separate element in memory for each position, even if the global tensor
+  // shares them.
   if (input.plan && !has_strides(local, input.spec->strides)) {
     local = expand_again(local, input.spec->strides);
     arguments[0] = local;
@@ -71,7 +73,7 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 " asks for memory by its strides. The tensor has strides ",
                 c10::IntArrayRef(input.spec->strides), ", but was gathered and has ",
                 local.strides(), " now: take a clone() first");
-  // Without a gather the memory is the program's own. A dense tensor has nothing between its
+  // Without a gather the memory is the program's own. A dense tensor has no memory between its
   // elements.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
     return;
@@ -83,13 +85,14 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 "does not come along: redistribute what it is a view of to Replicate first");
 }
 
-/// Counts the call's tensors as it goes, for a plan knows its inputs by their numbers.
+/// Replaces the call's arguments, and counts its tensors, because a plan refers to its inputs by
+/// number.
 class Localizer {
  public:
   explicit Localizer(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
 
-  /// Replaces an argument on the stack by what the operator gets. Arguments without tensors stay,
-  /// and None too.
+  /// Replaces an argument on the stack by the one that the operator gets. Arguments without
+  /// tensors, and None, are unchanged.
   void localize_argument(c10::IValue& value, std::size_t argument) {
     using Kind = OperatorInfo::ArgumentKind;
     const Kind kind = info_.arguments[argument];
@@ -105,7 +108,7 @@ class Localizer {
   }
 
  private:
-  /// A tensor of the call that has been redistributed, and is only read.
+  /// A read-only tensor of the call that has already been redistributed.
   struct Moved {
     at::Tensor from;
     LayoutPtr target;
@@ -114,7 +117,7 @@ class Localizer {
 
   c10::List<at::Tensor> localize_list(c10::IValue list, std::size_t argument) {
     auto tensors = std::move(list).toTensorList();
-    // The caller's list must not change; one that only the stack holds can be reused.
+    // The caller's list must not change; a list that only the stack owns can be reused.
     if (tensors.use_count() > 1) {
       tensors = tensors.copy();
     }
@@ -127,8 +130,8 @@ class Localizer {
     return tensors;
   }
 
-  /// A new list, as the caller's stays what it is. Elements that are None have no number in the
-  /// plan.
+  /// Makes a new list, because the caller's list must not change. Elements that are None have no
+  /// number in the plan.
   c10::List<std::optional<at::Tensor>> localize_optional_list(const c10::IValue& list,
                                                               std::size_t argument) {
     c10::List<std::optional<at::Tensor>> locals;
@@ -140,8 +143,8 @@ class Localizer {
     return locals;
   }
 
-  /// The local tensor that the operator gets for `tensor`, the next of the call. Notes in the run
-  /// what later steps need: what is written, what a local call takes.
+  /// The local tensor that the operator gets for `tensor`, the call's next tensor. Records data for
+  /// later steps in the run: written tensors, and tensors for a local call.
   at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
     const CallPlan::Input& input = plan_.inputs[next_input_];
     DistributedTensorImpl* impl = as_distributed(tensor);
@@ -153,7 +156,7 @@ class Localizer {
       }
     }
     at::Tensor local = impl != nullptr ? impl->local() : tensor;
-    // The copy of a detached view keeps its sizes: others may be views of it.
+    // The copy of a detached view must keep its sizes, because other tensors may be views of it.
     if (info_.changes_shape && input.detached) {
       local = alias_tensor(local);
     }
@@ -162,8 +165,8 @@ class Localizer {
     } else if (input.plan) {
       local = moved(local, input);
     }
-    // The operator may resize what is empty: on this rank alone, or into memory that another tensor
-    // begins in. A redistribution leaves an empty tensor where it lies.
+    // The operator may resize an empty tensor, on this rank alone, or into memory where another
+    // tensor begins. Therefore an empty local tensor is copied; a redistribution would not copy it.
     if (input.written != nullptr && impl != nullptr && local.numel() == 0) {
       local = local.clone();
     }
@@ -177,14 +180,15 @@ class Localizer {
     return local;
   }
 
-  /// A local tensor whose gradient goes to `tensor`, a plain one too: every rank has a term of it.
+  /// A local tensor whose gradient flows to `tensor`, which may be plain; every rank has a term of
+  /// the gradient.
   at::Tensor with_gradient(const at::Tensor& tensor, const CallPlan::Input& input) {
     const ShardingSpec wanted{plan_.replicated.mesh, input.layout()};
     return to_local_with_gradient(as_layout(tensor, wanted), input.gradient);
   }
 
-  /// A view that holds a copy is readable until its base is written; a write to it is passed on to
-  /// its base (write_back).
+  /// A detached view (with its own copy) is readable until its base is written. A write to the view
+  /// is passed on to its base (write_back).
   void check_detached(const DistributedTensorImpl& impl, const at::Tensor& tensor,
                       std::size_t argument) {
     if (!impl.detached_view()) {
@@ -207,7 +211,7 @@ class Localizer {
 
   /// `local`, redistributed to the target of `input`.
   at::Tensor moved(const at::Tensor& local, const CallPlan::Input& input) {
-    for (const Moved& done : moved_) {  // as cat({x, x}) has it
+    for (const Moved& done : moved_) {  // reuses the result, for calls like cat({x, x})
       if (done.from.is_same(local) && done.target == input.target && input.written == nullptr) {
         return done.to;
       }
@@ -218,18 +222,18 @@ class Localizer {
     } else {
       result = expand_stride_zero(result, input.spec->strides);
     }
-    // Type promotion asks for it.
+    // Type promotion depends on the wrapped-number flag.
     if (is_wrapped_number(local)) {
       make_wrapped_number(result);
     }
     return result;
   }
 
-  /// The steps of the plan. Without a rule also the strides of the whole tensor, which cost a copy
-  /// where the gathered one has others.
+  /// Runs the redistribution steps of the plan. Without a sharding rule also restores the strides
+  /// of the whole tensor, which costs a copy if the gathered tensor has other strides.
   at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
     at::Tensor result = run_plan(*input.plan, local, plan_.replicated.mesh, input.spec->sizes);
-    // The default runs the operator as one rank would, strides included.
+    // Without a rule the operator runs exactly as on one rank, including strides.
     if (plan_.has_rule || result.strides() == input.spec->strides) {
       return result;
     }
@@ -243,13 +247,14 @@ class Localizer {
   const OperatorInfo& info_;
   const CallPlan& plan_;
   std::size_t next_input_ = 0;
-  // Few: only tensors that move, and a call names most of them once.
+  // A short list: only redistributed tensors are in it, and a call names most tensors once.
   c10::SmallVector<Moved, 2> moved_;
 };
 
 }  // namespace
 
-// Arguments are replaced on the stack one by one: each is the last to use its wrapper there.
+// Arguments are replaced on the stack one by one, so that each wrapper's last reference on the
+// stack is released early.
 void localize_arguments(LocalRun& run) {
   Localizer localizer(run);
   for (std::size_t i = 0; i < run.call.info.arguments.size(); ++i) {
@@ -258,7 +263,8 @@ void localize_arguments(LocalRun& run) {
 }
 
 void rewrite_arguments(LocalRun& run) {
-  // First the offset: it is found from the local tensor, not from what is rewritten.
+  // The offset is first, because it is computed from the local tensor, not from rewritten
+  // arguments.
   if (run.call.info.storage_offset >= 0) {
     add_local_storage_offset(run.call.info, run.call.plan, run.call.arguments());
   }

@@ -27,12 +27,13 @@
 
 namespace tessera::detail {
 
-// The order of the steps of a call on local tensors, and the step in their middle.
+// The sequence of steps of a call on local tensors, and the step that runs the operator.
 
 namespace {
 
-/// In inference mode the copy that a moved tensor's view holds would be an inference tensor, which
-/// counts no versions; but libtorch wants a view of a tensor that counts them to count them, too.
+/// Leaves inference mode for a view of a redistributed tensor. Otherwise the view's copy would be
+/// an inference tensor without a version counter, but libtorch requires that a view of a tensor
+/// with a version counter has one too.
 class OrdinaryViewScope {
  public:
   explicit OrdinaryViewScope(const LocalRun& run) {
@@ -53,8 +54,9 @@ class OrdinaryViewScope {
   std::optional<c10::InferenceMode> ordinary_;
 };
 
-/// Made anew each time: an argument is a value of the plan or one of this call's local tensors. The
-/// schema is that of the local call's operator, which need not be the one that was called.
+/// The arguments of a local call: each is a value of the plan or one of this call's local tensors.
+/// The schema is that of the local call's operator, which may differ from the called operator. The
+/// list is built for each call.
 std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   const auto& schema = local.op.schema().arguments();
@@ -65,8 +67,8 @@ std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   return arguments;
 }
 
-/// Runs the rule's local call instead of the operator. The operator's own arguments leave the stack
-/// unread: their tensors are in run.locals.
+/// Runs the rule's local call instead of the operator. The operator's own arguments are removed
+/// from the stack unread, because their tensors are in run.locals.
 void run_local_call(LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   torch::jit::Stack& stack = run.call.stack;
@@ -74,7 +76,7 @@ void run_local_call(LocalRun& run) {
   stack.resize(run.call.first);
   stack.insert(stack.end(), arguments.begin(), arguments.end());
   local.op.callBoxed(stack);
-  // A mean over a split dimension is a sum, divided by the count of all elements.
+  // The mean over a split dimension is a sum, divided by the number of all elements.
   if (local.scale == 1.0) {
     return;
   }
@@ -83,8 +85,9 @@ void run_local_call(LocalRun& run) {
   }
 }
 
-/// Keeps the arguments to take a view of a moved tensor again from its base, once that was written
-/// (write_through). Before the operator runs, which takes its arguments off the stack.
+/// Saves the arguments for taking a view of a redistributed tensor again from its base after the
+/// base was written (write_through). Called before the operator runs, which removes its arguments
+/// from the stack.
 void keep_view_arguments(LocalRun& run) {
   if (run.call.info.viewed < 0 || !run.is_moved()) {
     return;
@@ -95,8 +98,8 @@ void keep_view_arguments(LocalRun& run) {
                            : std::vector<c10::IValue>(arguments.begin(), arguments.end());
 }
 
-/// Autograd has recorded the call on the wrappers: it must not see local tensors. The write-back is
-/// inside the guard too, since it copies between local tensors.
+/// Autograd has recorded the call on the wrappers and must not see local tensors. The write-back is
+/// inside the guard too, because it copies between local tensors.
 void run_on_local_tensors(LocalRun& run, CallKind kind) {
   const BelowAutograd guard;
   keep_view_arguments(run);
@@ -109,8 +112,8 @@ void run_on_local_tensors(LocalRun& run, CallKind kind) {
   write_back(run);
 }
 
-/// For an operator that autograd does not know. Autograd records the operators inside its kernel,
-/// as on one rank. Local tensors bring gradients to their wrappers.
+/// Runs an operator that autograd does not know. Autograd records the operators inside its kernel,
+/// as on one rank. The local tensors pass their gradients on to their wrappers.
 void run_recorded(LocalRun& run) {
   const BelowFallback guard;
   run_operator(run);
@@ -123,8 +126,9 @@ bool requires_grad(const c10::IValue& value) {
   return value.isList() && std::ranges::any_of(value.toListRef(), requires_grad);
 }
 
-/// An argument that every rank has whole. Collective if it is a distributed tensor that is sharded
-/// or partial. Tensors in lists are not replicated: no operator that may fail by matrix takes any.
+/// The argument, replicated on every rank. Collective if it is a distributed tensor that is sharded
+/// or partial. Tensors in lists are not replicated: operators that may fail for some values have no
+/// tensor lists.
 c10::IValue replicated_argument(const c10::IValue& argument) {
   const auto* impl = argument.isTensor() && argument.toTensor().defined()
                          ? as_distributed(argument.toTensor())
@@ -142,7 +146,7 @@ c10::IValue replicated_argument(const c10::IValue& argument) {
 
 }  // namespace
 
-// The caller's own tensors are saved before local ones replace them on the stack.
+// Saves the caller's own tensors before local tensors replace them on the stack.
 LocalRun::LocalRun(PlannedCall& c) : call(c) {
   for (const OperatorInfo::Return& result : call.info.returns) {
     if (result.written >= 0) {
@@ -154,16 +158,17 @@ LocalRun::LocalRun(PlannedCall& c) : call(c) {
   }
 }
 
-/// Kernels of autograd hide its keys from what they call. Where the keys are still there,
-/// autograd's fallback has let the call through: on plain tensors too it would record what the
-/// kernel does.
+/// Autograd kernels exclude autograd's keys for the operators that they call. If the keys are still
+/// included, the call came through autograd's fallback, so autograd would record the operators
+/// inside the kernel, on plain tensors too.
 bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   const bool wanted = info.is_own && at::GradMode::is_enabled() && !is_below_autograd() &&
                       std::ranges::any_of(arguments, requires_grad);
   if (!wanted) {
     return false;
   }
-  // A write or a view would have to become part of the wrapper's history.
+  // A write or a view would have to become part of the wrapper's autograd history, which is not
+  // possible here.
   TESSERA_CHECK(info.written.empty() && info.viewed < 0, info.name,
                 info.written.empty() ? " returns a view of" : " writes to",
                 " an argument whose gradient is wanted, and no autograd kernel of it records "
@@ -175,7 +180,7 @@ void run_operator(LocalRun& run) {
   if (run.call.plan.local_call) {
     return run_local_call(run);
   }
-  // Every rank runs the whole operator and must draw the same numbers.
+  // Every rank runs the whole operator and must draw the same random numbers.
   std::optional<SeededGenerator> generator;
   if (run.call.plan.seeded) {
     generator.emplace(run.device, next_random_key());
@@ -187,9 +192,9 @@ void run_operator(LocalRun& run) {
   run.call.op.callBoxed(run.call.stack);
 }
 
-/// Versions are read before the operator, whose kernel may bump them itself; what it did not bump
-/// is bumped once the values are written back. Results are wrapped last, from what the stack then
-/// holds.
+/// The steps of the call. Versions are read before the operator, whose kernel may bump them itself;
+/// versions that it did not bump are bumped after the values are written back. Results are wrapped
+/// last, from the values on the stack.
 void run_local(PlannedCall& call, CallKind kind) {
   const ForeachVersionCounts counts(call);
   LocalRun run(call);
@@ -202,8 +207,8 @@ void run_local(PlannedCall& call, CallKind kind) {
   wrap_results(run);
 }
 
-// The arguments and the mesh are saved: a run replaces those on the stack, and may end in the
-// middle of that.
+// The arguments and the mesh are saved first, because a run replaces the arguments on the stack,
+// and may throw while it does.
 bool run_agreed(PlannedCall& call) {
   const auto given = call.arguments();
   const std::vector<c10::IValue> arguments(given.begin(), given.end());
@@ -211,10 +216,11 @@ bool run_agreed(PlannedCall& call) {
   bool failed = false;
   try {
     run_local(call, CallKind::kAgreed);
-  } catch (const c10::Error&) {  // the operator's own; an Error of a peer's failure passes
+  } catch (const c10::Error&) {  // an exception of the operator itself; an Error about a failed
+                                 // peer is not caught
     failed = true;
   }
-  // Every rank reaches this point, also if the operator threw: no rank waits forever.
+  // Every rank reaches this point, even if its operator threw, so that no rank waits forever.
   if (!any_rank(mesh, failed)) {
     return true;
   }
@@ -227,14 +233,15 @@ bool run_agreed(PlannedCall& call) {
 
 namespace {
 
-/// The operator gave an out= tensor other sizes, which is allowed for an empty one. Only without a
-/// rule: there the operator ran on whole tensors, so all ranks have the same sizes and throw or
-/// continue together.
+/// Accepts new sizes that the operator gave to an out= tensor, which is allowed for an empty
+/// tensor. Used only for operators without a rule: they run on whole tensors, so all ranks have the
+/// same sizes and throw or continue together.
 void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
   const bool empty = original.numel() == 0;
-  // The operator has resized the tensor itself: its sizes are restored before the error.
+  // The operator has resized the caller's tensor itself, so its sizes are restored before the
+  // error.
   if (!empty && local.is_same(original.local())) {
     restore_sizes(local, spec->sizes, spec->strides);
   }
@@ -242,12 +249,13 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
                 c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
                 ": pass one of the result's sizes");
   original.give_count_to(local);
-  // An empty tensor's placements were for other sizes: the new value is replicated.
+  // The placements of the empty tensor do not apply to the new sizes, so the new value is
+  // replicated.
   original.replace(local, replicated_spec(run.call.plan, local));
 }
 
-/// Copies the new value of one written tensor to the caller's. Does nothing if the operator wrote
-/// to the tensor itself in its own layout and sizes.
+/// Copies the new value of one written tensor to the caller's tensor. Does nothing if the operator
+/// wrote to the caller's tensor itself in the right layout and sizes.
 void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const CallPlan& plan = run.call.plan;
   const CallPlan::Input& input = plan.inputs[written.input];
@@ -256,7 +264,7 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const at::Tensor& own = impl != nullptr ? impl->local() : written.original;
   const bool in_place = written.local.is_same(own) && input.written == spec->sharding.layout;
   if (in_place && impl == nullptr) {
-    return;  // one of libtorch's own, which it may resize
+    return;  // a plain tensor was written directly; libtorch may even have resized it
   }
   if (!plan.has_rule && written.local.sizes() != spec->sizes) {
     return take_new_sizes(run, *impl, written.local);
@@ -264,12 +272,13 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   if (in_place) {
     return;
   }
-  // The rule's layout is that of the tensor, or replicated, so this is never collective.
+  // The rule's layout equals the tensor's layout or is replicated, so this redistribution is never
+  // collective.
   const TensorSpecPtr left =
       intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
   const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
-  // A slice of the new value may share the memory of the tensor with other strides. A copy in
-  // between prevents reads of overwritten values.
+  // A slice of the new value may share the memory of the tensor with other strides. The
+  // intermediate copy prevents reads of overwritten values.
   copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
 }
 
@@ -279,21 +288,22 @@ void write_back(LocalRun& run) {
   for (const LocalRun::Written& written : run.written) {
     bring_back(run, written);
   }
-  // After all tensors: a base that is gathered for it may have been written by the operator as
-  // well.
+  // Runs after all tensors are written, because a base that is gathered for a view may have been
+  // written by the operator as well.
   for (const at::Tensor& view : run.written_views) {
     write_through(view);
   }
 }
 
-// The random operators of at:: that draw by the global element instead of gathering. Each takes the
-// next key of the thread's sequence (fills.h), whatever the layout, so that the numbers
-// don't depend on the mesh. The other random operators run whole on every rank, under a
-// SeededGenerator. What is here is for distributed tensors; plain_random.cpp has plain ones.
+// The random operators of at:: that draw by global element instead of gathering. Each takes the
+// next random key of the thread's sequence (fills.h), whatever the layout, so that the numbers do
+// not depend on the mesh. Other random operators run whole on every rank, under a SeededGenerator.
+// This part handles distributed tensors; plain_random.cpp handles plain ones.
 
 namespace {
 
-/// A pending reduction has no elements yet: fills the tensor that it reduces to.
+/// Fills a partial tensor. A pending reduction has no elements of its own yet, so the tensor that
+/// it reduces to is filled.
 void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
   const DistributedTensorImpl& impl = *as_distributed(self);
   const TensorSpec& spec = *impl.spec();
@@ -303,7 +313,7 @@ void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key
   const at::Tensor& local = local_tensor(values);
   const RandomPlace place = random_place({call.info.name, values, random_source(), key});
   call.info.traits.fill()({local, place, key}, call.arguments());
-  // Makes terms that reduce to the numbers, which is local.
+  // Makes terms that reduce to the random numbers; this step is local.
   impl.local().copy_(
       redistribute_local(local, as_distributed(values)->spec(), spec.sharding.layout));
 }
@@ -319,20 +329,20 @@ void fill_distributed(const at::Tensor& self, const PlannedCall& call, RandomKey
 
 struct Dropped {
   at::Tensor result;
-  at::Tensor kept;  ///< as bool
+  at::Tensor kept;  ///< the dropout mask, as bool
 };
 
-/// The mask is drawn into the local tensor by its elements' places in the whole one.
+/// Draws the dropout mask of the local tensor, by the places of its elements in the whole tensor.
 Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& spec, double p) {
   const auto kept = at::empty_like(local);
   const RandomKey key = next_random_key();
-  // Meta tensors take a key as well, so that later draws are the same as with values.
+  // Meta tensors take a random key too, so that later draws are the same as with values.
   if (!kept.is_meta()) {
     const at::Tensor whole = make_distributed(kept, spec, x.sizes().vec());
     fill_random(kept, random_place({"native_dropout", whole, x, key}), kernels::Bernoulli{1 - p},
                 key);
   }
-  // With p = 1 every element is dropped, and nothing may be divided by 0.
+  // With p = 1 every element is dropped; a scale of 0 avoids the division by 0.
   const double scale = p < 1 ? 1 / (1 - p) : 0;
   return {local.mul(kept).mul_(scale), kept.to(at::kBool)};
 }
@@ -362,11 +372,12 @@ void check_rows_together(const PlannedCall& call) {
 void run_random_inplace(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DistributedTensorImpl& impl = *as_distributed(self);
-  // Before a key is taken or anything is written: a refused call changes nothing.
+  // Checked before a random key is taken or anything is written, so that a refused call changes
+  // nothing.
   if (impl.detached_view()) {
     check_writable(impl, call.info.name);
   }
-  // Taken for meta tensors as well, so that later draws are the same with and without values.
+  // Meta tensors take a random key too, so that later draws are the same with and without values.
   const RandomKey key = next_random_key();
   const BelowAutograd guard;
   if (!impl.local().is_meta()) {
@@ -385,12 +396,12 @@ void run_native_dropout(PlannedCall& call) {
   TESSERA_CHECK(p >= 0 && p <= 1, "dropout with probability ", p,
                 " was asked for; it must be in [0, 1]");
   DistributedTensorImpl& impl = *as_distributed(x);
-  // What localize_arguments does for the other kinds of plans.
+  // The same preparation that localize_arguments does for other kinds of plans.
   check_readable(impl, call.info.name);
   keep_gradient_layout(impl, x);
 
   const TensorSpecPtr spec = impl.spec();
-  // The elements of a term are not elements of the sum: a partial sum is reduced first.
+  // The elements of a term are not elements of the sum, so a partial sum is reduced first.
   const ShardingSpec settled{spec->sharding.mesh, gradient_layout(spec->sharding.layout)};
   const BelowAutograd guard;
   const auto local = redistribute_local(impl.local(), spec, settled.layout);
@@ -401,28 +412,28 @@ void run_native_dropout(PlannedCall& call) {
 
 namespace {
 
-/// The tensor that `tensor` is a view of, directly or not, or itself. By autograd's record of
-/// views, which is the same on every rank: whether local tensors share memory depends on their
-/// sizes.
+/// The tensor that `tensor` is a view of, directly or indirectly, or itself. Based on autograd's
+/// record of views, which is the same on every rank; whether local tensors share memory depends on
+/// their sizes.
 const void* base_of(const at::Tensor& tensor) {
   return identity_of(viewed_by(tensor));
 }
 
-/// A tensor of a list argument.
+/// A use of a tensor in a list argument.
 struct Use {
   const void* base;
   std::size_t position;
-  bool copied;  ///< the kernel gets a copy of it
+  bool copied;  ///< whether the kernel gets a copy of it
 };
 
-/// The tensors of all lists; in the first `written` of them stand those that are written.
+/// The tensors of all list arguments. The first `written` of them are written by the operator.
 struct Uses {
   std::vector<Use> all;
   std::size_t written = 0;
 };
 
-/// Numbers the tensors as bind_call does, to find each one's input in the plan. The first list is
-/// the one that is written (OperatorInfo::writes_lists).
+/// Numbers the tensors as bind_call does, to find the plan's input for each. The first list is the
+/// one that is written (OperatorInfo::writes_lists).
 Uses uses_of(const PlannedCall& call) {
   Uses uses;
   std::size_t number = 0;
@@ -448,8 +459,8 @@ Uses uses_of(const PlannedCall& call) {
 
 }  // namespace
 
-/// Uses at one position, and uses of the caller's own memory, work as in the kernel alone. Only a
-/// copy hides a write from another position.
+/// Uses at the same position, and uses of the caller's own memory, work as in the kernel alone.
+/// Only a copy hides a write from another position.
 bool positions_depend(const PlannedCall& call) {
   const Uses uses = uses_of(call);
   std::unordered_multimap<const void*, const Use*> written;
@@ -475,8 +486,8 @@ ForeachVersionCounts::ForeachVersionCounts(const PlannedCall& call) {
 }
 
 void ForeachVersionCounts::bump() const {
-  // All are compared before the first is bumped: tensors may share a counter, as a wrapper and its
-  // local tensor do.
+  // All versions are compared before the first is bumped, because tensors may share a counter, as a
+  // wrapper and its local tensor do.
   std::vector<const at::Tensor*> unbumped;
   for (const Written& written : written_) {
     if (writes_of(written.tensor) == written.version) {
@@ -488,7 +499,8 @@ void ForeachVersionCounts::bump() const {
   }
 }
 
-// One version stands for all, so that a call on hundreds of parameters reads one counter.
+// Reads one version for all tensors, so that a call on hundreds of parameters reads a single
+// counter.
 DirectForeachVersionCounts::DirectForeachVersionCounts(at::TensorList tensors)
     : tensors_(tensors), version_(tensors.empty() ? 0 : writes_of(tensors.front())) {}
 

@@ -1,4 +1,4 @@
-// The last step of run_local: distributed tensors of the local results.
+// The last step of run_local: wraps the local results as distributed tensors.
 
 #include "autograd/autograd.h"
 #include "execute/run_local.h"
@@ -9,12 +9,13 @@
 namespace tessera::detail {
 namespace {
 
-/// Counts the results, each element of a list separately, as a plan counts its outputs.
+/// Wraps the results, and counts them as a plan counts its outputs: each element of a list
+/// separately.
 class ResultWrapper {
  public:
   explicit ResultWrapper(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
 
-  /// Replaces a result on the stack by its wrapper. An undefined result stays, and is counted.
+  /// Replaces a result on the stack by its wrapper. An undefined result is unchanged, but counted.
   void wrap_result(c10::IValue& value, const OperatorInfo::Return& returned) {
     if (returned.written >= 0) {
       give_back(value, std::move(run_.returned[next_returned_++]));
@@ -39,9 +40,8 @@ class ResultWrapper {
     return wrapped;
   }
 
-  /// An in-place result is the tensor that was passed. Where its shape has changed, its wrapper
-  /// takes the new local tensor and the spec that belongs to it; a detached view becomes a view of
-  /// what it was before.
+  /// Returns the caller's tensor as an in-place result. If its shape has changed, its wrapper gets
+  /// the new local tensor and its spec; a detached view becomes a view of its previous base.
   void give_back(c10::IValue& value, c10::IValue original) {
     DistributedTensorImpl* impl =
         info_.changes_shape && original.isTensor() ? as_distributed(original.toTensor()) : nullptr;
@@ -58,8 +58,8 @@ class ResultWrapper {
     value = std::move(original);
   }
 
-  /// The spec is found before the local tensor is made contiguous: its strides are those that the
-  /// plan says, whatever the kernel chose.
+  /// The spec is determined before the local tensor is made contiguous: its strides are those of
+  /// the plan, whatever the kernel chose.
   at::Tensor wrap_tensor(at::Tensor local) {
     TensorSpecPtr spec = spec_of(local);
     if (run_.recorded && local.requires_grad()) {
@@ -72,8 +72,8 @@ class ResultWrapper {
                             : wrap_view(std::move(local), std::move(spec));
   }
 
-  /// Every term of a sum has the gradient of the sum. For another reduction, the gradient depends
-  /// on the terms.
+  /// Every term of a sum has the gradient of the sum. For another reduction the gradient depends on
+  /// the terms, so it is refused.
   at::Tensor wrap_recorded(const at::Tensor& local, const TensorSpec& spec) const {
     for (const auto& [mesh_dim, op] : spec.sharding.layout->partial()) {
       TESSERA_CHECK(op == ReduceOp::kSum, info_.name, " returns a ", to_string(Partial{op}),
@@ -85,8 +85,8 @@ class ResultWrapper {
                                     gradient_layout(spec.sharding.layout));
   }
 
-  /// A view of a local tensor that was not moved shares its version counter, as views do. One of a
-  /// copy, or of a view that holds a copy, gets the state that leads its reads and writes to the
+  /// A view of a local tensor that was not redistributed shares its version counter, as views do. A
+  /// view of a copy, or of a detached view, gets the state that directs its reads and writes to the
   /// base (distributed_impl.h). Inference tensors have no counter to share.
   at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
     const DistributedTensorImpl* base =
@@ -105,10 +105,10 @@ class ResultWrapper {
     return result;
   }
 
-  /// The state that is needed to take the view from its base again, after a write through it.
+  /// The state that is needed to take the view from its base again, after a write through the view.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
-    // The results of one call are pieces that do not overlap.
+    // The results of one call are pieces that do not overlap, so they share one record.
     seen_ = seen_ == nullptr ? view->seen : seen_;
     view->seen = seen_;
     if (!run_.is_moved()) {
@@ -120,14 +120,15 @@ class ResultWrapper {
     if (!plan_.has_rule) {
       strides = input.spec->strides;
     }
-    run_.view_arguments[viewed] = {};  // its copy is not needed any more
+    run_.view_arguments[viewed] = {};  // releases the copy of the base, which is not needed any
+                                       // more
     view->replay = std::make_shared<DetachedView::Replay>(DetachedView::Replay{
         plan_.local_call ? plan_.local_call->op : run_.call.op, run_.view_arguments, viewed,
         output_, input.target, std::move(strides)});
     return view;
   }
 
-  /// The spec of result number output_: after the first call of a plan a look into it, without any
+  /// The spec of result number output_. After the first call of a plan this is a look-up without
   /// hashing.
   TensorSpecPtr spec_of(const at::Tensor& local) {
     if (!plan_.has_rule) {
@@ -136,20 +137,20 @@ class ResultWrapper {
     TESSERA_CHECK(output_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
                   " names too few outputs");
     CallPlan::Output& output = plan_.outputs[output_];
-    // The rule knows only that all ranks have the same output (seeds of attention).
+    // The rule only declares that all ranks have the same output (seeds of attention).
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }
-    // The type may depend on what no key has, as on the default type of libtorch.
+    // The type may depend on state outside of the cache key, such as libtorch's default type.
     if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
       output.spec = first_spec(output, local);
     }
     return output.spec;
   }
 
-  /// The type and the order of dimensions in memory are known once a kernel has run. Sizes that the
-  /// rule does not know are those of the local result, since such dimensions are not sharded. The
-  /// check finds wrong rules at their first call.
+  /// The type and the order of dimensions in memory are known after the kernel has run once. Sizes
+  /// that the rule does not know are those of the local result, since such dimensions are not
+  /// sharded. The check detects wrong rules at their first call.
   TensorSpecPtr first_spec(CallPlan::Output& output, const at::Tensor& local) {
     const ShardingSpec sharding{plan_.replicated.mesh, output.layout};
     for (std::size_t dim = 0; dim < output.sizes.size(); ++dim) {
@@ -165,8 +166,8 @@ class ResultWrapper {
     return intern_spec({sharding, output.sizes, strides_of(output, local), local.scalar_type()});
   }
 
-  /// Strides of the whole result: planned ones for a view; else in the order of dimensions that the
-  /// kernel chose, unless ranks might not agree on that.
+  /// The strides of the whole result: for a view, those of the plan; otherwise in the order of
+  /// dimensions that the kernel chose, unless ranks might disagree about that order.
   static std::vector<std::int64_t> strides_of(const CallPlan::Output& output,
                                               const at::Tensor& local) {
     if (output.strides) {
@@ -186,7 +187,7 @@ class ResultWrapper {
 
 }  // namespace
 
-// Sizes and strides are the local ones, for the local tensor is all of it.
+// The local tensor is the whole tensor, so its sizes and strides are the global ones.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local) {
   const LayoutPtr layout =
       Layout::replicated(plan.replicated.layout->mesh_sizes(), static_cast<int>(local.dim()));
@@ -196,7 +197,7 @@ TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local) {
                       local.scalar_type()});
 }
 
-// The results are the last values of the stack, and no argument of the call is below them any more.
+// The results are the last values on the stack; the call's arguments have already been removed.
 void wrap_results(LocalRun& run) {
   const auto& returns = run.call.info.returns;
   const std::size_t first = run.call.stack.size() - returns.size();

@@ -1,5 +1,4 @@
-// Fused operators of a Transformer's block: SiLU with a product, dropout, rotary embedding,
-// RMSNorm.
+// Fused operators of a Transformer block: SiLU with a product, dropout, rotary embedding, RMSNorm.
 
 #include <tuple>
 #include <utility>
@@ -16,8 +15,8 @@
 
 namespace tessera::detail {
 
-// silu(gate) * up in one kernel: the middle of a gated MLP. As separate operators, autograd would
-// keep silu(gate) as well.
+// silu(gate) * up in one kernel: the middle of a gated MLP. With separate operators, autograd would
+// save silu(gate) as well.
 
 namespace {
 
@@ -34,7 +33,7 @@ struct SiluMulBackward
       "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)";
 };
 
-/// The result as well, where that is to be computed again.
+/// The gradients of silu_mul, and its result, for backwards that recompute the result.
 struct SiluMulWithGradients
     : FusedOperator<SiluMulWithGradients,
                     std::tuple<at::Tensor, at::Tensor, at::Tensor>(
@@ -91,7 +90,7 @@ struct SiluMulNode final : RecomputableNode {
 at::Tensor differentiable_silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   const auto node = node_for<SiluMulNode>(gate, up);
   if (node != nullptr) {
-    // Inputs alone, which the matmuls before this have made anyway.
+    // Saves only the inputs, which the preceding matmuls have made anyway.
     node->save(gate, up);
   }
   at::Tensor result = SiluMul::call_below_autograd(gate, up);
@@ -113,15 +112,16 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   return SiluMul::call(gate, up);
 }
 
-// Dropout whose mask depends on the key and the index in the global tensor, not on who computes it:
-// equal on every mesh. It is linear in its input, so that its backward is the operator itself on
-// the gradient: the mask is drawn again and takes no memory.
+// Dropout whose mask depends on the key and the index in the global tensor: equal on every mesh.
+// Dropout is linear in its input, so its backward is the operator itself, applied to the gradient:
+// the mask is drawn again and needs no memory.
 
 namespace {
 
-/// `seed` and `stream` are the bits of a key. They are Scalars, as is `first_element`, the number
-/// of x's first element among those that one mask is drawn for: values of Scalars are not part of a
-/// call's key, and every call has another stream. `place`: flat_place() of x; empty: x is whole.
+/// `seed` and `stream` are the bits of a key. `first_element` is the index of x's first element in
+/// the tensor that one mask covers. All three are Scalars, because values of Scalars are not part
+/// of a call's key in the dispatch cache, and every call has another stream. `place`: flat_place()
+/// of x; empty: x is whole.
 struct Dropout : FusedOperator<Dropout, at::Tensor(const at::Tensor&, double, const at::Scalar&,
                                                    const at::Scalar&, const at::Scalar&,
                                                    c10::SymIntArrayRef)> {
@@ -200,8 +200,8 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t fi
   return Dropout::call(x, p, number_of(key.seed), number_of(key.stream), first_element, {});
 }
 
-// Rotary position embeddings on (batch, sequence, heads, head_dim), by tables of cos and sin. A
-// rotation is orthogonal, so that backward is the transposed rotation of the gradient and needs no
+// Rotary position embedding of (batch, sequence, heads, head_dim), by tables of cos and sin. A
+// rotation is orthogonal, so backward is the transposed rotation of the gradient and needs no
 // input.
 
 namespace {
@@ -224,7 +224,7 @@ void check_rotary_sizes(c10::IntArrayRef x, c10::IntArrayRef cos, c10::IntArrayR
   }
 }
 
-/// Turns queries and keys in one launch.
+/// Rotates queries and keys in one launch.
 struct RotaryEmbeddingQk
     : FusedOperator<RotaryEmbeddingQk, std::tuple<at::Tensor, at::Tensor>(
                                            const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -240,7 +240,7 @@ at::Tensor run_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   return kernels::rotary_embedding(x, cos, sin, transposed);
 }
 
-/// The pairs that turn are within a head; the tables are split as the sequence is.
+/// Rotated pairs are within a head; the tables are split like the sequence.
 std::optional<ShardingRule> rotary_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(0).sizes;
   check_rotary_sizes(sizes, call.tensor(1).sizes, call.tensor(2).sizes);
@@ -269,7 +269,7 @@ at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, con
                 "rotary_embedding takes tables that need no gradient; detach them");
   const auto node = node_for<RotaryNode>(x);
   if (node != nullptr) {
-    // The tables, which all layers share; x is not needed.
+    // Saves the tables, which all layers share; x is not needed.
     node->save(cos, sin);
     node->transposed = transposed;
   }
@@ -293,7 +293,7 @@ std::tuple<at::Tensor, at::Tensor> run_rotary_qk(const at::Tensor& q, const at::
   return kernels::rotary_embedding_qk(q, k, cos, sin, transposed);
 }
 
-/// Heads are split as those of the keys are, each with its group of queries.
+/// Query heads are split like key heads, each key head with its group of query heads.
 std::optional<ShardingRule> rotary_qk_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(1).sizes;
   check_qk(call.tensor(0).sizes, sizes, call.tensor(2).sizes, call.tensor(3).sizes);
@@ -368,9 +368,9 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
   return {std::move(turned_q), std::move(turned_k)};
 }
 
-// RMS norm in one kernel: x / rms(x) * weight along the last dimension, also of the sum of two
-// tensors, which is a result then. Rows are independent, so that any other dimension may be split.
-// Backward needs x or the sum, and one number a row.
+// RMS norm in one kernel: x / rms(x) * weight along the last dimension. A second operator
+// normalises the sum of two tensors and returns the sum too. Rows are independent, so every other
+// dimension may be split. Backward needs x (or the sum), and one number per row.
 
 namespace {
 
@@ -393,7 +393,8 @@ struct AddRmsNorm : FusedOperator<AddRmsNorm, ThreeTensors(const at::Tensor&, co
       "(Tensor out, Tensor sum, Tensor rstd)";
 };
 
-/// `sum_grad`: the gradient of the sum of an add_rms_norm, whose `x` is the sum here.
+/// The backward of both operators. `sum_grad`: the gradient of add_rms_norm's sum, which is `x`
+/// here.
 struct RmsNormBackward
     : FusedOperator<RmsNormBackward,
                     TwoTensors(const at::Tensor&, const at::Tensor&, const OptionalTensor&,
@@ -450,13 +451,13 @@ TwoTensors run_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                     defined_or_not(sum_grad));
 }
 
-/// The factors of x, of one number a row, and of the weight.
+/// The sharding factors of x, of tensors with one number per row, and of the weight.
 struct NormFactors {
   rules::TensorFactors x, rows, weight;
 
   NormFactors(ShardingRule& rule, const rules::Sizes& sizes) {
     for (const std::int64_t size : std::span(sizes).first(sizes.size() - 1)) {
-      // Each shard of the rows has its terms of the weight's gradient.
+      // Each shard of the rows computes a separate term of the weight's gradient.
       x.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
     }
     rows = x;
@@ -466,7 +467,7 @@ struct NormFactors {
   }
 };
 
-/// The factors of a tensor that a call may leave out.
+/// Sets the factors of an optional tensor, if the call has it.
 void set_optional(ShardingRule& rule, const OpCall& call, std::size_t arg,
                   const rules::TensorFactors& factors) {
   if (call.has_tensor(arg)) {
@@ -474,7 +475,8 @@ void set_optional(ShardingRule& rule, const OpCall& call, std::size_t arg,
   }
 }
 
-/// The rule of a norm of `tensors` tensors, one or a sum of two. It has as many results like x.
+/// The rule of a norm of one tensor, or of the sum of two (`tensors`). It has the same number of
+/// results like x.
 RuleFunction::Body rule_of_norm(std::size_t tensors) {
   return [tensors](const OpCall& call) -> std::optional<ShardingRule> {
     check_rms_norm_sizes(call.tensor(0).sizes,
@@ -506,11 +508,11 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// Saves what is normed, the weight and one number a row.
+/// Saves the normalised tensor's input, the weight and one number per row.
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
-  /// The inputs of the result apart from x.
+  /// Records the inputs of compute() apart from x.
   void take(const at::Tensor& weight, double eps) {
     eps_ = eps;
     weight_ = weight;
@@ -518,8 +520,8 @@ struct RmsNormNode final : RecomputableNode {
   }
 
  private:
-  /// A copy of the weight: the product that needs the result may run in backward while FSDP has
-  /// not gathered the weight of the norm again.
+  /// Copies the weight: a product that needs the result may run in backward before FSDP has
+  /// gathered the norm's weight again.
   bool prepare() override {
     if (!weight_.defined() || copied_) {
       return true;
@@ -542,7 +544,8 @@ struct RmsNormNode final : RecomputableNode {
     return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional(weight_), eps_));
   }
 
-  /// The second result, if there is one, is the sum of the first two inputs.
+  /// Gradients of all results. The second result, if there is one, is the sum of the first two
+  /// inputs.
   variable_list differentiate_all(const variable_list& gradients) override {
     const bool adds = gradients.size() == 2;
     const at::Tensor of_sum = adds ? gradients[1] : at::Tensor();
@@ -567,7 +570,7 @@ TwoTensors differentiable_rms_norm(const at::Tensor& x, const OptionalTensor& we
   }
   TwoTensors result = RmsNorm::call_below_autograd(x, weight, eps);
   if (node != nullptr) {
-    // It saves a pass over x in backward.
+    // Saving one number per row avoids a pass over x in backward.
     node->save(std::get<1>(result));
     node->take(defined_or_not(weight), eps);
     node->record_with(std::get<0>(result), x);
@@ -604,7 +607,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps) {
-  // Inputs that an addition would promote or expand.
+  // Inputs that an addition would promote or broadcast: they are added first.
   if (x.scalar_type() != residual.scalar_type() || x.sizes() != residual.sizes()) {
     const at::Tensor sum = x.add(residual);
     return {rms_norm(sum, weight, eps), sum};

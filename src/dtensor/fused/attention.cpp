@@ -38,8 +38,8 @@
 
 namespace tessera::detail {
 
-// The kernels behind scaled_dot_product_attention, which itself returns no log-sum-exp. Each has
-// that in another form, and takes it back in the same one.
+// The kernels behind scaled_dot_product_attention, which itself does not return the log-sum-exp.
+// Each kernel returns the log-sum-exp in its own format, and its backward expects the same format.
 
 namespace {
 
@@ -49,18 +49,18 @@ double scale_of(const at::Tensor& q) {
   return 1 / std::sqrt(static_cast<double>(q.size(-1)));
 }
 
-/// With zeros behind the last dimension, to a multiple of `multiple`.
+/// Pads the last dimension with `value` to a multiple of `multiple`.
 at::Tensor padded_to(const at::Tensor& tensor, std::int64_t multiple, double value = 0) {
   const std::int64_t missing = detail::round_up(tensor.size(-1), multiple) - tensor.size(-1);
   return missing == 0 ? tensor : at::constant_pad_nd(tensor, {0, missing}, value);
 }
 
-/// The first elements of each row, where there are more.
+/// Cuts each row to its first `width` elements.
 at::Tensor cut(const at::Tensor& tensor, std::int64_t width) {
   return tensor.size(-1) == width ? tensor : tensor.narrow(-1, 0, width);
 }
 
-/// Scores have the type in which half types are summed.
+/// Converts to the type of the scores, in which half types are summed.
 at::Tensor widened(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
@@ -74,7 +74,7 @@ std::optional<at::Tensor> aligned_mask(const at::Tensor& mask, const at::Tensor&
       .expand({q.size(0), q.size(1), mask.size(0), mask.size(1)});
 }
 
-// By formula, for what no kernel takes.
+// Attention by formula, for inputs that no kernel supports.
 
 at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k, const SeenKeys& seen) {
   at::Tensor scores = widened(q).matmul(widened(k).transpose(2, 3)).mul_(scale_of(q));
@@ -107,7 +107,7 @@ AttentionGradients by_formula_backward(const at::Tensor& grad, const at::Tensor&
           weights.transpose(2, 3).matmul(of_out).to(type)};
 }
 
-// Flash: the CPU's kernel takes a mask, the GPU's a width that is a multiple of 8.
+// The flash kernels: the CPU's accepts a mask, the GPU's needs a width that is a multiple of 8.
 
 bool is_on_host(const at::Tensor& q) {
   return q.is_cpu() || q.is_meta();
@@ -132,7 +132,7 @@ AttentionGradients by_flash_backward(const at::Tensor& grad, const at::Tensor& q
     return at::_scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, whole.out, whole.log_sum_exp, 0, seen.causal, optional_mask(seen.mask));
   }
-  // Nothing is dropped, so that no state of a generator is read.
+  // No dropout here, so the backward reads no generator state.
   const auto [of_q, of_k, of_v] = at::_scaled_dot_product_flash_attention_backward(
       padded_to(grad, 8), padded_to(q, 8), padded_to(k, 8), padded_to(v, 8),
       padded_to(whole.out, 8), whole.log_sum_exp, {}, {}, q.size(2), k.size(2), 0, seen.causal, {},
@@ -140,7 +140,7 @@ AttentionGradients by_flash_backward(const at::Tensor& grad, const at::Tensor& q
   return {cut(of_q, q.size(-1)), cut(of_k, k.size(-1)), cut(of_v, v.size(-1))};
 }
 
-// Efficient: the log-sum-exp has rows of a multiple of 32 queries.
+// The memory-efficient kernel: its log-sum-exp is padded to a multiple of 32 queries.
 
 AttentionPart by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const SeenKeys& seen) {
@@ -159,7 +159,8 @@ AttentionGradients by_efficient_backward(const at::Tensor& grad, const at::Tenso
   return {std::get<0>(results), std::get<1>(results), std::get<2>(results)};
 }
 
-// cuDNN: libtorch's releases differ in whether the log-sum-exp has a last dimension of 1.
+// The cuDNN kernel: libtorch's releases differ in whether its log-sum-exp has a last dimension of
+// 1.
 
 std::atomic<bool>& has_column() {
   static std::atomic<bool> of_this_libtorch{true};
@@ -204,7 +205,7 @@ Calls calls_of(at::SDPBackend backend) {
   }
 }
 
-/// The gradient of kv, by that of repeat_heads(kv).
+/// The gradient of kv from the gradient of repeat_heads(kv).
 at::Tensor sum_heads(const at::Tensor& grad, std::int64_t kv_heads) {
   return grad.unflatten(1, {kv_heads, grad.size(1) / kv_heads}).sum(2);
 }
@@ -239,7 +240,7 @@ AttentionGradients attention_part_backward(const AttentionKernel& kernel, const 
                                            const at::Tensor& v, const AttentionPart& whole,
                                            const SeenKeys& seen) {
   const Calls calls = calls_of(kernel.backend);
-  // Kernels read it as they write it.
+  // Kernels need the contiguous format in which they write the log-sum-exp.
   const AttentionPart given{whole.out, whole.log_sum_exp.contiguous()};
   if (!kernel.repeats_heads) {
     return calls.backward(grad, q, k, v, given, seen);
@@ -260,21 +261,22 @@ void merge(AttentionPart& merged, const AttentionPart& part) {
   merged.log_sum_exp = std::move(log_sum_exp);
 }
 
-// Attention by libtorch's kernels. Composed (CompositeImplicitAutograd) and not a new kernel:
-// libtorch's have gradients, rules and names for checkpoint policies already. libtorch chooses the
-// kernel, unless unequal head counts would make it choose the slow one.
+// Attention by libtorch's kernels. It is a composite operator (CompositeImplicitAutograd) instead
+// of a new kernel, because libtorch's operators already have gradients, rules and names for
+// checkpoint policies. libtorch chooses the kernel, unless unequal head counts would make it choose
+// the slow one.
 
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// A tensor with the global sizes, so that all ranks choose alike: libtorch cannot choose for a
-/// distributed tensor.
+/// A tensor with the global sizes, used to query libtorch, so that all ranks choose the same
+/// kernel. libtorch cannot choose for a distributed tensor.
 at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return tensor;
   }
-  // Kernels want the elements of a row one after another.
+  // Kernels require contiguous rows.
   const at::Tensor row = at::empty({tensor.size(-1)}, local_tensor(tensor).options());
   return row.requires_grad_(tensor.requires_grad()).expand(tensor.sizes());
 }
@@ -286,13 +288,14 @@ AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Te
                           backend_of_libtorch(causal, seen, dropout));
 }
 
-/// But for dropout: on a GPU a program that asks for it asks for the formula (docs/random.md).
+/// Whether the call is a training call for which the formula is refused. Calls with dropout are
+/// excluded: on a GPU dropout always uses the formula (docs/random.md).
 bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout) {
   return c10::GradMode::is_enabled() && dropout == 0 && q.numel() > 0 &&
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
 }
 
-/// Whether a call on a GPU repeats heads. On a CPU libtorch chooses all.
+/// Whether a call on a GPU repeats heads. On a CPU libtorch handles all head counts.
 bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                    const at::Tensor& mask, double dropout) {
   const bool training = in_training(q, k, v, dropout);
@@ -309,7 +312,8 @@ bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                          const OptionalTensor& mask, double dropout) {
   if (q.is_meta()) {
-    // Only sizes; libtorch's C++ has no meta kernel for masking scores.
+    // Computes only sizes, by a formula: libtorch's C++ library has no meta kernel for masked
+    // attention.
     return q.matmul(repeat_heads(k, q.size(1)).transpose(2, 3))
         .softmax(-1)
         .matmul(repeat_heads(v, q.size(1)));
@@ -322,7 +326,7 @@ at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Ten
                                           /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
-/// Set by programs, for all their threads.
+/// Set by the program for all its threads.
 std::atomic<bool>& math_is_allowed() {
   static std::atomic<bool> allowed = false;
   return allowed;
@@ -345,7 +349,7 @@ at::Tensor window_term(const KeyWindow& window, const at::Tensor& q) {
 }
 
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
-  // By views and one copy, so that heads stay split.
+  // Repeats heads by views and one copy, so that a sharding of the heads is preserved.
   return kv.unsqueeze(2).expand({-1, -1, heads / kv.size(1), -1, -1}).flatten(1, 2);
 }
 
@@ -363,7 +367,7 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
   if (as_given != at::SDPBackend::math || q.is_cpu() || q.size(1) == k.size(1)) {
     return {as_given, false};
   }
-  // The choice depends on sizes alone: a view has those of repeated heads, without the copy.
+  // The choice depends only on sizes. A view has the sizes of repeated heads, without the copy.
   const auto of_sizes = [&](const at::Tensor& kv) {
     return kv.slice(1, 0, 1).expand({-1, q.size(1), -1, -1});
   };
@@ -393,12 +397,13 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return op.call(q, k, v, causal, optional_mask(mask), dropout);
 }
 
-// Causal attention of chunks of a sequence to the keys of all of it. The keys before a chunk are
-// seen by all its queries, its own as a causal square: two calls of kernels, neither with a mask
-// tensor, which would take chunk * keys elements and a slower kernel. They are merged by their
-// log-sum-exp, in forward as in blockwise and ring attention (Liu et al. 2023), in backward by
-// giving each the merged result. Only the merged results are saved. A document's
-// queries in a chunk are computed as a chunk by themselves: of the sequence that is this document.
+// Causal attention of chunks of a sequence to the keys of the whole sequence. All queries of a
+// chunk see all keys before the chunk, and the chunk's own keys form a causal square. So two kernel
+// calls are sufficient. Neither needs a mask tensor, which would have chunk * keys elements and
+// need a slower kernel. Forward merges their results by log-sum-exp, as in blockwise and ring
+// attention (Liu et al. 2023); backward passes the merged result to each call. Only the merged
+// results are saved. With documents, a document's queries in a chunk are treated as a separate
+// chunk, of the sequence that is this document.
 
 namespace {
 
@@ -428,7 +433,7 @@ struct ChunkedAttentionBackward
 /// Dimension of the tokens in (batch, heads, tokens, width).
 constexpr std::int64_t kTokensDim = 2;
 
-/// Consecutive tokens, or sequences.
+/// A range of consecutive tokens or sequences.
 struct Range {
   std::int64_t first = 0, length = 0;
   std::int64_t end() const { return first + length; }
@@ -437,18 +442,18 @@ struct Range {
   }
 };
 
-/// Keys that the queries of a chunk see in one way.
+/// Keys that all queries of a chunk see in the same way.
 struct Block {
   enum Kind { kFull, kCausal, kMasked };
   Range keys;
   Kind kind = kFull;
 };
 
-/// The blocks of the queries at `chunk`, each query of which sees a key in each.
+/// The blocks of keys for the queries at `chunk`. Every query sees at least one key in each block.
 std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   const std::int64_t end = chunk.end();
   const Block square{chunk, Block::kCausal};
-  // All other queries see the same keys as the last one, except for the square.
+  // Keys from `full` on, before the chunk, are visible to all queries of the chunk.
   std::int64_t full = 0;
   std::vector<Block> blocks;
   if (window > 0 && window < end) {
@@ -456,7 +461,7 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
     if (window <= chunk.length) {
       return {{{first, end - first}, Block::kMasked}};
     }
-    full = end - window + 1;  // the last query sees one key in the block before
+    full = end - window + 1;  // the last query sees one key before `full`, in the masked block
     blocks.push_back({{first, full - first}, Block::kMasked});
   }
   if (full < chunk.first) {
@@ -466,20 +471,20 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   return blocks;
 }
 
-/// Queries that attend alike: those of a chunk, or of a document's part of it.
+/// Queries that are computed together: those of a chunk, or of a document's part in a chunk.
 struct Piece {
-  Range sequences;  ///< of the batch
-  Range rows;       ///< of q's tokens
-  Range keys;       ///< of k's tokens; the queries see none beyond these
-  /// The positions of the queries, counted from the first of `keys`.
+  Range sequences;  ///< range of sequences in the batch
+  Range rows;       ///< range of q's tokens
+  Range keys;       ///< range of k's tokens; the queries see no other keys
+  /// The positions of the queries, relative to the first of `keys`.
   Range queries() const { return {keys.length - rows.length, rows.length}; }
 
   at::Tensor of_queries(const at::Tensor& tensor) const { return rows.of(sequences.of(tensor, 0)); }
   at::Tensor of_keys(const at::Tensor& tensor) const { return keys.of(sequences.of(tensor, 0)); }
 };
 
-/// Appends the part of each document that has queries in `chunk`. `offsets`: where documents begin,
-/// as chunked_attention() takes them; `sequence`: the length of one.
+/// Appends the part of each document that has queries in `chunk`. `offsets`: the starts of the
+/// documents, in the format of chunked_attention(); `sequence`: the length of one sequence.
 void append_of_documents(std::vector<Piece>& pieces, const Piece& chunk, std::int64_t sequence,
                          c10::IntArrayRef offsets) {
   for (std::int64_t row = 0; row < chunk.sequences.length; ++row) {
@@ -508,7 +513,7 @@ void check_documents(const at::Tensor& k, c10::IntArrayRef offsets) {
                 "another, and last the number of these tokens");
 }
 
-/// The arguments that forward and backward share.
+/// Validates the arguments, and splits the queries into pieces; used by forward and backward.
 std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntArrayRef firsts,
                              c10::IntArrayRef documents) {
   const auto count = std::ssize(firsts);
@@ -520,7 +525,7 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
     check_documents(k, documents);
   }
   const bool whole_sequences =
-      std::ssize(documents) <= q.size(0) + 1;  // one document each, or none
+      std::ssize(documents) <= q.size(0) + 1;  // one document per sequence, or no documents
   const std::int64_t length = q.size(kTokensDim) / count, sequence = k.size(kTokensDim);
   std::vector<Piece> pieces;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -538,21 +543,23 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
   return pieces;
 }
 
-/// Memory as (batch, tokens, heads, width), as projections read it.
+/// An empty tensor with the sizes of `like`, in memory as (batch, tokens, heads, width), the order
+/// that projections read.
 at::Tensor by_tokens(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
       .transpose(1, 2);
 }
 
-/// The inputs of a block's call.
+/// The inputs of the attention call for one block.
 struct BlockCall {
   BlockCall(const Block& block, Range chunk, std::int64_t window, const at::Tensor& queries,
             const at::Tensor& all_k, const at::Tensor& all_v)
       : q(queries), k(block.keys.of(all_k)), v(block.keys.of(all_v)) {
     seen.causal = block.kind == Block::kCausal;
     if (block.kind == Block::kMasked) {
-      // At most chunk * (chunk + window) elements with a window within the chunk, and chunk^2 with
-      // a longer one; made where it is used, as it is a small part of the work on the scores.
+      // The mask has at most chunk * (chunk + window) elements for a window within the chunk, and
+      // chunk^2 for a longer one. It is made when it is used, which costs little compared to the
+      // scores.
       seen.mask = window_term({.queries = chunk.length,
                                .keys = block.keys.length,
                                .own = chunk.first - block.keys.first,
@@ -624,9 +631,9 @@ AttentionGradients run_chunked_attention_backward(const at::Tensor& grad, const 
   return {of_q, of_k, of_v};
 }
 
-/// Batch and heads may be sharded, but for a batch of documents, whose places are the whole one's.
-/// With fewer kv heads than heads (Ainslie et al. 2023) the heads
-/// are the factors (kv heads, group).
+/// The sharding factors. Batch and heads may be sharded, but with documents the batch may not,
+/// because the offsets refer to the whole batch. With fewer kv heads than heads (Ainslie et al.
+/// 2023) the heads are the factors (kv heads, group).
 struct ChunkFactors {
   rules::TensorFactors queries, keys, statistics;
 };
@@ -690,7 +697,7 @@ TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tenso
   const auto node = node_for<ChunkedAttentionNode>(q, k, v);
   TwoTensors result = ChunkedAttention::call_below_autograd(q, k, v, firsts, window, documents);
   if (node != nullptr) {
-    // Not the result itself, which owns the node.
+    // Saves a detached result, because the result itself owns the node.
     node->save(q, k, v, std::get<0>(result).detach(), std::get<1>(result));
     node->firsts = firsts.vec();
     node->window = window;

@@ -1,5 +1,5 @@
-// Attention to some of the keys, with the log-sum-exp of its scores: by these, parts over other
-// keys are merged with it. Below autograd, on local tensors.
+// Attention to a part of the keys, with the log-sum-exp of its scores. The log-sum-exp permits
+// merging with the results for other keys. Below autograd, on local tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,17 +16,18 @@ namespace tessera::detail {
 
 /// Which of the keys a query sees.
 struct SeenKeys {
-  bool causal = false;  ///< as many queries as keys, and query i sees keys to i
-  at::Tensor mask{};    ///< (queries, keys), a term of the scores, in their type; undefined: none
+  bool causal = false;  ///< causal: as many queries as keys; query i sees the keys up to i
+  at::Tensor mask{};    ///< a term for the scores: (queries, keys), in the scores' type; undefined:
+                        ///< no mask
 };
 
-/// In the format of libtorch's operators.
+/// A mask in the format of libtorch's operators: nullopt if undefined.
 inline std::optional<at::Tensor> optional_mask(const at::Tensor& mask) {
   return mask.defined() ? std::optional(mask) : std::nullopt;
 }
 
 /// out: (batch, heads, queries, width); log_sum_exp: (batch, heads, queries), fp32, or fp64 for
-/// that.
+/// fp64 inputs.
 struct AttentionPart {
   at::Tensor out, log_sum_exp;
 };
@@ -34,20 +35,22 @@ struct AttentionPart {
 /// Gradients of q, k and v.
 using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// The kernel that libtorch chooses; `repeats_heads` wherever it takes no fewer kv heads.
+/// The kernel that libtorch chooses for these inputs; sets `repeats_heads` if the kernel does not
+/// support fewer kv heads.
 AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const SeenKeys& seen);
-/// Attention of q to k and v. Each query sees a key.
+/// Attention of q to k and v. Every query must see at least one key.
 AttentionPart attention_part(const AttentionKernel& kernel, const at::Tensor& q,
                              const at::Tensor& k, const at::Tensor& v, const SeenKeys& seen);
-/// The terms of these k and v in the gradients of `whole`, the merged parts: kernels compute the
-/// weights again from the log-sum-exp, so that with that of all keys each part's are exact.
+/// The gradients of these q, k and v as terms of the gradients of `whole`, the merged result.
+/// Kernels recompute the attention weights from the log-sum-exp, so with the log-sum-exp over all
+/// keys each part's gradients are exact.
 AttentionGradients attention_part_backward(const AttentionKernel& kernel, const at::Tensor& grad,
                                            const at::Tensor& q, const at::Tensor& k,
                                            const at::Tensor& v, const AttentionPart& whole,
                                            const SeenKeys& seen);
 
-/// Takes `part`, over other keys, into `merged`, whose `out` may get a wider type.
+/// Merges `part`, attention to other keys, into `merged`, whose `out` may change to a wider type.
 void merge(AttentionPart& merged, const AttentionPart& part);
 
 }  // namespace tessera::detail

@@ -14,9 +14,9 @@
 namespace tessera::detail {
 
 // The parts that do not depend on an operator's type: the path of a gradient through a FusedNode,
-// and a rule that several share.
+// recomputation, and the shared elementwise rule.
 
-/// Gradient mode is on in a backward only if that is recorded (create_graph).
+/// Gradient mode is on in a backward only if the backward is recorded (create_graph).
 variable_list FusedNode::apply(variable_list&& gradients) {
   TESSERA_CHECK(!c10::GradMode::is_enabled(), op_,
                 " is differentiable once; a gradient of its gradient was asked for "
@@ -35,7 +35,8 @@ variable_list FusedNode::apply(variable_list&& gradients) {
   return differentiate_all(gradients);
 }
 
-/// Kept in the list: unpacking one that was released says what is wrong.
+/// The variables stay in the list without data, so that unpacking a released one gives libtorch's
+/// error message.
 void FusedNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (SavedVariable& variable : saved_) {
@@ -49,9 +50,9 @@ void FusedNode::record(const at::Tensor& result) {
   set_node(result, pointer_to(*this));
 }
 
-/// A pending sum, or a gradient with another split, is redistributed first, so that the gradients
-/// of the inputs have these layouts and nothing is left pending unnecessarily. If the gradient is
-/// replicated, the operator takes its part itself.
+/// A gradient that is a pending sum, or has another sharding, is redistributed first, so that the
+/// inputs' gradients get the layouts of the inputs and are not left pending unnecessarily. If the
+/// gradient is replicated, the operator uses this rank's part directly.
 at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_t result) const {
   const TensorSpecPtr& spec = results_[result];
   const DistributedTensorImpl* given = as_distributed(gradient);
@@ -76,7 +77,8 @@ bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
   return tensor.output_nr() == 0 && !moves_ && writes_of(tensor) == writes_ && prepare();
 }
 
-/// A recorded backward records the operator itself.
+/// With create_graph the result is recomputed without gradients: a recorded backward records the
+/// operator itself.
 RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gradient,
                                                            int backward) {
   if (!takes_gradient() || !gradient.defined() || c10::GradMode::is_enabled() ||
@@ -91,13 +93,15 @@ RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gra
 at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   const int backward = backward_id();
   const std::lock_guard lock(mutex_);
-  // Outside of a backward (code that inspects the graph) nothing says how long to hold it.
+  // Outside of a backward (code that inspects the graph), the end of life of a cached result is
+  // unknown, so nothing is cached.
   if (backward < 0) {
     return compute();
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // This node does not run if only gradients before it in the graph were requested.
+    // Releases the result at the end of the backward, because this node does not run if only
+    // gradients that come earlier in the backward were requested.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};
@@ -137,7 +141,7 @@ RuleFunction::Body elementwise_rule(std::size_t results) {
 
 namespace {
 
-/// The node that can compute `tensor` again; nullptr: the tensor itself must be saved.
+/// The node that can recompute `tensor`; nullptr: the tensor itself must be saved.
 NodePtr<Node> maker_of(const at::Tensor& tensor) {
   auto* node = dynamic_cast<RecomputableNode*>(tensor.grad_fn().get());
   const bool recomputes = node != nullptr && !hooks_keep_tensors() && node->can_recompute(tensor);

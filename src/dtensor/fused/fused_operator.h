@@ -1,5 +1,6 @@
-// Shared by the operators of this folder. Each is defined in one file, by a FusedOperator for its
-// name and schema, a kernel, a rule and a node for its gradient; its backward is an operator too.
+// Shared by the operators in this folder. Each is defined in one file: a FusedOperator with its
+// name and schema, a kernel, a sharding rule, and a node for its gradient. The backward is an
+// operator too.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -23,8 +24,9 @@
 
 namespace tessera::detail {
 
-/// Calls of an operator of this library, as at::_ops has those of libtorch's. `Op` derives from it
-/// and has a `name`, "tessera::silu_mul", and a `signature`, "(Tensor gate, Tensor up) -> Tensor".
+/// Functions that call an operator of this library, like at::_ops for libtorch's operators. `Op`
+/// derives from it and has a `name`, "tessera::silu_mul", and a `signature`, "(Tensor gate, Tensor
+/// up) -> Tensor".
 template <class Op, class Schema>
 class FusedOperator;
 
@@ -35,7 +37,7 @@ class FusedOperator<Op, Result(Arguments...)> {
   static constexpr const char* overload_name = "";
 
   static Result call(Arguments... arguments) { return handle().call(arguments...); }
-  /// For autograd kernels, which run below autograd's keys.
+  /// For autograd kernels, which call the operator below autograd's keys.
   static Result call_below_autograd(Arguments... arguments) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     return handle().call(arguments...);
@@ -52,9 +54,9 @@ class FusedOperator<Op, Result(Arguments...)> {
   }
 };
 
-/// Defines an operator: `kernel` is for local tensors of every device, without values too, and
-/// `differentiable` for autograd; nullptr: a gradient of the operator is refused. `reads_numbers`:
-/// as of register_rule.
+/// Registers an operator. `kernel`: for local tensors on every device, including meta.
+/// `differentiable`: the autograd kernel; nullptr: gradients of the operator are refused.
+/// `reads_numbers`: see register_rule.
 template <class Op>
 void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::Body rule,
             typename Op::schema* differentiable = nullptr, bool reads_numbers = false) {
@@ -69,7 +71,7 @@ void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::
   add_library_rule(Op::name, std::move(rule), reads_numbers);
 }
 
-/// The gradient of an operator, as autograd records it. Differentiable once.
+/// The autograd node of an operator. Differentiable once.
 class FusedNode : public Node {
  public:
   variable_list apply(variable_list&& gradients) override;
@@ -80,28 +82,28 @@ class FusedNode : public Node {
   void save(const Tensors&... tensors) {
     (saved_.emplace_back(tensors, /*is_output=*/false), ...);
   }
-  /// A result that was recorded, after what was saved before.
+  /// Saves a result that was recorded, after the tensors saved so far.
   void save_result(const at::Tensor& result) { saved_.emplace_back(result, /*is_output=*/true); }
-  /// `result`, as one whose gradient the node takes, after those recorded before.
+  /// Records `result` as the next result whose gradient the node receives.
   void record(const at::Tensor& result);
 
  protected:
-  /// Literals: of the operator, for messages, and of the node.
+  /// `op`: the operator's name, for messages; `name`: the node's name. Both are string literals.
   FusedNode(const char* op, const char* name) : op_(op), name_(name) {}
 
-  /// The gradients of the inputs of a call, from those of the results that were recorded: at least
-  /// one is defined, and each that is has its result's layout.
+  /// The gradients of a call's inputs, from the gradients of the recorded results. At least one
+  /// gradient is defined, and each defined one has the layout of its result.
   virtual variable_list differentiate_all(const variable_list& gradients) {
     return differentiate(gradients[0]);
   }
-  /// The same for one result.
+  /// differentiate_all() for an operator with one result.
   virtual variable_list differentiate(const at::Tensor& gradient) {
     return differentiate_all({gradient});
   }
   at::Tensor saved(std::size_t i) { return saved_[i].unpack(pointer_to(*this)); }
-  /// Whether the first result is.
+  /// Whether the first result is distributed.
   bool is_distributed() const { return results_.front() != nullptr; }
-  /// Whether `tensor` is laid out as the first result.
+  /// Whether `tensor` has the layout of the first result.
   bool fits_result(const at::Tensor& tensor) const;
 
  private:
@@ -110,28 +112,31 @@ class FusedNode : public Node {
   const char* op_;
   const char* name_;
   c10::SmallVector<SavedVariable, 4> saved_;
-  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< nullptr: it is plain
+  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< spec of each recorded result; nullptr: the
+                                                ///< result is plain
 };
 
-/// The gradient of an operator whose first result is computed again for less than it takes to keep:
-/// see KeptTensor. What the node keeps is enough for it.
+/// The node of an operator whose first result is recomputed, because recomputing it costs less than
+/// saving it: see KeptTensor. The saved tensors of the node are sufficient for this.
 class RecomputableNode : public FusedNode {
  public:
-  /// `tensor` has this node, and so is a result or was, before it was written to.
+  /// Whether `tensor`, which has this node as its grad_fn, can be recomputed: it is the first
+  /// result and has not been written to.
   bool can_recompute(const at::Tensor& tensor);
-  /// The result. Nodes that need it run before this one: computed for the first of them, and held
-  /// until this one runs or the backward ends.
+  /// The result. Nodes that need it run before this node; it is computed for the first of them, and
+  /// cached until this node runs or the backward ends.
   at::Tensor recompute() { return recompute_for({}); }
-  /// Whether there is a compute_with(): recompute_for() gives the gradients of the inputs on the
-  /// way.
+  /// Whether compute_with() is implemented, so that recompute_for() also computes the gradients of
+  /// the inputs.
   virtual bool takes_gradient() const { return false; }
-  /// The same for a node that has a gradient of the result: if it comes to this node as it is, by
-  /// no other tensor and without a write, those of the inputs are computed already.
+  /// recompute() for a caller that has computed a gradient of the result. If exactly this gradient
+  /// then arrives at this node (nothing added, not written to), the inputs' gradients are already
+  /// computed.
   at::Tensor recompute_for(const at::Tensor& gradient);
   variable_list apply(variable_list&& gradients) final;
 
-  /// As FusedNode::record, of the first result; `inputs`: what compute() takes, all that have to be
-  /// laid out as the result for nothing to move.
+  /// Like FusedNode::record, for the first result. `inputs`: the inputs of compute(); the result
+  /// can be recomputed without communication only if all have the result's layout.
   template <class... Tensors>
   void record_with(const at::Tensor& result, const Tensors&... inputs) {
     record(result);
@@ -147,29 +152,32 @@ class RecomputableNode : public FusedNode {
     variable_list gradients;
   };
 
-  /// Gets the inputs of compute() that the node does not save; false: they are not available.
+  /// Fetches the inputs of compute() that the node does not save; false: they are not available.
   virtual bool prepare() { return true; }
-  /// In a recorded backward (create_graph) by operators that autograd records.
+  /// Computes the result. In a recorded backward (create_graph) uses operators that autograd
+  /// records.
   virtual at::Tensor compute() = 0;
-  /// The same, and the gradients of the inputs for a gradient of the result with the same layout.
+  /// Computes the result, and the inputs' gradients for `gradient`, a gradient of the result with
+  /// the same layout.
   virtual WithGradients compute_with(const at::Tensor& /*gradient*/) { return {compute(), {}}; }
 
  private:
   struct Recomputed {
-    int backward = -1;  ///< -1: it has ended
+    int backward = -1;  ///< id of the backward; -1: the backward has ended
     at::Tensor result;
-    variable_list gradients = {};  ///< of the inputs, for:
-    at::Tensor gradient = {};      ///< of the result; undefined: there are none
-    std::uint32_t writes = 0;      ///< to that gradient before
+    variable_list gradients = {};  ///< gradients of the inputs, computed for `gradient`
+    at::Tensor gradient = {};      ///< gradient of the result that was used; undefined: `gradients`
+                                   ///< is empty
+    std::uint32_t writes = 0;      ///< version of `gradient` when it was used
   };
   Recomputed compute_for(const at::Tensor& gradient, int backward);
 
-  std::uint32_t writes_ = 0;  ///< to the result, when it was made
+  std::uint32_t writes_ = 0;  ///< version of the result when it was made
   bool moves_ = false;
   std::shared_ptr<Recomputed> recomputed_;
 };
 
-/// The node of a call with these tensors; nullptr where no gradient of any is wanted.
+/// The node of a call with these inputs; nullptr if no gradient is needed.
 template <class NodeOfOperator, class... Tensors>
 NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
   if (!is_recorded(inputs...)) {
@@ -180,7 +188,7 @@ NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
   return node;
 }
 
-/// The result of a call with that node.
+/// Returns `result` with `node` as its gradient node.
 template <class NodeOfOperator>
 at::Tensor recorded(const NodePtr<NodeOfOperator>& node, at::Tensor result) {
   if (node != nullptr) {
@@ -189,7 +197,7 @@ at::Tensor recorded(const NodePtr<NodeOfOperator>& node, at::Tensor result) {
   return result;
 }
 
-/// The rule of an operator on elements: all tensors and results have the sizes of the first tensor.
+/// The rule of an elementwise operator: all tensors and results have the sizes of the first tensor.
 RuleFunction::Body elementwise_rule(std::size_t results);
 
 }  // namespace tessera::detail

@@ -1,4 +1,4 @@
-// Embedding, and Linear in eight bits.
+// The fused operators embedding and fp8_linear.
 
 #include "fused/fused_operator.h"
 #include "tessera/core/error.h"
@@ -9,13 +9,15 @@
 
 namespace tessera::detail {
 
-// Rows of a table that may be split by rows (vocabulary parallel), by columns or not at all, and of
-// indices that may be split too. Split by rows, each rank looks up what it has and gives zeros for
-// the rest: a result of terms of a sum. Backward writes a dense gradient of the rank's rows.
+// Embedding: the table may be split by rows (vocabulary parallel), by columns or not at all; the
+// indices may be split too. With a table split by rows, each rank looks up its own rows and returns
+// zeros for the others: the result is a pending sum. Backward writes a dense gradient of the rank's
+// rows.
 
 namespace {
 
-/// `weight` has the rows from `first_row` on of a table of `total_rows`; < 0: it is the table.
+/// `weight` has the rows from `first_row` on of a table with `total_rows` rows; < 0: it is the
+/// whole table.
 struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                        std::int64_t, std::int64_t)> {
   static constexpr const char* name = "tessera::embedding";
@@ -23,7 +25,7 @@ struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const 
       "(Tensor weight, Tensor indices, int first_row=0, int total_rows=-1) -> Tensor";
 };
 
-/// The gradient of `weight`, whose sizes and layout alone are read.
+/// The gradient of `weight`; only the sizes and layout of `weight` are read.
 struct EmbeddingBackward
     : FusedOperator<EmbeddingBackward, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                   const at::Tensor&, std::int64_t)> {
@@ -48,7 +50,7 @@ at::Tensor run_embedding_backward(const at::Tensor& grad, const at::Tensor& indi
   return kernels::embedding_rows_backward(grad, indices, first_row, weight.size(0));
 }
 
-/// The factors of the indices, of a row for each of them, and of the table.
+/// The sharding factors of the indices, of the result (one row per index), and of the table.
 struct EmbeddingFactors {
   rules::TensorFactors indices, result, table;
   int row = -1;
@@ -56,12 +58,12 @@ struct EmbeddingFactors {
   EmbeddingFactors(ShardingRule& rule, const TensorMeta& of_table, const TensorMeta& of_indices,
                    bool reduces_rows) {
     for (const std::int64_t size : of_indices.sizes) {
-      // Each shard of the indices has its terms of the table's gradient.
+      // Each shard of the indices computes a separate term of the table's gradient.
       indices.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
     }
     row = reduces_rows ? rules::add_reduced(rule, of_table.size(0), ReduceOp::kSum)
                        : rules::add_factor(rule, of_table.size(0));
-    // A rank recognises its rows by a range.
+    // A rank needs contiguous rows, because it recognises its rows by a range.
     rule.factors.back().contiguous = true;
     table = {{row}, {rules::add_factor(rule, of_table.size(1))}};
     result = indices;
@@ -85,7 +87,7 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   return rule;
 }
 
-/// The gradient is split as the table was: no other tensor of the call shows how.
+/// The gradient is split like the table; no other tensor of the call determines this.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const EmbeddingFactors factors(rule, call.tensor(2), call.tensor(1), /*reduces_rows=*/false);
@@ -115,7 +117,8 @@ at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& 
                                     std::int64_t first_row, std::int64_t total_rows) {
   const auto node = node_for<EmbeddingNode>(weight);
   if (node != nullptr) {
-    // Another version counter: the table's values may change meanwhile.
+    // variable_data() has another version counter, because the table's values may change before
+    // backward.
     node->save(indices, weight.variable_data());
     node->first_row = first_row;
   }
@@ -133,9 +136,10 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return Embedding::call(weight, indices, /*first_row=*/0, /*total_rows=*/-1);
 }
 
-// The product of a linear layer in eight bits, with its two gradients. Rows are scaled by what a
-// rank has of them, so that nothing is communicated for a scale: a part's values are the row's but
-// where they are subnormal (kernels/fp8.h). Rounding is not linear: pending sums are reduced first.
+// The product of a linear layer in fp8, with its two gradients. Each row's scale is computed from
+// the rank's part of the row, so scales need no communication; a part's values differ from the
+// whole row's only where they are subnormal (kernels/fp8.h). Rounding is not linear, so pending
+// sums are reduced first.
 
 namespace {
 
@@ -169,7 +173,8 @@ at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   return kernels::fp8_linear(x, weight);
 }
 
-/// The factors of the rows, reduced where a result has none of them, and of one more dimension.
+/// The sharding factors of the rows (reduced if the result does not have them), and of one more
+/// dimension.
 rules::TensorFactors row_factors(ShardingRule& rule, const rules::Sizes& sizes, bool reduced) {
   rules::TensorFactors factors;
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
@@ -234,7 +239,8 @@ struct Fp8LinearNode final : FusedNode {
 at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   const auto node = node_for<Fp8LinearNode>(x, weight);
   if (node != nullptr) {
-    // In their own types: backward scales other rows of x, and FSDP gathers the weight again.
+    // Saved in their own types: backward scales x along other rows, and FSDP gathers the weight
+    // again.
     node->save(x, weight);
   }
   return recorded(node, Fp8Linear::call_below_autograd(x, weight));

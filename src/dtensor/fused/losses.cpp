@@ -19,9 +19,9 @@
 
 namespace tessera::detail {
 
-// The cross entropy of rows over a vocabulary that may be sharded: kernels, and two all-reduces of
-// numbers per token (a maximum, then two sums) instead of an all-gather of the logits, which are
-// the largest activation of a language model. Backward needs no communication.
+// Cross entropy over a vocabulary that may be sharded. Uses kernels and two all-reduces of numbers
+// per token (a maximum, then two sums), instead of an all-gather of the logits, which are a
+// language model's largest activation. Backward needs no communication.
 
 namespace {
 
@@ -55,7 +55,7 @@ void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int6
   TESSERA_CHECK(targets.scalar_type() == at::kLong,
                 "cross_entropy: targets must be int64, but are ", targets.scalar_type());
   if (targets.is_meta()) {
-    return;  // no values
+    return;  // no values to check
   }
   if (targets.is_cuda()) {
     return kernels::assert_indices(targets, vocabulary, ignore_index);
@@ -114,7 +114,7 @@ void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
     return kernels::row_losses(rows, into);
   }
   const kernels::RowTerms terms = kernels::row_terms(rows);
-  // The maximum of all columns, so that no exponential overflows and the ranks' sums add up.
+  // The maximum over all columns, so that no exponential overflows and the ranks' sums add up.
   reduce(*shard.group, terms.all_maximum, ReduceOp::kMax);
   kernels::make_relative(rows, terms);
   reduce(*shard.group, terms.terms, ReduceOp::kSum);
@@ -128,10 +128,10 @@ void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
   kernels::logits_gradient(rows_of(logits, targets, shard, options), log_sum_exp, of_row, gradient);
 }
 
-// The cross entropy of each row of logits, Megatron-LM's where the vocabulary is sharded: a
-// lowering whose two all-reduces are the operator's own. One operator, since separate ones would
-// each keep a copy of the logits; it keeps the logits themselves and a few numbers a row, and
-// backward computes the softmax again, without communication.
+// The cross entropy of each row of logits; with a sharded vocabulary, Megatron-LM's algorithm. A
+// lowering performs the two all-reduces, which belong to the operator itself. It is one operator,
+// because separate ones would each save a copy of the logits. It saves the logits and a few numbers
+// per row; backward recomputes the softmax without communication.
 
 namespace {
 
@@ -145,7 +145,8 @@ struct CrossEntropy : FusedOperator<CrossEntropy, TwoTensors(const at::Tensor&, 
       "float z_loss=0.0) -> (Tensor losses, Tensor log_sum_exp)";
 };
 
-/// `logits` has the columns from `first_column` on of a vocabulary; `vocabulary` < 0: all of it.
+/// `logits` has the columns from `first_column` on of a vocabulary of `vocabulary` columns; < 0:
+/// all columns.
 struct CrossEntropyBackward
     : FusedOperator<CrossEntropyBackward,
                     at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -158,7 +159,7 @@ struct CrossEntropyBackward
       "-> Tensor";
 };
 
-/// The losses of local rows; `shard`: which of the columns they have.
+/// The losses of local rows; `shard`: the columns that the rows have.
 RowLosses checked_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                              const VocabularyShard& shard, const RowLossOptions& options) {
   check_options(options);
@@ -207,7 +208,7 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int row = rules::add_factor(rule, sizes[0]);
   const int column = rules::add_factor(rule, sizes[1]);
-  // A rank recognises targets in its columns by a range.
+  // A rank needs contiguous columns, because it recognises targets in its columns by a range.
   rule.factors.back().contiguous = true;
   const rules::TensorFactors rows{{row}}, matrix{{row}, {column}};
   rule.inputs = {rows, matrix, rows, rows};
@@ -220,14 +221,14 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// Whether each rank has the targets of its rows.
+/// Whether each rank has the targets of its own rows.
 bool are_here(const at::Tensor& targets, LayoutPtr rows) {
   const DistributedTensorImpl* impl = as_distributed(targets);
   const LayoutPtr layout = impl == nullptr ? rows : impl->spec()->sharding.layout;
   return layout == rows || layout->is_replicated();
 }
 
-/// For a sharded vocabulary: a maximum of each row, then two sums, or three.
+/// Bytes for a sharded vocabulary: a maximum for each row, then two or three sums.
 std::optional<double> bytes_of_split(const BoundCall& bound) {
   const DistributedTensorImpl* logits = non_partial_argument(bound, 0);
   if (logits == nullptr || !has_consecutive_columns(logits->spec()->sharding, 1)) {
@@ -292,7 +293,7 @@ TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tens
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule,
                        &differentiable_cross_entropy);
-  // The local call of its rule holds the options: a plan serves one choice of them.
+  // The rule's local call contains the options, so a plan is valid for one choice of options only.
   define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule,
                                nullptr, /*reads_numbers=*/true);
 }

@@ -29,24 +29,23 @@
 
 namespace tessera {
 
-// The public handle and its free functions. Arguments are checked here, with messages in
-// the caller's terms, and placements become layouts; the work itself is in autograd.cpp.
-// Functions that make a tensor use make_agreed, so that in debug builds ranks that disagree all
-// throw.
+// The public handle and its free functions. They check the arguments, with messages in the caller's
+// terms, and convert placements to layouts; autograd.cpp does the rest. Functions that make a
+// tensor use make_agreed, so that with agreement checks all ranks throw if they disagree.
 
 namespace {
 
-// Whether the ranks of a mesh have made the same tensor on it.
+// Checks that the ranks of a mesh have made the same tensor.
 
-/// The properties on which ranks must agree, as a text for messages: sizes, mesh, placements and
+/// The properties on which ranks must agree, as text for messages: sizes, mesh, placements and
 /// type.
 std::string text_of(const DistributedTensor& tensor) {
   return detail::describe(*detail::impl_of_distributed(tensor).spec()) + " of " +
          c10::toString(tensor.tensor().scalar_type());
 }
 
-/// The world ranks of the mesh whose number is not that of its first one: "1, 3"; empty where all
-/// agree. One number a rank is sent, whatever is compared: its hash. Collective.
+/// The world ranks of the mesh whose `number` differs from that of the first rank: "1, 3"; empty if
+/// all agree. Callers pass a hash, so one number per rank is sent. Collective.
 std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
   const comm::CallerScope caller("check_agreement");
   const detail::BelowAutograd guard;
@@ -59,7 +58,7 @@ std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
   return fmt::format("{}", fmt::join(others, ", "));
 }
 
-/// Throws unless every rank of the mesh says the same of a tensor. Collective.
+/// Throws Error unless every rank of the mesh passes the same text. Collective.
 void compare(const DeviceMesh& mesh, const std::string& text) {
   const auto others = ranks_that_differ(mesh, stream_of(text.c_str()));
   TESSERA_CHECK(others.empty(), "the ranks of ", to_string(mesh), " disagree on a tensor: on rank ",
@@ -67,9 +66,9 @@ void compare(const DeviceMesh& mesh, const std::string& text) {
                 " are ranks ", others, ": give the same sizes, type and placements everywhere");
 }
 
-/// What `make` returns, which must not communicate. If checks_agreement(), a rank on which it
-/// throws still takes part in the comparison, with a text that no tensor has: the others find that
-/// they differ and throw, and its caller gets its own error.
+/// Returns the result of `make`, which must not communicate. With checks_agreement(), a rank on
+/// which `make` throws still takes part in the comparison, with a text that no tensor has: the
+/// other ranks see the difference and throw, and this rank rethrows its own error.
 DistributedTensor make_agreed(const DeviceMesh& mesh,
                               const std::function<DistributedTensor()>& make) {
   if (!detail::checks_agreement()) {
@@ -109,7 +108,7 @@ void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
   }
 }
 
-/// The global sizes that the caller has not given.
+/// The global sizes, if the caller has not given them.
 std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMesh& mesh,
                                          const Placements& placements) {
   const auto strided = [](const Placement& placement) {
@@ -120,8 +119,8 @@ std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMe
   return detail::agreed_sizes("from_local", local, mesh, placements);
 }
 
-/// The layout of the gradient of parts with `layout`, of a tensor of global `sizes`. Throws Error
-/// for placements whose parts are of other sizes.
+/// The layout of the local gradient, for parts with `layout` of a tensor with global `sizes`.
+/// Throws Error for placements whose parts have other sizes.
 LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& placements,
                          const Layout& layout, c10::IntArrayRef sizes) {
   if (!placements) {
@@ -140,8 +139,8 @@ void check_whole(const at::Tensor& tensor) {
                 "already: redistribute() changes its placements");
 }
 
-/// The caller promises that replicated parts are equal. Debug mode compares them, which is
-/// collective.
+/// Returns `made`. The caller promises that replicated parts are equal; debug mode compares them,
+/// which is collective.
 DistributedTensor with_equal_copies(const DistributedTensor& made) {
   const DeviceMesh& mesh = made.mesh();
   for (int dim = 0; detail::checks_calls() && dim < mesh.ndim(); ++dim) {
@@ -155,7 +154,8 @@ DistributedTensor with_equal_copies(const DistributedTensor& made) {
   return made;
 }
 
-/// A handle of `local`, checked, with its gradient promised in the layout `gradient`.
+/// A checked handle to a tensor made of `local`, with `gradient` as the layout of the local
+/// gradient.
 DistributedTensor made_of(const at::Tensor& local, const ShardingSpec& spec,
                           const std::vector<std::int64_t>& sizes, LayoutPtr gradient) {
   detail::check_local(local, spec, sizes);
@@ -221,7 +221,7 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements,
 DistributedTensor DistributedTensor::redistribute(const DeviceMesh& mesh,
                                                   const Placements& placements,
                                                   const RedistributeOptions& options) const {
-  // Casts before it sends, since the wanted type is usually the narrower one. Autograd reverses the
+  // Casts before the transfer, since the requested type is usually narrower. Autograd reverses the
   // cast.
   const auto source = options.forward_dtype ? tensor_.to(*options.forward_dtype) : tensor_;
   const auto target = to_layout(mesh.shape().sizes(), placements,
@@ -230,13 +230,13 @@ DistributedTensor DistributedTensor::redistribute(const DeviceMesh& mesh,
   return DistributedTensor(detail::redistribute_with_gradient(source, {mesh, target}, options));
 }
 
-/// Two recorded steps, so that the gradient goes the same way back: first the local gradient's
-/// placements, then a redistribution to this tensor's.
+/// Two recorded steps, so that the gradient takes the same steps back: first the local gradient's
+/// placements, then a redistribution to this tensor's placements.
 at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
   const comm::CallerScope caller("full_tensor");
   const auto own = layout();
   const auto whole = Layout::replicated(own->mesh_sizes(), own->tensor_ndim());
-  // Before the collective.
+  // Checked before the collective.
   const auto gradient = local_gradient("full_tensor", grad_placements, *whole, tensor_.sizes());
   return detail::to_local_with_gradient(redistribute(whole).tensor(), gradient);
 }
@@ -264,8 +264,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
     const auto& mesh_sizes = mesh.shape().sizes();
     const auto target = to_layout(mesh_sizes, placements, sizes);
     detail::check_partials(*target, tensor.scalar_type(), "distribute_tensor");
-    // As a replicated tensor first: cutting the shard out of it is a local step of a
-    // redistribution, and its gradient is a gather.
+    // Starts from a replicated tensor: cutting out the shard is then a local redistribution, whose
+    // gradient is a gather.
     const auto replicated = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
     return made_of(tensor, {mesh, replicated}, sizes, replicated).redistribute(target);
   });
@@ -284,8 +284,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
     return distribute_tensor(tensor, mesh, placements);
   }
   const auto sizes = tensor.sizes().vec();
-  // Checks the arguments, on all ranks before the scatter: ranks that disagree would wait there for
-  // one another. What it makes is empty and tells the layout.
+  // Checks the arguments on all ranks before the scatter, in which ranks that disagree would wait
+  // for one another. The empty result only carries the layout.
   const auto empty = make_agreed(mesh, [&] {
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
@@ -296,12 +296,12 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
     return made_of(none, target, sizes, detail::gradient_layout(target.layout));
   });
   const comm::CallerScope caller("distribute_tensor");
-  // Without gradient: only one rank has the tensor that it would belong to.
+  // The scatter has no gradient, because only one rank has the source tensor.
   const auto part = detail::scatter_from(tensor.detach(), *options.source, empty.spec());
   return DistributedTensor(make_distributed(part, empty.spec(), sizes));
 }
 
-/// Claims the flag without a hook: the first one to decide for a leaf has decided.
+/// Sets the flag without a hook: the first caller to decide for a leaf is final.
 bool leave_gradient_pending(const at::Tensor& leaf) {
   detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
   TESSERA_CHECK(impl != nullptr, "leave_gradient_pending was asked for a plain tensor");
@@ -312,19 +312,19 @@ bool leave_gradient_pending(const at::Tensor& leaf) {
   return true;
 }
 
-// Factories of distributed tensors. Each rank makes its shard and fills it from the global index of
+// Factories of distributed tensors. Each rank makes its shard and fills it by the global index of
 // its elements, so nothing is sent and every mesh gets the same tensor.
 
 namespace {
 
-/// The mesh's device, unless the options name one (meta).
+/// Adds the mesh's device, unless the options set one (meta).
 at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
   return options.has_device() ? options : options.device(mesh.device());
 }
 
-/// Makes an empty distributed tensor without partials, lets `fill` write its values, then makes it
-/// partial if requested. `requires_grad` is set last, so that the result is a leaf and not the
-/// output of a redistribution.
+/// Makes an empty distributed tensor without partials, calls `fill` to write its values, and then
+/// makes it partial if requested. `requires_grad` is set last, so that the result is a leaf instead
+/// of the output of a redistribution.
 DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {
@@ -347,8 +347,8 @@ DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh&
   return result;
 }
 
-/// How many values arange has; the last step may overshoot `end`. Throws Error for a range that
-/// never ends or goes the wrong way.
+/// The number of values of arange; the last step may overshoot `end`. Throws Error for step 0 or a
+/// step in the wrong direction.
 std::int64_t steps_between(std::int64_t start, std::int64_t end, std::int64_t step) {
   TESSERA_CHECK(step != 0, "arange from ", start, " to ", end, " with step 0 never ends");
   const auto distance = step > 0 ? end - start : start - end;
@@ -391,7 +391,7 @@ DistributedTensor arange(std::int64_t start, std::int64_t end, std::int64_t step
   }
   return make({count}, mesh, placements, options, [&](const at::Tensor& t) {
     const auto& layout = *sharding_spec(t).layout;
-    // Shards need not be one range: with a strided shard they are several.
+    // A strided shard consists of several ranges of indices.
     const auto indices = global_indices(layout, 0, count, mesh.coordinate());
     local_tensor(t).copy_(at::tensor(indices, at::kLong).mul(step).add(start));
   });

@@ -1,5 +1,6 @@
-// local_map: a function of local tensors, run on distributed ones. Composed of redistribute,
-// to_local and from_local, which handle the gradients: autograd does not see local_map itself.
+// local_map: runs a function of local tensors on distributed tensors. It is composed of
+// redistribute, to_local and from_local, which handle the gradients; autograd does not see
+// local_map itself.
 
 #include "tessera/dtensor/local_map.h"
 
@@ -28,7 +29,7 @@ std::vector<std::string> texts_of(const std::vector<Placements>& lists) {
   return texts;
 }
 
-/// A list that is neither empty nor of one item each would leave items to chance.
+/// Throws Error for a list of options that is neither empty nor has one item per tensor.
 void check_list(const char* name, std::size_t items, std::size_t wanted, const char* of) {
   TESSERA_CHECK(items == 0 || items == wanted, "local_map: ", name, " has ", items, " items for ",
                 wanted, " ", of, "; give one for each, or none");
@@ -46,9 +47,9 @@ std::optional<Placements> item(const OptionalPlacements& list, std::size_t numbe
   return number < list.size() ? list[number] : std::nullopt;
 }
 
-/// How the ranks' gradients of a replicated argument are reduced, if the result has `placement` on
-/// a mesh dimension. nullopt: each is the whole. A part, or a term, of the result gives only its
-/// own gradient.
+/// How the ranks' gradients of a replicated argument are reduced if the result has `placement` on a
+/// mesh dimension. nullopt: each rank has the whole gradient. A part or a term of the result only
+/// contributes its own gradient.
 std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   if (is_replicate(placement)) {
     return std::nullopt;
@@ -57,8 +58,8 @@ std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   return partial != nullptr ? partial->op : ReduceOp::kSum;
 }
 
-/// The layout of the gradient of an argument without an option for it: that of the argument,
-/// replicated where that is partial, and partial where it is replicated and the results are not.
+/// The default layout of an argument's gradient: the argument's layout, but replicated where the
+/// argument is partial, and partial where the argument is replicated and the results are not.
 LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
                           const std::vector<Placements>& results) {
   std::vector<PartialDim> partial;
@@ -68,7 +69,7 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
     }
     std::set<std::optional<ReduceOp>> found;
     for (const Placements& result : results) {
-      if (result.size() == argument.mesh_sizes().size()) {  // from_local refuses others
+      if (result.size() == argument.mesh_sizes().size()) {  // from_local refuses other lengths
         found.insert(reduction_behind(result[static_cast<std::size_t>(dim)]));
       }
     }
@@ -85,7 +86,7 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
   return Layout::intern(argument.mesh_sizes(), argument.dims(), partial);
 }
 
-/// `tensor` as the function takes it.
+/// The local tensor of `tensor`, as the function receives it.
 at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
                     const std::vector<Placements>& results, const LocalMapOptions& options) {
   const auto gradient = item(options.in_grad_placements, number);
@@ -96,8 +97,8 @@ at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
   return detail::to_local_with_gradient(tensor, gradient_behind(*tensor.layout(), number, results));
 }
 
-/// A plain argument is the same on every rank. If it gets a gradient, each rank may find only that
-/// of its own part of the results.
+/// The argument as a distributed tensor. A plain argument is the same on every rank. If it gets a
+/// gradient, each rank may compute only the gradient of its own part of the results.
 DistributedTensor as_distributed(const at::Tensor& argument, const DeviceMesh& mesh) {
   if (tessera::is_distributed(argument)) {
     return DistributedTensor(argument);
@@ -118,7 +119,7 @@ at::Tensor local_argument(const at::Tensor& argument, const DeviceMesh& mesh, st
                   "local_map: argument ", number, " must have placements ", to_string(*wanted),
                   ", found ", to_string(tensor.placements()),
                   ": redistribute it, or set redistribute_inputs");
-    // Nothing to do where the placements are the wanted ones.
+    // Does nothing if the argument already has the requested placements.
     tensor = tensor.redistribute(*wanted);
   }
   return to_local(tensor, number, results, options);

@@ -18,16 +18,15 @@
 
 namespace tessera {
 
-// How a distributed tensor is printed. libtorch's printer reads memory, which a wrapper lacks, so
-// the handle has a separate printer, which shows what this rank holds and where that is in the
-// whole.
+// Prints distributed tensors. libtorch's printer reads memory, and a wrapper has no memory, so the
+// handle has a separate printer. It shows this rank's values and their place in the whole tensor.
 
 namespace {
 
-// Limits for a local tensor: further elements are counted instead of shown.
+// Larger local tensors are not printed; only their number of elements is.
 constexpr std::int64_t kMostElements = 1000;
 
-/// Which ranges of the global tensor this rank holds: "[2:4, 0:3]", or several blocks.
+/// This rank's ranges of the global tensor: "[2:4, 0:3]", or several blocks.
 std::string places(const DistributedTensor& tensor) {
   std::vector<std::string> blocks;
   const auto sizes = tensor.tensor().sizes();
@@ -42,7 +41,7 @@ std::string places(const DistributedTensor& tensor) {
   return blocks.empty() ? "nothing" : fmt::format("{}", fmt::join(blocks, " and "));
 }
 
-/// The values of a local tensor, by libtorch's printer. Below autograd: it calls operators.
+/// The values of a local tensor, by libtorch's printer. Below autograd, because it calls operators.
 std::string values(const at::Tensor& local) {
   if (local.is_meta()) {
     return "(no values on the meta device)";
@@ -56,7 +55,7 @@ std::string values(const at::Tensor& local) {
   return text.str();
 }
 
-/// The spec of `tensor`, and the local values of `shown`.
+/// Text with the spec of `tensor` and the local values of `shown`.
 std::string text_of(const DistributedTensor& tensor, const DistributedTensor& shown,
                     const char* holds) {
   const auto& value = tensor.tensor();
@@ -80,7 +79,7 @@ std::string to_string(const DistributedTensor& tensor) {
   if (!tensor.tensor().defined() || !tensor.layout()->is_partial()) {
     return local_to_string(tensor);
   }
-  // The terms of a pending reduction are not values of the tensor: they are reduced first.
+  // The terms of a pending reduction are not values of the tensor, so they are reduced first.
   const at::NoGradGuard no_grad;
   const auto reduced = tensor.redistribute(detail::gradient_layout(tensor.layout()));
   return text_of(tensor, reduced, "holds, reduced,");
@@ -90,15 +89,16 @@ std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor) 
   return stream << to_string(tensor);
 }
 
-// A table of the ranks that hold each block, as torch.distributed.tensor.debug.visualize_sharding
-// prints it. Computed from the layout alone, without communication.
+// A table of the ranks that have each block, in the format of
+// torch.distributed.tensor.debug.visualize_sharding. Computed from the layout alone, without
+// communication.
 
 namespace {
 
-using Range = std::pair<std::int64_t, std::int64_t>;  ///< [begin, end)
+using Range = std::pair<std::int64_t, std::int64_t>;  ///< a half-open range [begin, end)
 
-/// The range of a block along `dim`. A vector is shown as a table of one column, so a dimension
-/// that is missing has one position.
+/// The range of a block along `dim`. A vector is shown as a table with one column, so a missing
+/// dimension has one position.
 Range range_of(const Box& box, std::size_t dim) {
   if (dim >= box.sizes.size()) {
     return {0, 1};
@@ -110,7 +110,7 @@ std::string label(const Range& range) {
   return fmt::format("{}:{}", range.first, range.second);
 }
 
-/// The ranks that hold each block.
+/// For each block, the ranks that have it.
 std::map<std::pair<Range, Range>, std::vector<int>> holders(const DistributedTensor& tensor) {
   const auto& mesh = tensor.mesh();
   std::map<std::pair<Range, Range>, std::vector<int>> blocks;
@@ -138,7 +138,7 @@ std::string visualize(const DistributedTensor& tensor) {
     rows.insert(block.first);
     columns.insert(block.second);
   }
-  // The width of a column, in characters: room for ranges of five digits.
+  // Width of a column in characters: enough for ranges of five digits.
   constexpr int kWidth = 12;
   auto text =
       fmt::format("[{}] on {}: {}\n{:{}}", fmt::join(sizes, ", "), to_string(tensor.mesh().shape()),
@@ -149,7 +149,7 @@ std::string visualize(const DistributedTensor& tensor) {
   for (const auto& row : rows) {
     text += fmt::format("\n{:{}}", label(row), kWidth);
     for (const auto& column : columns) {
-      // Blocks need not form a full grid: a cell without one is empty.
+      // Blocks need not form a full grid: a cell without a block is empty.
       const auto block = blocks.find({row, column});
       const auto ranks = block == blocks.end() ? std::vector<int>{} : block->second;
       text += fmt::format("{:{}}", fmt::format("{}", fmt::join(ranks, ",")), kWidth);

@@ -14,20 +14,21 @@
 
 namespace tessera::detail {
 
-// Which lowering a call takes. The other files of this folder define them, by kinds of operators;
-// plan_call looks here once for each new call, after the rule has determined what would be moved.
+// Selects the lowering of a call. The other files of this folder define the lowerings, by kinds of
+// operators. plan_call calls choose_lowering once for each new call, after the rule has determined
+// which data would be moved.
 
 namespace {
 
 constexpr std::string_view kAtenPrefix = "aten::";
 
-/// A list does not move its elements when it grows.
+/// A std::list, because its elements do not move when it grows.
 std::list<std::vector<Lowering>>& added_lowerings() {
   static std::list<std::vector<Lowering>> lowerings;
   return lowerings;
 }
 
-/// The lowerings of each operator that has any, by its name in the tables.
+/// The lowerings of each operator, indexed by operator name.
 std::unordered_map<std::string_view, std::vector<const Lowering*>> lowerings_by_name() {
   std::unordered_map<std::string_view, std::vector<const Lowering*>> lowerings;
   for (const auto table : lowering_tables()) {
@@ -65,8 +66,8 @@ LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound,
     if (own && lowering->own_collectives) {
       return {lowering, /*moves=*/false};
     }
-    // A lowering that sends as much as the rule is not worth its own kernels. Of equal ones the
-    // first is taken.
+    // A lowering that sends as much as the rule has no benefit. Of equal lowerings the first is
+    // used.
     if (!own || *own >= bytes) {
       continue;
     }
@@ -76,8 +77,8 @@ LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound,
   return choice;
 }
 
-// The arithmetic and the reductions that all lowerings share. These counts decide between a
-// lowering and a rule, so they are counted as Step::bytes: the most that one rank sends.
+// Helpers that all lowerings share. The byte counts decide between a lowering and the rule, so they
+// use the unit of Step::bytes: the maximum that one rank sends.
 
 namespace {
 
@@ -85,7 +86,7 @@ bool contains(const Dims& dims, std::int64_t dim) {
   return std::ranges::find(dims, dim) != dims.end();
 }
 
-/// From 0, ascending; all if there are none.
+/// Non-negative dimensions in ascending order; all dimensions if the list is empty.
 Dims completed(Dims dims, std::int64_t ndim) {
   if (dims.empty()) {
     return all_dims(ndim);
@@ -105,7 +106,7 @@ const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::si
   }
   const auto index = static_cast<std::size_t>(call.call.tensor_index(arg));
   const auto* impl = as_distributed(call.tensors[index]);
-  // A partial tensor's elements are unknown before they are reduced: the rule covers that.
+  // A partial tensor's elements are unknown before it is reduced, so the rule handles it.
   return impl != nullptr && !impl->spec()->sharding.layout->is_partial() ? impl : nullptr;
 }
 
@@ -181,7 +182,8 @@ std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims) {
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements) {
   const auto layout = spec.sharding.layout;
   const auto ranks = static_cast<double>(group_size(layout, sharding_mesh_dims(layout, dims)));
-  // A reduce-scatter and an all-gather: in each, a rank's own part stays with it.
+  // An all-reduce is a reduce-scatter and an all-gather; in each, a rank does not send its own
+  // part.
   return 2 * elements * static_cast<double>(c10::elementSize(spec.dtype)) * (ranks - 1) / ranks;
 }
 
@@ -221,7 +223,7 @@ at::Tensor reduce_partial(const at::Tensor& tensor) {
 }
 
 std::vector<at::Tensor> reduce_partials_together(const std::vector<at::Tensor>& tensors) {
-  // Stacked along a new dimension, which is not sharded: their layouts do not change.
+  // Stacked along a new dimension, which is not sharded, so that their layouts do not change.
   return reduce_partial(at::stack(tensors)).unbind();
 }
 

@@ -1,4 +1,4 @@
-// Lowerings: other ways to run an operator than its rule.
+// Lowerings: alternatives to an operator's sharding rule.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,39 +22,40 @@ namespace tessera::detail {
 using Arguments = std::span<const c10::IValue>;
 using Results = std::vector<c10::IValue>;
 
-/// Another way to run an operator than its rule, for calls that would gather an input: each rank
-/// works on its shard, and only data of the result's size are exchanged. A composition of operators
-/// on distributed tensors, or local work that depends on which elements a rank holds.
+/// An alternative implementation of an operator for calls whose rule would gather an input: each
+/// rank works on its shard, and only data of the result's size are exchanged. A lowering is a
+/// composition of operators on distributed tensors, or local work that depends on the rank's
+/// elements.
 struct Lowering {
-  std::string_view name;  ///< of the operator; one of libtorch's without "aten::"
-  /// Bytes that one rank sends in this lowering; nullopt: it does not cover the call. A pure
-  /// function of what is in the call's key.
+  std::string_view name;  ///< name of the operator; without "aten::" for libtorch's operators
+  /// Bytes that one rank sends with this lowering; nullopt: it does not support the call. A pure
+  /// function of the data in the call's cache key.
   std::optional<double> (*bytes)(const BoundCall& call);
-  /// Arguments to results, as the operator. Below autograd. Collective if bytes() isn't 0.
+  /// Computes the operator's results from its arguments. Below autograd. Collective if bytes()
+  /// isn't 0.
   Results (*run)(Arguments arguments);
-  /// The exchange is the operator's purpose: its caller requested it, also in a strict scope.
-  /// Such a lowering is taken wherever it covers the call, whatever it sends.
+  /// Whether the communication is the operator's purpose, so that the caller has requested it even
+  /// in a strict scope. Such a lowering is used for every call that it supports, whatever it sends.
   bool own_collectives = false;
 };
 
-/// The lowering that sends the least for a call that would otherwise send `bytes` a rank, if its
-/// operator has one that sends fewer.
+/// The lowering that sends the least, for a call that would otherwise send `bytes` per rank; none
+/// if no lowering sends less.
 struct LoweringChoice {
   const Lowering* lowering = nullptr;
-  bool moves = false;  ///< it exchanges what the caller has not asked for
+  bool moves = false;  ///< whether it communicates without the caller's request
 };
 LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound, double bytes);
 
-/// All lowerings of an operator.
+/// All lowerings of one operator.
 std::span<const Lowering* const> lowerings_of(const OperatorInfo& info);
 
-/// Registers lowerings: a static object of the file that defines them, made while libraries are
-/// loaded. The lowerings of one operator are in one such object, or their order is that of the
-/// link.
+/// Registers lowerings, as a static object in the file that defines them. Put all lowerings of one
+/// operator in one object; otherwise their order depends on the linker.
 struct AddedLowerings {
   AddedLowerings(std::initializer_list<Lowering> lowerings);
 };
-/// All lowerings, a table for each AddedLowerings.
+/// All lowerings, one table for each AddedLowerings object.
 std::vector<std::span<const Lowering>> lowering_tables();
 
 }  // namespace tessera::detail
@@ -62,28 +63,30 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-// Shared by the lowerings: how much of a tensor ranks hold, and the layout of its reduction.
+// Helpers of the lowerings: sizes of local parts, and the layout of a reduction's result.
 
 using Dims = std::vector<std::int64_t>;
 
-/// The distributed tensor that argument `arg` is; nullptr if it is None, plain, or partial, which
-/// no form takes.
+/// Argument `arg` as a distributed tensor; nullptr if it is None, plain, or partial, which no
+/// lowering supports.
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
 /// The impl of a tensor that must be distributed.
 const DistributedTensorImpl& impl_of(const at::Tensor& tensor);
 
-/// The dimensions that argument `arg` names, from 0, ascending; all if it is None or empty.
+/// The dimensions that argument `arg` names, non-negative and ascending; all if it is None or
+/// empty.
 Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim);
 /// The dimensions in the argument itself, an int or a list.
 Dims named_dims(const c10::IValue& argument, std::int64_t ndim);
 Dims all_dims(std::int64_t ndim);
 
-/// The mesh dimensions that shard one of `dims`, in the order of the dimensions and their digits.
+/// The mesh dimensions that shard one of `dims`, in the order of the dimensions and of their
+/// sharding.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
 /// The number of ranks in a group over `mesh_dims`.
 std::int64_t group_size(LayoutPtr layout, const std::vector<int>& mesh_dims);
 
-/// The number of elements along `dims`, globally: those that one result of a reduction is made of.
+/// The number of elements along `dims` of the global tensor: those that are reduced to one result.
 std::int64_t numel_along(const TensorSpec& spec, const Dims& dims);
 /// The number of results of a reduction over `dims` on the rank with the largest shard.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
@@ -95,13 +98,13 @@ struct Reduction {
   const TensorSpec& spec;
   Dims dims;
 };
-/// The reduction of argument 0 over the dimensions that argument `dims` names; below 0: over all.
-/// nullopt: no form takes it. Without any elements libtorch throws its own error, once the call is
-/// gathered.
+/// The reduction of argument 0 over the dimensions that argument `dims` names; if `dims` is below
+/// 0, over all dimensions. nullopt: no lowering supports it. A tensor without elements is gathered,
+/// so that libtorch throws its own error.
 std::optional<Reduction> reduction_of(const BoundCall& call, int dims);
 
-/// The sizes and layout of the result of a reduction over `dims`. With `partial` it is partial over
-/// the mesh dimensions that shard them.
+/// The sizes and layout of the result of a reduction over `dims`. With `partial`, the layout is
+/// partial over the mesh dimensions that shard `dims`.
 struct ReducedSpec {
   std::vector<std::int64_t> sizes;
   LayoutPtr layout = nullptr;
@@ -111,7 +114,7 @@ ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims, bool keepdim,
 
 /// `tensor` with its partials reduced. Collective if there are any. Below autograd.
 at::Tensor reduce_partial(const at::Tensor& tensor);
-/// The same for several tensors of one shape and layout, with one collective.
+/// reduce_partial() for several tensors of one shape and layout, with one collective.
 std::vector<at::Tensor> reduce_partials_together(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail

@@ -1,4 +1,4 @@
-// Lowerings of operators of networks.
+// Lowerings of neural-network operators.
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
@@ -17,19 +17,19 @@
 
 namespace tessera::detail {
 
-// Batch normalisation in training where samples are sharded: the sums of each channel are
-// all-reduced. PyTorch's SyncBatchNorm.
+// Batch normalisation in training with sharded samples: the sums of each channel are all-reduced.
+// PyTorch's SyncBatchNorm.
 
 namespace {
 
-/// All dimensions but the channels'.
+/// All dimensions except the channels.
 Dims samples_of(std::int64_t ndim) {
   Dims dims = all_dims(ndim);
   dims.erase(dims.begin() + 1);
   return dims;
 }
 
-/// All-reduces of `sums` numbers a channel.
+/// Bytes of all-reduces of `sums` numbers per channel.
 std::optional<double> bytes_of_channels(const DistributedTensorImpl* input, double sums) {
   if (input == nullptr || input->dim() < 2) {
     return std::nullopt;
@@ -39,7 +39,7 @@ std::optional<double> bytes_of_channels(const DistributedTensorImpl* input, doub
     return std::nullopt;
   }
   const auto samples = samples_of(input->dim());
-  // The unbiased variance of one value divides by 0: libtorch handles that.
+  // The unbiased variance of a single value divides by 0; libtorch handles this case.
   if (numel_along(spec, samples) < 2) {
     return std::nullopt;
   }
@@ -48,7 +48,8 @@ std::optional<double> bytes_of_channels(const DistributedTensorImpl* input, doub
 }
 
 std::optional<double> bytes_of_forward(const BoundCall& bound) {
-  // Outside of training nothing is summed, and the running statistics are used: the rule covers it.
+  // Outside of training nothing is summed, because the running statistics are used; the rule
+  // handles this.
   if (!bound.call.boolean_or(5, false)) {
     return std::nullopt;
   }
@@ -85,20 +86,21 @@ void follow(const c10::IValue& running, const at::Tensor& now, double momentum) 
   running.toTensor().mul_(1 - momentum).add_(now, momentum);
 }
 
-/// native_batch_norm(input, weight, bias, running mean, running variance, training, momentum, eps)
+/// Arguments: native_batch_norm(input, weight, bias, running mean, running variance, training,
+/// momentum, eps)
 Results run_forward(Arguments arguments) {
   const auto& input = arguments[0].toTensor();
   const auto samples = samples_of(input.dim());
   const auto count = count_of(input);
   const auto values = input.to(at::toOpMathType(input.scalar_type()));
-  // The mean before the squares, in two all-reduces: E(x^2) - E(x)^2 in one would cancel. In the
-  // type of arithmetic, since sums of half precision overflow.
+  // The mean is computed before the squares, in two all-reduces: E(x^2) - E(x)^2 in one all-reduce
+  // would cancel. Computed in the arithmetic type, since sums of half precision overflow.
   const auto mean = reduce_partial(values.sum(samples)) / count;
   const auto centred = values - channels(mean, input);
   const auto variance = reduce_partial((centred * centred).sum(samples)) / count;
   const auto momentum = arguments[6].toDouble();
   follow(arguments[3], mean, momentum);
-  // Values are normalised by the biased variance; the running one is unbiased. As in libtorch.
+  // Values are normalised by the biased variance; the running variance is unbiased. As in libtorch.
   follow(arguments[4], variance * (count / (count - 1)), momentum);
   const auto scale = (variance + arguments[7].toDouble()).rsqrt();
   auto result = centred * channels(scale, input);
@@ -111,8 +113,8 @@ Results run_forward(Arguments arguments) {
   return {result.to(input.scalar_type()), mean, scale};
 }
 
-/// Its backward(gradient, input, weight, running mean, running variance, mean, scale, training,
-/// eps, mask)
+/// Arguments: native_batch_norm_backward(gradient, input, weight, running mean, running variance,
+/// mean, scale, training, eps, mask)
 Results run_backward(Arguments arguments) {
   const auto& input = arguments[1].toTensor();
   const auto type = at::toOpMathType(input.scalar_type());
@@ -120,8 +122,8 @@ Results run_backward(Arguments arguments) {
   const auto gradient = arguments[0].toTensor().to(type);
   const auto scale = channels(arguments[6].toTensor(), input);
   const auto normal = (input.to(type) - channels(arguments[5].toTensor(), input)) * scale;
-  // All three gradients are made of these two sums, and one all-reduce gives both, whichever of
-  // them the mask asks for.
+  // All three gradients are computed from these two sums. One all-reduce gives both, whichever
+  // gradients the mask requests.
   const auto sums =
       reduce_partials_together({gradient.sum(samples), (gradient * normal).sum(samples)});
   const auto count = count_of(input);
@@ -143,8 +145,8 @@ const AddedLowerings kBatchNormLowerings{
 
 }  // namespace
 
-// The backward of a convolution whose in channels are sharded. The gradient of the bias is no sum
-// over them (each shard would compute all of it), so it is computed by itself.
+// The backward of a convolution whose input channels are sharded. The bias's gradient is not a sum
+// over input channels (each shard would compute all of it), so it is computed separately.
 
 namespace {
 
@@ -159,9 +161,9 @@ std::optional<double> bytes_of_separate_bias_gradient(const BoundCall& bound) {
   }
   const bool transposed = bound.call.boolean_or(7, false);
   const auto layout = input->spec()->sharding.layout;
-  // For input and weight that are sharded alike over the in channels, where the bias's gradient is
-  // wanted. Not with several groups of channels: a shard of the in channels then belongs to some of
-  // the out channels only.
+  // Supports input and weight that are sharded equally over the input channels, if the bias's
+  // gradient is requested. Several channel groups are not supported: a shard of the input channels
+  // would then belong to only some of the output channels.
   const auto in = sharding_mesh_dims(layout, {1});
   if (bound.call.integer(kGroups) != 1 || bound.call.integers(kGradientMask).at(2) == 0) {
     return std::nullopt;
@@ -170,7 +172,7 @@ std::optional<double> bytes_of_separate_bias_gradient(const BoundCall& bound) {
       in != sharding_mesh_dims(weight->spec()->sharding.layout, {transposed ? 0 : 1})) {
     return std::nullopt;
   }
-  // The gradient has no in channels: over these mesh dimensions it has to be whole.
+  // The output's gradient has no input channels, so it must be whole along these mesh dimensions.
   for (const int m : in) {
     if (gradient->spec()->sharding.layout->sharded_dim(m) >= 0) {
       return std::nullopt;
@@ -179,18 +181,18 @@ std::optional<double> bytes_of_separate_bias_gradient(const BoundCall& bound) {
   return 0;
 }
 
-/// convolution_backward(gradient, input, weight, bias sizes, stride, padding, dilation, transposed,
-/// output padding, groups, mask)
+/// Arguments: convolution_backward(gradient, input, weight, bias sizes, stride, padding, dilation,
+/// transposed, output padding, groups, mask)
 Results run_separate_bias_gradient(Arguments arguments) {
   const auto& gradient = arguments[0].toTensor();
   const auto mask = arguments[kGradientMask].toBoolList();
-  // Dispatched again; the mask keeps it from coming back to this form.
+  // Dispatched again without the bias's gradient, so this lowering does not apply again.
   const auto [of_input, of_weight, none] = at::convolution_backward(
       gradient, arguments[1].toTensor(), arguments[2].toTensor(), at::OptionalIntArrayRef(),
       arguments[4].toIntVector(), arguments[5].toIntVector(), arguments[6].toIntVector(),
       arguments[7].toBool(), arguments[8].toIntVector(), arguments[kGroups].toInt(),
       {mask.get(0), mask.get(1), false});
-  // All dimensions but the out channels'.
+  // All dimensions except the output channels.
   auto rest = all_dims(gradient.dim());
   rest.erase(rest.begin() + 1);
   return {of_input, of_weight, gradient.sum(rest)};
@@ -202,11 +204,11 @@ const AddedLowerings kConvolutionLowerings{
 
 }  // namespace
 
-// The mean of a loss whose samples are sharded: a sum, divided by the total weight over all shards.
+// The mean of a loss with sharded samples: a sum, divided by the total weight over all shards.
 
 namespace {
 
-/// Loss and total weight, in one all-reduce.
+/// Bytes of one all-reduce of the loss and the total weight.
 std::optional<double> bytes_of_mean(const BoundCall& bound) {
   const auto* self = non_partial_argument(bound, 0);
   if (self == nullptr || bound.call.integer(3) != at::Reduction::Mean) {
@@ -215,24 +217,25 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
   const auto& spec = *self->spec();
   Dims samples = all_dims(static_cast<std::int64_t>(spec.sizes.size()));
   const std::size_t classes = samples.size() > 1 ? 1 : 0;
-  // A sample picks one of its classes, so those have to be whole. (tensor_parallel has the loss of
-  // sharded classes.)
+  // A sample selects one of its classes, so the classes must be whole. (tensor_parallel has a loss
+  // for sharded classes.)
   if (!sharding_mesh_dims(spec.sharding.layout, {static_cast<std::int64_t>(classes)}).empty()) {
     return std::nullopt;
   }
   return all_reduce_bytes(spec, samples, 2);
 }
 
-/// (self, target, weight, reduction, ignore_index)
+/// Arguments: (self, target, weight, reduction, ignore_index)
 template <auto kForward>
 Results run_mean(Arguments arguments) {
-  // As a sum the rule leaves both results partial. A mean of shards' means would be wrong: shards
-  // have different weights, by their sizes, classes and ignored samples.
+  // Computed as a sum, for which the rule leaves both results partial. A mean of the shards' means
+  // would be wrong: shards have different weights, because of their sizes, classes and ignored
+  // samples.
   const auto [sum, weight] =
       kForward(arguments[0].toTensor(), arguments[1].toTensor(),
                arguments[2].toOptional<at::Tensor>(), at::Reduction::Sum, arguments[4].toInt());
   const auto total = reduce_partials_together({sum, weight});
-  // A clone, as unbind gives views and the operator gives none.
+  // A clone, because unbind returns views but the operator does not.
   return {total[0] / total[1], total[1].clone()};
 }
 
@@ -243,21 +246,21 @@ const AddedLowerings kLossesLowerings{
 
 }  // namespace
 
-// Operators whose result depends on values that every rank has, or that ranks compare
+// Operators whose result depends on values that every rank has, or that ranks can compare
 // independently.
 
 namespace {
 
-/// A plain tensor among distributed ones counts as replicated; check_policy refuses it where the
-/// program has not allowed that.
+/// A plain tensor among distributed ones counts as replicated; check_policy refuses it unless the
+/// program has permitted this.
 bool is_replicated(const at::Tensor& tensor) {
   const auto* impl = as_distributed(tensor);
   return impl == nullptr || impl->spec()->sharding.layout->is_replicated();
 }
 
-// self[masks and indices], where these are replicated and the indexed dimensions are not sharded.
+// self[masks and indices], if these are replicated and the indexed dimensions are not sharded.
 
-/// The dimensions of self that the indices take: a mask takes as many as it has.
+/// The dimensions of self that the indices consume: a mask consumes as many as it has.
 Dims indexed_dims(std::span<const std::optional<at::Tensor>> indices) {
   Dims dims;
   std::int64_t dim = 0;
@@ -286,7 +289,8 @@ std::vector<std::optional<at::Tensor>> indices_of(const BoundCall& bound) {
 
 std::optional<double> bytes_of_index(const BoundCall& bound) {
   const auto* self = non_partial_argument(bound, 0);
-  // How much a mask selects is in its values, which a meta tensor lacks.
+  // The number of elements that a mask selects depends on its values, which a meta tensor does not
+  // have.
   if (self == nullptr || self->local().is_meta()) {
     return std::nullopt;
   }
@@ -300,22 +304,23 @@ std::optional<double> bytes_of_index(const BoundCall& bound) {
   if (dims.empty() || dims.back() >= self->dim()) {
     return std::nullopt;
   }
-  // Dimensions that are not indexed may be sharded: indexing acts on each of their positions alike.
+  // Dimensions that are not indexed may be sharded: indexing is the same for each of their
+  // positions.
   if (!sharding_mesh_dims(self->spec()->sharding.layout, dims).empty()) {
     return std::nullopt;
   }
   return 0;
 }
 
-/// Where the result has the dimensions of the indices: in place of the indexed ones if those are
-/// adjacent, else in front.
+/// The position of the indices' dimensions in the result: in place of the indexed dimensions if
+/// those are adjacent, otherwise in front.
 std::size_t position_of_indices(const Dims& indexed) {
   const bool adjacent =
       indexed.back() - indexed.front() + 1 == static_cast<std::int64_t>(indexed.size());
   return adjacent ? static_cast<std::size_t>(indexed.front()) : 0;
 }
 
-/// index.Tensor(self, indices)
+/// Arguments: index.Tensor(self, indices)
 Results run_index(Arguments arguments) {
   const auto& impl = impl_of(arguments[0].toTensor());
   c10::List<std::optional<at::Tensor>> locals;
@@ -334,8 +339,8 @@ Results run_index(Arguments arguments) {
   }
   auto digits = result.layout->dims();
   const auto position = static_cast<std::ptrdiff_t>(position_of_indices(dims));
-  // A mask becomes one dimension, and indices the dimensions of their broadcast. Their number and
-  // sizes are read off the local result, which is whole along these dimensions.
+  // A mask becomes one dimension, and indices become the dimensions of their broadcast. Their
+  // number and sizes are taken from the local result, which is whole along these dimensions.
   const auto added = static_cast<std::size_t>(local.dim()) - digits.size();
   digits.insert(digits.begin() + position, added, {});
   for (std::size_t i = 0; i < added; ++i) {
@@ -346,7 +351,7 @@ Results run_index(Arguments arguments) {
   return {make_distributed(local, {spec.sharding.mesh, layout}, result.sizes)};
 }
 
-// equal(self, other), where both have one layout: each rank compares its shard.
+// equal(self, other) for tensors with the same layout: each rank compares its shard.
 
 std::optional<double> bytes_of_equal(const BoundCall& bound) {
   const auto* self = non_partial_argument(bound, 0);
@@ -354,7 +359,8 @@ std::optional<double> bytes_of_equal(const BoundCall& bound) {
   if (self == nullptr || other == nullptr || self->local().is_meta()) {
     return std::nullopt;
   }
-  // Specs are interned, but two may differ in strides, which equal() ignores: compare the parts.
+  // Specs are interned, but two specs may differ in strides, which equal() ignores, so their
+  // members are compared.
   const bool alike = self->spec()->sharding == other->spec()->sharding &&
                      self->spec()->sizes == other->spec()->sizes;
   if (!alike) {
@@ -376,7 +382,7 @@ Results run_equal(Arguments arguments) {
   }
   const auto verdict =
       reduce_partial(make_distributed(local, {spec.sharding.mesh, result.layout}, result.sizes));
-  // The host reads it: on a GPU this waits for the device.
+  // The host reads the result; on a GPU this waits for the device.
   return {local_tensor(verdict).item<bool>()};
 }
 

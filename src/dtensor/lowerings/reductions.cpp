@@ -22,19 +22,19 @@
 
 namespace tessera::detail {
 
-// Largest and smallest elements where a reduced dimension is sharded. Values alone are a
-// Partial(max) or Partial(min), which costs nothing here. With indices, no reduction of a
-// communicator works, and ranks exchange their candidates.
+// Maxima and minima over a sharded dimension. Without indices, the result is a Partial(max) or
+// Partial(min), which needs no communication here. With indices, no communicator's reduction is
+// applicable, so ranks exchange their candidates.
 
 namespace {
 
-/// The index of a candidate that must not win: any other index is smaller.
+/// The index of a candidate that must not win, because every real index is smaller.
 constexpr auto kNowhere = std::numeric_limits<std::int64_t>::max();
 
 /// The identity of a maximum or minimum of elements of type T.
 template <class T>
 at::Scalar identity_of(ReduceOp op) {
-  // Integers have no infinity; of bool the limits are false and true.
+  // Integers have no infinity; for bool the limits are false and true.
   using Limits = std::numeric_limits<T>;
   if (op == ReduceOp::kMax) {
     return Limits::has_infinity ? T(-Limits::infinity()) : Limits::lowest();
@@ -42,7 +42,7 @@ at::Scalar identity_of(ReduceOp op) {
   return Limits::has_infinity ? Limits::infinity() : Limits::max();
 }
 
-/// A tensor of the identity of `op`, kMax or kMin.
+/// A tensor filled with the identity of `op`, kMax or kMin.
 at::Tensor identity(c10::IntArrayRef sizes, ReduceOp op, const at::TensorOptions& options) {
   TESSERA_CHECK(op == ReduceOp::kMax || op == ReduceOp::kMin,
                 "internal: an identity of a maximum or minimum was expected");
@@ -53,7 +53,7 @@ at::Tensor identity(c10::IntArrayRef sizes, ReduceOp op, const at::TensorOptions
   return at::full(sizes, value, options);
 }
 
-/// The arguments (self, dim?, keepdim).
+/// A call with the arguments (self, dim?, keepdim).
 struct ExtremumCall {
   explicit ExtremumCall(Arguments arguments)
       : impl(impl_of(arguments[0].toTensor())),
@@ -64,7 +64,7 @@ struct ExtremumCall {
 
   const DistributedTensorImpl& impl;
   const TensorSpec& spec;
-  bool flat;  ///< over all dimensions, as if there were one
+  bool flat;  ///< whether all dimensions are reduced, as if the tensor had only one
   bool keepdim;
   Dims dims;
 };
@@ -78,13 +78,14 @@ std::vector<std::int64_t> kept_sizes(const ExtremumCall& call) {
   return sizes;
 }
 
-/// On this rank: libtorch throws for an extremum of nothing, where another rank has elements.
+/// Whether this rank's shard is empty. libtorch throws for an extremum of no elements, although
+/// another rank may have elements.
 bool has_no_elements_along(const ExtremumCall& call) {
   return std::ranges::any_of(call.dims, [&](auto dim) { return call.impl.local().size(dim) == 0; });
 }
 
-// Values without indices: the result is Partial. A shard without elements gives the identity, so
-// that nothing has to be moved.
+// Values without indices: the result is Partial. An empty shard contributes the identity, so
+// nothing has to be moved.
 
 std::optional<double> bytes_of_values(const BoundCall& bound) {
   const auto reduction = reduction_of(bound, 1);
@@ -104,7 +105,8 @@ at::Tensor partial_extremum(const ExtremumCall& call) {
                     ? identity(kept_sizes(call), kOp, local.options())
                     : (kLargest ? local.amax(call.dims, true) : local.amin(call.dims, true));
   return make_distributed(
-      // Reduced with keepdim, which the result need not have: the sizes are the layout's.
+      // The values are reduced with keepdim, which the result need not have, so they get the sizes
+      // of the result's layout.
       values.reshape(local_sizes({call.spec.sharding.mesh, result.layout}, result.sizes)),
       {call.spec.sharding.mesh, result.layout}, result.sizes);
 }
@@ -114,18 +116,18 @@ Results run_values(Arguments arguments) {
   return {partial_extremum<kLargest>(ExtremumCall(arguments))};
 }
 
-/// aminmax(self, dim, keepdim): one is the smallest, the other the largest.
+/// aminmax(self, dim, keepdim): the results are the minimum and the maximum.
 Results run_both(Arguments arguments) {
   const ExtremumCall call(arguments);
   return {partial_extremum<false>(call), partial_extremum<true>(call)};
 }
 
-// With indices: every rank finds its best value and its index; these candidates are gathered, and
-// the best of them is the result.
+// Values with indices: every rank finds its best value and that value's index. These candidates are
+// gathered, and the best of them is the result.
 
 struct Candidates {
-  at::Tensor values;   ///< in this rank's sizes; gathered: (ranks, results)
-  at::Tensor indices;  ///< global
+  at::Tensor values;   ///< best values with this rank's sizes; after gather(): (ranks, results)
+  at::Tensor indices;  ///< global indices of the values
 };
 
 std::optional<double> bytes_of_candidates(const BoundCall& bound) {
@@ -134,7 +136,7 @@ std::optional<double> bytes_of_candidates(const BoundCall& bound) {
     return std::nullopt;
   }
   const auto& [spec, dims] = *reduction;
-  // An all-gather: each rank's candidates go to all others.
+  // An all-gather: each rank's candidates are sent to all others.
   const auto ranks =
       group_size(spec.sharding.layout, sharding_mesh_dims(spec.sharding.layout, dims));
   const auto each = static_cast<std::int64_t>(c10::elementSize(spec.dtype) + sizeof(std::int64_t));
@@ -147,7 +149,7 @@ std::vector<std::int64_t> indices_of(const ExtremumCall& call, std::int64_t dim)
                         call.spec.sizes[static_cast<std::size_t>(dim)], sharding.mesh.coordinate());
 }
 
-/// The flat index in the global tensor of flat index `index` in the local one.
+/// Converts the flat index `index` in the local tensor to the flat index in the global tensor.
 std::int64_t global_flat_index(const ExtremumCall& call, std::int64_t index) {
   std::int64_t result = 0, stride = 1;
   for (std::size_t dim = call.spec.sizes.size(); dim-- > 0;) {
@@ -171,29 +173,30 @@ Candidates best_of_shard(const ExtremumCall& call) {
   }
   if (call.flat) {
     const auto index = (kLargest ? local.argmax() : local.argmin());
-    // Tensors of the right sizes and types; nothing will read them.
+    // Returns tensors of the right sizes and types; their values are not read.
     if (local.is_meta()) {
       return {local.flatten().narrow(0, 0, 1), index};
     }
-    // Only the host can translate the index: on a GPU this waits for the device.
+    // Only the host can translate the index; on a GPU this waits for the device.
     const auto position = index.template item<std::int64_t>();
     return {local.reshape({-1}).narrow(0, position, 1),
             at::full({1}, global_flat_index(call, position), longs)};
   }
   const auto dim = call.dims.front();
   const auto [values, indices] = kLargest ? local.max(dim, true) : local.min(dim, true);
-  // A table instead of an offset, since a shard need not be one range (Digit).
+  // A table of global indices instead of an offset, since a shard may consist of several ranges
+  // (Digit).
   const auto global = at::tensor(indices_of(call, dim), longs.device(at::kCPU)).to(local.device());
   return {values, global.index_select(0, indices.reshape({-1})).view_as(indices)};
 }
 
-/// A contiguous copy. (contiguous() leaves a tensor of at most one element its strides, with which
-/// it may not be viewed as another type.)
+/// A contiguous copy. contiguous() would not change the strides of a tensor with at most one
+/// element, and such strides may not permit a view as another type.
 at::Tensor packed_copy(const at::Tensor& tensor) {
   return tensor.clone(at::MemoryFormat::Contiguous);
 }
 
-/// All ranks' candidates. Bytes of values and indices travel side by side, in one collective.
+/// All ranks' candidates. The bytes of values and indices are sent together, in one collective.
 Candidates gather(const Candidates& own, comm::Communicator& group) {
   const auto bytes_of = [](const at::Tensor& tensor) {
     return packed_copy(tensor).view({-1, 1}).view(at::kByte);
@@ -212,10 +215,10 @@ Candidates gather(const Candidates& own, comm::Communicator& group) {
   return {unpack(0, own.values), unpack(own.values.element_size(), own.indices)};
 }
 
-/// The best candidate; among equal ones, and among NaNs, the one with the lowest global index.
+/// The best candidate. Among equal ones, and among NaNs, the one with the lowest global index.
 template <bool kLargest>
 Candidates best_of(const Candidates& all) {
-  // amax and amin give NaN where there is one; a NaN is not itself.
+  // amax and amin return NaN if there is one; a NaN is not equal to itself.
   const auto best = kLargest ? all.values.amax(0) : all.values.amin(0);
   const auto wins = all.values.eq(best).logical_or_(all.values.ne(all.values));
   return {best, all.indices.masked_fill(wins.logical_not(), kNowhere).amin(0)};
@@ -229,7 +232,7 @@ Candidates find_best(const ExtremumCall& call) {
   {
     BelowAutograd guard;
     found = best_of_shard<kLargest>(call);
-    // The ranks that share out the reduced dimensions; others have other results.
+    // Gathers over the ranks that shard the reduced dimensions; other ranks have other results.
     const auto mesh_dims = sharding_mesh_dims(sharding.layout, call.dims);
     found = best_of<kLargest>(gather(found, sharding.mesh.group(mesh_dims)));
   }
@@ -264,13 +267,13 @@ const AddedLowerings kExtremumLowerings{
 
 }  // namespace
 
-// Vector norms where a reduced dimension is sharded: the sums of powers are all-reduced, then the
-// root is taken. Orders that need no root (0, 1, infinity) are reductions, for which there is a
-// rule (src/core/rules/reduction.cpp).
+// Vector norms over a sharded dimension: the sums of powers are all-reduced, then the root is
+// taken. Orders without a root (0, 1, infinity) are plain reductions and have a rule
+// (src/core/rules/reduction.cpp).
 
 namespace {
 
-/// The positions of an operator's arguments; -1: it has no such argument.
+/// The positions of an operator's arguments; -1: the operator has no such argument.
 struct Norm {
   int dims = -1;
   int keepdim = -1;
@@ -290,7 +293,7 @@ std::optional<double> bytes_of_norm(const BoundCall& bound) {
   }
   const auto& [spec, dims] = *reduction;
   const auto order = bound.call.is_none(1) ? 2.0 : bound.call.number(1);
-  // An extremum of absolute values: Partial(max) or Partial(min).
+  // An extremum of absolute values: Partial(max) or Partial(min), without communication.
   if (std::isinf(order)) {
     return 0;
   }
@@ -312,8 +315,8 @@ Results run_norm(Arguments arguments) {
     const auto sizes = self.abs();
     return {order > 0 ? sizes.amax(dims, keepdim) : sizes.amin(dims, keepdim)};
   }
-  // The sum is accumulated in the type that libtorch computes in: squares overflow half precision.
-  // Dispatched, with a rule that leaves the sum partial.
+  // The sum is accumulated in libtorch's arithmetic type, because squares overflow half precision.
+  // It is dispatched to a rule that leaves the sum partial.
   const auto sum =
       at::linalg__powsum(self, order, dims, keepdim, at::toOpMathType(self.scalar_type()));
   return {reduce_partial(sum).pow(1 / order).to(self.scalar_type())};
@@ -333,15 +336,15 @@ std::optional<double> bytes_of_norms(const BoundCall& bound) {
     bytes += all_reduce_bytes(spec, all_dims(tensor.dim()), 1);
   }
   const auto order = bound.call.is_none(1) ? 2.0 : bound.call.number(1);
-  // run_norms sums only.
+  // run_norms supports only sums.
   if (std::isinf(order)) {
     return std::nullopt;
   }
   return bytes;
 }
 
-/// The indices of tensors, grouped by layout and type: tensors of a group can be stacked. In the
-/// order of the list, so that all ranks find the same groups.
+/// The indices of the tensors, grouped by layout and type: tensors of a group can be stacked.
+/// Groups are in the order of the list, so that all ranks find the same groups.
 std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Tensor>& tensors) {
   const auto is_like = [&](std::size_t a, std::size_t b) {
     return impl_of(tensors[a]).spec()->sharding == impl_of(tensors[b]).spec()->sharding &&
@@ -351,13 +354,14 @@ std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Te
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto group =
         std::ranges::find_if(groups, [&](const auto& g) { return is_like(g.front(), i); });
-    // A search for each tensor: models have few layouts.
+    // A linear search for each tensor, because models have few layouts.
     group == groups.end() ? groups.push_back({i}) : group->push_back(i);
   }
   return groups;
 }
 
-/// _foreach_norm(tensors, order, dtype). One all-reduce for all tensors of a layout and type.
+/// Arguments: _foreach_norm(tensors, order, dtype). One all-reduce for all tensors with the same
+/// layout and type.
 Results run_norms(Arguments arguments) {
   const auto tensors = arguments[0].toTensorVector();
   const auto order = order_of(arguments[1]);
@@ -366,7 +370,7 @@ Results run_norms(Arguments arguments) {
     const auto dtype = arguments[2].isNone() ? tensor.scalar_type() : arguments[2].toScalarType();
     sums.push_back(at::linalg__powsum(tensor, order, {}, false, at::toOpMathType(dtype)));
   }
-  // One collective for all tensors: a model has hundreds.
+  // One collective for all tensors of the group, because a model has hundreds of tensors.
   for (const auto& numbers : indices_by_layout(sums)) {
     std::vector<at::Tensor> group;
     for (const auto i : numbers) {
@@ -397,34 +401,33 @@ const AddedLowerings kNormsLowerings{
 
 }  // namespace
 
-// Variances and logsumexp where a reduced dimension is sharded: two all-reduces of the size of the
-// result.
+// Variances and logsumexp over a sharded dimension: two all-reduces of the size of the result.
 
 namespace {
 
-/// Two all-reduces of the results.
+/// Bytes of two all-reduces of the results.
 std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
   const auto reduction = reduction_of(bound, 1);
   if (!reduction || !c10::isFloatingType(reduction->spec.dtype)) {
     return std::nullopt;
   }
   const auto& [spec, dims] = *reduction;
-  // Sums are sent in the type of arithmetic, which is wider for half precision.
+  // Sums are sent in the arithmetic type, which is wider for half precision.
   const auto math = c10::elementSize(at::toOpMathType(spec.dtype)) / c10::elementSize(spec.dtype);
   return 2 *
          all_reduce_bytes(spec, dims, static_cast<double>(math * most_local_results(spec, dims)));
 }
 
-/// logsumexp(self, dims, keepdim)
+/// Arguments: logsumexp(self, dims, keepdim)
 Results run_logsumexp(Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto dims = named_dims(arguments[1], self.dim());
   const bool keepdim = arguments[2].toBool();
   const auto values = self.to(at::toOpMathType(self.scalar_type()));
   auto largest = reduce_partial(values.amax(dims, true));
-  // If all values are infinite, their differences would be NaN.
+  // If all values are infinite, their differences would be NaN, so the shift is 0.
   largest = largest.masked_fill(largest.isinf(), 0.0);
-  // Shifted by the largest, as in a softmax: exp() of a large value is infinite.
+  // Shifted by the maximum, as in a softmax, because exp() of a large value is infinite.
   const auto sum = reduce_partial((values - largest).exp().sum(dims, true));
   auto result = sum.log() + largest;
   if (!keepdim) {
@@ -434,18 +437,18 @@ Results run_logsumexp(Arguments arguments) {
 }
 
 struct Moments {
-  at::Tensor mean, variance;  ///< with the reduced dimensions kept, in the type of arithmetic
+  at::Tensor mean, variance;  ///< both in the arithmetic type, with the reduced dimensions kept
 };
 
-/// The arguments are (self, dims?, correction?, keepdim). The squares are of differences from the
-/// mean: E(x^2) - E(x)^2 would cancel.
+/// The arguments are (self, dims?, correction?, keepdim). Sums squares of differences from the
+/// mean, because E(x^2) - E(x)^2 would cancel.
 Moments moments_of(Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto dims = named_dims(arguments[1], self.dim());
   const auto values = self.to(at::toOpMathType(self.scalar_type()));
   const auto count = static_cast<double>(numel_along(*impl_of(self).spec(), dims));
   const auto correction = arguments[2].isNone() ? 1.0 : arguments[2].toScalar().toDouble();
-  // Two all-reduces, one after the other: the squares need the mean.
+  // Two all-reduces, one after the other, because the squares need the mean.
   const auto mean = reduce_partial(values.sum(dims, true)) / count;
   const auto centred = values - mean;
   const auto squares = reduce_partial((centred * centred).sum(dims, true));
@@ -453,7 +456,7 @@ Moments moments_of(Arguments arguments) {
   return {mean, squares / std::max(count - correction, 0.0)};
 }
 
-/// A result in the type and with the dimensions that the call asks for.
+/// Converts a result to the type and dimensions that the call requests.
 at::Tensor finished(const at::Tensor& kept, Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto result = kept.to(self.scalar_type());

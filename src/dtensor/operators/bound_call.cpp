@@ -3,12 +3,13 @@
 
 namespace tessera::detail {
 
-// Converts between libtorch's values and core's: a call's stack becomes an OpCall, from which a
-// rule reads sizes and numbers; a rule's arguments become values again. Only this file knows both.
+// Converts between libtorch's values and core's. A call's stack becomes an OpCall, from which a
+// rule reads sizes and numbers; a rule's arguments become libtorch values. No other file knows
+// both.
 
 namespace {
 
-/// An undefined tensor is None: rules and plans number the defined ones only.
+/// Binds a tensor. An undefined tensor is None: rules and plans number only the defined ones.
 Argument bind_tensor(const c10::IValue& value, BoundCall& bound) {
   if (!value.isTensor() || !value.toTensor().defined()) {
     return {};
@@ -20,7 +21,8 @@ Argument bind_tensor(const c10::IValue& value, BoundCall& bound) {
   return TensorRef{static_cast<int>(bound.tensors.size()) - 1};
 }
 
-/// An element that is None (of the indices of index) keeps its place in the list, with no number.
+/// Binds a list of tensors. A None element (in the indices of index) keeps its place in the list,
+/// but has no number.
 Argument bind_tensor_list(const c10::IValue& value, BoundCall& bound) {
   if (value.isNone()) {
     return {};
@@ -33,7 +35,7 @@ Argument bind_tensor_list(const c10::IValue& value, BoundCall& bound) {
   return refs;
 }
 
-/// A complex number is None: no rule reads one (see rule_of_call).
+/// Binds a number. A complex number is None, because no rule reads one (see rule_of_call).
 Argument bind_scalar(const c10::IValue& value) {
   if (value.isInt()) {
     return value.toInt();
@@ -47,7 +49,8 @@ Argument bind_scalar(const c10::IValue& value) {
   return {};
 }
 
-/// Core does not know c10's types: it gets a type's relevant properties, and returns its number.
+/// Core does not know c10's types: it receives the relevant properties of a type, and returns the
+/// type's number.
 DType::Kind dtype_kind_of(c10::ScalarType type) {
   using Kind = DType::Kind;
   switch (type) {
@@ -73,7 +76,8 @@ DType::Kind dtype_kind_of(c10::ScalarType type) {
   }
 }
 
-/// A type is an int on a stack. Rules ask for its kind and size, to know what can be reduced in it.
+/// Binds a type, which is an int on the stack. Rules read its kind and size, to determine which
+/// reductions it supports.
 Argument bind_dtype(const c10::IValue& value) {
   if (!value.isInt()) {
     return {};
@@ -83,8 +87,8 @@ Argument bind_dtype(const c10::IValue& value) {
                value.toInt()};
 }
 
-/// Other values (a device, a memory format that was left out) are None to a rule. Flags become the
-/// integers 0 and 1, so that rules have one kind of list.
+/// Binds other values. Those that no rule reads (a device, an omitted memory format) are None.
+/// Flags become the integers 0 and 1, so that rules have one kind of list.
 Argument bind_static(const c10::IValue& value) {
   if (value.isString()) {
     return value.toStringRef();
@@ -105,8 +109,9 @@ Argument bind_static(const c10::IValue& value) {
 
 }  // namespace
 
-/// Numbers are bound whatever their kind: a rule that read one of kind kScalar would depend on
-/// values that are in no key. So OperatorInfo has that kind only where the rule reads none.
+/// Binds all numbers, whatever their kind. A rule that reads numbers of kind kScalar would depend
+/// on values that are in no cache key, so OperatorInfo uses that kind only if the rule reads no
+/// numbers.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;
@@ -137,13 +142,13 @@ BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> argum
 
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors) {
-  // The argument does not show the type of a list that is empty or contains None: the schema
-  // knows it.
+  // The argument does not determine the element type of a list that is empty or contains None, so
+  // the type is taken from the schema.
   struct Convert {
     const c10::Type& type;
     std::span<const at::Tensor> tensors;
 
-    // One for each alternative of Argument.
+    // One overload for each alternative of the variant Argument.
     c10::IValue operator()(std::monostate) const { return {}; }
     c10::IValue operator()(bool value) const { return value; }
     c10::IValue operator()(std::int64_t value) const { return value; }
@@ -173,8 +178,8 @@ c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
   return std::visit(Convert{type, tensors}, argument);
 }
 
-/// For rule_of_call, which must see a number as the key does: everything that the plan depends on
-/// has to be in the key.
+/// Used by rule_of_call, which must classify a number as the cache key does: everything that a plan
+/// depends on has to be in the cache key.
 NumberType number_type(const c10::IValue& value) {
   return value.isInt()             ? number_type(value.toInt())
          : value.isDouble()        ? number_type(value.toDouble())
@@ -184,9 +189,8 @@ NumberType number_type(const c10::IValue& value) {
                                    : NumberType::kOther;
 }
 
-/// A wrapped number, as at::mul(x, 2.0) makes of its 2.0, is on the host and may be read at once.
-/// The value of any other tensor is data: reading it could wait for a GPU, and a plan may not
-/// depend on it.
+/// A wrapped number, such as the 2.0 in at::mul(x, 2.0), is on the host and may be read. The value
+/// of any other tensor is data: reading it could wait for a GPU, and a plan must not depend on it.
 NumberType number_type(const at::Tensor& tensor) {
   if (!is_wrapped_number(tensor) || !tensor.is_cpu()) {
     return NumberType::kNone;

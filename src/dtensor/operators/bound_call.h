@@ -1,4 +1,4 @@
-// A call as its sharding rule sees it.
+// An operator call in the form that its sharding rule reads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,8 @@
 
 namespace tessera::detail {
 
-/// The part of a number that counts in a call's key if no rule reads it: its type, and whether a
-/// sum may be multiplied or divided by it term by term.
+/// The part of a number that is in a call's cache key if no rule reads it: its type, and whether
+/// the terms of a sum may be multiplied or divided by it one by one.
 enum class NumberType : std::uint8_t {
   kInteger = 1,
   kDouble,
@@ -27,7 +27,7 @@ enum class NumberType : std::uint8_t {
   kNotFinite,
   kNotFiniteOther
 };
-// Zero and numbers that are not finite count as separate types (see rule_of_call).
+// Zero and non-finite numbers are separate types (see rule_of_call).
 inline NumberType number_type(bool) {
   return NumberType::kBool;
 }
@@ -44,21 +44,22 @@ inline NumberType number_type(const c10::complex<double>& value) {
   return finite ? NumberType::kOther : NumberType::kNotFiniteOther;
 }
 NumberType number_type(const c10::IValue& value);
-/// The type of a plain tensor; if it is not a wrapped number: kNone.
+/// The type of a wrapped number; kNone for any other plain tensor.
 NumberType number_type(const at::Tensor& tensor);
 
-/// A call as its rule sees it, and the tensors that it names. Undefined tensors are None.
+/// A call in the form that its rule reads, and the tensors that it names. Undefined tensors are
+/// None.
 struct BoundCall {
   OpCall call;
   std::vector<at::Tensor> tensors;
 };
 
 /// `arguments`: one value for each argument of the schema. Copies the references and sizes of all
-/// tensors, so kDirect and kLocal run without it.
+/// tensors, so plans of kinds kDirect and kLocal run without it.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-/// Back from a rule's argument to what a parameter of `type` takes; tensors are looked up in
-/// `tensors`.
+/// Converts a rule's argument to a value for a parameter of `type`; tensor references are looked up
+/// in `tensors`.
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors);
 

@@ -15,14 +15,14 @@
 
 namespace tessera::detail {
 
-// Reads an operator's schema, tags, traits and rule into one OperatorInfo, once in a process. Every
-// call uses it, so that no call reads schemas or names again.
+// Reads an operator's schema, tags, traits and rule into one OperatorInfo, once per process, so
+// that calls need not read schemas or names again.
 
 namespace {
 
 using Kind = OperatorInfo::ArgumentKind;
 
-/// `kind`, or an optional one.
+/// Whether the type is `kind`, or an optional of it.
 bool is_or_is_optional(const c10::Type& type, c10::TypeKind kind) {
   const auto* optional = type.castRaw<c10::OptionalType>();
   return type.kind() == kind || (optional != nullptr && optional->getElementType()->kind() == kind);
@@ -37,8 +37,8 @@ bool is_number(const c10::Type& type) {
          is_or_is_optional(type, c10::TypeKind::FloatType);
 }
 
-/// The part of an argument that goes into a call's key. Scalars that no rule reads vary from step
-/// to step (a learning rate): with their values each would be another call.
+/// The part of an argument that is in a call's cache key. Scalars that no rule reads vary from step
+/// to step (a learning rate); with their values in the cache key, each step would need new plans.
 Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   if (is_tensor(type)) {
     return Kind::kTensor;
@@ -67,7 +67,7 @@ Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   return Kind::kStatic;
 }
 
-/// Whether a value of `type` may hold a tensor: it is one, or a list of them.
+/// Whether a value of `type` may contain a tensor: a tensor, or a list of tensors.
 bool holds_tensors(const c10::Type& type) {
   const auto kind = kind_of(type, true);
   return kind == Kind::kTensor || kind == Kind::kTensorList || kind == Kind::kOptionalTensorList;
@@ -85,7 +85,7 @@ int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& re
   return -1;
 }
 
-/// The numbers of the arguments that are known by their names.
+/// Sets the indices of the arguments that are identified by name.
 void find_named_arguments(OperatorInfo& info, const std::vector<c10::Argument>& arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& name = arguments[i].name();
@@ -104,7 +104,7 @@ void find_named_arguments(OperatorInfo& info, const std::vector<c10::Argument>& 
   }
 }
 
-/// Needs info.rule. Uses the real type of an argument: type() calls a ScalarType an int.
+/// Requires info.rule to be set. Uses real_type(), because type() reports a ScalarType as an int.
 void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::Type& type = *arguments[i].real_type();
@@ -117,8 +117,8 @@ void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& argume
   }
 }
 
-/// An alias that is written is an argument that comes back (in place, out=). One that is only read
-/// makes a view, of the only argument with an alias: its set is not compared, since the one of
+/// A written alias is an argument that is returned (in place, out=). An alias that is only read
+/// makes a view of the single argument with an alias; the sets are not compared, since that of
 /// split ("a -> *") grows.
 void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   for (const c10::Argument& result : schema.returns()) {
@@ -136,8 +136,8 @@ void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   }
 }
 
-/// Whether libtorch decomposes the operator above autograd, before it reaches this key. A kernel
-/// for a backend or for autograd comes before the composite one.
+/// Whether libtorch decomposes the operator above autograd, before it reaches kDistributedKey. A
+/// kernel for a backend or for autograd has precedence over the composite one.
 bool is_composite(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   constexpr std::array kBefore{DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::Autograd,
@@ -146,10 +146,11 @@ bool is_composite(const c10::OperatorHandle& op) {
          std::ranges::none_of(kBefore, [&](auto key) { return op.hasKernelForDispatchKey(key); });
 }
 
-/// Whether the operator is to be run as the operators that it is made of.
+/// Whether the operator is run as the operators that it is composed of.
 bool is_decomposed(const OperatorInfo& info, const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  // rand_like is empty_like and uniform_: of a random operator every composite form will do.
+  // rand_like, for example, is empty_like and uniform_. For a random operator every composite form
+  // is acceptable.
   const bool composite =
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
       (info.draws_random && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
@@ -157,14 +158,14 @@ bool is_decomposed(const OperatorInfo& info, const c10::OperatorHandle& op) {
          (info.draws_random || !info.rule);
 }
 
-/// "aten::mm.out" as the dispatcher takes it apart.
+/// Splits "aten::mm.out" into the dispatcher's name and overload.
 c10::OperatorName operator_name(const std::string& name) {
   const std::size_t dot = std::min(name.find('.'), name.size());
   return {name.substr(0, dot), dot < name.size() ? name.substr(dot + 1) : ""};
 }
 
-/// Operators that `missing` may stand for: its overloads; else those of its library, if it is not
-/// libtorch, which has thousands.
+/// Operators that the user may have meant by `missing`, for messages: its other overloads;
+/// otherwise the operators of its library, except libtorch, which has thousands.
 std::string operators_like(const c10::OperatorName& missing) {
   constexpr std::size_t kShown = 5;
   const std::string library = missing.name.substr(0, missing.name.find("::") + 2);
@@ -186,8 +187,9 @@ std::string operators_like(const c10::OperatorName& missing) {
                      fmt::join(found.begin(), end, ", "), end == found.end() ? "" : ", ...");
 }
 
-/// Checks what register_rule cannot, since core knows no operators: whether a rule is for an
-/// existing operator, and whether it will be used. On every rank, at the first use of any operator.
+/// Checks that register_rule cannot make, since core does not know operators: whether each rule's
+/// operator exists, and whether the rule will be used. Runs on every rank, at the first use of any
+/// operator.
 void check_user_rules() {
   for (const std::string& name : user_ruled_operators()) {
     const c10::OperatorName parts = operator_name(name);
@@ -203,7 +205,7 @@ void check_user_rules() {
   }
 }
 
-/// The name by which rules and traits know an operator.
+/// The name of an operator in rules and traits.
 std::string full_name(const c10::FunctionSchema& schema) {
   return schema.overload_name().empty() ? schema.name()
                                         : schema.name() + "." + schema.overload_name();
@@ -218,7 +220,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   find_named_arguments(*this, schema.arguments());
   read_returns(*this, schema);
   changes_shape = op.hasTag(at::Tag::inplace_view);
-  // Before is_decomposed, which asks for it.
+  // Set before is_decomposed, which reads it.
   draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
   decomposes = is_decomposed(*this, op);
   is_own = !name.starts_with("aten::") && !name.starts_with("tessera::");
@@ -239,7 +241,7 @@ c10::OperatorHandle find_operator(std::string_view name) {
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
-  // Without a lock for operators that this thread used recently. A schema stays where it is.
+  // No lock for operators that this thread used recently. A schema's address does not change.
   struct Slot {
     const void* schema = nullptr;
     const OperatorInfo* info = nullptr;
@@ -252,7 +254,8 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
   }
 
   static std::mutex mutex;
-  // Never destroyed: keys hold addresses of these, and tensors may outlive all other statics.
+  // Never destroyed, because cache keys contain addresses of these objects, and tensors may outlive
+  // other static objects.
   static auto& all = *new std::unordered_map<c10::OperatorName, std::unique_ptr<OperatorInfo>>;
   std::lock_guard lock(mutex);
   auto& info = all[op.operator_name()];
@@ -264,16 +267,17 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
   return *info;
 }
 
-// The table of the special properties of single operators. Everything that dispatch does by an
-// operator's name begins with a row here, except lowerings, which have separate tables
-// (src/dtensor/lowerings/). A row is for every name in it, and an operator may be in several rows.
+// The table of special properties of single operators. All dispatch behaviour that depends on an
+// operator's name is in this table, except lowerings, which have separate tables
+// (src/dtensor/lowerings/). A row applies to every name in it, and an operator may be in several
+// rows.
 
 namespace {
 
 constexpr std::string_view kNamespace = "aten::";
 
 constexpr std::array kTraitRows{
-    // Random operators by the global element.
+    // Random operators that draw by global element.
     TraitRow{.trait = Trait::kRandomInplace, .names = "uniform_", .fill = &fill_uniform},
     TraitRow{.trait = Trait::kRandomInplace, .names = "normal_", .fill = &fill_normal},
     TraitRow{.trait = Trait::kRandomInplace, .names = "bernoulli_.float", .fill = &fill_bernoulli},
@@ -288,7 +292,7 @@ constexpr std::array kTraitRows{
 
     TraitRow{Trait::kForeach, "_foreach_*"},
 
-    // Zeros of backward, and what writes to them.
+    // Zeros made in backward, and the operators that write to them.
     TraitRow{Trait::kNewZeros, "new_zeros zeros_like"},
     TraitRow{Trait::kWritesGradients, "masked_fill_.Tensor", "masked_fill.Tensor"},
     TraitRow{Trait::kWritesGradients, "masked_fill_.Scalar", "masked_fill.Scalar"},
@@ -299,7 +303,7 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kWritesGradients, "index_put_ _index_put_impl_", "index_put"},
     TraitRow{Trait::kWritesGradients, "put_", "put"},
 
-    // Kernels of our own.
+    // Operators with kernels of our own.
     TraitRow{Trait::kOwnKernel, "detach is_same_size _has_compatible_shallow_copy_type"},
     TraitRow{Trait::kOwnKernel, "max_pool1d kron.out matmul.out"},
     TraitRow{Trait::kOwnKernel, "tensor_split.tensor_indices_or_sections ctc_loss.Tensor"},
@@ -311,19 +315,19 @@ constexpr std::array kTraitRows{
              "linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.tol_tensor matrix_power "
              "pad_sequence vander"},
 
-    // Arguments and results.
+    // Operators with special arguments or results.
     TraitRow{Trait::kViewsMemory, "as_strided*"},
     TraitRow{Trait::kInfersSize, "view view_copy _unsafe_view reshape"},
     TraitRow{Trait::kUnsafeView, "_unsafe_view"},
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},
 
-    // Numbers.
+    // How numbers are combined with sums.
     TraitRow{Trait::kNumberBesideSum, "where.* masked_fill.* masked_fill_.*"},
     TraitRow{Trait::kDivides, "div.* div_.* divide.* divide_.* true_divide.* true_divide_.*"},
     TraitRow{Trait::kDivides, "_foreach_div.* _foreach_div_.*"},
 
-    // Failures.
+    // Operators that may throw on some ranks only.
     TraitRow{Trait::kFailsByMatrix,
              "_linalg_eigh _linalg_svd linalg_eig linalg_eigvals _linalg_eigvals cholesky_inverse"},
     TraitRow{Trait::kFailsByElement,
@@ -338,7 +342,7 @@ constexpr std::array kTraitRows{
 
 }  // namespace
 
-/// Tries every pattern of every row, which only OperatorInfo does, once an operator. Those of other
+/// Tries every pattern of every row, once for each operator (in OperatorInfo). Operators of other
 /// libraries have no traits.
 OperatorTraits::OperatorTraits(std::string_view name) {
   if (!name.starts_with(kNamespace)) {
@@ -365,7 +369,7 @@ std::span<const TraitRow> trait_rows() {
   return kTraitRows;
 }
 
-/// There is exactly one blank between two names, also where a literal continues in the next line.
+/// Names are separated by exactly one blank, even where a literal continues on the next line.
 std::vector<std::string> names_in(const TraitRow& row) {
   std::vector<std::string> names;
   for (std::size_t at = 0; at < row.names.size();) {

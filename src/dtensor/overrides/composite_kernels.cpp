@@ -32,14 +32,14 @@
 
 namespace tessera::detail {
 
-// Composite operators whose composition in libtorch does not work on distributed tensors. Each
-// takes libtorch's own path for plain ones; the operators of a composition come back to the
-// fallback. operator_info.cpp lists the names (kOwnKernel, kHelperTensors).
+// Composite operators whose composition in libtorch does not work on distributed tensors. For plain
+// tensors each uses libtorch's own implementation. The operators of a composition are dispatched to
+// the fallback. operator_info.cpp lists the names (kOwnKernel, kHelperTensors).
 
 namespace {
 
-// Operators that read the memory of a tensor argument. A distributed tensor has no memory to read:
-// it is gathered first.
+// Operators that read the memory of a tensor argument. A distributed tensor has no memory of its
+// own, so it is gathered first.
 
 at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
@@ -49,8 +49,8 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-/// As check_policy, for operators where only parts reach that check: they would be refused late,
-/// and after collectives.
+/// The check of check_policy for operators of which only component operators reach check_policy:
+/// they would be refused late, after collectives.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -68,8 +68,8 @@ void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensor
   compare_plain(mesh, name, tensors);
 }
 
-/// Whether the caller passed a distributed tensor, and no plain one of more than one element.
-/// Whether such a plain tensor counts as replicated is the choice of the caller.
+/// Whether there is a distributed tensor and no plain tensor with more than one element. Whether
+/// such a plain tensor counts as replicated is the caller's decision.
 bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
   const auto fits = [](const at::Tensor& tensor) {
     return tessera::is_distributed(tensor) || tensor.numel() <= 1;
@@ -78,8 +78,8 @@ bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
          std::ranges::all_of(tensors, fits);
 }
 
-/// Writes the result of an operator to a distributed `out`. libtorch would resize `out`, and its
-/// layout may not fit other sizes.
+/// Writes an operator's result to a distributed `out`. libtorch would resize `out`, but its layout
+/// may not permit other sizes.
 at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
   TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
                 out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");
@@ -129,7 +129,7 @@ at::Tensor& plain_quantile_out(at::Tensor& out, const at::Tensor& self, const Q&
   }
 }
 
-/// `Q`: a number, or a tensor of several.
+/// `Q`: a number, or a tensor of several numbers.
 template <bool kSkipsNan, class Q>
 at::Tensor quantile(const at::Tensor& self, Q q, std::optional<std::int64_t> dim, bool keepdim,
                     c10::string_view interpolation) {
@@ -172,8 +172,8 @@ void implement_quantile(torch::Library& library, const std::string& name) {
   library.impl((name + ".scalar_out").c_str(), &quantile_out<kSkipsNan, double>);
 }
 
-// Operators that run a special CPU kernel where no gradient is needed. A distributed tensor has no
-// memory for that kernel: the operators that autograd would see run instead.
+// Operators that use a special CPU kernel if no gradient is needed. That kernel reads memory, which
+// a distributed tensor does not have, so the operators of the autograd path run instead.
 
 at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
@@ -184,7 +184,8 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::I
       at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
-// reshape computes the size for -1 before it calls view, which has more information.
+// libtorch's reshape computes the size for -1 before it calls view, and cannot do so without
+// elements; complete_sizes compares with the input's sizes.
 
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   if (!tessera::is_distributed(self) || self.numel() > 0) [[likely]] {
@@ -193,7 +194,7 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   return composite::reshape(self, complete_sizes(self.sizes(), C10_AS_INTARRAYREF_SLOW(sizes)));
 }
 
-// Those that write to their `out` through operators that the dispatcher does not know as views
+// Operators that write to `out` through operators that the dispatcher does not know as views
 // (_unsafe_view, set_). For a distributed `out` the result is computed and copied.
 
 at::Tensor& kron_out(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
@@ -210,10 +211,10 @@ at::Tensor& matmul_out(const at::Tensor& self, const at::Tensor& other, at::Tens
   return copy_to(out, at::matmul(self, other), "aten::matmul.out");
 }
 
-// Gradient formulas that begin with a plain tensor of zeros, into which a distributed gradient
-// would have to be gathered. Here the zeros have the gradient's layout.
+// Gradient formulas that start with a plain tensor of zeros, into which a distributed gradient
+// would have to be gathered. In these versions the zeros have the gradient's layout.
 
-/// The backward of max.dim, sort, topk and others: each gradient goes to the element that was
+/// The backward of max.dim, sort, topk and others: each gradient is written to the element that was
 /// selected.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::int64_t dim,
                                               const at::Tensor& indices,
@@ -227,9 +228,9 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
   return values.new_zeros(sizes).scatter(dim, kept ? indices : indices.unsqueeze(dim), values);
 }
 
-// Operators whose result begins as a plain tensor of zeros.
+// Operators whose result starts as a plain tensor of zeros.
 
-/// Compares each class with the numbers of all classes. Its values are read for the checks that
+/// Compares each class index with all class numbers. The values are read for the checks that
 /// libtorch makes.
 at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
   if (!tessera::is_distributed(self)) {
@@ -251,9 +252,10 @@ at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
 }
 
 // Operators that make plain tensors themselves (a mask, a window, positions). Such a tensor is the
-// same on all ranks: the operators run as libtorch composes them, in a ReplicationScope.
+// same on all ranks, so the operators run as libtorch composes them, in a ReplicationScope.
 
-/// A result that began as one of those plain tensors is as equal on all ranks as they are.
+/// Makes plain results replicated: a result that started as such a plain tensor is equal on all
+/// ranks too.
 void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit::Stack& stack) {
   for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
     if (stack[i].isTensor() && !tessera::is_distributed(stack[i].toTensor())) {
@@ -273,8 +275,8 @@ void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
   if (has_only_distributed(tensors)) {
     scope.emplace();
   }
-  // On to libtorch's composite kernel, as if this key had no kernel of ours: the operators that it
-  // is made of come back here one by one.
+  // Continues with libtorch's composite kernel, as if the operator had no kernel of ours: the
+  // operators that it is composed of are dispatched here one by one.
   c10::DispatchKeySet keys;
   for (const auto& tensor : tensors) {
     keys = keys | tensor.key_set();
@@ -286,7 +288,7 @@ void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
   }
 }
 
-/// The names are in the table alone, so that operators are added there.
+/// Takes the names from the trait table, so that operators need to be added only there.
 void implement_in_scope(torch::Library& library) {
   for (const TraitRow& row : trait_rows()) {
     if (row.trait != Trait::kHelperTensors) {
@@ -311,8 +313,8 @@ void implement_composite_kernels(torch::Library& library) {
   implement_in_scope(library);
 }
 
-// On all keys at which a call may arrive: above autograd, where a composite operator is taken
-// apart, and below it, where reshape has a plan.
+// Registered on all keys that a call may reach: above autograd, where composite operators are
+// decomposed, and below it, where reshape has a plan.
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_composite_kernels(library);
 }
@@ -327,18 +329,18 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
 
 }  // namespace
 
-// Bernoulli numbers for which libtorch has kernels that draw one after another: each with a
-// probability of its own, and in a new tensor. For distributed tensors they are composed of
-// operators that draw by the element. plain_random.cpp does the same for plain ones.
+// Bernoulli operators for which libtorch's kernels draw sequentially: with one probability per
+// element, and into a new tensor. For distributed tensors they are composed of operators that draw
+// by element. plain_random.cpp does the same for plain tensors.
 
 namespace {
 
 using torch::jit::Stack;
 
-/// Both operators take the tensor, the probability and the generator.
+/// Both Bernoulli operators have three arguments: the tensor, the probability and the generator.
 constexpr std::size_t kArguments = 3;
 
-/// A generator that the caller passes is used directly, on whole tensors.
+/// False if the caller passes a generator, which is then used directly, on whole tensors.
 bool draws_by_element(const Stack& stack) {
   return tessera::is_distributed(torch::jit::peek(stack, 0, kArguments).toTensor()) &&
          torch::jit::peek(stack, 2, kArguments).isNone();
@@ -378,27 +380,27 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
 
 }  // namespace
 
-// Operators that skip the fallback: they only touch the wrapper, so that there is nothing to plan
-// and no key to encode.
+// Operators that bypass the fallback: they only use the wrapper, so no plan and no key is needed.
 
 namespace {
 
 at::Tensor detach(const at::Tensor& self) {
   const auto* impl = as_distributed(self);
   if (impl == nullptr) {
-    // An operator mode or a MetaDevice scope brings plain tensors here, too.
+    // Plain tensors arrive here too, in an operator mode or a MetaDevice scope.
     BelowFallback guard;
     return at::detach(self);
   }
   return alias_tensor(*impl, /*allows_change=*/false);
 }
 
-/// Compares global sizes: the wrapper's.
+/// Compares the wrappers' sizes, which are global.
 bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
   return self.sizes() == other.sizes();
 }
 
-/// Called by set_data, which would give a plain tensor a distributed one's dispatch key.
+/// Called by set_data, which would otherwise give a plain tensor the dispatch key of a distributed
+/// one.
 bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
   const bool ours = as_distributed(self) != nullptr;
   TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",
@@ -413,7 +415,8 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }
 
-// set_data calls it with autograd's keys on: for a plain tensor only these lead to this kernel.
+// set_data calls it with autograd's keys enabled; for a plain tensor only these keys lead to this
+// kernel.
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }

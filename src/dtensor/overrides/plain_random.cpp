@@ -1,8 +1,8 @@
 // Random operators of at:: on plain tensors in a RandomRegion. A dedicated dispatch key leads here,
-// above autograd, where a tensor still has its history. An operator that fills a tensor draws by
-// the element, with the next key of manual_seed, as for a distributed one. One that is composed of
-// fills (dropout) notes its tensor, and continues. The others draw their numbers in sequence: only
-// for whole tensors.
+// above autograd, where a tensor still has its autograd history. An operator that fills a tensor
+// draws by element, with the next key of manual_seed, as for a distributed tensor. An operator that
+// is composed of fills (dropout) records its tensor and continues. The other operators draw
+// sequentially, which is allowed only for whole tensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -42,7 +42,8 @@ c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey);
 }
 
-/// The key may outlive its region on a thread whose keys were saved.
+/// True outside of a region. On a thread whose keys were saved and restored, the key may outlive
+/// its region.
 bool outside() {
   return random_region() == nullptr;
 }
@@ -51,7 +52,8 @@ Arguments arguments_of(const OperatorInfo& info, const Stack& stack) {
   return Arguments(stack).last(info.arguments.size());
 }
 
-/// A tensor that is written above autograd: seen by autograd as a copy, if it takes part in it.
+/// Fills a tensor above autograd. If autograd records the tensor, the write is a copy that autograd
+/// sees.
 void fill_plain(const at::Tensor& self, const RandomPlace& place, const OperatorInfo& info,
                 Arguments arguments, RandomKey key) {
   const bool recorded = self.requires_grad() && c10::GradMode::is_enabled();
@@ -71,7 +73,7 @@ bool has_generator(const OperatorInfo& info, Arguments arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// A generator that the caller passes is used directly, on ranks that have the whole tensor.
+/// A generator that the caller passes is used directly, so ranks must have the whole tensor.
 void check_whole(const OperatorInfo& info, const RandomPlace& place, bool own_generator) {
   TESSERA_CHECK(!place.is_part || !own_generator, info.name,
                 " was given a generator in a forward whose ranks have different parts of one "
@@ -99,7 +101,7 @@ void fill(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
   stack->emplace_back(self);
 }
 
-/// For operators that are composed of fills.
+/// For operators that are composed of fills: records the source tensor.
 void note_source(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   if (outside()) {
     return op.redispatchBoxed(below(keys), stack);
@@ -108,7 +110,8 @@ void note_source(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// Whether an operator that may drop, or train, does so in this call.
+/// Whether this call draws at all: an operator with a dropout probability or a training flag may
+/// not.
 bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   const auto& schema = op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -122,7 +125,8 @@ bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   return true;
 }
 
-/// The tensor that an operator draws for: its first, or for randperm one with as many numbers.
+/// The tensor that an operator draws for: its first argument, or for randperm a tensor with as many
+/// numbers.
 at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   if (arguments[0].isTensor()) {
     return arguments[0].toTensor();
@@ -149,7 +153,7 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   const bool own_generator = has_generator(info, arguments);
   const RandomKey key = own_generator ? RandomKey{} : next_random_key();
   const at::Tensor target = drawn_for(info, arguments);
-  // A tensor among the arguments has the history.
+  // A tensor among the arguments has the history that determines the place.
   const at::Tensor source = arguments[0].isTensor() ? target : random_source();
   check_whole(info, random_place({info.name, target, source, key}), own_generator);
   std::optional<SeededGenerator> generator;
@@ -157,13 +161,13 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   if (!own_generator && !device.is_meta()) {
     generator.emplace(device, key);
   }
-  // The operators inside draw from that.
+  // The operators inside draw from the seeded generator.
   const ExcludeKeys guard(kRandomKey);
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// Before an operator that libtorch ends at once for a tensor without elements: it counts, and has
-/// the rows compared, as on the ranks that have some.
+/// libtorch returns early for a tensor without elements. Such a call must still take a key and
+/// compare rows, as on ranks that have elements.
 void count_if_empty(const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     return;
@@ -175,7 +179,7 @@ void count_if_empty(const at::Tensor& tensor) {
   }
 }
 
-/// The arguments are a tensor, a probability, and whether it trains.
+/// Dropout operators; the arguments are a tensor, a probability, and the training flag.
 void composed_dropout(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_of(operator_info(op), *stack);
   const double p = arguments[1].toDouble();
@@ -185,13 +189,14 @@ void composed_dropout(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   note_source(op, keys, stack);
 }
 
-/// Several numbers a row are drawn in order if with replacement; else from exponential numbers.
+/// Several samples per row with replacement are drawn sequentially; all other cases use exponential
+/// numbers by element.
 void multinomial(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_of(operator_info(op), *stack);
   if (arguments[1].toInt() > 1 && arguments[2].toBool()) {
     return draw_in_order(op, keys, stack);
   }
-  // A distributed one is drawn by a gather, which counts.
+  // A distributed tensor is gathered, which already takes a key.
   if (!outside() && !tessera::is_distributed(arguments[0].toTensor())) {
     count_if_empty(arguments[0].toTensor());
   }
@@ -208,7 +213,7 @@ at::Tensor& bernoulli(c10::DispatchKeySet keys, at::Tensor& self, const at::Tens
   return self.copy_(uniform.lt(p.detach()));
 }
 
-/// libtorch has a separate kernel for it, while bernoulli() is composed.
+/// libtorch has a separate kernel for bernoulli.p, while bernoulli() is composed.
 at::Tensor bernoulli_p(c10::DispatchKeySet keys, const at::Tensor& self, double p,
                        std::optional<at::Generator> generator) {
   if (outside() || generator) {
@@ -228,12 +233,13 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(c10::DispatchKeySet keys, cons
   return {x.mul(kept).mul(1 / (1 - p)), kept.to(at::kBool)};
 }
 
-/// CUDA's fused kernels drop internally, with their own random numbers.
+/// CUDA's fused attention kernels apply dropout internally, with their own random numbers, so
+/// dropout uses the formula.
 at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const std::optional<at::Tensor>& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale,
                      bool enable_gqa) {
-  // libtorch divides by that number.
+  // libtorch divides by the number of key and value heads.
   TESSERA_CHECK(
       !enable_gqa || key.dim() < 3 || value.dim() < 3 ||
           (key.sym_size(-3) != 0 && value.sym_size(-3) != 0),

@@ -1,6 +1,6 @@
-// The part of planning that turns a sharding rule into a CallPlan. core decides (propagate); this
-// file turns the decision into steps for each input, local sizes for arguments, and layouts for
-// results. Everything depends only on the call's key and on this rank's coordinate.
+// Turns a sharding rule into a CallPlan. core makes the decision (propagate); this file converts it
+// to redistribution steps for each input, local sizes for arguments, and layouts for results.
+// Everything depends only on the call's cache key and on this rank's coordinate.
 
 #include "plan/call_plan.h"
 
@@ -15,17 +15,17 @@
 namespace tessera::detail {
 namespace {
 
-// The rule.
+// Restricts the rule to the call's types and numbers.
 
 using Values = std::span<const c10::IValue>;
 
-// Rules read bools, integers and doubles, not complex numbers.
+// Rules read bools, integers and doubles, but no complex numbers.
 bool is_complex_number(const c10::IValue& value) {
   return value.isComplexDouble();
 }
 
-/// Removes reductions from the rule that the elements' types do not have: products and orders of
-/// complex numbers, and sums to which booleans are added. Their factors must then be whole.
+/// Removes reductions from the rule that the element types do not support: products and orderings
+/// of complex numbers, and sums of booleans. The factors of such reductions must be whole.
 void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& tensors,
                             Values arguments) {
   const bool complex =
@@ -48,8 +48,9 @@ void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& t
   }
 }
 
-/// Whether the operator converts values to a written type that is integer or boolean: rounded terms
-/// have a different sum. This is so if the type of a tensor does not fit into the written one.
+/// Whether the operator rounds values to a written integer or boolean type, so that rounded terms
+/// have a different sum. This is the case if the type of some tensor cannot be cast safely to the
+/// written type.
 bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     const c10::ScalarType type = bound.tensors[input].scalar_type();
@@ -60,9 +61,9 @@ bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   });
 }
 
-/// Whether an argument is a number by which the terms of a sum cannot be multiplied, or divided,
-/// one by one: infinity times terms of both signs would be NaN. Not if the number is only added
-/// beside the sum.
+/// Whether an argument is a number by which the terms of a sum cannot be multiplied or divided one
+/// by one: infinity times terms of both signs would be NaN. False if the operator does not multiply
+/// the sum by the number.
 bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   if (info.traits.has(Trait::kNumberBesideSum)) {
     return false;
@@ -83,29 +84,29 @@ bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   });
 }
 
-/// Reduces the sums that such a number multiplies.
+/// Makes the rule reduce sums before such a number multiplies them.
 void reduce_sums_first(ShardingRule& rule) {
   std::erase_if(rule.linear, [](const ShardingRule::Linear& linear) {
     return linear.op == ReduceOp::kSum || linear.op == ReduceOp::kAvg;
   });
 }
 
-// What runs on the local tensors.
+// The local call: the operator on the local tensors.
 
-/// The name of its operator in plan_call.cpp.
+/// The name under which plan_call.cpp registers the operator.
 std::string_view name_of(ShardingRule::LocalCall::PartOperator part) {
   const bool embeds = part == ShardingRule::LocalCall::PartOperator::kEmbeddingRows;
   return embeds ? "tessera_local::embedding_rows" : "tessera_local::gather_part";
 }
 
-/// The handle is looked up now, so that a run of the plan does not search by name.
+/// The handle is looked up now, so that runs of the plan need no search by name.
 CallPlan::LocalCall local_call_of(const ShardingRule::LocalCall& call) {
   const auto* part = std::get_if<ShardingRule::LocalCall::PartOperator>(&call.op);
   return {find_operator(part != nullptr ? name_of(*part) : std::get<std::string_view>(call.op)),
           call.args, call.scale};
 }
 
-/// Arguments of a local call with the offset of this rank's part of an input.
+/// Sets arguments of a local call to the offset of this rank's part of an input.
 void set_offsets(CallPlan& plan, const ShardingRule& rule) {
   for (const auto& [argument, input, dim] : rule.offset_arguments) {
     const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
@@ -113,12 +114,13 @@ void set_offsets(CallPlan& plan, const ShardingRule& rule) {
     const auto indices =
         global_indices(*taken.layout(), dim, size, plan.replicated.mesh.coordinate());
     plan.local_call->arguments[static_cast<std::size_t>(argument)] =
-        // A rank without a part gets 0, which no element will use.
+        // A rank without a part gets 0, which no element uses.
         indices.empty() ? std::int64_t{0} : indices.front();
   }
 }
 
-/// Arguments that say which elements of an input this rank has. Kept twice, as in rewrite_sizes.
+/// Sets arguments that describe this rank's elements of an input. Stored twice, as in
+/// rewrite_sizes.
 void set_places(CallPlan& plan, const ShardingRule& rule) {
   for (const auto& [argument, input] : rule.place_arguments) {
     const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
@@ -133,8 +135,9 @@ void set_places(CallPlan& plan, const ShardingRule& rule) {
   }
 }
 
-/// Arguments with global sizes get their local values. Where a rule has a local call, they are that
-/// call's arguments: the operator itself then runs only where its sizes need no change.
+/// Replaces arguments with global sizes by their local values. If a rule has a local call, its size
+/// arguments are those of the local call; the operator itself then runs only if its sizes need no
+/// change.
 void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                    Values arguments) {
   if (rule.local_call && !plan.local_call) {
@@ -155,9 +158,9 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
       plan.rewritten.push_back({argument, std::get<std::int64_t>(value), std::nullopt});
       continue;
     }
-    // Kept twice: as a value for the stack, and as a list that an unboxed kernel borrows.
+    // Stored twice: as a value for the stack, and as a list that an unboxed kernel borrows.
     plan.rewritten.push_back({argument, sizes, sizes});
-    // Local sizes with the strides of global ones would describe memory with gaps.
+    // Strides are replaced too: local sizes with global strides would describe memory with gaps.
     if (info.stride == argument + 1) {
       const auto strides = strides_in_order_of(
           sizes, arguments[static_cast<std::size_t>(info.stride)].toIntVector());
@@ -166,10 +169,11 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
   }
 }
 
-// The outputs.
+// Layouts and strides of the outputs.
 
-/// Views keep the strides that they would have on the whole tensor. Results of another number than
-/// the rule's outputs cannot be told apart: the plan then uses the order of the local strides.
+/// Views have the strides that they would have on the whole tensor. If the number of results
+/// differs from the rule's outputs, they cannot be matched, and the plan uses the order of the
+/// local strides.
 void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   if (!strides || strides->size() != plan.outputs.size()) {
     return;
@@ -179,20 +183,20 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether output `o` becomes a new tensor, instead of one that the caller passed. The outputs
-/// after the returned ones are written arguments.
+/// Whether output `o` is a new tensor, instead of one that the caller passed. The outputs after the
+/// returned ones are written arguments.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
 }
 
-/// Where some rank's parts are too thin to tell the order of dimensions in memory, ranks would not
-/// agree on a new tensor's strides: it is made contiguous.
+/// Makes an output contiguous if ranks might not agree on its strides, because some rank's part is
+/// too thin to determine the order of dimensions in memory.
 void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
   };
-  std::optional<bool> inputs_tell;  // asked only where an output needs it
+  std::optional<bool> inputs_tell;  // computed only if an output needs it
   for (std::size_t o = 0; o < plan.outputs.size(); ++o) {
     CallPlan::Output& output = plan.outputs[o];
     if (output.layout == nullptr || output.strides || !is_new(info, o)) {
@@ -223,13 +227,13 @@ std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCal
 
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          Values arguments) {
-  // Rules read real numbers only.
+  // Rules read only real numbers.
   const bool unreadable =
       info.rule.reads_numbers() && std::ranges::any_of(arguments, is_complex_number);
   if (!info.rule || unreadable) {
     return std::nullopt;
   }
-  // A copy, which this call's types and numbers may then restrict.
+  // A copy, which is then restricted by this call's types and numbers.
   std::optional<ShardingRule> rule = info.rule(bound.call);
   if (!rule) {
     return std::nullopt;
@@ -244,7 +248,7 @@ std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCa
   return rule;
 }
 
-/// The layout changes even where no step is left: outputs are planned for `target`. An input
+/// The layout changes even if no step is needed, because outputs are planned for `target`. An input
 /// without `plan` costs nothing in a run.
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   if (target == nullptr || target == input.spec->sharding.layout) {
@@ -252,7 +256,7 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   }
   input.target = target;
   RedistributionPlanPtr steps = plan_for(input.spec, target);
-  // On mesh dimensions of size 1 the local tensor is the same.
+  // Along mesh dimensions of size 1 the local tensor is the same.
   const bool same = std::ranges::all_of(
       steps->steps, [](const Step& step) { return step.kind == StepKind::kRelabel; });
   if (same) {
@@ -262,9 +266,9 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   input.plan = std::move(steps);
 }
 
-/// For each written tensor: the layout in which the operator leaves its new value, unless that is
-/// the tensor's own and the tensor was not moved. An operator that changes a shape is left out:
-/// what it leaves replaces the local tensor (give_back in wrap_results.cpp).
+/// For each written tensor: the layout of the new value that the operator writes, unless it is the
+/// tensor's own layout and the tensor was not redistributed. An operator that changes shapes is
+/// skipped: its result replaces the local tensor (give_back in wrap_results.cpp).
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace) {
   if (info.changes_shape) {
@@ -286,7 +290,7 @@ void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
         left = plan.outputs[static_cast<std::size_t>(pair.output)].layout;
       }
     }
-    // Without a rule the operator may also resize it, which is then found out.
+    // Without a rule the operator may also resize the tensor, which is detected after the run.
     if (input.plan || left != input.spec->sharding.layout || !plan.has_rule) {
       input.written = left;
     }
@@ -300,7 +304,7 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
     const DistributedTensorImpl* impl = as_distributed(tensor);
     layouts.push_back(impl != nullptr ? impl->spec()->sharding.layout : nullptr);
   }
-  // A plain tensor has no layout to propagate from: nullptr stands for replicated.
+  // A plain tensor has no layout to propagate from; nullptr stands for replicated.
   Propagation decided = propagate(rule, bound.call, layouts);
   plan.has_rule = true;
   for (std::size_t i = 0; i < plan.inputs.size(); ++i) {

@@ -17,16 +17,16 @@
 
 namespace tessera::detail {
 
-// Makes the plan of a call, in this order: the common mesh, the inputs, the rule's targets or a
-// gathering of everything, a form that sends less, and last the kind. Called for each key that this
-// thread's cache lacks. Nothing here communicates, and wrapped numbers are the only tensor values
-// that are read, so that all ranks find the same.
+// Makes the plan of a call, in this order: the common mesh, the inputs, their targets by the rule
+// (or a gather of all inputs), a lowering that sends less, and last the kind. Called for each cache
+// key that is not in this thread's cache. Nothing here communicates, and the only tensor values
+// that are read are wrapped numbers, so all ranks make the same plan.
 
 namespace {
 
 using Values = std::span<const c10::IValue>;
 
-/// A tensor, or a list with one of them among its elements, which may be None.
+/// Whether a value is a distributed tensor, or a list that contains one; list elements may be None.
 bool holds_distributed(const c10::IValue& value) {
   if (value.isTensor()) {
     return tessera::is_distributed(value.toTensor());
@@ -34,7 +34,7 @@ bool holds_distributed(const c10::IValue& value) {
   return value.isList() && std::ranges::any_of(value.toListRef(), holds_distributed);
 }
 
-/// Checks only arguments that may contain tensors: a list of integers is not unpacked.
+/// Checks only arguments that may contain tensors, so lists of integers are not unpacked.
 bool any_distributed(const OperatorInfo& info, Values arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const bool tensors =
@@ -46,9 +46,9 @@ bool any_distributed(const OperatorInfo& info, Values arguments) {
   return false;
 }
 
-// The inputs.
+// Planning of the inputs.
 
-/// The mesh that all distributed tensors of a call are on. At least one is distributed.
+/// The mesh of all distributed tensors in a call; at least one is distributed.
 const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Tensor>& tensors) {
   const DeviceMesh* mesh = nullptr;
   for (const at::Tensor& tensor : tensors) {
@@ -71,9 +71,9 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
   return *mesh;
 }
 
-/// A plain tensor counts as replicated: whether that is allowed is checked at each call
-/// (check_policy), since it depends on the scopes around it. Its strides are taken as those of a
-/// dense tensor, since a spec describes no gaps.
+/// The input for a tensor. A plain tensor counts as replicated; check_policy checks at each call
+/// whether this is permitted, since it depends on the active scopes. Its strides are those of a
+/// dense tensor, since a spec cannot describe gaps.
 CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicated) {
   if (const DistributedTensorImpl* impl = as_distributed(tensor)) {
     return {.spec = impl->spec(), .plan = nullptr, .detached = impl->detached_view() != nullptr};
@@ -87,8 +87,8 @@ CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicate
           .plan = nullptr};
 }
 
-/// Fills in the mesh and the inputs. A plain tensor of one element may count as a number that is
-/// the same on every rank: check_policy makes sure of it.
+/// Sets the mesh and the inputs. A plain tensor with one element may count as a number that is the
+/// same on every rank; check_policy verifies this.
 void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   const DeviceMesh& mesh = common_mesh(info, bound.tensors);
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
@@ -103,8 +103,8 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   plan.compares_plain = plan.takes_plain && checks_calls() && !bound.tensors.front().is_meta();
 }
 
-/// Without a rule everything is gathered. So are the inputs of random operators with a rule, which
-/// run on whole tensors.
+/// Gathers all inputs of an operator without a rule, and of random operators with a rule, which run
+/// on whole tensors.
 void gather_inputs(CallPlan& plan) {
   for (CallPlan::Input& input : plan.inputs) {
     bring_to(plan, input,
@@ -113,9 +113,9 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Chooses a lowering of the operator that sends less than the redistribution of its inputs, or
-/// that the operator requires. Not for random operators: a lowering runs without the generator that
-/// all ranks seed alike.
+/// Selects a lowering that sends less than the redistribution of the inputs, or that the operator
+/// requires. Random operators are excluded, because a lowering runs without the generator that all
+/// ranks seed equally.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;
@@ -133,30 +133,30 @@ void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound)
   }
 }
 
-// The kind.
+// Selection of the kind.
 
 /// Whether ranks have different values of the input.
 bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
 
-/// Whether the call may throw, for what it finds in the values, on some ranks alone: a
-/// factorisation of matrices that the ranks share out.
+/// Whether the values may make the call throw on some ranks only: a factorisation of matrices that
+/// are distributed over the ranks.
 bool may_fail_apart(const OperatorInfo& info, Values arguments) {
   return info.check_errors >= 0 ? arguments[static_cast<std::size_t>(info.check_errors)].toBool()
                                 : info.traits.has(Trait::kFailsByMatrix);
 }
 
-/// Whether the operator writes to a tensor where several positions share memory.
+/// Whether the operator writes to a tensor in which several positions share memory.
 bool writes_expanded(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     return has_stride_zero(bound.tensors[input]);
   });
 }
 
-/// Whether the call needs only the operator on the local tensors and the wrapping of its results.
-/// UnboxedKernel::run does only this: a plan that needs any other step of run_local must be refused
-/// here.
+/// Whether the call only needs the operator on the local tensors and the wrapping of its results.
+/// UnboxedKernel::run does nothing else, so a plan that needs any other step of run_local must be
+/// refused here.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.compares_plain || plan.local_call || info.changes_shape) {
     return false;
@@ -174,7 +174,7 @@ bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   return (one_result || new_results) && lists_only && as_they_are && as_they_come;
 }
 
-/// The kind, without those that depend on the identity of the arguments.
+/// The kind, apart from kinds that depend on the identity of the arguments.
 CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                   Values arguments) {
   if (plan.lowering != nullptr) {
@@ -183,7 +183,7 @@ CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCal
   if (!plan.has_rule) {
     return CallKind::kLocal;
   }
-  // A rank with one matrix or one position must not fail alone.
+  // A rank must not fail alone, for a matrix or an index that only this rank has.
   if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split)) {
     if (may_fail_apart(info, arguments)) {
       return CallKind::kAgreed;
@@ -196,8 +196,8 @@ CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCal
   return is_direct(plan, info) ? CallKind::kDirect : CallKind::kLocal;
 }
 
-/// The kind: one that depends on properties outside of the key, if they could matter; `otherwise`
-/// is for the other case.
+/// The final kind. A kind that depends on properties outside of the cache key is used if those
+/// properties could matter; `otherwise` is for the opposite case.
 CallKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
   const auto is_copied = [](const CallPlan::Input& input) {
     return input.plan || input.written != nullptr || input.detached;
@@ -214,7 +214,7 @@ CallKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
   return info.traits.has(Trait::kNewZeros) ? CallKind::kNewZeros : plan.otherwise;
 }
 
-/// Whether the ranks of `mesh_dim` do different parts of the work.
+/// Whether the ranks along `mesh_dim` do different parts of the work.
 bool divides_work(const CallPlan& plan, int mesh_dim) {
   const auto divides = [mesh_dim](const LayoutPtr& layout) {
     return layout && (layout->sharded_dim(mesh_dim) >= 0 || layout->partial_on(mesh_dim));
@@ -223,8 +223,9 @@ bool divides_work(const CallPlan& plan, int mesh_dim) {
          std::ranges::any_of(plan.outputs, divides, &CallPlan::Output::layout);
 }
 
-/// Where ranks do different parts of the work, each finds its term of the gradient of replicated
-/// inputs. The gradient of a shard is whole, and that of each term of a sum is the sum's.
+/// Sets the layouts of gradients. Where ranks do different parts of the work, each computes a term
+/// of the gradient of replicated inputs. The gradient of a shard is complete, and the gradient of
+/// each term of a sum is the gradient of the sum.
 void plan_gradients(CallPlan& plan) {
   std::vector<PartialDim> terms;
   for (int m = 0; m < plan.replicated.layout->mesh_ndim(); ++m) {
@@ -248,8 +249,9 @@ bool brings_generator(const OperatorInfo& info, Values arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// Random operators whose numbers depend on the element's place in the whole tensor: nothing is
-/// gathered. Not if the caller passes a generator: the numbers must come from it.
+/// The kind for random operators whose numbers depend on the element's place in the whole tensor,
+/// so that nothing is gathered; nullopt for other operators. nullopt too if the caller passes a
+/// generator, which the numbers must come from.
 std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values arguments) {
   const bool dropout = info.traits.has(Trait::kNativeDropout);
   if (!dropout && !info.traits.has(Trait::kRandomInplace)) {
@@ -261,16 +263,16 @@ std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values argumen
   return dropout ? CallKind::kNativeDropout : CallKind::kRandomInplace;
 }
 
-/// For view(self, size): planned with the number that its -1 stands for. A plan passes local sizes
-/// on, which have no -1.
+/// For view(self, size): the arguments with -1 replaced by its actual size. A plan passes local
+/// sizes on, which contain no -1.
 std::vector<c10::IValue> with_complete_sizes(Values arguments) {
   std::vector<c10::IValue> completed(arguments.begin(), arguments.end());
   completed[1] = complete_sizes(arguments[0].toTensor().sizes(), arguments[1].toIntVector());
   return completed;
 }
 
-/// Sets has_rule although no rule is used: nothing must be gathered. Dropout of a pending reduction
-/// waits for the reduction: dropping terms is not dropping sums.
+/// Sets has_rule although no rule is used, so that nothing is gathered. Dropout of a pending
+/// reduction needs the reduction first: dropping terms is not dropping sums.
 void plan_by_element(CallPlan& plan, CallKind kind) {
   plan.kind = plan.otherwise = kind;
   plan.has_rule = true;
@@ -288,7 +290,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan.kind = CallKind::kPlain;
     return plan;
   }
-  // The operators that it calls are planned one by one when they reach this key.
+  // The operators that it is composed of are planned one by one when they reach kDistributedKey.
   if (info.decomposes) {
     plan.kind = CallKind::kDecomposed;
     return plan;
@@ -304,13 +306,14 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_by_element(plan, *kind);
     return plan;
   }
-  // Before the rule, so that libtorch throws its own error for a wrong size.
+  // Strides are computed before the rule is applied, so that libtorch throws its own error for a
+  // wrong size.
   GlobalStrides strides;
   if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
     strides = view_strides(op, arguments);
   }
   std::optional<ShardingRule> rule = rule_of_call(info, bound, arguments);
-  // The operator on each shard would draw the same numbers for all of them: it is run as a whole.
+  // On shards, a random operator would draw the same numbers on all ranks, so it is run as a whole.
   const bool random = rule ? rule->random : info.draws_random;
   plan.seeded = random && !brings_generator(info, arguments);
   if (rule && !random) {
@@ -320,11 +323,11 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_writes(plan, info, bound, {});
   }
   plan_form(plan, info, bound);
-  // A strict scope lets the caller ask for one value, unless the whole tensor is gathered for it
-  // where a form would not have to.
+  // In a strict scope the caller may request one value, but not if the whole tensor is gathered
+  // although a lowering would not need to.
   plan.asked_for = info.traits.has(Trait::kReadsOneValue) &&
                    (plan.lowering != nullptr || lowerings_of(info).empty());
-  // The kinds come last: they depend on everything above.
+  // The kinds come last, because they depend on everything above.
   plan.otherwise = own_kind(plan, info, bound, arguments);
   plan.kind = kind_of(plan, info);
   if (plan.kind == CallKind::kRecorded) {
@@ -333,17 +336,17 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   return plan;
 }
 
-// aten::embedding and aten::gather where the dimension that they pick from is split: each rank
-// picks from its shard, and the sum over ranks is the result. A rule names one of them
-// (ShardingRule::LocalCall), and plan_by_rule.cpp runs it instead of the operator. They are
-// operators and not functions, since the plan of a call runs operators. Beside the original's
-// arguments they take where the shard begins and the size of the whole dimension. An index outside
-// of that throws on a CPU. On a GPU embedding_rows asserts that on the device, and gather_part does
-// not check it.
+// aten::embedding and aten::gather for a split dimension that they pick from: each rank picks from
+// its shard, and the sum over ranks is the result. A rule names one of them
+// (ShardingRule::LocalCall), and the plan runs it instead of the operator. They are operators
+// instead of functions, since a call's plan runs operators. Compared to the original they have
+// additional arguments: the start of the shard and the size of the whole dimension. An index out of
+// range throws on a CPU. On a GPU embedding_rows asserts on the device, and gather_part does not
+// check.
 
 namespace {
 
-/// An index that no shard has must not pass as a row of zeros.
+/// An index that is in no shard must not be returned as a row of zeros.
 void check_range(const at::Tensor& indices, std::int64_t rows) {
   if (indices.numel() == 0 || indices.is_meta()) {
     return;
@@ -354,30 +357,31 @@ void check_range(const at::Tensor& indices, std::int64_t rows) {
                   indices.min().item<std::int64_t>(), " to ", indices.max().item<std::int64_t>(),
                   "; check the vocabulary");
   } else {
-    // No wait for the device: the assertion fails there, later.
+    // Does not wait for the device: the assertion fails there, later.
     at::_assert_async(inside, "embedding: an index is outside the rows");
   }
 }
 
-/// Rows `first`, `first + 1`, ... of `rows` are `weight`; indices of others give zeros.
+/// `weight` contains the rows from `first` on of a table with `rows` rows; other indices give
+/// zeros.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first,
                           std::int64_t rows) {
   check_range(indices, rows);
-  // A shard without rows has not even row 0 for at::embedding.
+  // A shard without rows does not even have a row 0 for at::embedding.
   if (weight.size(0) == 0) {
     auto sizes = indices.sizes().vec();
     sizes.push_back(weight.size(1));
     return at::zeros(sizes, weight.options());
   }
   const auto local = indices.sub(first);
-  // Row 0 stands in for the rows of other ranks, and its values are wiped out.
+  // Row 0 is looked up in place of other ranks' rows, and then set to zero.
   const auto elsewhere = local.lt(0).logical_or_(local.ge(weight.size(0)));
   return at::embedding(weight, local.masked_fill(elsewhere, 0))
       .masked_fill_(elsewhere.unsqueeze(-1), 0);
 }
 
-/// Positions `first`, `first + 1`, ... of `size` along `dim` are in `self`; indices of others give
-/// zeros.
+/// `self` contains the positions from `first` on of `size` positions along `dim`; other indices
+/// give zeros.
 at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tensor& index,
                        std::int64_t first, std::int64_t size) {
   if (index.numel() > 0 && index.is_cpu()) {
@@ -395,7 +399,7 @@ at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tenso
 TORCH_LIBRARY(tessera_local, library) {
   library.def("embedding_rows(Tensor weight, Tensor indices, int first, int rows) -> Tensor");
   library.def("gather_part(Tensor self, int dim, Tensor index, int first, int size) -> Tensor");
-  // They get local tensors only, below autograd.
+  // embedding_rows and gather_part are called with local tensors only, below autograd.
   library.impl("embedding_rows",
                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &embedding_rows));
   library.impl("gather_part",

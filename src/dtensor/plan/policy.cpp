@@ -1,6 +1,6 @@
-// check_policy of call_plan.h, which checks the scopes of strict_scope.h at each call. A plan is
-// kept by its key, and no key has the scopes: so a plan records what it would do, and the scopes of
-// the calling thread decide whether it may.
+// Implements check_policy of call_plan.h, which checks the scopes of strict_scope.h at each call. A
+// plan is cached by its cache key, and the scopes are in no cache key. Therefore a plan records
+// what it would do, and the scopes of the calling thread decide whether it may run.
 
 #include <algorithm>
 #include <mutex>
@@ -26,7 +26,8 @@
 namespace tessera::detail {
 namespace {
 
-/// The argument of a call that each of its tensors is: "argument 1"; of a list, "argument 0[2]".
+/// For each tensor of a call, the argument that it belongs to: "argument 1"; in a list, "argument
+/// 0[2]".
 std::vector<std::string> places_of(const BoundCall& bound) {
   std::vector<std::string> places;
   for (std::size_t i = 0; i < bound.call.args.size(); ++i) {
@@ -55,8 +56,9 @@ std::string describe_input(const CallPlan::Input& input, const at::Tensor& tenso
   return text;
 }
 
+/// The inputs of a call and the targets of those that would be redistributed, for messages:
 /// "argument 0, [8, 4] on (dp=2) as [Shard(0)] -> [Replicate()]; argument 1, 'up.bias', [4], is
-/// plain": the inputs of a call and where those that move would go. For messages.
+/// plain".
 std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   const std::vector<std::string> places = places_of(bound);
   std::vector<std::string> parts;
@@ -68,7 +70,7 @@ std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-/// For example each rank's own loss.
+/// Whether the tensor is a plain number with gradient, such as each rank's own loss.
 bool is_trained_number(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
@@ -81,7 +83,7 @@ bool writes_distributed(const PlannedCall& call, const BoundCall& bound) {
   });
 }
 
-/// The usual correction of a call that mixes plain and distributed tensors.
+/// Advice for a call that mixes plain and distributed tensors.
 std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   const std::vector<at::Tensor>& tensors = bound.tensors;
   if (writes_distributed(call, bound)) {
@@ -112,10 +114,10 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
              : remedy;
 }
 
-/// Once a process, not once a rank: ranks that are threads give one warning.
+/// Warns once per process, not once per rank, so that ranks that are threads give one warning.
 void warn_once(const std::string& name) {
   static std::mutex mutex;
-  // Never destroyed: a thread may still warn while the process ends.
+  // Never destroyed, because a thread may still warn while the process ends.
   static auto& warned = *new std::set<std::string>;
   const std::lock_guard lock(mutex);
   if (!warned.insert(name).second) {
@@ -126,8 +128,8 @@ void warn_once(const std::string& name) {
              "the result is kept replicated (a StrictScope makes this an error)");
 }
 
-/// The usual correction of a call that the strict scope refuses. The pending sum of a row-wise
-/// product may be used far from the product.
+/// Advice for a call that the strict scope refuses. The pending sum of a row-wise product may be
+/// used far from the product.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute them explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {
@@ -141,8 +143,8 @@ std::string remedy_of_moving(const CallPlan& plan) {
              : remedy;
 }
 
-/// For a plan that moves data which the program did not ask for: an error in a strict scope; else a
-/// warning, if the reason is that the operator has no rule.
+/// Checks a plan that moves data without the program's request: an error in a strict scope;
+/// otherwise a warning, if the reason is that the operator has no rule.
 void check_movement(const PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (!is_strict()) {
@@ -154,7 +156,7 @@ void check_movement(const PlannedCall& call) {
   const std::string inputs = describe_inputs(call.plan, bind_call(info, call.arguments()));
   TESSERA_CHECK(call.plan.has_rule, info.name, " has no sharding rule for ", inputs,
                 ", and the strict scope refuses to gather: redistribute to Replicate first");
-  // With a rule, an explicit redistribution of the inputs makes the call free.
+  // With a rule, an explicit redistribution of the inputs makes the call free of communication.
   fail(info.name, " needs its inputs redistributed (", inputs,
        "), which the strict scope refuses: ", remedy_of_moving(call.plan));
 }
@@ -165,14 +167,14 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
 }
 
-/// Whether a call takes more than plain numbers: those are compared by the ranks, and libtorch's
-/// composed operators make them.
+/// Whether a call has plain arguments other than numbers without gradient. Such numbers are
+/// compared between ranks, because libtorch's composed operators make them.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
 }
 
-/// The plain tensors that the call reads: the old values of `out` do not matter.
+/// The plain tensors that the call reads. The old values of `out` are not read.
 std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   const auto arguments = call.arguments();
   std::vector<c10::IValue> read(arguments.begin(), arguments.end());
@@ -185,8 +187,9 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   return bind_call(call.info, read).tensors;
 }
 
-/// Plain tensors of the program's code in a backward (a hook, an autograd function) may be the same
-/// on every rank, but no scope of a forward says so. So the ranks compare them.
+/// Checks the plain tensors of a call. In the program's code in a backward (a hook, an autograd
+/// function), plain tensors may be the same on every rank, but no forward scope declares it, so the
+/// ranks compare them.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);
@@ -242,9 +245,9 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
   }
 }
 
-// Every rank has the same plan and the same scopes, and throws here before it has moved anything. A
-// number of the program is compared at each call rather than once: if only some ranks remembered
-// the comparison, the others would wait.
+// Every rank has the same plan and the same scopes, and throws here before it has moved any data. A
+// program's number is compared at each call instead of once: if only some ranks remembered the
+// comparison, the others would wait.
 void check_policy(const PlannedCall& call) {
   if (call.plan.takes_plain) {
     check_plain(call);

@@ -16,7 +16,7 @@ namespace {
 
 using Arguments = std::span<const c10::IValue>;
 
-/// In fp64, in which the transforms are computed.
+/// Random numbers in fp64, the type in which the transforms are computed.
 at::Tensor numbers(const RandomTarget& target, const kernels::Distribution& distribution,
                    RandomKey key) {
   auto values = at::empty(target.local.sizes(), target.local.options().dtype(at::kDouble));
@@ -28,7 +28,7 @@ at::Tensor uniform_numbers(const RandomTarget& target) {
   return numbers(target, kernels::Uniform{0, 1}, target.key);
 }
 
-/// The largest integer up to which a type holds all.
+/// The largest n such that the type represents all integers up to n exactly.
 std::uint64_t last_integer(c10::ScalarType type) {
   switch (type) {
     case c10::ScalarType::Double:
@@ -54,7 +54,7 @@ std::uint64_t last_integer(c10::ScalarType type) {
   }
 }
 
-/// Whether a type has a value near this one, which may be a large one's nearest.
+/// Whether `value`, or a rounded value near it, is in the range of the type.
 bool holds(c10::ScalarType type, double value) {
   switch (type) {
     case c10::ScalarType::Double:
@@ -72,7 +72,8 @@ bool holds(c10::ScalarType type, double value) {
   }
 }
 
-/// Integers of up to 64 bits, that two numbers make: one has 53, and the last bits count too.
+/// Random integers of up to 64 bits, made from two random numbers: one number has only 53 bits, and
+/// the low bits matter too.
 at::Tensor bits_of(const RandomTarget& target, int bits) {
   constexpr int kLowBits = 32;
   const RandomKey more{target.key.seed, substream(target.key.stream, 0)};
@@ -81,7 +82,7 @@ at::Tensor bits_of(const RandomTarget& target, int bits) {
   return high.to(at::kLong).bitwise_left_shift_(kLowBits).add_(low.to(at::kLong));
 }
 
-/// In [0, range), as the remainder, like libtorch; 0 is 2^64.
+/// Random integers in [0, range), as a remainder, like libtorch. 0 stands for 2^64.
 at::Tensor integers(const RandomTarget& target, std::uint64_t range) {
   constexpr std::uint64_t kHalf = std::uint64_t{1} << 63;
   if (range != 0 && range <= kHalf) {
@@ -89,13 +90,13 @@ at::Tensor integers(const RandomTarget& target, std::uint64_t range) {
     return range == kHalf ? bits : bits.remainder_(static_cast<std::int64_t>(range));
   }
   const auto bits = bits_of(target, 64);
-  // Signed integers compare as unsigned ones do if both have the highest bit inverted.
+  // Signed integers with the highest bit inverted compare like unsigned ones.
   const auto end = static_cast<std::int64_t>(range);
   const auto least = std::numeric_limits<std::int64_t>::min();
   return range == 0 ? bits : at::where((bits ^ least) >= (end ^ least), bits - end, bits);
 }
 
-/// From `from` to `last`, which is one of them.
+/// Fills with integers from `from` to `last`, inclusive.
 void fill_integers_within(const RandomTarget& target, std::int64_t from, std::int64_t last) {
   const c10::ScalarType type = target.local.scalar_type();
   for (const std::int64_t bound : {from, last}) {
@@ -115,7 +116,7 @@ void fill_integers_between(const RandomTarget& target, std::int64_t from, std::i
 }  // namespace
 
 // The fills of the operators. Uniform, normal and Bernoulli numbers are drawn by kernels, with the
-// same bits on a CPU and CUDA; the others are libtorch's functions of those.
+// same bits on CPU and CUDA; the others are computed from them by libtorch functions.
 
 void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();

@@ -1,4 +1,4 @@
-// Random numbers by the element of the whole tensor.
+// Random fills by the element of the whole tensor.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -14,15 +14,15 @@
 
 namespace tessera::detail {
 
-/// The elements for which an operator of at:: draws, and the key of its numbers.
+/// The elements for which an at:: operator draws, and the key of its numbers.
 struct RandomTarget {
-  const at::Tensor& local;  ///< plain, not meta
+  const at::Tensor& local;  ///< the tensor to fill; plain, not on the meta device
   const RandomPlace& place;
   RandomKey key;
 };
 
-/// Fills the target with the random numbers that the operator's other arguments ask for. Without
-/// autograd. Throws Error for arguments that libtorch refuses too.
+/// Fills the target with random numbers of the distribution that the operator's other arguments
+/// define. Without autograd. Throws Error for arguments that libtorch refuses too.
 using RandomFill = void (*)(const RandomTarget& target, std::span<const c10::IValue> arguments);
 void fill_uniform(const RandomTarget& target, std::span<const c10::IValue> arguments);
 void fill_normal(const RandomTarget& target, std::span<const c10::IValue> arguments);
@@ -31,21 +31,21 @@ void fill_exponential(const RandomTarget& target, std::span<const c10::IValue> a
 void fill_geometric(const RandomTarget& target, std::span<const c10::IValue> arguments);
 void fill_cauchy(const RandomTarget& target, std::span<const c10::IValue> arguments);
 void fill_log_normal(const RandomTarget& target, std::span<const c10::IValue> arguments);
-/// random_: all integers that the type holds and does not round.
+/// random_: draws from all integers that the type represents exactly.
 void fill_integers(const RandomTarget& target, std::span<const c10::IValue> arguments);
-/// random_.to: from 0 on.
+/// random_.to: draws integers from 0 on.
 void fill_integers_to(const RandomTarget& target, std::span<const c10::IValue> arguments);
-/// random_.from, with an end or without one.
+/// random_.from: draws integers from a start, with or without an end.
 void fill_integers_from(const RandomTarget& target, std::span<const c10::IValue> arguments);
 
-/// The end of a message, after the operator's name.
+/// The end of an error message, after the operator's name.
 inline constexpr const char* kDrawsInOrder =
     " draws its numbers one after another, so that ranks with different parts of one tensor can't "
     "draw what one rank does; draw before forward, or uniform, normal, exponential or Bernoulli "
     "numbers, which are drawn by element";
 
-/// While it exists, tensors that this thread draws for have their sizes from `source`: an operator
-/// that is composed of others (dropout) makes a tensor without that history, and fills it.
+/// During this scope, tensors that this thread draws for have their sizes from `source`. A composed
+/// operator (dropout) makes a new tensor without that history, and fills it.
 class RandomSourceScope {
  public:
   explicit RandomSourceScope(at::Tensor source);
@@ -58,13 +58,13 @@ class RandomSourceScope {
 };
 const at::Tensor& random_source();
 
-/// The key of the next random operator of this rank. Each call counts: ranks stay in step
-/// by making the same calls.
+/// The key of this rank's next random operator. Each call advances the count: ranks stay
+/// synchronised by making the same calls.
 RandomKey next_random_key();
 
-/// For random operators that are gathered (CallPlan::seeded): all ranks run the whole one and must
-/// draw the same. While it lives, the default generator of `device` draws the numbers of `key`.
-/// Ranks that are threads of one process take turns.
+/// For random operators that are gathered (CallPlan::seeded): all ranks run the whole operator and
+/// must draw the same numbers. During this scope the default generator of `device` draws the
+/// numbers of `key`. Ranks that are threads of one process wait for one another.
 class SeededGenerator {
  public:
   SeededGenerator(c10::Device device, RandomKey key);

@@ -19,12 +19,12 @@
 
 namespace tessera {
 
-// Random numbers by the global element (tessera/dtensor/random.h), whatever the part of the batch:
-// for parameters above all.
+// Random numbers by global element (tessera/dtensor/random.h), independent of the part of the
+// batch; mainly for parameters.
 
 namespace {
 
-/// The rows of `part` in `whole`, with their place in a tensor that has no others.
+/// The rows of `part` in `whole`, with their place in a separate tensor that has only these rows.
 detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRows& part) {
   detail::RandomPlace place = whole;
   place.elements.sizes[0] = part.run * part.groups;
@@ -56,7 +56,7 @@ void fill(const at::Tensor& tensor, const kernels::Distribution& distribution, R
 }  // namespace
 
 std::uint64_t stream_of(const char* name) {
-  // Offset basis and prime of FNV-1a for 64 bits.
+  // Offset basis and prime of 64-bit FNV-1a.
   std::uint64_t hash = 14695981039346656037ULL;
   for (; *name != '\0'; ++name) {
     hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ULL;
@@ -64,7 +64,7 @@ std::uint64_t stream_of(const char* name) {
   return hash;
 }
 
-// The finaliser of MurmurHash3, over the stream and a golden-ratio step per index.
+// The finaliser of MurmurHash3, applied to the stream plus a golden-ratio step per index.
 std::uint64_t substream(std::uint64_t stream, std::uint64_t index) {
   std::uint64_t x = stream + (index + 1) * 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDULL;
@@ -92,13 +92,13 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
   fill(tensor, kernels::Bernoulli{p}, key);
 }
 
-// The sequence of random operators of a rank, and libtorch's generator for those that run whole.
-// Every rank counts its own calls; that all make the same is what manual_seed asks of the program.
+// A rank's sequence of random operators, and libtorch's generator for those that run whole. Every
+// rank counts its own calls; manual_seed requires that all ranks make the same calls.
 
 namespace {
 
-/// The default generators belong to the process, and ranks may be its threads. Held for one
-/// operator on local tensors, which waits for no other rank.
+/// The default generators belong to the process, and ranks may be its threads. The mutex is locked
+/// for one operator on local tensors, which does not wait for another rank.
 std::mutex& turns() {
   static std::mutex mutex;
   return mutex;
@@ -123,7 +123,7 @@ void set_random_state(RandomState state) {
 namespace detail {
 
 RandomKey next_random_key() {
-  // A separate stream: a program's streams are named for its parameters.
+  // A separate stream: a program's own streams are named after its parameters.
   const auto rank = RankState::here();
   const std::lock_guard lock(rank->mutex);
   return {rank->random.seed, substream(stream_of("at::"), rank->random.calls++)};
@@ -133,20 +133,21 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
     : turn_(turns()),
       generator_(at::globalContext().defaultGenerator(device)),
       outer_(generator_.get_state()) {
-  // The generator's own lock, since libtorch draws from it elsewhere in the process. One number is
-  // all the seed that it takes.
+  // Also locks the generator's own mutex, since libtorch draws from it elsewhere in the process.
+  // The generator takes only one number as a seed.
   std::lock_guard lock(generator_.mutex());
   generator_.set_current_seed(key.seed ^ key.stream);
 }
 
 SeededGenerator::~SeededGenerator() {
-  // The program's own draws from libtorch's generator do not depend on this seed.
+  // Restores the state, so that the program's own draws from libtorch's generator do not depend on
+  // this seed.
   generator_.set_state(outer_);
 }
 
-// Which elements of one rank's tensor a rank draws for. For the batch, the rows of the forward tell
-// (BatchRows), by the convention that dimension 0 is the batch; for other dimensions a layout does.
-// Except for its rows, a plain tensor is the same on every rank.
+// The elements of a single rank's tensor for which this rank draws. For the batch dimension, which
+// by convention is dimension 0, the rows of the forward determine them (BatchRows); for other
+// dimensions a layout does. Apart from its rows, a plain tensor is the same on every rank.
 
 namespace {
 
@@ -160,7 +161,7 @@ bool is_parameter(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad() && tensor.is_leaf();
 }
 
-/// Boxes rather than one offset: a shard may be several ranges of the global tensor.
+/// Boxes instead of one offset, because a shard may be several ranges of the global tensor.
 RandomPlace place_of_shard(const at::Tensor& tensor) {
   const ShardingSpec& spec = sharding_spec(tensor);
   TESSERA_CHECK(
@@ -185,7 +186,7 @@ RandomPlace own_place(const at::Tensor& tensor) {
 void fill_random(const at::Tensor& local, const RandomPlace& place,
                  const kernels::Distribution& distribution, RandomKey key) {
   const kernels::PhiloxKey philox{key.seed, key.stream};
-  // Detached, so that a parameter can be filled: autograd has nothing to do with it.
+  // Detached, so that a parameter can be filled without autograd.
   const at::Tensor plain = local.detach();
   if (plain.sizes() == c10::IntArrayRef(place.local_sizes)) {
     return kernels::fill_random(plain, place.elements, distribution, philox);
@@ -197,7 +198,7 @@ void fill_random(const at::Tensor& local, const RandomPlace& place,
   }
 }
 
-// The batch.
+// BatchRows: the rows of the batch.
 
 BatchRows::BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes)
     : dims_(std::move(dims)), sizes_(std::move(sizes)) {
@@ -211,14 +212,14 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
     return values;
   }
   settled_ = true;
-  // The innermost dimension first, whose ranks' rows are consecutive.
+  // Innermost dimension first, because rows of its ranks are consecutive.
   std::int64_t rows = sizes_ ? sizes_->front() : 0;
   values.push_back(rows == 1 ? 1 : 0);
   for (auto dim = dims_.rbegin(); dim != dims_.rend(); ++dim) {
     if (dim->size() == 1) {
       continue;
     }
-    // The rows behind the values.
+    // Appends the number of rows after the values.
     values.push_back(std::exchange(rows, 0));
     const auto all = comm::gather_on_hosts(dim->group(), values);
     values.pop_back();
@@ -237,8 +238,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
   return values;
 }
 
-/// A tensor made of sizes alone has rows if its sizes match the input's: its first dimension is the
-/// input's, or the input's first ones folded.
+/// A tensor made from sizes alone has rows if its sizes match the input's: its first dimension is
+/// the input's first dimension, or the product of the input's first dimensions.
 bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
   const std::int64_t rows = sizes_->front();
   const auto refuse = [&](const char* why) {
@@ -251,7 +252,8 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   if (sizes.empty() || is_parameter(call.source)) {
     return false;
   }
-  // On that rank the two are the same. All refuse, so that none waits for it.
+  // On a rank with one row, both interpretations have the same sizes. All ranks refuse, so that
+  // none waits for that rank.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
     refuse("a rank has just one, on which no size shows whether this is drawn for rows");
@@ -273,8 +275,8 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     folded *= size;
     return sizes[0] == folded;
   });
-  // (sequence, batch, features): within an operator that turns its input round. With one row the
-  // sequence is as long as the input folded.
+  // Sizes (sequence, batch, features): inside an operator that transposes its input. With one row,
+  // the sequence is as long as the folded input.
   if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
     refuse("its second dimension may be the batch");
   }
@@ -303,13 +305,14 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
       "this rank has is not known; pass the batch to forward, or say so with a BatchPart");
   settle();
   if (begins_with_rows(call, sizes)) {
-    // All rows have equally many elements, also those of ranks with another number of rows.
+    // All rows have the same number of elements, including those of ranks with another number of
+    // rows.
     place.elements.first_element = before_ * (numel / sizes_->front());
     place.is_part = true;
   }
 }
 
-// The region.
+// RandomRegion and BatchPart.
 
 RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows,
                            DeviceMesh replicated_on)
@@ -317,7 +320,7 @@ RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<
   if (outer_ == nullptr) {
     return;
   }
-  // A BatchPart says for which elements plain tensors are drawn, whatever was handed out before.
+  // A BatchPart declares the elements of plain tensors, whatever to_local() returned before.
   hands_out_parts_ = outer_->hands_out_parts_ && (rows_ == nullptr || !rows_->is_given());
   rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
 }
@@ -343,7 +346,7 @@ RandomPlace RandomRegion::place_of(const RandomCall& call) {
     }
   }
   RandomPlace place = find_place(call);
-  if (c10::GradMode::is_enabled()) {  // a recomputation may come
+  if (c10::GradMode::is_enabled()) {  // a recomputation may follow
     places.insert_or_assign(key, place);
   }
   return place;

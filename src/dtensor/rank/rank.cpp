@@ -15,8 +15,8 @@
 
 namespace tessera::detail {
 
-// From a thread to its rank. A node of autograd's graph knows the thread that made it: that leads
-// from autograd's threads back to the rank's own, with nothing to install in either.
+// Maps a thread to its rank. A node of autograd's graph stores the thread that made it, which leads
+// from autograd's threads back to the rank's own thread without any registration.
 
 namespace {
 
@@ -25,7 +25,7 @@ struct Ranks {
   std::unordered_map<std::uint64_t, std::shared_ptr<RankState>> by_thread;
 };
 
-/// Never destroyed: threads may end while the process does.
+/// Never destroyed, because threads may end while the process ends.
 Ranks& ranks() {
   static auto& all = *new Ranks;
   return all;
@@ -96,23 +96,23 @@ void call_at_end_of_backward(std::function<void()> callback) {
 
 namespace tessera {
 
-// The scopes that allow or refuse calls; plan/policy.cpp checks them at each call.
+// The scopes that permit or refuse calls; plan/policy.cpp checks them at each call.
 
 bool is_strict() {
   const bool* scope = detail::CarriedScope<detail::Carried::kStrict, bool>::active();
   return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
 }
 
-// The state belongs to the thread: ranks may be threads, each with its own scopes. A backward does
-// not use it.
+// The state belongs to the thread: ranks may be threads, each with its own scopes. A backward on
+// another thread does not use it.
 ReplicationScope::ReplicationScope(bool replicate)
     : outer_(std::exchange(detail::RankThread::here().replicates, replicate)) {}
 ReplicationScope::~ReplicationScope() {
   detail::RankThread::here().replicates = outer_;
 }
 
-// Gradient formulas make plain tensors of numbers that all ranks have. Plain tensors of the
-// program's hooks or functions are the program's.
+// Gradient formulas make plain tensors from numbers that all ranks have. Plain tensors in the
+// program's hooks or functions are the program's responsibility.
 bool plain_tensors_are_replicated() {
   return detail::RankThread::here().replicates ||
          detail::backward_code() == detail::BackwardCode::kFormula;
@@ -123,20 +123,19 @@ std::int64_t implicit_redistributions() {
 }
 
 // The scopes that include the key of distributed tensors on a thread, so that operators on plain
-// tensors come to the fallback too: operator modes and MetaDevice. Their guards are members of the
-// public classes; what the fallback asks is here. Outside of such scopes plain calls never reach
-// us, and cost nothing.
+// tensors reach the fallback too: operator modes and MetaDevice. Outside of such scopes plain calls
+// never reach the fallback and have no overhead.
 
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}
 
-// A pause hides the mode and leaves the key included: plain calls still come to the fallback,
-// and pass through.
+// A pause hides the mode but leaves the key included: plain calls still reach the fallback, and
+// pass through.
 OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 
 OperatorMode* active_operator_mode() {
-  // Checked at each dispatch. Scopes include the key, which is found in the thread's own memory;
-  // the search goes over all that the thread carries.
+  // This is checked at each dispatch. The included keys are in the thread's own memory, which is
+  // fast to read; the full search covers all state that the thread carries.
   if (!detail::is_included(detail::kDistributedKey)) {
     return nullptr;
   }
@@ -147,7 +146,7 @@ OperatorMode* active_operator_mode() {
 
 namespace detail {
 
-// The state is the thread's: modules are made where nobody runs a backward.
+// The state belongs to the thread, because modules are made where no backward runs.
 MetaFactoryGuard::MetaFactoryGuard()
     : outer_(std::exchange(RankThread::here().makes_meta, true)), guard_(kDistributedKey) {}
 MetaFactoryGuard::~MetaFactoryGuard() {

@@ -19,11 +19,10 @@
 
 namespace tessera::detail {
 
-/// While it exists, operators on local tensors go straight to their backend: no autograd, no view
-/// tracking, not to our own fallback (which a MetaDevice scope would otherwise include), and no
-/// random numbers by the element (plain_random.cpp), which the call draws as a whole. For
-/// work on local tensors in the course of a call: autograd has recorded the call on the wrappers
-/// already, and a plain argument may require grad.
+/// During this scope, operators on local tensors go directly to their backend. Excluded are
+/// autograd, view tracking, our own fallback (which a MetaDevice scope would otherwise include),
+/// and random numbers by element (plain_random.cpp). For work on local tensors inside a call:
+/// autograd has already recorded the call on the wrappers, and a plain argument may require grad.
 class BelowAutograd {
  public:
   BelowAutograd()
@@ -34,8 +33,8 @@ class BelowAutograd {
   ExcludeKeys guard_;
 };
 
-/// While it exists, operators don't reach the library's fallback. For calls that pass through it:
-/// autograd is not affected.
+/// During this scope, operators do not reach the library's fallback. For calls that pass through
+/// the fallback; autograd is not affected.
 class BelowFallback {
  public:
   BelowFallback() : guard_(kDistributedKey) {}
@@ -49,20 +48,20 @@ class BelowFallback {
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// The state of a rank between calls. A rank is a thread, together with the threads of autograd
-/// that run its backward.
+/// The state of a rank that persists between calls. A rank is a thread, together with the autograd
+/// threads that run its backward.
 struct RankState {
-  /// The state of the rank that this thread works for: in a backward that of the thread that ran
-  /// the forward, otherwise this thread's own. Nodes that a backward has made (create_graph) count
-  /// as that backward's thread's.
+  /// The state of the rank that this thread works for: in a backward the rank of the thread that
+  /// ran the forward, otherwise this thread's own rank. Nodes that a backward has made
+  /// (create_graph) belong to that backward's thread.
   static std::shared_ptr<RankState> here();
   RankState();
 
   std::atomic<std::int64_t> implicit_redistributions = 0;
-  std::atomic<bool> strict;  ///< outside of every StrictScope
+  std::atomic<bool> strict;  ///< whether strict outside of every StrictScope
   TransferQueue transfers;
 
-  std::mutex mutex;  ///< for what follows
+  std::mutex mutex;  ///< protects the members declared after it
   RandomState random;
 };
 
@@ -80,17 +79,18 @@ struct RankThread {
   RankThread& operator=(const RankThread&) = delete;
   ~RankThread();
 
-  const std::uint64_t thread;             ///< its number, as autograd's nodes have it
-  const std::shared_ptr<RankState> rank;  ///< which this thread is, listed while the thread lives
-  /// The rank of the end-of-backward callback that this thread runs; nullptr: none.
+  const std::uint64_t thread;             ///< the thread's number, as autograd's nodes store it
+  const std::shared_ptr<RankState> rank;  ///< this thread's own rank, registered while the thread
+                                          ///< exists
+  /// The rank whose end-of-backward callback this thread is running; nullptr: none.
   std::shared_ptr<RankState> rank_of_callback;
 
-  bool replicates = false;           ///< the innermost ReplicationScope's
-  bool makes_meta = false;           ///< in a MetaFactoryGuard
-  const bool checks_calls;           ///< TESSERA_DEBUG, too slow to read for each call
-  std::vector<std::string> modules;  ///< the FQNs of those whose forward runs
-  at::Tensor random_source;          ///< the innermost RandomSourceScope's
-  std::optional<WeakTensor> zeros;   ///< see dispatch/fallback.cpp
+  bool replicates = false;           ///< value of the innermost ReplicationScope
+  bool makes_meta = false;           ///< whether this thread is inside a MetaFactoryGuard
+  const bool checks_calls;           ///< from TESSERA_DEBUG, which is too slow to read at each call
+  std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running
+  at::Tensor random_source;          ///< value of the innermost RandomSourceScope
+  std::optional<WeakTensor> zeros;   ///< the last zeros made in backward; see dispatch/fallback.cpp
 };
 
 }  // namespace tessera::detail

@@ -1,6 +1,6 @@
-// Pending redistributions (RedistributeOptions::async). The queue exists for groups whose wait()
-// blocks the thread: two ranks that wait for the same collectives in different orders wait for
-// ever. With NCCL a wait is an event of the stream, and no transfer enters the queue.
+// Pending redistributions (RedistributeOptions::async). The queue is for process groups whose
+// wait() blocks the thread: two ranks that wait for the same collectives in different orders would
+// deadlock. With NCCL a wait is a stream event, and no transfer enters the queue.
 
 #include "rank/transfer.h"
 
@@ -24,7 +24,8 @@ void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
   entries_.push_back({number, group, transfer});
 }
 
-/// The oldest transfer whose result is still referenced, or nullptr.
+/// Removes and returns the oldest transfer with a lower number whose result is still referenced, or
+/// nullptr.
 std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Transfer> transfer;
@@ -36,8 +37,8 @@ std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
 }
 
 void TransferQueue::finish_before(std::uint64_t number) {
-  // Removed before it is finished: finish() comes back here for older ones, and the queue has none
-  // left.
+  // Removed before it is finished: finish() calls this function again for older transfers, and the
+  // queue then has none left.
   while (const auto transfer = take_before(number)) {
     try {
       transfer->finish();
@@ -57,7 +58,7 @@ at::Tensor finish(const Started& started) {
   if (started.work != nullptr) {
     started.work->wait();
   }
-  // The wait may have been reached from anywhere, autograd included; the rest is local work.
+  // The wait may be called from anywhere, including autograd; the rest is local work.
   BelowAutograd guard;
   return started.rest();
 }
@@ -68,7 +69,7 @@ void finish_transfers() {
 
 void finish_transfers_on(const comm::Communicator& group) {
   const auto rank = RankState::here();
-  // The queue is only emptied from its front: what was started before on other groups is waited for
+  // The queue is only emptied from its front, so earlier transfers on other groups are waited for
   // as well, in order.
   rank->transfers.finish_before(rank->transfers.end_of(group));
 }
@@ -95,8 +96,8 @@ Transfer::~Transfer() {
 }
 
 const at::Tensor& Transfer::finish() {
-  // A second caller waits here and finds the result. Held while older transfers are finished: locks
-  // are taken from younger to older, so never in a cycle.
+  // A second caller waits here and then finds the result. The lock is kept while older transfers
+  // are finished: locks are taken from younger to older transfers, so there is no cycle.
   const std::lock_guard lock(mutex_);
   if (started_.rest != nullptr) {
     complete();
@@ -108,8 +109,8 @@ const at::Tensor& Transfer::finish() {
 }
 
 void Transfer::complete() {
-  // Emptied at once: the buffers are freed with `started`, and the transfer counts as finished,
-  // whether or not this throws.
+  // Emptied immediately: the buffers are freed with `started`, and the transfer counts as finished,
+  // whether or not this function throws.
   const auto started = std::exchange(started_, {});
   if (in_order_) {
     rank_->transfers.finish_before(number_);

@@ -14,28 +14,28 @@
 
 namespace tessera::detail {
 
-/// A collective that was started, and the remaining work on its result. `work` is nullptr if no
-/// collective was needed.
+/// A started collective, and the remaining work on its result. `work` is nullptr if no collective
+/// was needed.
 struct Started {
   comm::WorkPtr work;
   std::function<at::Tensor()> rest;
 };
 
-/// Waits for it and does the rest.
+/// Waits for the collective and does the remaining work.
 at::Tensor finish(const Started& started);
 
 class Transfer;
 
-/// The transfers that a rank has started and not finished, oldest first. Weak, since the user of a
-/// result owns it: an unused transfer is finished by its destructor, and its entry is skipped.
-/// Thread safe, since a backward may finish what the forward has started.
+/// The transfers that a rank has started and not finished, oldest first. References are weak, since
+/// the user of a result owns it: the destructor of an unused transfer finishes it, and its entry is
+/// skipped. Thread safe, since a backward may finish a transfer that the forward has started.
 class TransferQueue {
  public:
   std::uint64_t next_number();
   void add(std::uint64_t number, const comm::Communicator* group,
            const std::shared_ptr<Transfer>& transfer);
-  /// Finishes all transfers with a lower number. A transfer keeps its failure, to throw it where
-  /// its result is used.
+  /// Finishes all transfers with a lower number. A failed transfer stores its exception and throws
+  /// it when its result is used.
   void finish_before(std::uint64_t number);
   /// One more than the number of the last transfer on `group`; 0: there is none.
   std::uint64_t end_of(const comm::Communicator& group);
@@ -57,27 +57,28 @@ struct TESSERA_API RankState;
 
 /// A collective that is waited for later, by any thread.
 ///
-/// Where the host waits, a rank waits for its transfers in the order of their start, not of the use
-/// of their results. Otherwise ranks that use results in different orders would wait for each other
-/// forever.
+/// If wait() blocks the host, a rank waits for its transfers in the order of their start, not in
+/// the order in which results are used. Otherwise ranks that use results in different orders would
+/// deadlock.
 class Transfer {
  public:
-  /// Puts the transfer, on `group`, into the rank's queue. nullptr: the device keeps the order.
+  /// Adds the transfer, on `group`, to the rank's queue. nullptr: not queued, because the device
+  /// preserves the order.
   static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
   Transfer(Started started, bool in_order);
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
-  /// Finishes an unused transfer: the peers may need this rank for theirs. A failure is then
-  /// ignored.
+  /// Finishes an unused transfer, because peers may need this rank for their transfers. A failure
+  /// is then ignored.
   ~Transfer();
 
-  /// The result; throws what the collective threw, every time.
+  /// The result; rethrows the collective's exception at every call.
   const at::Tensor& finish();
 
  private:
   void complete();
 
-  std::shared_ptr<RankState> rank_;  ///< that has started it
+  std::shared_ptr<RankState> rank_;  ///< the rank that started the transfer
   std::mutex mutex_;
   Started started_;
   bool in_order_;
@@ -87,10 +88,11 @@ class Transfer {
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 
-/// Waits for all transfers of this rank: before a synchronous collective. Failures are thrown where
-/// the results are used.
+/// Waits for all transfers of this rank. Called before a synchronous collective. Failures are
+/// thrown when the results are used.
 void finish_transfers();
-/// Waits for those up to the last one on `group`: before another collective starts there.
+/// Waits for all transfers up to the last one on `group`. Called before another collective starts
+/// on the group.
 void finish_transfers_on(const comm::Communicator& group);
 
 }  // namespace tessera::detail

@@ -23,19 +23,18 @@
 
 namespace tessera::detail {
 
-// Runs the plans of core's planner (tessera/core/redistribute_plan.h) on local tensors: a
-// redistribution is planned once, and its steps are the functions of redistribute_steps.cpp. Both
-// the program's own redistributions and those of operators' arguments
-// (execute/localize_arguments.cpp) end here.
+// Runs the plans of core's planner (tessera/core/redistribute_plan.h) on local tensors. A
+// redistribution is planned once; its steps are the functions of redistribute_steps.cpp. Used for
+// the program's own redistributions and for those of operators' arguments
+// (execute/localize_arguments.cpp).
 
 namespace {
 
-/// A bound on memory: a spec has the sizes, so a program whose sizes change never stops making
-/// plans.
+/// Limits memory: a spec contains the sizes, so a program whose sizes change keeps making plans.
 constexpr std::size_t kCachedPlans = 2048;
 
-/// Spec and layout are interned, so that keys are compared and hashed by pointer. The key owns
-/// them: an address in use is not taken by another.
+/// Spec and layout are interned, so keys are compared and hashed by pointer. The key owns them, so
+/// their addresses are not reused.
 struct RedistributionKey {
   TensorSpecPtr spec;
   LayoutPtr target;
@@ -56,8 +55,8 @@ auto& plans() {
   return plans;
 }
 
-/// With the checks of TESSERA_DEBUG: describes the step to the group, which then reports ranks that
-/// call another one.
+/// With the checks of TESSERA_DEBUG: describes the step to the process group, which then reports
+/// ranks that run another step.
 std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& local,
                                            const DeviceMesh& mesh, c10::IntArrayRef sizes) {
   if (!checks_calls()) [[likely]] {
@@ -69,7 +68,7 @@ std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& l
                                         to_string(*step.from), to_string(*step.to)));
 }
 
-/// A step that communicates, up to where its result is needed.
+/// Starts a step that communicates; the returned object finishes it.
 Started start_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                    c10::IntArrayRef sizes) {
   const auto purpose = compared(step, local, mesh, sizes);
@@ -87,7 +86,7 @@ Started start_step(const Step& step, const at::Tensor& local, const DeviceMesh& 
   }
 }
 
-/// Any step, to its end.
+/// Runs any step to completion.
 at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                       c10::IntArrayRef sizes) {
   switch (step.kind) {
@@ -98,7 +97,7 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
     case StepKind::kRelabel:
       return local;
     default:
-      // Waited for at once, so the pending transfers of this rank are finished first (see
+      // The step is waited for at once, so this rank's pending transfers are finished first (see
       // Transfer).
       if (!group_of(step, mesh).keeps_order_on_device()) {
         finish_transfers();
@@ -107,16 +106,16 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
   }
 }
 
-/// Whether a step has nothing to do: a meta tensor has shapes alone.
+/// Whether a step only changes shapes, because the tensor is on the meta device.
 bool only_shapes(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
   return local.is_meta() && !(communicates(step) && group_of(step, mesh).takes_meta_tensors());
 }
 
-/// Runs `steps`, each to its end.
+/// Runs `steps`, each to completion.
 at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const DeviceMesh& mesh,
                      c10::IntArrayRef sizes) {
   for (const auto& step : steps) {
-    // Steps give the elements in order, but not in shape: that is a function of the layout.
+    // A step returns the elements in order but not in shape; the shape is determined by the layout.
     const auto shape = local_sizes(ShardingSpec{mesh, step.to}, sizes);
     local = only_shapes(step, local, mesh) ? at::empty(shape, local.options())
                                            : local_step(step, local, mesh, sizes).reshape(shape);
@@ -149,19 +148,19 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes) {
   const std::span<const Step> steps(plan->steps);
-  std::size_t last = steps.size();  // one past the last collective
+  std::size_t last = steps.size();  // index after the last step that is a collective
   while (last > 0 && !communicates(steps[last - 1])) {
     --last;
   }
-  // Without a collective there is nothing to hide: the caller runs the plan as usual.
+  // Without a collective there is no latency to hide, so the caller runs the plan synchronously.
   if (last == 0 || local.is_meta()) {
     return nullptr;
   }
   BelowAutograd guard;
   const auto& step = steps[last - 1];
   local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
-  // NCCL's stream keeps collectives in order. Elsewhere transfers have to, also those of a GPU's
-  // tensors that go through the host (see Transfer).
+  // NCCL's stream preserves the order of collectives. With other groups the queue of transfers must
+  // do so, including tensors on a GPU that are sent through the host (see Transfer).
   comm::Communicator* group = &group_of(step, mesh);
   if (group->keeps_order_on_device()) {
     group = nullptr;
@@ -169,9 +168,9 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
     finish_transfers_on(*group);
   }
   auto started = start_step(step, local, mesh, sizes);
-  // The transfer may outlive everything that it was started from, the cached plan as well: it owns
-  // the plan, into which `steps` points. The steps after the last collective have none, so
-  // finishing the transfer needs no peer except those of the collective.
+  // The transfer may outlive its arguments and the cached plan, so it owns the plan, into which
+  // `steps` points. The steps after the last collective do not communicate, so finishing the
+  // transfer needs no other peers.
   started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
                   sizes = sizes.vec()] {
     const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);
@@ -205,23 +204,23 @@ at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec
       target.layout);
 }
 
-// Sums that tensor parallelism still needs for many small gradients, in one all-reduce. FSDP's
-// reduction of a group adds them (fsdp/collectives.cpp); the object is in
-// the context that its units share.
+// Pending sums of many small gradients of tensor parallelism, combined into one all-reduce. FSDP's
+// reduction of a parameter group adds them (fsdp/collectives.cpp); the DeferredSums object is in
+// the context that FSDP units share.
 
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf) {
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
-  // Layouts are interned: comparing what is left without the partial is comparing pointers. A mean
-  // or a product is not added up with others.
+  // Layouts are interned, so the layout without the partial is compared by pointer. Only sums are
+  // supported: a mean or a product cannot be added to the others.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
   return only_sum ? &from.mesh.group(partial[0].mesh_dim) : nullptr;
 }
 
 void DeferredSums::add(comm::Communicator& group, at::Tensor value, Then then, const void* owner) {
-  // One call reduces one type. A job has few groups and types, so the search is linear.
+  // One collective reduces one type. A job has few groups and types, so the search is linear.
   const auto same = [&](const Bucket& bucket) {
     return bucket.group == &group && bucket.dtype == value.scalar_type();
   };
@@ -240,13 +239,13 @@ void DeferredSums::forget(const void* owner) {
 }
 
 void DeferredSums::run() {
-  // Taken out first: a `then` may add(), and what failed is not sent again.
+  // Moved out first, because a `then` may call add(), and failed sums must not be sent again.
   const std::vector<Bucket> buckets = std::exchange(buckets_, {});
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// Ranks identify a term by its place alone: they must have added in one order. Costs one copy;
-/// each `then` gets a view of the sums.
+/// Ranks match terms by position only, so they must have added them in the same order. Costs one
+/// copy; each `then` gets a view of the sums.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {
@@ -267,9 +266,9 @@ void DeferredSums::run(const Bucket& bucket) {
 
 namespace tessera {
 
-// A program's view of its collectives. The world counts all of them, with or without a scope: the
-// decorator around every group does (comm/checked/). So a scope is the difference between two
-// readings of the same table; only the list of single calls is recorded for it.
+// The collectives that a program sees. The world counts all of them, with or without a scope, in
+// the wrapper around every process group (comm/checked/). A scope is the difference between two
+// readings of this table; only the list of single calls is recorded specifically.
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
     : world_(mesh.world()), before_(world_->traffic().table()), recorder_(world_->traffic()) {}

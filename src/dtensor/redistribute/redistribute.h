@@ -13,7 +13,7 @@
 
 namespace tessera::detail {
 
-// On one mesh.
+// A redistribution plan on one mesh.
 
 using RedistributionPlanPtr = std::shared_ptr<const RedistributionPlan>;
 
@@ -25,26 +25,27 @@ inline bool communicates(const Step& step) {
 
 /// The plan from `spec`'s layout to `target`, from a bounded cache of this thread.
 RedistributionPlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target);
-/// Empties that cache.
+/// Clears this thread's plan cache.
 void clear_plans();
 
-/// Runs a plan on this rank's local tensor of a tensor of global `sizes`. Collective over the
-/// groups of its steps. The result may share memory with `local`. A meta tensor moves no data.
-/// Below autograd: no gradient.
+/// Runs a plan on this rank's local tensor of a tensor with global `sizes`. Collective over the
+/// process groups of its steps. The result may share memory with `local`. With a meta tensor no
+/// data is moved. Below autograd: no gradient.
 at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const DeviceMesh& mesh,
                     c10::IntArrayRef sizes);
 
-/// The same, but does not wait for the last collective. Returns nullptr and does nothing for a plan
-/// without a collective.
+/// Like run_plan(), but does not wait for the last collective. Returns nullptr, without effect, for
+/// a plan without a collective.
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes);
 
-/// Plans and runs the redistribution of a tensor of `spec` to `target`.
+/// Plans and runs the redistribution of a tensor with `spec` to `target`.
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 
-/// The local tensor of `tensor`, laid out as `target`. The values are those of the rank at position
-/// `source` of the target's mesh; of the other ranks' tensors only sizes and type count. Collective
-/// over the mesh: one broadcast of the whole tensor. Below autograd.
+/// Scatters `tensor` with the layout of `target`; returns this rank's local tensor. The values are
+/// those of the rank at position `source` of the target's mesh; of the other ranks' tensors only
+/// sizes and type are used. Collective over the mesh: one broadcast of the whole tensor. Below
+/// autograd.
 at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target);
 
 }  // namespace tessera::detail

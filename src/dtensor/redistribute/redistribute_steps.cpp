@@ -23,8 +23,9 @@
 
 namespace tessera::detail {
 
-// The arithmetic of redistribute_steps.cpp: the ranks' positions of a digit before and after a
-// step, and the sizes around it in the local tensor. Pure: ranks compute each other's chunks by it.
+// Index arithmetic of the steps: the ranks' positions of a digit before and after a step, and the
+// sizes around the digit in the local tensor. Pure functions: ranks also compute each other's
+// chunks with them.
 
 namespace {
 
@@ -32,8 +33,8 @@ const Digit& digit_at(const StepDigit& at) {
   return at.layout->digits(at.dim)[at.digit];
 }
 
-/// This rank's share of `extent` positions: each mesh dimension cuts, by torch.chunk, what the one
-/// before it left.
+/// This rank's share of `extent` positions: each mesh dimension splits, by torch.chunk, the share
+/// that the previous one left.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -42,7 +43,7 @@ std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
   return extent;
 }
 
-/// The local extents of the digits of `dim`; the size of a dimension that is not sharded.
+/// The local extents of the digits of `dim`; the size of the dimension if it is not sharded.
 std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int64_t size,
                                         const DeviceMesh& mesh) {
   if (layout.digits(dim).empty()) {
@@ -72,7 +73,7 @@ std::int64_t StepDigit::gathered_extent(c10::IntArrayRef sizes, const DeviceMesh
                                         const std::vector<int>& mesh_dims) const {
   const auto& digit = digit_at(*this);
   const auto extent = digit.extent == 0 ? sizes[static_cast<std::size_t>(dim)] : digit.extent;
-  // A step acts on the last mesh dimensions of a digit: those before them still cut it.
+  // A step acts on the last mesh dimensions of a digit; the earlier ones still split it.
   const auto kept = digit.mesh_dims.size() - mesh_dims.size();
   return local_extent(extent, mesh, std::span(digit.mesh_dims).first(kept));
 }
@@ -82,14 +83,15 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // In the dimension of a digit its own layout counts: one digit of an all-to-all is cut only
-    // after the step. Before any digit the first product grows, after it the next.
+    // For the dimension of a digit, the digit's own layout is used: one digit of an all-to-all is
+    // split only after the step. Extents before the digit are multiplied into the current product,
+    // extents after it into the next.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
     for (const auto& [i, extent] : ranges::views::enumerate(extents)) {
       if (has_digit && next->digit == i) {
-        products.push_back(1);  // the digit is left out, and the next product begins
+        products.push_back(1);  // the digit itself is skipped, and the next product begins
       } else {
         products.back() *= extent;
       }
@@ -106,7 +108,7 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   std::vector<Chunk> chunks{{0, extent}};
   for (const int dim : mesh_dims) {
     const auto count = mesh.size(dim);
-    // Later mesh dimensions go faster, as in the numbering of a group's ranks.
+    // Later mesh dimensions vary faster, as in the numbering of a process group's ranks.
     std::vector<Chunk> finer;
     for (const auto& [chunk, i] :
          ranges::views::cartesian_product(chunks, ranges::views::iota(std::int64_t{0}, count))) {
@@ -137,26 +139,27 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
   return static_cast<std::size_t>(rank);
 }
 
-// The steps of a plan on this rank. A collective takes flat buffers that hold the ranks' chunks one
-// after another, all of one size; the chunks of a digit are strided through the tensor, and the
-// last may be short. So most of the work here is order and padding, and most of the care is to copy
-// nothing where the memory is in order already. redistribute_steps.h has the arithmetic.
+// The steps of a plan on this rank. A collective uses flat buffers that contain the ranks' chunks
+// one after another, all with the same size. But the chunks of a digit are strided through the
+// tensor, and the last may be short. So most of the work here is reordering and padding, without
+// copies if the memory is already in order. The index arithmetic is declared in
+// redistribute_steps.h.
 
 namespace {
 
-/// The result of a step that needs no collective after all.
+/// The result of a step that turns out to need no collective.
 Started without_collective(const at::Tensor& tensor) {
   return {nullptr, [tensor] { return tensor; }};
 }
 
-/// The planner knows no types. A program's request is checked before (check_partials), with a
-/// message for its author; a failure here would be a bug of the library.
+/// The planner does not know types. A program's request is checked earlier (check_partials), with a
+/// message for the user; a failure here is a bug of the library.
 void check_reducible(const Step& step, const at::Tensor& tensor) {
   TESSERA_CHECK(is_reducible(tensor.scalar_type(), step.op), "internal: a tensor of ",
                 tensor.scalar_type(), " cannot be reduced with ", to_string(step.op));
 }
 
-/// A flat tensor of `numel` elements that starts with those of the flat `tensor`.
+/// Pads a flat tensor to `numel` elements.
 at::Tensor padded(const at::Tensor& tensor, std::int64_t numel) {
   if (tensor.numel() == numel) {
     return tensor;
@@ -166,21 +169,21 @@ at::Tensor padded(const at::Tensor& tensor, std::int64_t numel) {
   return result;
 }
 
-/// The gathered tensor of a step as (before, extent, after), where the ranks of the group hold the
-/// chunks of extent.
+/// The gathered tensor of a step, viewed as (before, extent, after); the ranks of the group have
+/// the chunks of `extent`.
 struct ChunkedView {
   std::int64_t before, extent, after;
   std::vector<Chunk> chunks;
-  /// Elements of one position of extent.
+  /// The number of elements at one position of `extent`.
   std::int64_t row() const { return before * after; }
   const Chunk& own_chunk(const Step& step, const DeviceMesh& mesh) const {
     return chunks[group_rank(mesh, step.mesh_dims)];
   }
-  /// Whether the chunks are one after another in memory, as a collective wants them.
+  /// Whether the chunks are one after another in memory, as a collective needs them.
   bool is_in_order() const { return before == 1 && only_last_are_short(chunks); }
 };
 
-/// `sharded`: the layout, before or after the step, in which Step::mesh_dims cut Step::dim.
+/// `sharded`: the layout, before or after the step, in which Step::mesh_dims split Step::dim.
 ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
                          c10::IntArrayRef sizes) {
   const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());
@@ -189,12 +192,13 @@ ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& 
   return {around[0], extent, around[1], chunks_of(extent, mesh, step.mesh_dims)};
 }
 
-/// The chunks that an all-gather gave, each padded to `stride` elements, as one flat tensor.
+/// Joins the chunks that an all-gather returned, each padded to `stride` elements, to one flat
+/// tensor.
 at::Tensor join(const at::Tensor& gathered, std::int64_t stride, const ChunkedView& view) {
   if (view.is_in_order()) {
     return gathered.narrow(0, 0, view.extent * view.row());
   }
-  // Chunk by chunk, without its padding, side by side along the digit.
+  // Takes each chunk without its padding, and concatenates the chunks along the digit.
   std::vector<at::Tensor> chunks;
   for (const auto& [rank, chunk] : ranges::views::enumerate(view.chunks)) {
     chunks.push_back(
@@ -204,13 +208,13 @@ at::Tensor join(const at::Tensor& gathered, std::int64_t stride, const ChunkedVi
   return at::cat(chunks, 1).view({-1});
 }
 
-/// The chunks of a flat tensor one after another, each padded to `stride` elements.
+/// Splits a flat tensor into its chunks, one after another, each padded to `stride` elements.
 at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const ChunkedView& view) {
   const auto count = static_cast<std::int64_t>(view.chunks.size());
   if (view.is_in_order()) {
     return padded(tensor, count * stride);
   }
-  // Zeros only where some chunk is short and leaves padding behind.
+  // Zero-filled only if some chunk is short and leaves padding.
   const bool even = view.chunks.back().size * view.row() == stride;
   auto result = even ? at::empty({count * stride}, tensor.options())
                      : at::zeros({count * stride}, tensor.options());
@@ -224,11 +228,11 @@ at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const Chunked
 }
 
 /// An all-to-all on this rank. The local tensor is viewed as (before, digit, between, digit,
-/// after): one of the digits is gathered, chunk by chunk, and the other scattered.
+/// after): one of the digits is gathered, chunk by chunk, and the other is scattered.
 class AllToAll {
  public:
-  // The two digits are in two layouts: before the step one of them is cut, after it the other. What
-  // is around them is the same in both.
+  // The two digits are in two layouts: before the step the one is split, after it the other. The
+  // sizes around them are the same in both.
   AllToAll(const Step& step, const DeviceMesh& mesh, c10::IntArrayRef sizes)
       : gather_first_(step.dim < step.to_dim), me_(group_rank(mesh, step.mesh_dims)) {
     const auto gathered = StepDigit::cut_by(step.from, step.dim, step.mesh_dims.back());
@@ -241,21 +245,22 @@ class AllToAll {
     to_ = chunks_of(scattered_, mesh, step.mesh_dims);
   }
 
-  /// Whether no rank of the group has anything to send. By whole extents and not by this rank's
-  /// chunks, so that all ranks of the group find the same.
+  /// Whether no rank of the group has anything to send. Computed from whole extents instead of this
+  /// rank's chunks, so that all ranks of the group get the same answer.
   bool is_empty() const {
     return rest() * scattered_ * (from_.back().offset + from_.back().size) == 0;
   }
   std::int64_t own_gathered_extent() const { return from_[me_].size; }
   std::int64_t scattered_extent() const { return scattered_; }
 
-  /// The five sizes of the view, for so many positions of the two digits.
+  /// The five sizes of the view, for the given extents of the two digits.
   std::vector<std::int64_t> shape(std::int64_t gathered, std::int64_t scattered) const {
     return {around_[0], gather_first_ ? gathered : scattered, around_[1],
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
-  /// Each rank's part, one after another. Chunks of a leading digit are so in memory already.
+  /// The parts for each rank, one after another. The chunks of a leading digit are already in this
+  /// order in memory.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
       return local.view({-1});
@@ -267,7 +272,8 @@ class AllToAll {
     return at::cat(blocks);
   }
 
-  /// All ranks' parts, each for chunk `to_[me_]` of the scattered digit, side by side.
+  /// Joins all ranks' parts, each with chunk `to_[me_]` of the scattered digit, along the gathered
+  /// digit.
   at::Tensor unpack(const at::Tensor& received) const {
     if (gather_dim() == 1 && around_[0] == 1) {
       return received;
@@ -282,7 +288,8 @@ class AllToAll {
     return at::cat(blocks, gather_dim()).view({-1});
   }
 
-  /// How many numbers go to and come from each rank; an element is `reals_each` numbers.
+  /// How many numbers are sent to and received from each rank; an element consists of `reals_each`
+  /// numbers.
   std::vector<std::int64_t> send_counts(std::int64_t reals_each) const {
     return counts(to_, from_[me_].size * rest() * reals_each);
   }
@@ -309,13 +316,13 @@ class AllToAll {
   std::size_t me_;
   std::int64_t scattered_ = 0;  // extent of the scattered digit before the step
   std::vector<std::int64_t> around_;
-  std::vector<Chunk> from_, to_;  // of the gathered and of the scattered digit
+  std::vector<Chunk> from_, to_;  // chunks of the gathered and of the scattered digit
 };
 
 }  // namespace
 
 comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
-  // Made at its first use, which is collective over its ranks, as the step is.
+  // The group is created at its first use, which is collective over its ranks, as the step is.
   return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
                                     : mesh.group(step.mesh_dims);
 }
@@ -328,9 +335,9 @@ at::Tensor reals(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
 }
 
-// `rest` owns what the collective reads and writes: the caller's tensors may be gone before the
-// work is done. By torch.chunk the first chunk is the largest: if it is empty all are, and every
-// rank of the group knows that.
+// `rest` owns the buffers of the collective, because the caller's tensors may be freed before the
+// work is done. By torch.chunk the first chunk is the largest: if it is empty all chunks are, and
+// every rank of the group knows it.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {
@@ -374,7 +381,7 @@ Started all_reduce_step(const Step& step, const at::Tensor& local, const DeviceM
   if (group.size() == 1 || local.numel() == 0) {
     return without_collective(result);
   }
-  // The collective works in place, and the tensor is the caller's.
+  // The collective works in place and must not change the caller's tensor.
   if (result.is_alias_of(local)) {
     result = result.clone();
   }
@@ -398,7 +405,7 @@ Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceM
   return {std::move(work), [exchange, input, output] { return exchange.unpack(output); }};
 }
 
-/// A replicated digit is cut locally: narrowing copies only what is strided.
+/// Splits a replicated digit locally; narrow() copies only if the slice is strided.
 at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                       c10::IntArrayRef sizes) {
   const auto view = chunked_view(step.to, step, mesh, sizes);
@@ -422,7 +429,7 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
     case ReduceOp::kAvg:
     case ReduceOp::kMax:
     case ReduceOp::kMin:
-      return value;  // equal values reduce to the same value
+      return value;  // equal values reduce to themselves
   }
   fail("internal: unknown reduction");
 }

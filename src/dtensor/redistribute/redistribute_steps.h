@@ -14,9 +14,9 @@
 
 namespace tessera::detail {
 
-// A step of a redistribution acts on one digit of one dimension. Whatever the tensor's dimensions
-// are, its local tensor is then viewed as one of three dimensions, (before, digit, after), or of
-// five where a step acts on two digits (all-to-all). Nothing here is collective.
+// Index arithmetic. A step acts on one digit of one dimension. Whatever the tensor's dimensions
+// are, the local tensor is viewed as three dimensions, (before, digit, after), or as five for a
+// step that acts on two digits (all-to-all). Not collective.
 
 /// The digit of a tensor dimension that a step acts on.
 struct StepDigit {
@@ -24,16 +24,16 @@ struct StepDigit {
   int dim;
   std::size_t digit;
 
-  /// The digit of `dim` that `mesh_dim` cuts.
+  /// The digit of `dim` that `mesh_dim` splits.
   static StepDigit cut_by(LayoutPtr layout, int dim, int mesh_dim);
-  /// How many positions of the digit this rank would hold if `mesh_dims`, its last ones, did not
-  /// cut it: what an all-gather over them gives.
+  /// The number of positions of the digit that this rank would have if `mesh_dims`, the digit's
+  /// last ones, did not split it: the extent after an all-gather over them.
   std::int64_t gathered_extent(c10::IntArrayRef sizes, const DeviceMesh& mesh,
                                const std::vector<int>& mesh_dims) const;
 };
 
-/// The sizes (before, between..., after) of that view for a contiguous local tensor under `layout`,
-/// without those of `digits` themselves. `digits` is ordered by `dim`.
+/// The sizes (before, between..., after) of the view of a contiguous local tensor with `layout`,
+/// without the extents of `digits` themselves. `digits` is sorted by `dim`.
 std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, LayoutPtr layout,
                                          c10::IntArrayRef sizes, const DeviceMesh& mesh);
 
@@ -43,30 +43,30 @@ struct Chunk {
   std::int64_t size = 0;
 };
 
-/// The chunks of `extent` positions cut over `mesh_dims`, as nested torch.chunks, in the order of
-/// the ranks of mesh.group(mesh_dims).
+/// The chunks of `extent` positions that are split over `mesh_dims`, as nested torch.chunks, in the
+/// order of the ranks of mesh.group(mesh_dims).
 std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
                              const std::vector<int>& mesh_dims);
 
-/// Whether all chunks have the size of the first one, except for the last ones. Chunks that are
-/// padded to that size then have their positions in order without gaps, up to the end.
+/// Whether all chunks except the last ones have the size of the first. Chunks that are padded to
+/// that size then have their positions in order without gaps, up to the end.
 bool only_last_are_short(const std::vector<Chunk>& chunks);
 
-/// This rank's rank in mesh.group(mesh_dims).
+/// This rank's index in the process group mesh.group(mesh_dims).
 std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims);
 
-/// The group of a step that communicates.
+/// The process group of a step that communicates.
 comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh);
 
-/// The elements in order, in one dimension, lazy conjugation and negation resolved.
+/// A 1-D tensor of the elements in order, with lazy conjugation and negation resolved.
 at::Tensor flat(const at::Tensor& tensor);
-/// The input of a communicator: complex numbers as pairs of real ones.
+/// The tensor as a communicator's input: complex numbers as pairs of real ones.
 at::Tensor reals(const at::Tensor& tensor);
 
-// The steps of a redistribution on this rank's local tensor of a tensor of global `sizes`.
-// Collectives are started, over group_of(step). Results are contiguous, with the right elements in
-// the right order; the caller gives them their shape. Data is copied only where a collective needs
-// it in another order or padded. Below autograd.
+// The steps of a redistribution on this rank's local tensor of a tensor with global `sizes`. They
+// start collectives over group_of(step). Results are contiguous, with the elements in the right
+// order; the caller reshapes them. Data is copied only if a collective needs it reordered or
+// padded. Below autograd.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes);
@@ -75,10 +75,11 @@ Started reduce_scatter_step(const Step& step, const at::Tensor& local, const Dev
 Started all_reduce_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh);
 Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes);
-/// Not collective. Shares memory with `local` where the slice is contiguous.
+/// The step that cuts out this rank's part. Not collective. Shares memory with `local` if the part
+/// is contiguous.
 at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                       c10::IntArrayRef sizes);
-/// Not collective. May return `local` itself.
+/// The step that makes a tensor partial. Not collective. May return `local` itself.
 at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh);
 
 }  // namespace tessera::detail

@@ -16,31 +16,31 @@
 
 namespace tessera::detail {
 
-// The wrapper as libtorch sees it. A TensorImpl answers most questions from its own fields, so
-// everything that the spec knows is copied into them when a wrapper is made: that is on the path of
-// every operator, hence a constructor that takes the cheap way where it can.
+// The wrapper as seen by libtorch. A TensorImpl answers most queries from its own fields, so the
+// constructor copies the spec's data into them. The constructor runs for every operator result, so
+// it uses the cheap path if possible.
 
 namespace {
 
-/// The FQN of the parameter that `impl` is, or is a view of; empty if it is none.
+/// The FQN if `impl` is a parameter or a view of one; otherwise empty.
 std::string fqn_of(DistributedTensorImpl& impl) {
   return parameter_name(tensor_of(impl));
 }
 
-/// "parameter 'a.weight' ", or "a parameter " while it has no name.
+/// The parameter's name for messages: "parameter 'a.weight' ", or "a parameter " if it has no name.
 std::string name_of(DistributedTensorImpl& impl) {
   const std::string name = fqn_of(impl);
   return name.empty() ? "a parameter " : "parameter '" + name + "' ";
 }
 
-/// " in the backward of Square", a torch::autograd::Function; empty in forward, where libtorch
-/// notes no function.
+/// " in the backward of Square", for a torch::autograd::Function; empty in forward, where libtorch
+/// records no function.
 std::string running_backward() {
   const std::string node = running_node();
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// libtorch's message for calls of data_ptr(), for printing or computing.
+/// The error message for calls of data_ptr(), for printing or computing.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was asked for", running_backward(),
@@ -72,8 +72,9 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
   transfer_ = std::move(transfer);
 }
 
-/// At the first use of local(). The stand-in's version counter has been the wrapper's so far, so
-/// the result takes that over. If the transfer throws it stays, so that later uses throw as well.
+/// Called at the first use of local(). So far the wrapper used the version counter of a stand-in
+/// tensor; the result takes it over. If the transfer throws it is not reset, so that later uses
+/// throw as well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
   give_count_to(local_);
@@ -103,7 +104,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
-  // Optimizers and FSDP store a parameter, and rely on its layout.
+  // Optimizers and FSDP refer to a parameter, and rely on its layout.
   TESSERA_CHECK(!requires_grad() || (from->sizes_default() == sizes_default() &&
                                      from->spec_->sharding == spec_->sharding),
                 "set_data of ", name_of(*this), "of sizes ", sizes_default(), " and laid out as ",
@@ -111,12 +112,12 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
                 "found ", from->sizes_default(), " and ", to_string(*from->spec_->sharding.layout),
                 "; copy values into it under a NoGradGuard (copy_) instead");
   replace(from->local(), from->spec_);
-  take_kind_of(*from);  // a module's to() changes its parameters so
+  take_kind_of(*from);  // a module's to() changes its parameters in this way
   detached_view_ = from->detached_view_;
 }
 
-/// libtorch calls this when the last strong reference is dropped while a weak one is left. The
-/// local memory must not wait for the weak one.
+/// libtorch calls this when the last strong reference is released while a weak one exists. The
+/// local memory is freed immediately.
 void DistributedTensorImpl::release_resources() {
   local_.reset();
   transfer_.reset();
@@ -124,12 +125,12 @@ void DistributedTensorImpl::release_resources() {
   TensorWrapper::release_resources();
 }
 
-// The message needs an allocation, so it is not made for every wrapper.
+// Making the message allocates, so it is made here instead of for every wrapper.
 bool DistributedTensorImpl::has_storage() const {
-  // const by the base class's declaration; the message is no part of a tensor's value.
+  // The base class declares the function const; the message is not part of the tensor's value.
   auto* self = const_cast<DistributedTensorImpl*>(this);
   std::string message = without_memory(*self);
-  // One lock for all tensors: this is rarely called.
+  // One lock for all tensors, since has_storage() is rarely called.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   self->set_memory_error(std::move(message));
@@ -141,8 +142,9 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
-  replay_views();  // for every wrapper, since guards of libtorch restore the state of a thread
-  // Also in inference mode: a view of an ordinary tensor is not an inference tensor.
+  replay_views();  // called for every wrapper, because libtorch's guards restore a thread's state
+  // In inference mode too, the wrapper of an ordinary local tensor must be ordinary: a view of an
+  // ordinary tensor is not an inference tensor.
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
     return at::Tensor(
@@ -151,20 +153,21 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
 }
 
-// The base class reads keys and device off a tensor, and the result is not there yet.
+// Uses an empty stand-in tensor, because the base class reads keys and device from a tensor, and
+// the result does not exist yet.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec) {
   BelowAutograd guard;
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(
       std::move(transfer), at::empty({0}, like.options()), std::move(spec)));
 }
 
-// The state of a view that holds a copy, because its base had to be gathered for it, and the check
-// that it is not read after its base was written. views/views.cpp repeats writes to the view
-// on the base. execute/wrap_results.cpp makes these views.
+// The state of a view that has its own copy because its base had to be gathered, and the check that
+// the view is not read after its base was written. execute/wrap_results.cpp makes these views;
+// views/views.cpp repeats writes to a view on its base.
 
 namespace {
 
-/// nullopt for an inference tensor, which has no version counter.
+/// The tensor's version; nullopt for an inference tensor, which has no version counter.
 std::optional<std::uint32_t> version_of(const at::Tensor& tensor) {
   if (tensor.is_inference()) {
     return std::nullopt;
@@ -178,8 +181,8 @@ bool DetachedView::is_stale() const {
   if (!seen->version) {
     return false;
   }
-  // A write through the view bumps the version of the view as well. Where the two share a counter,
-  // as views of one tensor do, that comes on top of the version that write_through noted.
+  // A write through the view also bumps the view's own version. If view and base share a counter,
+  // as views of one tensor do, this is one more than the version that write_through recorded.
   const auto now = version_of(base);
   return now != seen->version && !(seen->written && now == *seen->version + 1);
 }
@@ -204,16 +207,16 @@ DetachedViewPtr view_of_former(const DistributedTensorImpl& impl) {
   auto& view = *impl.detached_view();
   view.seen->version = version_of(view.base);
   auto result = detached_view_of(alias_tensor(impl, /*allows_change=*/true));
-  // The change of sizes bumps the version of both, which must not make them stale.
+  // The change of sizes bumps both versions, which must not make the views stale.
   view.seen->written = result->seen->written = true;
   return result;
 }
 
-// Checks and properties of distributed tensors that are made from local ones.
+// Checks and properties of distributed tensors that are made from local tensors.
 
 namespace {
 
-/// Goes to the next coordinate in the dimensions `dims` of a mesh; false after the last.
+/// Advances to the next coordinate along the mesh dimensions `dims`; false after the last.
 bool advance(std::vector<std::int64_t>& coordinate, const std::set<int>& dims,
              const std::vector<std::int64_t>& mesh_sizes) {
   for (const int dim : dims) {
@@ -226,8 +229,8 @@ bool advance(std::vector<std::int64_t>& coordinate, const std::set<int>& dims,
   return false;
 }
 
-/// The first place where parts with the two layouts have different sizes; empty: none. Compares
-/// only along the mesh dimensions by which the layouts shard differently.
+/// The first coordinate at which parts of the two layouts have different sizes; empty: none.
+/// Compares only along the mesh dimensions where the layouts shard differently.
 std::vector<std::int64_t> coordinate_of_other_parts(const Layout& layout, const Layout& other,
                                                     c10::IntArrayRef sizes) {
   std::vector<std::int64_t> coordinate(layout.mesh_sizes().size(), 0);
@@ -311,7 +314,7 @@ void name_parameter(const at::Tensor& tensor, const std::string& fqn) {
 }
 
 std::string parameter_name(const at::Tensor& tensor) {
-  // at::linear computes with the weight's transpose.
+  // A view has the name of its base, because at::linear uses the weight's transpose.
   return tensor.name().empty() && tensor.is_view() ? tensor._base().name() : tensor.name();
 }
 

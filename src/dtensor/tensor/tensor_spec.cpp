@@ -21,13 +21,13 @@
 
 namespace tessera::detail {
 
-// The table of interned specs, and the arithmetic of strides and sizes that specs need. Interning
-// costs a hash and a lock where a spec is made; in return every later comparison, above all that of
-// call keys, is one of addresses.
+// The table of interned specs, and the arithmetic of strides and sizes. Interning costs a hash and
+// a lock when a spec is made; later comparisons, above all of call keys, only compare addresses.
 
 namespace {
 
-/// The hash of all that == compares. Layouts are interned, and a mesh is identified by its address.
+/// A hash of everything that == compares. Layouts are interned, and a mesh is identified by its
+/// address.
 std::size_t hash_of(const TensorSpec& spec) {
   std::size_t hash = std::hash<LayoutPtr>{}(spec.sharding.layout);
   auto mix = [&hash](std::size_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull; };
@@ -42,20 +42,21 @@ std::size_t hash_of(const TensorSpec& spec) {
   return hash;
 }
 
-/// All specs. Holds weak references: a spec is freed with the last tensor or cached plan that holds
+/// All specs. References are weak: a spec is freed with the last tensor or cached plan that uses
 /// it. One table and one lock for all threads, since ranks may be threads and threads of one rank
 /// share tensors.
 class SpecTable {
  public:
   static SpecTable& instance() {
-    // Never destroyed: tensors with static storage may outlive it.
+    // Never destroyed, because tensors with static storage may outlive it.
     static auto* table = new SpecTable;
     return *table;
   }
 
   TensorSpecPtr intern(TensorSpec&& spec) {
     const auto hash = hash_of(spec);
-    // A spec found but not wanted is released after the lock: its deleter takes the lock.
+    // A spec that is found but not used is released after the lock, because its deleter takes the
+    // lock.
     std::vector<TensorSpecPtr> others;
     std::lock_guard lock(mutex_);
     auto [begin, end] = specs_.equal_range(hash);
@@ -66,7 +67,7 @@ class SpecTable {
       }
       others.push_back(std::move(known));
     }
-    // Only for a spec that is new: the geometry of equal ones is in the table.
+    // Computed only for a new spec; equal specs in the table have their geometry.
     spec.geometry = {shape_geometry(spec.sizes, spec.strides)};
     const auto* raw = new TensorSpec(std::move(spec));
     TensorSpecPtr made(raw, [hash](const TensorSpec* p) { instance().erase(hash, p); });
@@ -75,8 +76,8 @@ class SpecTable {
   }
 
  private:
-  // The address is what erase() finds an entry by: its weak reference has expired by then, and a
-  // spec that is equal may have been made since, under the same hash.
+  // erase() finds an entry by its address: the weak reference has expired by then, and an equal
+  // spec may have been made since, under the same hash.
   struct Entry {
     const TensorSpec* address;
     std::weak_ptr<const TensorSpec> reference;
@@ -98,7 +99,7 @@ class SpecTable {
   std::unordered_multimap<std::size_t, Entry> specs_;
 };
 
-/// The different numbers of positions of a digit on the coordinates.
+/// The set of all numbers of positions that ranks have of a digit.
 std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std::int64_t size) {
   std::set<std::int64_t> parts{digit.extent == 0 ? size : digit.extent};
   for (const int mesh_dim : digit.mesh_dims) {
@@ -115,7 +116,7 @@ std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std:
   return parts;
 }
 
-/// Likewise for a dimension.
+/// The set of all numbers of positions that ranks have of a dimension.
 std::set<std::int64_t> part_sizes(const Layout& layout, int dim, std::int64_t size) {
   std::set<std::int64_t> sizes{1};
   for (const auto& digit : layout.digits(dim)) {
@@ -141,8 +142,8 @@ std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArra
   return tessera::local_sizes(*sharding.layout, sizes, coordinate);
 }
 
-// Stable, so that dimensions with equal strides (of size 1, or expanded) keep their order on all
-// ranks.
+// A stable sort, so that dimensions with equal strides (of size 1, or expanded) have the same order
+// on all ranks.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -159,8 +160,8 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
   return strides;
 }
 
-// A dimension that is not split has one size everywhere. One that is split into parts of one size,
-// or of at least two positions each, is ordered alike on all ranks.
+// A dimension that is not split has one size on all ranks. A dimension that is split into equal
+// parts, or into parts with at least two positions each, is ordered in the same way on all ranks.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto index = static_cast<int>(dim);
@@ -217,7 +218,7 @@ void check_partials(const Layout& layout, c10::ScalarType type, std::string_view
   }
 }
 
-// Not every layout has a list of placements: to_placements throws then.
+// Some layouts cannot be expressed as placements; to_placements then throws.
 std::string describe(const Layout& layout, c10::IntArrayRef sizes) {
   try {
     return to_string(to_placements(layout, sizes));
@@ -257,8 +258,8 @@ const at::Tensor& local_tensor(const at::Tensor& tensor) {
   return impl->local();
 }
 
-/// Not compared between ranks: layers of the library call it in the middle of a step, with sizes
-/// that ranks have agreed on.
+/// Without a comparison between ranks: layers of the library call it in the middle of a step, with
+/// sizes that ranks have already agreed on.
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes) {
   detail::check_local(local, spec, sizes);

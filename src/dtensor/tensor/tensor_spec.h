@@ -14,65 +14,65 @@
 
 namespace tessera::detail {
 
-/// Computed once per spec, because every tensor with the spec needs it.
+/// Properties of sizes and strides, computed once per spec, because every tensor with the spec
+/// needs them.
 struct Geometry : ShapeGeometry {
-  /// Equal specs have equal geometries: nothing to compare.
+  /// Always true, because equal specs have equal geometries.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
 };
 
-/// Everything about a distributed tensor except its values: the plan of a call depends on it.
-/// Immutable and interned: equal specs are one object as long as it is in use, so that the dispatch
+/// All properties of a distributed tensor except its values. A call's plan depends on them.
+/// Immutable and interned: equal specs are one object while it is in use, so that the dispatch
 /// cache compares pointers.
 struct TensorSpec {
   ShardingSpec sharding;
-  std::vector<std::int64_t> sizes;    ///< global
-  std::vector<std::int64_t> strides;  ///< global
+  std::vector<std::int64_t> sizes;    ///< global sizes
+  std::vector<std::int64_t> strides;  ///< global strides
   c10::ScalarType dtype;
   Geometry geometry = {};  ///< set by intern_spec
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 using TensorSpecPtr = std::shared_ptr<const TensorSpec>;
 
-/// The one spec equal to `spec`. Thread safe.
+/// The unique spec object equal to `spec`. Thread safe.
 TensorSpecPtr intern_spec(TensorSpec spec);
 
 /// Sizes of this rank's local tensor. Throws Error if this rank is not in the mesh.
 std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes);
 
-/// Strides of a dense tensor of `sizes` with its dimensions in the memory order that strides `like`
-/// have (channels last, transposed). A stride of 0 stays 0.
+/// Strides of a dense tensor of `sizes` whose dimensions have the memory order of the strides
+/// `like` (channels last, transposed). A stride of 0 stays 0.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
-/// Whether the strides of the local tensors have the same order of dimensions on every rank. They
-/// may not where ranks hold different numbers of positions along a dimension and some of them at
-/// most one: such a dimension may have any stride, and kernels choose it as they like.
+/// Whether the strides of the local tensors have the same order of dimensions on every rank. The
+/// orders may differ if ranks have different numbers of positions along a dimension and some have
+/// at most one: such a dimension may have any stride, and kernels choose it freely.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
 
 /// Strides of a contiguous tensor of `sizes`.
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
 
-/// The global strides of a tensor whose local tensor has `local_strides`: in the same order of
-/// dimensions, or contiguous ones where ranks could disagree on that order (`agreed` is false; see
+/// The global strides of a tensor whose local tensor has `local_strides`: the same order of
+/// dimensions, or contiguous strides if ranks could disagree on that order (`agreed` is false; see
 /// shards_agree_on_stride_order).
 std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
                                          bool agreed);
 
 /// The layout of the gradient of a tensor with `layout`: the same, but replicated where the tensor
-/// is partial, since the derivative of a sum is the same for each of its terms.
+/// is partial, because the derivative of a sum is the same for each term.
 LayoutPtr gradient_layout(LayoutPtr layout);
 
-/// Whether elements of `type` can be reduced with `op`: bool has no sum and average, integers have
-/// no average, complex numbers have sum and average only, which act on real and imaginary part
-/// alike.
+/// Whether elements of `type` can be reduced with `op`. bool supports no sum and average, integers
+/// no average, complex numbers only sum and average (on real and imaginary parts separately).
 bool is_reducible(c10::ScalarType type, ReduceOp op);
 
-/// Throws Error if `layout` is partial with a reduction that elements of `type` do not have.
-/// `asked`: the caller, for the message.
+/// Throws Error if `layout` is partial with a reduction that `type` does not support. `asked`: the
+/// caller, for the message.
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
-/// The placements, or the layout where no list of placements describes it. For messages.
+/// The placements as text, or the layout if placements cannot express it. For messages.
 std::string describe(const Layout& layout, c10::IntArrayRef sizes);
-/// "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]", for messages.
+/// A spec as text for messages: "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]".
 std::string describe(const TensorSpec& spec);
 
 }  // namespace tessera::detail

@@ -16,12 +16,12 @@
 namespace tessera::detail {
 
 // Strides and storage offsets. A distributed tensor has computed global strides; its local tensor
-// has others, and others again after a redistribution. Operators on memory (views, as_strided,
+// has other strides, which a redistribution changes again. Operators on memory (views, as_strided,
 // expanded tensors) need both to match.
 
 namespace {
 
-/// Has global sizes and strides: those of a distributed tensor's wrapper.
+/// A meta tensor with the sizes and strides of `tensor`, which are global for a distributed tensor.
 at::Tensor meta_like(const at::Tensor& tensor) {
   return meta_tensor(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
@@ -38,7 +38,7 @@ std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     BelowAutograd guard;
     op.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
-    // No kernel for meta tensors. Any other error is the caller's.
+    // The operator has no kernel for meta tensors. Any other exception is the caller's error.
     return std::nullopt;
   }
   std::vector<std::vector<std::int64_t>> strides;
@@ -57,7 +57,8 @@ std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef t
   if (inferred == sizes.end()) {
     return sizes;
   }
-  // Positive with a single -1; libtorch refuses a second one.
+  // The product of the known sizes: positive if there is a single -1; libtorch refuses a second
+  // one.
   const std::int64_t known = -c10::multiply_integers(rest.in2, sizes.end());
   const std::int64_t elements = c10::multiply_integers(rest.in1, from.end());
   if (known > 0 && elements % known == 0) {
@@ -96,28 +97,29 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
   narrow_stride_zero(to, to.strides()).copy_(narrow_stride_zero(value, to.strides()));
 }
 
-// Writes to views of a tensor that is split along a dimension that the view splits or joins. The
-// viewed tensor had to be gathered, so the view holds a copy (tensor/distributed_impl.h). A write
-// to it is repeated on its base, by taking the view once more. Code that writes to such a view
-// calls write_through.
+// Writes to views of a tensor along a dimension that is sharded and that the view splits or joins.
+// The viewed tensor had to be gathered, so the view has its own copy (tensor/distributed_impl.h). A
+// write to the view is repeated on its base, by taking the view once more. Code that writes to such
+// a view calls write_through.
 
 namespace {
 
-/// Counted as a plan counts outputs: those in lists one by one. No result of a view is undefined.
+/// Result tensor `number`, counted as a plan counts outputs: elements of lists one by one. A view
+/// has no undefined results.
 at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
   std::vector<at::Tensor> tensors;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors[number];
 }
 
-/// An operator without a rule runs as it would on one rank, strides included.
+/// Restores `strides`: an operator without a rule runs as on one rank, including strides.
 at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
   auto result = at::empty_strided(tensor.sizes(), strides, tensor.options());
   copy_to_stride_zero(result, tensor);
   return result;
 }
 
-/// Gathers the base, takes the view again, writes to it, and redistributes the base back.
+/// Gathers the base, takes the view again, writes to the view, and redistributes the base back.
 void replay_write(const DetachedView::Replay& replay, const DistributedTensorImpl& base,
                   const at::Tensor& value) {
   auto gathered = redistribute_local(base.local(), base.spec(), replay.layout);
@@ -126,9 +128,9 @@ void replay_write(const DetachedView::Replay& replay, const DistributedTensorImp
   torch::jit::Stack stack = replay.arguments;
   stack[replay.base] = gathered;
   replay.op.callBoxed(stack);
-  // The view of this gathered base is a real one: the write reaches it.
+  // The view of this gathered base is an alias, so the write changes the gathered base.
   copy_to_stride_zero(nth_tensor(stack, replay.result), value);
-  // The base's own strides and type; only the layout is another.
+  // The spec of the gathered base: the base's own, with another layout.
   auto spec = *base.spec();
   spec.sharding.layout = replay.layout;
   copy_to_stride_zero(base.local(), redistribute_local(gathered, intern_spec(std::move(spec)),
@@ -157,7 +159,7 @@ void write_through(const at::Tensor& view) {
   if (detached.replay) {
     replay_write(*detached.replay, *base, impl->local());
   }
-  // The base is a copy, too: continue with what it is a view of.
+  // The base is itself a detached view: continue with its base.
   if (base->detached_view()) {
     write_through(detached.base);
   }

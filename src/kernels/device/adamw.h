@@ -1,13 +1,12 @@
-// AdamW, element by element. The rate, the gradients' factor and the step are read where the
-// tensors are. Multiplications and additions are separate, so that a CPU's result has the same
-// bits.
+// AdamW, element by element. The rate, the gradient factor and the step are read from the tensors'
+// device. Multiplications and additions are not fused, so that a CPU's result has the same bits.
 #pragma once
 
 #include "device/chunks.h"
 
 namespace tessera::kernels {
 
-/// `rows` of `size` elements, dense, whose places in the whole tensor are `stride` apart.
+/// `rows` rows of `size` elements, dense; the rows are `stride` elements apart in the whole tensor.
 struct AdamWPiece {
   float* parameter = nullptr;
   const float* gradient = nullptr;
@@ -17,7 +16,7 @@ struct AdamWPiece {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   std::int64_t stride = 0;
-  std::int64_t place = 0;  ///< of the first element
+  std::int64_t place = 0;  ///< place of the first element in the whole tensor
   std::uint64_t stream = 0;
 
   TESSERA_HOST_DEVICE std::int64_t numel() const { return rows * size; }
@@ -26,7 +25,7 @@ struct AdamWPiece {
 struct AdamW {
   Chunked<AdamWPiece, 44, 16384> list;
   const double* lr = nullptr;
-  const double* gradient_factor = nullptr;  ///< null: 1
+  const double* gradient_factor = nullptr;  ///< factor of the gradients; null: 1
   double beta1 = 0;
   double beta2 = 0;
   double eps = 0;
@@ -34,19 +33,19 @@ struct AdamW {
   std::uint64_t seed = 0;
 };
 
-/// What all elements of a piece share.
+/// Factors that all elements of a piece share.
 struct AdamWFactors {
-  float gradient;      ///< multiplies it
-  float decay;         ///< multiplies the parameter
-  float beta1, rest1;  ///< of the mean, and 1 less it
+  float gradient;      ///< factor of the gradient
+  float decay;         ///< factor of the parameter
+  float beta1, rest1;  ///< decay of the mean, and 1 - decay
   float beta2, rest2;
-  float rate;  ///< by which the mean is multiplied, without its bias
-  float root;  ///< by which the square root is multiplied, for the same
+  float rate;  ///< factor of the mean in the update, with bias correction
+  float root;  ///< factor of the square root, with bias correction
   float eps;
   PhiloxKey key;
 };
 
-/// x^n for n >= 0, by squares.
+/// x^n for n >= 0, by repeated squaring.
 TESSERA_HOST_DEVICE inline double power(double x, std::int64_t n) {
   double result = 1;
   for (; n > 0; n /= 2, x *= x) {
@@ -70,12 +69,12 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   f.rate = static_cast<float>(lr / (1.0 - power(call.beta1, step)));
   f.root = static_cast<float>(1.0 / std::sqrt(1.0 - power(call.beta2, step)));
   f.eps = static_cast<float>(call.eps);
-  // A sequence for each parameter and step: multiples of the golden ratio are far apart.
+  // A separate sequence for each parameter and step: multiples of the golden ratio are far apart.
   f.key = {call.seed, piece.stream + static_cast<std::uint64_t>(step) * 0x9E3779B97F4A7C15ULL};
   return f;
 }
 
-/// The random bits of four elements: 32 for each, 16 for each of its moments.
+/// The random bits for four elements: 32 for each element, 16 for each of its two moments.
 TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t four) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
@@ -83,8 +82,8 @@ TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t
                        high(key.seed));
 }
 
-/// Rounds up with the probability that `x` is on the way to the next bfloat16: 16 random bits
-/// decide. Infinities and NaN stay.
+/// Stochastic rounding to bfloat16 by 16 random bits: rounds up with a probability equal to the
+/// distance from the lower neighbour. Infinities and NaN are unchanged.
 TESSERA_HOST_DEVICE inline float rounded_at_random(float x, std::uint32_t random) {
   std::uint32_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);
@@ -96,7 +95,7 @@ TESSERA_HOST_DEVICE inline float rounded_at_random(float x, std::uint32_t random
   return x;
 }
 
-/// An element, in place.
+/// Updates one element in place.
 TESSERA_HOST_DEVICE inline void adamw_element(const AdamWFactors& f, float gradient,
                                               float& parameter, float& exp_avg, float& exp_avg_sq) {
   const float g = gradient * f.gradient;
@@ -106,8 +105,8 @@ TESSERA_HOST_DEVICE inline void adamw_element(const AdamWFactors& f, float gradi
   parameter = parameter * f.decay - f.rate * exp_avg / root;
 }
 
-/// N elements of a vector; the moments are rounded where they are narrower (kRounds). `place` is
-/// that of the first.
+/// Updates the N elements of a vector; the moments are rounded if their type is narrower (kRounds).
+/// `place`: the place of the first element.
 template <int N, bool kRounds>
 TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gradient,
                                       Floats<N>& parameter, Floats<N>& exp_avg,
@@ -132,7 +131,8 @@ TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gr
   }
 }
 
-/// Vectors `first`, `first` + `step` and so on of the elements [begin, end). M: the moments' type.
+/// Updates the vectors `first`, `first` + `step` and so on of the elements [begin, end). M: the
+/// moments' type.
 template <class M, int N>
 TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors& f,
                                         std::int64_t begin, std::int64_t end, std::int64_t first,
@@ -154,8 +154,8 @@ TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors&
   }
 }
 
-/// A chunk of a piece, by the threads `first` to `step` - 1. A vector stays within a row: the next
-/// row's places are elsewhere.
+/// Updates a chunk of a piece; called by thread `first` of `step` threads. A vector does not cross
+/// the end of a row, because the next row's elements have other places.
 template <class M>
 TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,
                                      std::int64_t first, std::int64_t step) {

@@ -1,4 +1,5 @@
-// Many tensors in one launch: a list of pieces, cut into chunks, each of which a block takes.
+// Many tensors in one launch: a list of pieces that are split into chunks, one block for each
+// chunk.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +9,19 @@
 
 namespace tessera::kernels {
 
-/// At most `kMost` pieces, which have a numel(). Plain arrays: a kernel gets the list by value,
-/// with at most 4 KiB of arguments.
+/// A list of at most `kMost` pieces; a piece must have a numel(). Plain arrays, because a kernel
+/// receives the list by value, with at most 4 KiB of arguments.
 template <class Piece, int kMost, std::int64_t kNumel>
 struct Chunked {
-  static constexpr std::int64_t kChunk = kNumel;  ///< elements of a chunk; a piece's last has fewer
+  static constexpr std::int64_t kChunk = kNumel;  ///< elements in a chunk; the last chunk of a
+                                                  ///< piece may have fewer
 
-  int count = 0;              ///< of pieces
-  std::int32_t chunks = 0;    ///< of all pieces
-  std::int32_t first[kMost];  ///< the number of each piece's first chunk
+  int count = 0;              ///< number of pieces
+  std::int32_t chunks = 0;    ///< number of chunks of all pieces
+  std::int32_t first[kMost];  ///< index of each piece's first chunk
   Piece pieces[kMost];
 
-  /// False, and nothing is added, if the list is full. `piece` must have elements.
+  /// Adds a piece, which must not be empty. Returns false, without effect, if the list is full.
   bool add(const Piece& piece) {
     const std::int64_t more = divide_up(piece.numel(), kChunk);
     if (count == kMost || chunks + more > std::numeric_limits<std::int32_t>::max()) {
@@ -41,7 +43,7 @@ struct Chunk {
 
 template <class Piece, int kMost, std::int64_t kNumel>
 TESSERA_HOST_DEVICE Chunk chunk_of(const Chunked<Piece, kMost, kNumel>& list, std::int32_t number) {
-  // The last piece that begins at or before it.
+  // Binary search for the last piece whose first chunk is at or before `number`.
   int piece = 0;
   for (int end = list.count; end - piece > 1;) {
     const int middle = (piece + end) / 2;
@@ -52,7 +54,7 @@ TESSERA_HOST_DEVICE Chunk chunk_of(const Chunked<Piece, kMost, kNumel>& list, st
   return {piece, begin, begin + kNumel < numel ? begin + kNumel : numel};
 }
 
-/// Whether `data` may be taken 16 bytes at a time.
+/// Whether `data` is aligned for accesses of 16 bytes.
 TESSERA_HOST_DEVICE inline bool is_vector(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0;
 }

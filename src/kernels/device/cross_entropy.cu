@@ -1,4 +1,4 @@
-// The cross entropy of rows of logits on a GPU: a block takes a row.
+// Cross entropy of rows of logits on a GPU: one block for each row.
 #include <algorithm>
 
 #include "device/cross_entropy.h"
@@ -9,8 +9,8 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr std::int64_t kMostRows = 65535;  // a grid's limit in its second dimension
-constexpr int kVectorsOfThread = 4;        // a thread writes so many of a row
+constexpr std::int64_t kMostRows = 65535;  // limit of a grid's second dimension
+constexpr int kVectorsOfThread = 4;        // vectors of a row that a thread writes
 
 template <class T>
 __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(CrossEntropy call) {
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows_kernel(CrossEntro
   }
 }
 
-/// The threads of the blocks that share a row.
+/// The threads of all blocks that process the same row.
 struct BlocksOfRow {
   __device__ static std::int64_t first() { return thread_of_grid(); }
   __device__ static std::int64_t width() {
@@ -73,7 +73,8 @@ void launch(const CrossEntropy& call, Element type, cudaStream_t stream) {
 
 void launch(const CrossEntropyBackward& call, Element type, cudaStream_t stream) {
   const Logits& in = call.logits;
-  // Rows of both are at the same distance of a multiple of 16 bytes, or no vectors.
+  // Vector accesses need logits and gradient rows with the same offset relative to multiples of 16
+  // bytes.
   const auto apart =
       reinterpret_cast<std::uintptr_t>(in.data) - reinterpret_cast<std::uintptr_t>(call.gradient);
   const bool alike = apart % kVectorBytes == 0 &&

@@ -1,5 +1,5 @@
-// The cross entropy of rows of logits, of a vocabulary that is whole or split, and the logits'
-// gradient. A team of threads takes a row; in the tests it is one thread.
+// Cross entropy of rows of logits, for a whole or split vocabulary, and the logits' gradient. A
+// team of threads processes a row; in the tests a team is one thread.
 #pragma once
 
 #include <algorithm>
@@ -8,15 +8,15 @@
 
 namespace tessera::kernels {
 
-/// Rows of logits, of the columns that this rank has of a vocabulary.
+/// Rows of logits, with this rank's columns of the vocabulary.
 struct Logits {
   const void* data = nullptr;
-  std::int64_t stride = 0;  ///< of a row to the next one
+  std::int64_t stride = 0;  ///< distance between rows, in elements
   const std::int64_t* targets = nullptr;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t first_column = 0;
-  std::int64_t vocabulary = 0;  ///< columns of all ranks
+  std::int64_t vocabulary = 0;  ///< number of columns on all ranks
   std::int64_t ignore_index = 0;
   float label_smoothing = 0;
   float z_loss = 0;
@@ -24,7 +24,7 @@ struct Logits {
   TESSERA_HOST_DEVICE bool is_ignored(std::int64_t row) const {
     return targets[row] == ignore_index;
   }
-  /// The target's column here; outside of [0, columns): another rank has it.
+  /// The target's column on this rank; if it is outside of [0, columns), another rank has it.
   TESSERA_HOST_DEVICE std::int64_t target(std::int64_t row) const {
     return targets[row] - first_column;
   }
@@ -33,35 +33,38 @@ struct Logits {
   }
 };
 
-/// With a whole vocabulary one launch gives the losses. With a split one it gives the maximum and
-/// the terms of this rank's columns, a second makes the terms relative to the maximum of all ranks,
-/// and after the sum over them a third gives the losses.
+/// The steps of the forward. With a whole vocabulary one launch (kWhole) computes the losses. With
+/// a split vocabulary, kTerms computes the maximum and the terms of this rank's columns; kRelative
+/// makes the terms relative to the maximum over all ranks; and after the sum over the ranks,
+/// kLosses computes the losses.
 enum class CrossEntropyStep : std::uint8_t { kWhole, kTerms, kRelative, kLosses };
 
 struct CrossEntropy {
   CrossEntropyStep step = CrossEntropyStep::kWhole;
   Logits logits;
-  float* maximum = nullptr;      ///< (rows), of this rank's columns
-  float* all_maximum = nullptr;  ///< (rows), the same to begin with, for the all-reduce
+  float* maximum = nullptr;      ///< (rows): the maximum over this rank's columns
+  float* all_maximum = nullptr;  ///< (rows), initially a copy of `maximum`, for the all-reduce
   /// (2 or 3, rows): the sum of exp(x - reference(maximum)), the target's logit, and for label
-  /// smoothing the sum of x - reference(maximum). Once relative: all from the maximum of all ranks.
+  /// smoothing the sum of x - reference(maximum). After kRelative, all are relative to the maximum
+  /// over all ranks.
   float* terms = nullptr;
-  float* losses = nullptr;        ///< (rows)
-  double* log_sum_exp = nullptr;  ///< (rows)
+  float* losses = nullptr;        ///< (rows): the loss of each row
+  double* log_sum_exp = nullptr;  ///< (rows): the log-sum-exp of each row
 };
 
 struct CrossEntropyBackward {
   Logits logits;
   const double* log_sum_exp = nullptr;
-  const float* of_row = nullptr;  ///< what each row's loss is multiplied by; null: 1
+  const float* of_row = nullptr;  ///< gradient of each row's loss; null: 1
   std::int64_t of_row_stride = 1;
-  void* gradient = nullptr;  ///< may be the logits
+  void* gradient = nullptr;  ///< the logits' gradient; may be the logits' memory
   std::int64_t gradient_stride = 0;
 };
 
-constexpr int kCrossEntropyThreads = 512;  // in a block, which takes a row
+constexpr int kCrossEntropyThreads = 512;  // threads in a block, which processes a row
 
-/// Within |x| + 2 ulp on a GPU: in a sum of exponentials those of large |x| are small.
+/// exp(x), with an error of at most |x| + 2 ulp on a GPU. In a sum of exponentials, terms with a
+/// large |x| are small.
 TESSERA_HOST_DEVICE inline float fast_exp(float x) {
 #ifdef __CUDA_ARCH__
   return __expf(x);
@@ -72,19 +75,21 @@ TESSERA_HOST_DEVICE inline float fast_exp(float x) {
 
 constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
 
-/// What exponentials are relative to: without columns, or of -inf alone, no NaN.
+/// The reference of the exponentials. It is 0 if there are no columns or all logits are -inf, so
+/// that no NaN results.
 TESSERA_HOST_DEVICE inline float reference(float maximum) {
   return maximum == kNoMaximum ? 0.0F : maximum;
 }
 
-/// The factor of a sum relative to `maximum` in one relative to `all`, which is not smaller.
+/// The factor that converts a sum relative to `maximum` to one relative to `all`, which is not
+/// smaller.
 TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
   return maximum == kNoMaximum ? 0.0F : fast_exp(maximum - all);
 }
 
-/// Calls body.operator()<N>(i) for vectors of a row that begin at multiples of 16 bytes, and
-/// body.operator()<1>(i) for what is left at both ends, so that every row is read by 16 bytes. With
-/// N = 1 the address does not matter.
+/// Calls body.operator()<N>(i) for the vectors of a row that begin at multiples of 16 bytes, and
+/// body.operator()<1>(i) for the remaining elements at both ends, so that every row is read in
+/// units of 16 bytes. With N = 1 the alignment does not matter.
 template <class T, int N, class Team, class Body>
 TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const Team& team,
                                          Body&& body) {
@@ -101,13 +106,13 @@ TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const 
   }
 }
 
-/// What one pass over a row gives.
+/// The results of one pass over a row.
 struct RowSums {
   float maximum = kNoMaximum;
-  float sum = 0;    ///< of exp(x - reference(maximum))
-  float total = 0;  ///< of x - pivot, for label smoothing
+  float sum = 0;    ///< sum of exp(x - reference(maximum))
+  float total = 0;  ///< sum of x - pivot, for label smoothing
 
-  /// A NaN is in the sum, not in the maximum.
+  /// Adds N elements. A NaN shows in the sum, not in the maximum.
   template <int N>
   TESSERA_HOST_DEVICE void add(const Floats<N>& x) {
     float top = maximum;
@@ -125,8 +130,8 @@ struct RowSums {
   }
 };
 
-/// A row by one team. Label smoothing's total begins at the row's first logit, so that large logits
-/// leave it its digits.
+/// One row, by one team. The total for label smoothing is relative to the row's first logit, so
+/// that large logits do not lose precision.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team& team) {
   const T* x = static_cast<const T*>(p.data) + row * p.stride;
@@ -153,7 +158,8 @@ TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team&
   return all;
 }
 
-/// `sum`, `target` and `total` are relative to `maximum`, and of all columns.
+/// Writes a row's loss. `sum`, `target` and `total` are relative to `maximum`, and cover all
+/// columns.
 TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t row, float maximum,
                                            float sum, float target, float total) {
   const Logits& in = p.logits;
@@ -170,11 +176,11 @@ TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t r
   p.log_sum_exp[row] = log_sum_exp;
 }
 
-/// kWhole and kTerms.
+/// Writes the results of a row for kWhole and kTerms.
 template <class T>
 TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, const RowSums& sums) {
   const Logits& in = p.logits;
-  const auto* x = static_cast<const T*>(in.data);  // null of a rank without columns
+  const auto* x = static_cast<const T*>(in.data);  // null for a rank without columns
   const float target =
       in.has_target(row) ? static_cast<float>(x[row * in.stride + in.target(row)]) : 0.0F;
   if (p.step == CrossEntropyStep::kWhole) {
@@ -189,7 +195,7 @@ TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, con
   }
 }
 
-/// kRelative and kLosses: a row's few numbers, by one thread.
+/// For kRelative and kLosses: processes a row's few numbers, by one thread.
 TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t row) {
   const Logits& in = p.logits;
   const bool smooth = in.label_smoothing > 0;
@@ -207,7 +213,7 @@ TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t r
   }
 }
 
-/// A number as the sum of two: what is subtracted from an fp32 number by both leaves it its digits,
+/// A double as the sum of two floats. Subtracting both parts from a float preserves its precision,
 /// however large the number is.
 struct TwoFloats {
   float high, low;
@@ -216,10 +222,11 @@ struct TwoFloats {
 TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
   const auto high = static_cast<float>(x);
   const auto rest = static_cast<float>(x - high);
-  return {high, rest == rest ? rest : 0.0F};  // of infinities there is no rest
+  return {high, rest == rest ? rest : 0.0F};  // an infinity has no remainder, so 0
 }
 
-/// What a row's softmax is multiplied by; what its target, and every column, subtracts.
+/// The factor of a row's softmax, and the numbers that are subtracted at the target and at every
+/// column.
 struct RowScales {
   float softmax, target, all;
 };
@@ -233,8 +240,8 @@ TESSERA_HOST_DEVICE inline RowScales scales_of_row(const CrossEntropyBackward& p
           factor * in.label_smoothing / static_cast<float>(in.vocabulary)};
 }
 
-/// The gradient of one row's loss: of_row * ((1 + 2 z lse) softmax - (1 - e) target - e / V).
-/// Nothing is read of an ignored row. Each thread reads a vector before it writes there.
+/// The gradient of one row's loss: of_row * ((1 + 2 z lse) softmax - (1 - e) target - e / V). An
+/// ignored row is not read. Each thread reads a vector before it writes to the same place.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& p, std::int64_t row,
                                                     const Team& team) {
@@ -263,10 +270,11 @@ TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& 
   });
 }
 
-/// A tensor times a number on the device: out, of T, may be of another type than x.
+/// A tensor times a number on the device. The result `out`, of type T, may have another type than
+/// x.
 struct Scale {
   const void* x = nullptr;
-  bool x_is_float = false;  ///< fp32; otherwise of the type of the result
+  bool x_is_float = false;  ///< x is fp32; otherwise it has the type of the result
   const float* factor = nullptr;
   std::int64_t size = 0;
   void* out = nullptr;

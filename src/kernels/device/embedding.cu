@@ -16,13 +16,13 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(Embedding call) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.y;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
        i < call.count; i += step) {
-    // Another rank's index is in the table; one that no rank has would come out as zeros on all.
+    // An index of another rank is valid; an index that no rank has would give zeros on all ranks.
     CUDA_KERNEL_ASSERT(call.indices[i] >= 0 && call.indices[i] < call.total_rows);
     embedding_row<T, N>(call, i, threadIdx.x, blockDim.x);
   }
 }
 
-/// A block for each tile, in the first dimension.
+/// One block for each tile, in the grid's first dimension.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) embedding_backward_kernel(EmbeddingBackward call) {
   const std::int64_t vector = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;

@@ -1,5 +1,5 @@
-// Rows of an embedding table, which may be split by rows, and the gradient of the table. And a
-// check of indices, which the host cannot make without waiting.
+// Rows of an embedding table that may be split by rows, the table's gradient, and a check of
+// indices, which the host could not make without waiting.
 #pragma once
 
 #include <algorithm>
@@ -8,39 +8,40 @@
 
 namespace tessera::kernels {
 
-/// `rows` rows of a table, from `first_row` of `total_rows` on; dense.
+/// A shard of a table: `rows` rows from `first_row` on, of `total_rows`; dense.
 struct Embedding {
   const void* table = nullptr;
   const std::int64_t* indices = nullptr;
-  std::int64_t count = 0;  ///< of indices
+  std::int64_t count = 0;  ///< number of indices
   std::int64_t first_row = 0;
   std::int64_t rows = 0;
   std::int64_t total_rows = 0;
-  std::int64_t size = 0;  ///< elements of a row
-  void* out = nullptr;    ///< (count, size)
+  std::int64_t size = 0;  ///< elements in a row
+  void* out = nullptr;    ///< (count, size): the rows that were looked up
 };
 
-/// Sums the gradients of each row in the order of their positions, but in parts: a tile takes
-/// kTileSlots of the sorted indices. A row's terms that go on in the next tile are sums of each
-/// tile in `partial`, which a second launch adds up. So one frequent row does not keep one block
-/// busy for long, and the same indices give the same bits.
+/// Sums the gradients of each row in the order of their positions, but in parts: a tile processes
+/// kTileSlots of the sorted indices. If a row's terms continue in the next tile, each tile writes
+/// its sum to `partial`, and a second launch adds these sums. So a frequent row does not occupy one
+/// block for long, and the same indices give the same bits.
 struct EmbeddingBackward {
-  const void* grad = nullptr;               ///< (count, size)
-  const std::int64_t* indices = nullptr;    ///< sorted
-  const std::int64_t* positions = nullptr;  ///< of each among the unsorted
+  const void* grad = nullptr;               ///< (count, size): the gradient of the looked-up rows
+  const std::int64_t* indices = nullptr;    ///< the indices in sorted order
+  const std::int64_t* positions = nullptr;  ///< position of each sorted index among the unsorted
+                                            ///< ones
   std::int64_t count = 0;
   std::int64_t first_row = 0;
   std::int64_t rows = 0;
   std::int64_t size = 0;
-  void* weight_grad = nullptr;  ///< (rows, size), zeros
-  /// (tiles, 2, size): of the row that comes from the tile before, and of one that begins here and
-  /// goes on.
+  void* weight_grad = nullptr;  ///< (rows, size), initially zeros
+  /// (tiles, 2, size): the sum for the row that continues from the previous tile, and the sum for a
+  /// row that begins in this tile and continues in the next.
   float* partial = nullptr;
 
   TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
     return slot > 0 && slot < count && indices[slot] == indices[slot - 1];
   }
-  /// The row of a slot among those here; another rank has it outside of [0, rows).
+  /// The row of a slot in this shard; outside of [0, rows) another rank has it.
   TESSERA_HOST_DEVICE std::int64_t row(std::int64_t slot) const {
     return indices[slot] - first_row;
   }
@@ -52,8 +53,8 @@ struct EmbeddingBackward {
 struct CheckIndices {
   const std::int64_t* indices = nullptr;
   std::int64_t count = 0;
-  std::int64_t size = 0;     ///< indices are from 0 to below this
-  std::int64_t ignored = 0;  ///< one that may be anything
+  std::int64_t size = 0;     ///< indices must be in [0, size)
+  std::int64_t ignored = 0;  ///< an index value that is not checked
 
   TESSERA_HOST_DEVICE bool is_right(std::int64_t i) const {
     return (indices[i] >= 0 && indices[i] < size) || indices[i] == ignored;
@@ -66,8 +67,8 @@ inline std::int64_t embedding_tiles(std::int64_t count) {
   return (count + kTileSlots - 1) / kTileSlots;
 }
 
-/// Vectors `first`, `first` + `step` and so on of one index's row, as bits; zeros of another
-/// rank's.
+/// Copies the vectors `first`, `first` + `step` and so on of one index's row, as bits; zeros for
+/// another rank's row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_row(const Embedding& p, std::int64_t position,
                                        std::int64_t first, std::int64_t step) {
@@ -92,7 +93,7 @@ TESSERA_HOST_DEVICE void add(Floats<N>& sum, const Floats<N>& term) {
   }
 }
 
-/// Elements i, ..., i + N - 1 of a row's whole sum.
+/// Writes elements i, ..., i + N - 1 of a row's complete sum.
 template <class T, int N>
 TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot, std::int64_t i,
                                    const Floats<N>& sum) {
@@ -101,11 +102,11 @@ TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot
   }
 }
 
-/// Elements i, ..., i + N - 1 of the rows of one tile.
+/// Sums elements i, ..., i + N - 1 of the rows of one tile.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std::int64_t tile,
                                                  std::int64_t i) {
-  constexpr int kAtOnce = 4;  // reads that are under way
+  constexpr int kAtOnce = 4;  // number of reads in flight
   const std::int64_t begin = tile * kTileSlots;
   const std::int64_t end = begin + kTileSlots < p.count ? begin + kTileSlots : p.count;
   float* const from_before = p.partial + tile * 2 * p.size + i;
@@ -139,7 +140,8 @@ TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std
   }
 }
 
-/// The sum for the row that begins in a tile and goes on in the next ones, if there is one.
+/// Adds the partial sums of the row that begins in this tile and continues in the next ones, if
+/// there is one.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std::int64_t tile,
                                                 std::int64_t i) {
@@ -148,7 +150,8 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // One that comes from the tile before, and fills this one, is another tile's.
+  // A row that continues from the previous tile and fills this tile is handled by the tile in which
+  // it begins.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }

@@ -1,13 +1,13 @@
-// What launches share: from a call's types and addresses to a kernel.
+// Helpers for launches: select a kernel by a call's types and addresses.
 #pragma once
 
 #include "device/vectors.h"
 
 namespace tessera::kernels {
 
-constexpr int kThreads = 256;  // in a block
+constexpr int kThreads = 256;  // threads in a block
 
-/// Calls body.operator()<T>() with the type of the elements.
+/// Calls body.operator()<T>() with the element type.
 template <class Body>
 void with_type(Element type, Body&& body) {
   switch (type) {
@@ -20,8 +20,8 @@ void with_type(Element type, Body&& body) {
   }
 }
 
-/// Calls body.operator()<T, N>() with the type of the elements, and how many of them an access
-/// takes: 16 bytes, or one element where addresses are not multiples of that.
+/// Calls body.operator()<T, N>() with the element type and the number of elements per access: 16
+/// bytes, or one element if addresses are not aligned.
 template <class Body>
 void with_vectors(Element type, bool aligned, Body&& body) {
   with_type(type, [&]<class T>() {
@@ -37,7 +37,8 @@ inline std::int64_t bytes_of(Element type) {
   return type == Element::kFloat ? 4 : 2;
 }
 
-/// Whether every row of `rows`, `stride` elements apart, begins at a multiple of 16 bytes.
+/// Whether each of the `rows` rows, which are `stride` elements apart, begins at a multiple of 16
+/// bytes.
 inline bool is_aligned(const void* data, std::int64_t rows, std::int64_t stride, Element type) {
   return reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0 &&
          (rows <= 1 || stride * bytes_of(type) % kVectorBytes == 0);

@@ -1,5 +1,6 @@
-// The 2-norm of many tensors together: the squares of each chunk are summed by a block, these sums
-// by one more. In fp64, so that no square overflows, and in an order that depends on sizes alone.
+// The 2-norm of many tensors together: one block sums the squares of each chunk, and another block
+// sums the results. In fp64, so that no square overflows, and in an order that depends on sizes
+// only.
 #pragma once
 
 #include "device/chunks.h"
@@ -15,28 +16,29 @@ struct NormPiece {
 
 struct SquareSums {
   Chunked<NormPiece, 200, 65536> list;
-  double* sums = nullptr;  ///< one for each chunk
+  double* sums = nullptr;  ///< one sum for each chunk
 };
 
-/// Sums of chunks, of the three kinds of tensors one after another (GradTerms): those that this
+/// Sums of chunks for the three kinds of tensors, one after another (GradTerms): tensors that this
 /// rank counts, plain ones, and copies that another rank counts.
 struct SumKinds {
   const double* sums = nullptr;
-  std::int64_t ends[3] = {};  ///< of each kind's sums
-  /// (2): what the ranks add up, and the sum of plain ones. The first has also what is not finite
-  /// among those that no rank or another one counts: so it reaches all.
+  std::int64_t ends[3] = {};  ///< end of each kind's sums
+  /// (2): the number that is summed over the ranks, and the sum of the plain tensors. The first is
+  /// made non-finite if a tensor that this rank does not count has a non-finite value, so that all
+  /// ranks see it.
   double* out = nullptr;
 };
 
-/// From sums that the ranks have added up to what the host asks for.
+/// Computes the norm and the clip factor from sums that were added over the ranks.
 struct ClipNorm {
-  const double* sums = nullptr;  ///< SumKinds::out
+  const double* sums = nullptr;  ///< the result in SumKinds::out, added over the ranks
   double max_norm = 0;
-  double* norm_and_factor = nullptr;  ///< (2)
-  float* norm = nullptr;              ///< rounded
+  double* norm_and_factor = nullptr;  ///< (2): the norm and the clip factor
+  float* norm = nullptr;              ///< the norm, rounded to fp32
 };
 
-/// Those of the vectors `first`, `first` + `step` and so on of `n` elements.
+/// The sum of squares over the vectors `first`, `first` + `step` and so on of `n` elements.
 template <class T, int N>
 TESSERA_HOST_DEVICE double squares_of_range(const T* data, std::int64_t n, std::int64_t first,
                                             std::int64_t step) {
@@ -62,7 +64,8 @@ TESSERA_HOST_DEVICE double squares_of_chunk(const SquareSums& call, std::int32_t
                          : squares_of_range<T, 1>(data, n, first, step);
 }
 
-/// By a team of threads, whose sum() has the same bits in each of them.
+/// Sums the three kinds; executed by a team of threads, whose sum() has the same bits in each
+/// thread.
 template <class Team>
 TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   double of_kinds[3];
@@ -77,13 +80,13 @@ TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   }
   if (team.first() == 0) {
     const double uncounted = of_kinds[1] + of_kinds[2];
-    // A number less itself is 0 if it is finite.
+    // uncounted - uncounted is 0 if the number is finite.
     call.out[0] = of_kinds[0] + (uncounted - uncounted == 0.0 ? 0.0 : uncounted);
     call.out[1] = of_kinds[1];
   }
 }
 
-/// The 1e-6 is PyTorch's. A norm that is not a number makes the factor none.
+/// 1e-6 as in PyTorch. A NaN norm gives a NaN factor.
 TESSERA_HOST_DEVICE inline void clip_norm(const ClipNorm& call) {
   const double norm = std::sqrt(call.sums[0] + call.sums[1]);
   const double factor = call.max_norm / (norm + 1e-6);

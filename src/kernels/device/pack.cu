@@ -1,4 +1,4 @@
-// Copies of many tensors on a GPU: a block for each chunk.
+// Copies of many tensors on a GPU: one block for each chunk.
 #include "device/launch_sizes.h"
 #include "device/launches.h"
 

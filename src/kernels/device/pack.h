@@ -1,12 +1,13 @@
-// Copies of many tensors in one launch, from any of the types to any: between parameters and the
-// flat buffers that collectives send.
+// Copies of many tensors in one launch, between any element types: from parameters to the flat
+// buffers that collectives send, and back.
 #pragma once
 
 #include "device/chunks.h"
 
 namespace tessera::kernels {
 
-/// `rows` of `size` elements, which begin `..._stride` elements apart.
+/// A copy of `rows` rows of `size` elements; the rows begin `from_stride` and `to_stride` elements
+/// apart.
 struct PackPiece {
   const void* from = nullptr;
   void* to = nullptr;
@@ -20,10 +21,10 @@ struct PackPiece {
 
 struct Pack {
   Chunked<PackPiece, 64, 16384> list;
-  Element to;  ///< what elements become
+  Element to;  ///< element type of the destinations
 };
 
-/// Whether no vector of N elements reaches over the end of a row, and all are aligned.
+/// Whether no vector of N elements crosses the end of a row, and all vectors are aligned.
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
   const auto rows_fit = [&](std::int64_t stride, std::int64_t bytes) {
@@ -34,7 +35,7 @@ TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
                           rows_fit(p.to_stride, sizeof(To))));
 }
 
-/// Vectors `first`, `first` + `step` and so on of the elements [begin, end).
+/// Copies the vectors `first`, `first` + `step` and so on of the elements [begin, end).
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, std::int64_t end,
                                        std::int64_t first, std::int64_t step) {
@@ -48,11 +49,12 @@ TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, s
   }
 }
 
-/// A chunk, by the threads `first` to `step` - 1.
+/// Copies a chunk; called by thread `first` of `step` threads.
 template <class From, class To>
 TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::int64_t first,
                                     std::int64_t step) {
-  constexpr int kWide = kVectorBytes / sizeof(To);  // each of a warp's writes fills what it touches
+  constexpr int kWide = kVectorBytes / sizeof(To);  // vectors of this width make each write of a
+                                                    // warp fill whole memory segments
   const Chunk chunk = chunk_of(call.list, number);
   const PackPiece& piece = call.list.pieces[chunk.piece];
   if (has_vectors<From, To, kWide>(piece)) {

@@ -1,5 +1,5 @@
-// Rows in 8 bits on a GPU: a block for each row, or two kernels for rows that are columns in
-// memory.
+// Quantises rows to fp8 on a GPU: one block for each row, or two kernels for rows that are columns
+// in memory.
 #include <algorithm>
 
 #include "device/launch_sizes.h"
@@ -9,9 +9,9 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int kTile = 32;                 // rows and columns that a block turns
-constexpr int kTileRows = 8;              // threads beside each other in the second dimension
-constexpr std::int64_t kMostParts = 512;  // the columns' maxima are sought in
+constexpr int kTile = 32;                 // rows and columns that a block transposes
+constexpr int kTileRows = 8;              // threads in the block's second dimension
+constexpr std::int64_t kMostParts = 512;  // maximum number of parts of the columns, for the maxima
 
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) quantize_fp8_kernel(QuantizeFp8 call) {
@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(kThreads) quantize_fp8_kernel(QuantizeFp8 call
   }
 }
 
-/// A thread for each row and each part of the columns. The largest of integers is the same in any
-/// order.
+/// One thread for each row and each part of the columns. The maximum of integers does not depend on
+/// the order.
 template <class T>
 __global__ void __launch_bounds__(kThreads) largest_of_columns_kernel(QuantizeFp8 call) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;

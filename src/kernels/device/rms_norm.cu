@@ -1,4 +1,4 @@
-// RMSNorm on a GPU: a warp takes a short row, a block another one.
+// RMSNorm on a GPU: a warp processes a short row, a block a longer one.
 #include "device/launch_sizes.h"
 #include "device/launches.h"
 #include "device/team.h"
@@ -6,12 +6,13 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr std::int64_t kSharedBytes = 48 << 10;  // what every kernel may have
+constexpr std::int64_t kSharedBytes = 48 << 10;  // shared memory that every kernel may use
 
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
   Team<kWidth, kRmsNormThreads> team;
-  constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;  // a warp's threads have more of a row
+  constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;  // more vectors at once for a warp, whose
+                                                    // threads have more elements of a row
   constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
        row += gridDim.x * kTeams) {
@@ -19,7 +20,8 @@ __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call)
   }
 }
 
-/// Sums the weight's terms in shared memory, for each team, or in `terms` if they are too many.
+/// Sums each team's terms of the weight's gradient in shared memory, or in `terms` if they do not
+/// fit.
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
     rms_norm_backward_kernel(RmsNormBackward call, bool in_shared) {
@@ -49,9 +51,9 @@ __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
   }
 }
 
-constexpr int kTermRows = 8;  // that a block sums at once
+constexpr int kTermRows = 8;  // rows of terms that a block sums at once
 
-/// A thread for each element and each eighth row of the terms.
+/// One thread for each element and each eighth row of the terms.
 template <class W>
 __global__ void __launch_bounds__(kWarp* kTermRows)
     rms_norm_weight_kernel(W* weight_grad, const float* terms, std::int64_t rows,
@@ -67,14 +69,14 @@ __global__ void __launch_bounds__(kWarp* kTermRows)
   }
 }
 
-/// Calls body.operator()<T, W, N, kWidth>(), of a block of `kBlock` threads. Up to `short_row`
-/// elements a warp takes a row.
+/// Calls body.operator()<T, W, N, kWidth>() for a block of `kBlock` threads. Rows of up to
+/// `short_row` elements are processed by a warp each.
 template <int kBlock, class Body>
 void with_kernel(const RmsNorm& call, Element type, bool aligned, std::int64_t short_row,
                  Body&& body) {
   with_vectors(type, aligned, [&]<class T, int N>() {
     const auto of_weight = [&]<class W>() {
-      // One element at a time is a rare way: no kernel of its own for short rows.
+      // Access by single elements is rare, so there is no separate kernel for its short rows.
       if (N > 1 && call.size <= short_row) {
         body.template operator()<T, W, N, (N > 1 ? kWarp : kBlock)>();
       } else {

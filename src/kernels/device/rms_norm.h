@@ -1,5 +1,5 @@
-// RMSNorm of rows or of the sum of two, and its gradients. A team of threads takes a row; in the
-// tests it is one thread.
+// RMSNorm of rows, or of the sum of two rows, and its gradients. A team of threads processes a row;
+// in the tests a team is one thread.
 #pragma once
 
 #include <algorithm>
@@ -11,39 +11,42 @@ namespace tessera::kernels {
 /// Dense rows of `size` elements.
 struct RmsNorm {
   const void* x = nullptr;
-  const void* residual = nullptr;  ///< what is added to x before; null: nothing
+  const void* residual = nullptr;  ///< tensor that is added to x first; null: nothing is added
   const void* weight = nullptr;    ///< (size), or null for ones
-  bool weight_is_float = false;    ///< fp32; otherwise of the type of x
+  bool weight_is_float = false;    ///< the weight is fp32; otherwise it has the type of x
   std::int64_t rows = 0;
   std::int64_t size = 0;
   float eps = 0;
-  void* sum = nullptr;  ///< x + residual, rounded: what is normed; without a residual unused
+  void* sum = nullptr;  ///< x + residual, rounded, which is normalised; unused without a residual
   void* out = nullptr;
-  float* rstd = nullptr;  ///< (rows); backward reads it
+  float* rstd = nullptr;  ///< (rows): 1 / rms of each row, for backward
 };
 
 struct RmsNormBackward {
-  RmsNorm forward;  ///< without a result, and x as it was normed
+  RmsNorm forward;  ///< the inputs of the forward, without a result; x is the tensor that was
+                    ///< normalised
   const void* grad = nullptr;
-  /// What is added to the gradient of x, after that is rounded; null: nothing.
+  /// Added to the gradient of x after that was rounded; null: nothing.
   const void* sum_grad = nullptr;
   void* x_grad = nullptr;
-  void* weight_grad = nullptr;  ///< (size), of the weight's type; null where it is not wanted
+  void* weight_grad = nullptr;  ///< (size), of the weight's type; null if it is not needed
   float* terms = nullptr;       ///< (rms_norm_blocks, size): terms of the weight's gradient
 };
 
-constexpr int kRmsNormThreads = 256;          // in a block of the forward
-constexpr int kRmsNormBackwardThreads = 128;  // more rows at once: it waits for two rows of each
-// Up to these sizes a warp takes a row, and else a block. A warp has a row's terms of the weight's
-// gradient for itself, of which a block's shared memory holds few.
+constexpr int kRmsNormThreads = 256;          // threads in a block of the forward
+constexpr int kRmsNormBackwardThreads = 128;  // fewer than in forward, so that more rows are in
+                                              // flight: backward reads two rows for each
+// Rows up to these sizes are processed by a warp, longer ones by a block. In backward each warp
+// needs its own terms of the weight's gradient for a row, and a block's shared memory has space for
+// few of them.
 constexpr std::int64_t kShortRow = 2048;
 constexpr std::int64_t kShortBackwardRow = 512;
-constexpr int kBackwardVectors = 2;  // that a thread loads at once
+constexpr int kBackwardVectors = 2;  // vectors that a thread loads at once
 
-/// The blocks of the backward. Each sums its rows' terms of the weight's gradient: how many there
-/// are depends on the sizes alone, so that the result has the same bits on every GPU. At most eight
-/// for each multiprocessor of an H100, which run at once; fewer where a block has much shared
-/// memory.
+/// The number of blocks of the backward. Each block sums its rows' terms of the weight's gradient.
+/// The number depends only on the sizes, so that the result has the same bits on every GPU. At most
+/// eight blocks for each multiprocessor of an H100, which run concurrently; fewer if a block uses
+/// much shared memory.
 inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   const std::int64_t rows_at_once = size <= kShortBackwardRow ? kRmsNormBackwardThreads / 32 : 1;
   const std::int64_t most =
@@ -51,10 +54,10 @@ inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   return std::min(most, (rows + rows_at_once - 1) / rows_at_once);
 }
 
-/// Multiplies squares that would overflow in fp32.
+/// Scale factor for elements whose squares would overflow in fp32.
 constexpr float kShrink = 0x1p-80F;
 
-/// The rounded sum of values that were loaded and those of another row in their places.
+/// The rounded sum of loaded values and the elements at `other`.
 template <class T, int N>
 TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_t n) {
   const Floats<N> added = load<N>(other, n);
@@ -64,8 +67,8 @@ TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_
   return rounded<T>(values);
 }
 
-/// The sum over elements times `factor`, by the threads of a team. With a residual they are those
-/// of x + residual, which it writes to `sum`.
+/// The sum of squares of the elements times `factor`, by the threads of a team. With a residual the
+/// elements are those of x + residual, which is written to `sum`.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, std::int64_t size,
                                          float factor, Team& team) {
@@ -91,14 +94,14 @@ TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, 
   return team.sum(squares);
 }
 
-/// Where element `at` of `rows` is; null where there are none.
+/// The address of element `at` of `rows`; null if `rows` is null.
 template <class T, class Void>
 TESSERA_HOST_DEVICE T* element(Void* rows, std::int64_t at) {
   return rows != nullptr ? static_cast<T*>(rows) + at : nullptr;
 }
 
-/// 1 / sqrt(mean(v^2) + eps) of the row v from element `at`: that of x or, where a residual is
-/// added, of `sum`, which it writes. Only rows of huge elements are read once more.
+/// 1 / sqrt(mean(v^2) + eps) for the row v that begins at element `at`. v is x, or with a residual
+/// x + residual, which is written to `sum`. Only rows with huge elements are read a second time.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& team) {
   const T* x = element<const T>(p.x, at);
@@ -114,7 +117,7 @@ TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& t
   return kShrink / std::sqrt(shrunk / size);
 }
 
-/// N elements of the weight, of which n are there.
+/// N elements of the weight, of which n exist.
 template <class W, int N>
 TESSERA_HOST_DEVICE Floats<N> weight_at(const RmsNorm& p, std::int64_t i, std::int64_t n) {
   if (p.weight != nullptr) {
@@ -127,8 +130,8 @@ TESSERA_HOST_DEVICE Floats<N> weight_at(const RmsNorm& p, std::int64_t i, std::i
   return ones;
 }
 
-/// A row, by one team. T: the elements; W: those of the weight; a thread loads `kAtOnce` vectors of
-/// N at once.
+/// Normalises a row, by one team. T: the element type; W: that of the weight. A thread loads
+/// `kAtOnce` vectors of N elements at once.
 template <class T, class W, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& team) {
   const std::int64_t at = row * p.size;
@@ -138,7 +141,8 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
   if (team.first() == 0) {
     p.rstd[row] = rstd;
   }
-  // The row is read again, each element by the thread that has seen it: it is in the nearest cache.
+  // The row is read a second time, each element by the same thread as before, from the nearest
+  // cache.
   for_vectors<N, kAtOnce>(
       p.size, team, [&](std::int64_t i, std::int64_t n) { return load<N>(x + i, n); },
       [&](std::int64_t i, std::int64_t n, Floats<N> v) {
@@ -150,9 +154,9 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
       });
 }
 
-/// A row's gradient by one team, which adds the row's terms of the weight's gradient to `sums`
-/// (size), unless that is null. With y = x * rstd and g the gradient times the weight:
-/// dx = rstd * (g - y * mean(g * y)). Each thread adds to the same elements in every row.
+/// The gradient of a row, by one team, which also adds the row's terms of the weight's gradient to
+/// `sums` (size), unless `sums` is null. With y = x * rstd and g the gradient times the weight: dx
+/// = rstd * (g - y * mean(g * y)). Each thread adds to the same elements in every row.
 template <class T, class W, int N, class Team>
 TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::int64_t row,
                                                float* sums, Team& team) {
@@ -161,7 +165,7 @@ TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::in
   struct Pair {
     Floats<N> v, d;
   };
-  // By offsets and not by a pointer for each row, which would be registers too many.
+  // Uses offsets instead of a pointer for each row, which would need too many registers.
   const auto pair = [&](std::int64_t i, std::int64_t n) {
     return Pair{load<N>(static_cast<const T*>(in.x) + (at + i), n),
                 load<N>(static_cast<const T*>(p.grad) + (at + i), n)};
@@ -196,7 +200,7 @@ TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::in
       });
 }
 
-/// The sum of one element's terms `first`, `first` + `step` and so on of `rows`.
+/// The sum of an element's terms in the rows `first`, `first` + `step` and so on of `rows`.
 TESSERA_HOST_DEVICE inline float sum_of_terms(const float* terms, std::int64_t rows,
                                               std::int64_t size, std::int64_t element,
                                               std::int64_t first, std::int64_t step) {

@@ -1,5 +1,5 @@
-// Rotary position embedding on a GPU: a thread takes a vector of several heads of a position, and a
-// block several positions where their heads are few.
+// Rotary position embedding on a GPU: a thread processes one vector in several heads of a position,
+// and a block processes several positions if they have few heads.
 #include <algorithm>
 #include <iterator>
 
@@ -25,7 +25,7 @@ bool are_aligned(const void* data, const HeadStrides& s, Element type) {
   return is_aligned(data, 2, all, type);
 }
 
-/// Both halves of every head, and of the tables, where N elements are more than one.
+/// Whether both halves of every head, and of the tables, are aligned for vector accesses.
 bool halves_are_aligned(const Rotary& call, Element type) {
   return call.half * bytes_of(type) % kVectorBytes == 0 && is_aligned(call.cos, 1, 0, type) &&
          is_aligned(call.sin, 1, 0, type) &&
@@ -43,11 +43,11 @@ std::int64_t most_heads(const Rotary& call) {
   return heads;
 }
 
-/// A thread reads its part of the tables once for so many heads of the largest part.
+/// A thread reads its part of the tables once for this many heads of the part with the most heads.
 constexpr std::int64_t kHeadsOfThread = 8;
 
-/// A position's threads by vectors and heads, and as many positions as a block has threads for. At
-/// most 64 positions: the limit of the third dimension.
+/// The block size: a position's threads by vectors and heads, and as many positions as the block
+/// has threads for. At most 64 positions, the limit of the third dimension.
 dim3 threads_of_positions(std::int64_t vectors, std::int64_t heads) {
   const std::int64_t x = std::min<std::int64_t>(vectors, kThreads);
   const std::int64_t y = std::min(divide_up(heads, kHeadsOfThread), kThreads / x);

@@ -1,19 +1,19 @@
-// Rotary position embedding of the heads of a position, forward and transposed, of queries and keys
-// at once.
+// Rotary position embedding of the heads of a position, forward and transposed, for queries and
+// keys together.
 #pragma once
 
 #include "device/vectors.h"
 
 namespace tessera::kernels {
 
-/// Steps from one to the next, in elements.
+/// Distances in elements from one batch entry, position or head to the next.
 struct HeadStrides {
   std::int64_t batch = 0;
   std::int64_t position = 0;
   std::int64_t head = 0;
 };
 
-/// The heads of every position, of 2 * half consecutive elements each.
+/// The heads of all positions; a head is 2 * half consecutive elements.
 struct RotaryHeads {
   const void* x = nullptr;
   void* out = nullptr;
@@ -24,10 +24,10 @@ struct RotaryHeads {
 
 constexpr int kMostRotaryParts = 2;
 
-/// Queries and keys, or one of them, of positions (batch, sequence). The tables are
-/// dense and fp32: (sequence, 2 * half). With vectors of N elements, `half` is a multiple of N.
+/// Queries and keys, or one of them, for positions (batch, sequence). The tables are dense and
+/// fp32: (sequence, 2 * half). With vectors of N elements, `half` must be a multiple of N.
 struct Rotary {
-  RotaryHeads parts[kMostRotaryParts] = {};  ///< without heads: none
+  RotaryHeads parts[kMostRotaryParts] = {};  ///< a part without heads is unused
   std::int64_t batch = 0;
   std::int64_t sequence = 0;
   std::int64_t half = 0;
@@ -36,7 +36,7 @@ struct Rotary {
   bool transposed = false;
 };
 
-/// All heads of a position.
+/// The number of heads of a position, in all parts.
 TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
   std::int64_t heads = 0;
   for (const RotaryHeads& part : p.parts) {
@@ -45,20 +45,20 @@ TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
   return heads;
 }
 
-/// a * b + c * d, within 2 ulp also where the products cancel (Kahan).
+/// a * b + c * d, within 2 ulp even if the products cancel (Kahan).
 TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, float d) {
   const float product = c * d;
   const float lost = std::fma(c, d, -product);
   return std::fma(a, b, product) + lost;
 }
 
-/// N elements of both halves of the tables at a position, with the signs that they have there.
+/// N elements of both halves of the tables at a position, with their signs in the formula.
 template <int N>
 struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;
 };
 
-/// N elements of a table's row from `i`, times `sign`.
+/// N elements of a table's row from `i` on, times `sign`.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float sign) {
   Floats<N> values = load<N>(row + i, N);
@@ -68,7 +68,8 @@ TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float 
   return values;
 }
 
-/// The transposed one takes the sine of where an element comes from.
+/// The tables at a position. The transposed operation uses the sine of the element that a value
+/// comes from.
 template <int N>
 TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t place, std::int64_t i) {
   const float* cos = p.cos + place * 2 * p.half;
@@ -89,7 +90,8 @@ TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
   return result;
 }
 
-/// Which of a position's vectors and heads a thread takes: from the first on, `..._step` apart.
+/// The vectors and heads of a position that a thread processes: from the first on, `..._step`
+/// apart.
 struct RotaryShare {
   int first_vector = 0;
   int vector_step = 1;
@@ -97,12 +99,12 @@ struct RotaryShare {
   int head_step = 1;
 };
 
-/// N elements, from `i`, of both halves of a thread's heads of a part.
+/// Rotates N elements, from `i` on, of both halves of a thread's heads in one part.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, std::int64_t sample,
                                       std::int64_t place, std::int64_t i,
                                       const RotaryTables<N>& tables, const RotaryShare& share) {
-  // 32 bits are enough to count the heads of a position.
+  // 32 bits are sufficient to count the heads of a position.
   const auto heads = static_cast<int>(part.heads);
   const T* const x =
       static_cast<const T*>(part.x) + sample * part.from.batch + place * part.from.position + i;
@@ -117,8 +119,8 @@ TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, 
   }
 }
 
-/// One position of one sample, of batch * sequence. A thread keeps its part of the tables for all
-/// heads.
+/// Rotates one of the batch * sequence positions. A thread keeps its part of the tables in
+/// registers for all heads.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
                                          const RotaryShare& share) {
@@ -127,7 +129,7 @@ TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
   for (std::int64_t i = share.first_vector * N; i < p.half; i += share.vector_step * N) {
     const RotaryTables<N> tables = tables_at<N>(p, place, i);
     for (const RotaryHeads& part : p.parts) {
-      if (part.heads > 0) {  // else it has no addresses
+      if (part.heads > 0) {  // a part without heads has no addresses
         rotate_heads<T>(p, part, sample, place, i, tables, share);
       }
     }

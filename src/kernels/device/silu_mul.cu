@@ -1,5 +1,5 @@
-// SwiGLU on a GPU. Nothing of libtorch but its half types, as in the other sources of this folder:
-// nvcc needs seconds.
+// SwiGLU on a GPU. Like the other sources in this folder it uses only libtorch's half types, so
+// nvcc compiles it within seconds.
 #include <algorithm>
 
 #include "device/launch_sizes.h"
@@ -8,7 +8,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr std::int64_t kMostBlocks = 65535;  // a grid's limit in its second dimension
+constexpr std::int64_t kMostBlocks = 65535;  // limit of a grid's second dimension
 
 __device__ std::int64_t thread_of_row() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(kThreads) silu_mul_backward_kernel(SiluMulBack
   }
 }
 
-/// A thread for each vector of a row, and more rows than a grid may have in turn.
+/// One thread for each vector of a row; if there are more rows than the grid's limit, a block
+/// processes several.
 dim3 grid_of_rows(std::int64_t rows, std::int64_t vectors) {
   return {static_cast<unsigned>(std::min<std::int64_t>(divide_up(vectors, kThreads), 1 << 30)),
           static_cast<unsigned>(std::min(rows, kMostBlocks))};

@@ -1,13 +1,13 @@
-// silu(gate) * up and its gradients, of rows. Elementwise: rows are for inputs that are parts of
-// one tensor.
+// silu(gate) * up and its gradients, row by row. The operation is elementwise; rows permit inputs
+// that are parts of one tensor.
 #pragma once
 
 #include "device/vectors.h"
 
 namespace tessera::kernels {
 
-/// `rows` of `size` elements; an input's begin `..._stride` elements apart, and the result is
-/// dense.
+/// `rows` rows of `size` elements; an input's rows begin `gate_stride` or `up_stride` elements
+/// apart, and the result is dense.
 struct SiluMul {
   const void* gate = nullptr;
   const void* up = nullptr;
@@ -19,21 +19,23 @@ struct SiluMul {
 };
 
 struct SiluMulBackward {
-  SiluMul forward;             ///< its result may be wanted again; null: it is not
-  const void* grad = nullptr;  ///< dense
+  SiluMul forward;             ///< inputs of the forward; its result is recomputed if the pointer
+                               ///< is not null
+  const void* grad = nullptr;  ///< the gradient of the result, dense
   void* gate_grad = nullptr;
   void* up_grad = nullptr;
-  std::int64_t gate_grad_stride = 0;  ///< from row to row, as an input's
+  std::int64_t gate_grad_stride = 0;  ///< distance between rows, as for an input
   std::int64_t up_grad_stride = 0;
 };
 
-/// sigmoid(g), and 1 - sigmoid(g) without the cancellation of that difference.
+/// sigmoid(g), and 1 - sigmoid(g) computed without cancellation.
 struct Sigmoid {
   float value;
   float rest;
 };
 
-/// Computed from exp(-|g|), which never overflows: a large g leaves no NaN in a product.
+/// Computed from exp(-|g|), which never overflows, so that a large g does not cause a NaN in a
+/// product.
 TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
   const float e = std::exp(-std::fabs(g));
   const float large = divide(1.0F, 1.0F + e);
@@ -41,7 +43,7 @@ TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
   return g < 0.0F ? Sigmoid{small, large} : Sigmoid{large, small};
 }
 
-/// Vectors `first`, `first` + `step` and so on of a row.
+/// Computes the vectors `first`, `first` + `step` and so on of a row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void silu_mul_row(const SiluMul& p, std::int64_t row, std::int64_t first,
                                       std::int64_t step) {
@@ -59,8 +61,8 @@ TESSERA_HOST_DEVICE void silu_mul_row(const SiluMul& p, std::int64_t row, std::i
   }
 }
 
-/// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Factors that may be large come last, so
-/// that no product overflows before one that is small.
+/// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Factors that may be large are multiplied
+/// last, so that no product overflows before it is multiplied by a small factor.
 template <class T, int N>
 TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::int64_t row,
                                                std::int64_t first, std::int64_t step) {

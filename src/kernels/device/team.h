@@ -1,4 +1,4 @@
-// The threads of a block in teams that each take a row: for .cu files alone.
+// The threads of a block in teams that each process a row; for .cu files only.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace tessera::kernels {
 
 constexpr int kWarp = 32;
 
-/// A team of `kWidth` of a block's threads: a warp, or all of them.
+/// A team of `kWidth` threads of a block: a warp, or all threads.
 template <int kWidth, int kThreads = kWidth>
 class Team {
   static_assert(kWidth == kWarp || kWidth == kThreads);
@@ -19,7 +19,8 @@ class Team {
   __device__ static std::int64_t first() { return threadIdx.x % kWidth; }
   __device__ static std::int64_t width() { return kWidth; }
 
-  /// The sum of all threads' numbers, with the same bits in each; below, the largest.
+  /// The sum of all threads' numbers, with the same bits in each thread; the next function is the
+  /// maximum.
   template <class T>
   __device__ T sum(T x) {
     return reduce(x, [](T a, T b) { return a + b; });
@@ -36,7 +37,8 @@ class Team {
       x = combine(x, __shfl_xor_sync(~0U, x, lanes));
     }
     if constexpr (kWidth > kWarp) {
-      // In two places in turn: the last result may still be read while this one is written.
+      // Alternates between two buffers, because the last result may still be read while this one is
+      // written.
       __shared__ T of_warps[2][kWidth / kWarp];
       turn_ ^= 1;
       of_warps[turn_][threadIdx.x / kWarp] = x;

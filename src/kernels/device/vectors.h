@@ -1,5 +1,5 @@
-// What the kernels for GPUs are made of: rows of elements, taken 16 bytes at a time. Their bodies
-// are plain functions of a thread's number, which the tests compile for the host.
+// Building blocks of the GPU kernels: rows of elements, accessed in units of 16 bytes. Kernel
+// bodies are plain functions of a thread's number, which the tests compile for the host.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -15,7 +15,7 @@
 
 namespace tessera::kernels {
 
-/// The types that the kernels take. They compute in fp32 and round once.
+/// The element types that the kernels support. They compute in fp32 and round once.
 enum class Element { kFloat, kBFloat16, kHalf };
 
 constexpr int kVectorBytes = 16;  // the widest access of a thread
@@ -25,22 +25,23 @@ struct Floats {
   float at[N];
 };
 
-/// What one access moves.
+/// The data of one memory access.
 template <int kBytes>
 struct __attribute__((may_alias, aligned(kBytes))) Words {
   std::uint32_t words[kBytes / 4];
 };
 using Vector = Words<kVectorBytes>;
 
-/// How N elements of T are accessed: by 16 bytes, or at once where they are fewer.
+/// How N elements of T are accessed: in units of 16 bytes, or with one smaller access.
 template <class T, int N>
 struct Access {
   static constexpr int kBytes = std::clamp<int>(N * sizeof(T), 4, kVectorBytes);
-  static constexpr int kCount = N * sizeof(T) / kBytes;  // 0 of one element of 2 bytes
+  static constexpr int kCount = N * sizeof(T) / kBytes;  // number of accesses; 0 for one element of
+                                                         // 2 bytes
   using Words = kernels::Words<kBytes>;
 };
 
-/// By one access, also where nvcc would split an assignment into several.
+/// Writes with one access, even where nvcc would split an assignment into several.
 template <int kBytes>
 TESSERA_HOST_DEVICE inline void write_global(const Words<kBytes>& value, Words<kBytes>* to) {
 #ifdef __CUDA_ARCH__
@@ -61,8 +62,8 @@ TESSERA_HOST_DEVICE inline void write_global(const Words<kBytes>& value, Words<k
 #endif
 }
 
-/// N elements: the n that `from` has, then zeros. A whole row of N is read by 16 bytes, and aligned
-/// for that, unless N is 1.
+/// Loads N elements: the n that exist in `from`, then zeros. Unless N is 1, N elements are read in
+/// units of 16 bytes and must be aligned accordingly.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   T elements[N];
@@ -84,7 +85,8 @@ TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   return values;
 }
 
-/// Writes the first n of N values, as load reads them: by write(words, to), or one by one.
+/// Writes the first n of N values, with the same accesses as load(): by write(words, to), or one by
+/// one.
 template <int N, class T, class Write>
 TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::int64_t n,
                                          const Write& write) {
@@ -108,19 +110,19 @@ TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::in
   }
 }
 
-/// To global memory.
+/// Stores N values to global memory.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline void store(T* to, const Floats<N>& values, std::int64_t n) {
   store_by(to, values, n, [](const auto& words, auto* at) { write_global(words, at); });
 }
 
-/// To any memory: that of a block, too.
+/// Stores N values to any memory, including a block's shared memory.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline void store_anywhere(T* to, const Floats<N>& values, std::int64_t n) {
   store_by(to, values, n, [](const auto& words, auto* at) { *at = words; });
 }
 
-/// What load() finds where store() has written `values`.
+/// The values as load() would read them after store(): rounded to T.
 template <class T, int N>
 TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
   for (int i = 0; i < N; ++i) {
@@ -129,7 +131,7 @@ TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
   return values;
 }
 
-/// for_vectors() from element `i`, for vectors `apart` elements apart.
+/// for_vectors() from element `i` on, for vectors that are `apart` elements apart.
 template <int N, int kAtOnce, class Load, class Use>
 TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t apart,
                                                  std::int64_t size, const Load& load,
@@ -150,16 +152,16 @@ TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t ap
   }
 }
 
-/// Calls use(i, n, load(i, n)) for a thread's vectors of the `size` elements of a row that a team
-/// takes: N elements from i, of which n are there. A thread loads `kAtOnce` of them before it uses
-/// the first: they come together.
+/// Calls use(i, n, load(i, n)) for a thread's vectors in a row of `size` elements that a team
+/// processes: N elements from i on, of which n exist. A thread loads `kAtOnce` vectors before it
+/// uses the first, so that their latencies overlap.
 template <int N, int kAtOnce, class Team, class Load, class Use>
 TESSERA_HOST_DEVICE inline void for_vectors(std::int64_t size, const Team& team, const Load& load,
                                             const Use& use) {
   for_vectors_from<N, kAtOnce>(team.first() * N, team.width() * N, size, load, use);
 }
 
-/// Within 2 ulp.
+/// a / b, within 2 ulp.
 TESSERA_HOST_DEVICE inline float divide(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __fdividef(a, b);

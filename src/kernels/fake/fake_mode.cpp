@@ -27,16 +27,16 @@
 
 namespace tessera::kernels {
 
-// Classifies operators by their schemas, and has rules for the few that have no meta kernel in
-// libtorch's C++ (it has them in Python). The rules serve meta tensors as well, from which plans
-// are recorded.
+// Classifies operators by their schemas, and has rules for the few operators without a meta kernel
+// in libtorch's C++ library (Python has them). The rules are used for meta tensors too, with which
+// memory plans are recorded.
 
 namespace {
 
 using torch::jit::Stack;
 using Sizes = std::vector<std::int64_t>;
 
-/// In front of the results: the arguments.
+/// The operator's arguments.
 using Arguments = c10::ArrayRef<c10::IValue>;
 using Rule = std::vector<at::Tensor> (*)(Arguments);
 
@@ -64,13 +64,14 @@ std::vector<at::Tensor> where(Arguments arguments) {
       sizes, self.options().dtype(at::promote_types(self.scalar_type(), other.scalar_type())))};
 }
 
-/// Memory as (batch, tokens, heads, width), as the kernel makes it.
+/// An empty tensor like `like`, in memory as (batch, tokens, heads, width), the order that the
+/// kernel makes.
 at::Tensor by_tokens(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
       .transpose(1, 2);
 }
 
-/// (batch, heads, tokens, width) and the logarithms of the sums, one for each row of scores.
+/// Returns (batch, heads, tokens, width) and the log-sum-exp, one number for each row of scores.
 std::vector<at::Tensor> flash_attention(Arguments arguments) {
   const at::Tensor& query = arguments[0].toTensor();
   const auto type = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -84,11 +85,13 @@ std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
           by_tokens(arguments[3].toTensor())};
 }
 
-/// input, weight, bias, stride, padding, dilation, transposed, output padding, groups.
+/// Arguments of convolution: input, weight, bias, stride, padding, dilation, transposed, output
+/// padding, groups.
 std::vector<at::Tensor> convolution(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
-  const auto each = [&](std::size_t i) {  // one number is for all dimensions
+  const auto each = [&](std::size_t i) {  // returns one number for each spatial dimension; a single
+                                          // number applies to all
     Sizes numbers = arguments[i].toIntVector();
     numbers.resize(static_cast<std::size_t>(input.dim() - 2), numbers.front());
     return numbers;
@@ -103,13 +106,14 @@ std::vector<at::Tensor> convolution(Arguments arguments) {
                     input.options())};
 }
 
-/// One result of a backward, if its flag is set.
+/// One result of a backward; undefined unless its flag is set.
 at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tensor& like,
                      at::IntArrayRef sizes) {
   return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
 }
 
-/// gradient, input, weight, sizes of the bias, ..., which are wanted.
+/// Arguments of convolution_backward: gradient, input, weight, sizes of the bias, ..., flags of the
+/// needed results.
 std::vector<at::Tensor> convolution_backward(Arguments arguments) {
   const at::Tensor& gradient = arguments[0].toTensor();
   const at::Tensor& input = arguments[1].toTensor();
@@ -119,7 +123,8 @@ std::vector<at::Tensor> convolution_backward(Arguments arguments) {
           if_wanted(arguments[10], 2, gradient, {gradient.size(1)})};
 }
 
-/// input, weight, bias, running mean and variance, whether in training, ...
+/// Arguments of native_batch_norm: input, weight, bias, running mean and variance, training flag,
+/// ...
 std::vector<at::Tensor> batch_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const std::int64_t kept = arguments[5].toBool() ? input.size(1) : 0;
@@ -134,8 +139,8 @@ std::vector<at::Tensor> batch_norm_backward(Arguments arguments) {
           if_wanted(arguments[9], 2, input, {input.size(1)})};
 }
 
-/// input, weight, bias, batch, channels, elements, groups, ... Newer libtorch composes it on the
-/// meta device of operators that lack a kernel there.
+/// Arguments of native_group_norm: input, weight, bias, batch, channels, elements, groups, ...
+/// Newer libtorch versions compose it on the meta device from operators that have no kernel there.
 std::vector<at::Tensor> group_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const Sizes groups{arguments[3].toInt(), arguments[6].toInt()};
@@ -143,7 +148,8 @@ std::vector<at::Tensor> group_norm(Arguments arguments) {
           at::empty(groups, input.options())};
 }
 
-/// gradient, input, mean, rstd, weight, batch, channels, ..., which are wanted.
+/// Arguments of native_group_norm_backward: gradient, input, mean, rstd, weight, batch, channels,
+/// ..., flags of the needed results.
 std::vector<at::Tensor> group_norm_backward(Arguments arguments) {
   const at::Tensor& input = arguments[1].toTensor();
   const Sizes channels{arguments[6].toInt()};
@@ -151,7 +157,8 @@ std::vector<at::Tensor> group_norm_backward(Arguments arguments) {
           if_wanted(arguments[9], 1, input, channels), if_wanted(arguments[9], 2, input, channels)};
 }
 
-/// input, normalised sizes, weight, bias, eps. The statistics are of the weight's type.
+/// Arguments of native_layer_norm: input, normalised sizes, weight, bias, eps. The statistics have
+/// the weight's type.
 std::vector<at::Tensor> layer_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   Sizes kept = input.sizes().vec();
@@ -162,7 +169,8 @@ std::vector<at::Tensor> layer_norm(Arguments arguments) {
           at::empty(kept, statistics)};
 }
 
-/// gradient, input, normalised sizes, mean, rstd, weight, bias, which are wanted.
+/// Arguments of native_layer_norm_backward: gradient, input, normalised sizes, mean, rstd, weight,
+/// bias, flags of the needed results.
 std::vector<at::Tensor> layer_norm_backward(Arguments arguments) {
   const at::Tensor& input = arguments[1].toTensor();
   const Sizes sizes = arguments[2].toIntVector();
@@ -175,7 +183,8 @@ std::vector<at::Tensor> mse_loss_backward(Arguments arguments) {
   return {at::empty(at::infer_size(self.sizes(), arguments[2].toTensor().sizes()), self.options())};
 }
 
-/// self, the other factor, scales of both, bias, scale of the result, its type, ...
+/// Arguments of _scaled_mm: self, the other factor, scales of both, bias, scale of the result, its
+/// type, ...
 std::vector<at::Tensor> scaled_product(Arguments arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   const at::ScalarType type =
@@ -183,7 +192,7 @@ std::vector<at::Tensor> scaled_product(Arguments arguments) {
   return {at::empty({self.size(0), arguments[1].toTensor().size(1)}, self.options().dtype(type))};
 }
 
-/// (..., height, width) and the two new ones.
+/// Arguments of adaptive pooling: a tensor (..., height, width), and its new height and width.
 std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   Sizes sizes = self.sizes().vec();
@@ -202,7 +211,7 @@ std::vector<at::Tensor> as_second(Arguments arguments) {
 }
 
 struct Named {
-  std::string_view name;  ///< with the overload
+  std::string_view name;  ///< the operator's name, including the overload
   Rule rule;
 };
 constexpr std::array kRules{
@@ -252,7 +261,7 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// Changes what a tensor is, or looks at it, without its values.
+/// Whether the operator only changes or reads a tensor's metadata, without its values.
 bool is_about_sizes(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   const auto returns_view = [](const c10::Argument& result) {
@@ -275,7 +284,7 @@ FakeKind classify(const c10::OperatorHandle& op) {
   if (schema.name() == "aten::_local_scalar_dense") {
     return FakeKind::kItem;
   }
-  // The one operator made of others that writes memory itself.
+  // The only composite operator that writes memory itself.
   if (schema.name() == "aten::copy_") {
     return FakeKind::kInPlace;
   }
@@ -321,12 +330,13 @@ void run_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   make_fake_results(op, *stack);
 }
 
-/// Operators on elements by whose out= libtorch computes others (abs, logical_or_).
+/// The out= variants of elementwise operators that libtorch uses to compute other operators (abs,
+/// logical_or_).
 constexpr std::array<std::string_view, 6> kOutOfElements{
     "aten::abs.out",        "aten::logical_and.out", "aten::logical_not.out",
     "aten::logical_or.out", "aten::logical_xor.out", "aten::where.self_out"};
 
-/// Gives `out`, which is the last argument, the sizes of the others.
+/// Gives `out`, the last argument, the broadcast sizes of the other arguments.
 void run_out_of_elements(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const std::vector<c10::IValue> arguments =
       torch::jit::last(*stack, op.schema().arguments().size()).vec();
@@ -350,7 +360,7 @@ void implement_if_missing(torch::Library& library, std::string_view name,
   }
 }
 
-/// The same on the meta device. In a program with Python, its kernels are there already.
+/// Registers the rules for the meta device. In a program with Python, kernels exist there already.
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   for (const Named& each : kRules) {
     implement_if_missing(library, each.name,
@@ -364,8 +374,9 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
 
 }  // namespace
 
-// A dispatch key between autograd and the CPU's kernels, which libtorch leaves to others and only a
-// FakeMode includes: every operator that a program runs arrives here, with local tensors.
+// The FakeMode's dispatch key is between autograd and the CPU's kernels. libtorch reserves it for
+// other libraries, and only a FakeMode includes it. Every operator that a program runs arrives
+// here, with local tensors.
 
 namespace {
 
@@ -378,7 +389,7 @@ struct Mode {
   std::map<std::string, FakeRule> rules;
 };
 
-/// The one in force.
+/// The active mode.
 std::atomic<const Mode*> mode = nullptr;
 
 std::vector<at::Tensor> tensors_of(std::span<const c10::IValue> values) {
@@ -387,7 +398,7 @@ std::vector<at::Tensor> tensors_of(std::span<const c10::IValue> values) {
   return tensors;
 }
 
-/// Whether the call involves values that do not exist: of any floating-point tensor of the CPU.
+/// Whether the call involves values that do not exist: those of any floating-point CPU tensor.
 bool is_fake(std::span<const c10::IValue> arguments) {
   bool floating = false;
   bool elsewhere = false;
@@ -398,7 +409,8 @@ bool is_fake(std::span<const c10::IValue> arguments) {
   return floating && !elsewhere;
 }
 
-/// The same sizes, strides and type; a wrapped number stays one, since it decides types otherwise.
+/// A meta tensor with the same sizes, strides and type. A wrapped number stays one, because it
+/// affects type promotion.
 at::Tensor on_meta(const at::Tensor& tensor) {
   at::Tensor meta =
       at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
@@ -408,21 +420,22 @@ at::Tensor on_meta(const at::Tensor& tensor) {
   return meta;
 }
 
-/// Puts `replacement(tensor)` in the place of each tensor of `values`.
+/// Replaces each tensor of `values` by `replacement(tensor)`.
 void replace_tensors(std::span<c10::IValue> values, at::Tensor (*replacement)(const at::Tensor&)) {
   for (c10::IValue& value : values) {
     value = with_tensors(value, replacement);
   }
 }
 
-/// Integers are valid as indices.
+/// Allocates a CPU tensor for a meta tensor. Integers are set to zero, so that they are valid as
+/// indices.
 at::Tensor allocated(const at::Tensor& meta) {
   at::Tensor tensor =
       at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(c10::kCPU));
   return tensor.is_floating_point() || tensor.is_complex() ? tensor : tensor.zero_();
 }
 
-/// Runs the call on the meta device: leaves its results on the stack.
+/// Runs the call on the meta device and leaves its results on the stack.
 void run_on_meta(const c10::OperatorHandle& op, Stack& stack) {
   const tessera::detail::ExcludeKeys not_here(kFakeModeKey);
   const auto arguments = std::span(stack).last(op.schema().arguments().size());
@@ -440,7 +453,7 @@ void run_functional(const c10::OperatorHandle& op, Stack& stack) {
   replace_tensors(std::span(stack).last(op.schema().returns().size()), allocated);
 }
 
-/// The arguments that a schema says are written: the results of a call in place.
+/// The arguments that the schema declares as written: the results of an in-place call.
 Stack written_arguments(const c10::OperatorHandle& op, const Stack& stack) {
   const auto& arguments = op.schema().arguments();
   Stack written;
@@ -464,7 +477,7 @@ std::vector<at::Tensor> inputs_of(const c10::OperatorHandle& op, const Stack& st
   return tensors_of(inputs);
 }
 
-/// `written` in place of the arguments, if the operator returns them.
+/// Replaces the arguments on the stack by `written`, if the operator returns them.
 void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& written) {
   torch::jit::drop(stack, op.schema().arguments().size());
   for (std::size_t i = 0; i < op.schema().returns().size(); ++i) {
@@ -472,7 +485,7 @@ void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& wr
   }
 }
 
-/// The broadcast sizes of the arguments that are not out=.
+/// The broadcast sizes of all arguments except out=.
 std::vector<std::int64_t> pointwise_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
   std::vector<std::int64_t> sizes;
@@ -485,7 +498,7 @@ std::vector<std::int64_t> pointwise_sizes(const c10::OperatorHandle& op, Stack& 
   return sizes;
 }
 
-/// The sizes of each out= argument after the call. An operator on elements may have no meta kernel.
+/// The sizes of each out= argument after the call. An elementwise operator may have no meta kernel.
 std::vector<std::vector<std::int64_t>> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t results = op.schema().returns().size();
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && op.hasTag(at::Tag::pointwise)) {
@@ -493,7 +506,7 @@ std::vector<std::vector<std::int64_t>> out_sizes(const c10::OperatorHandle& op, 
   }
   Stack meta(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()),
              stack.end());
-  // libtorch warns if it resizes a tensor that has elements.
+  // Empty tensors, because libtorch warns if it resizes a tensor that has elements.
   for (std::size_t i = 0; i < meta.size(); ++i) {
     if (op.schema().arguments()[i].is_out() && meta[i].isTensor()) {
       meta[i] = at::empty_strided({0}, {1}, meta[i].toTensor().options());
@@ -507,7 +520,7 @@ std::vector<std::vector<std::int64_t>> out_sizes(const c10::OperatorHandle& op, 
   return sizes;
 }
 
-/// An out= argument has any sizes before the call.
+/// Runs a call with out= arguments, which may have any sizes before the call.
 void run_out(const c10::OperatorHandle& op, Stack& stack) {
   const Stack written = written_arguments(op, stack);
   const std::vector<std::vector<std::int64_t>> sizes = out_sizes(op, stack);
@@ -519,7 +532,7 @@ void run_out(const c10::OperatorHandle& op, Stack& stack) {
   return_written(op, stack, written);
 }
 
-/// Without its values, and without autograd, which has seen the call.
+/// Runs the call without values, and without autograd, which has already recorded it.
 void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::size_t count = op.schema().arguments().size();
@@ -553,7 +566,7 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   }
 }
 
-/// Runs the rule that the program has given for the operator. False: there is none.
+/// Runs the rule that the program has given for the operator; false if there is none.
 bool run_given_rule(const c10::OperatorHandle& op, Stack& stack) {
   const Mode& current = *mode.load();
   if (current.rules.empty()) {
@@ -607,7 +620,9 @@ TORCH_LIBRARY_IMPL(_, TESSERA_FAKE_MODE_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
 }
 
-/// libtorch gives the key what is composed of other operators. These are not on a CPU and on CUDA.
+/// For this key libtorch uses the composite implementation of operators that are composed of
+/// others. These operators have their own kernels on a CPU and on CUDA, so they are registered
+/// here.
 TORCH_LIBRARY_IMPL(aten, TESSERA_FAKE_MODE_KEY, library) {
   for (const char* name :
        {"copy_", "convolution", "convolution_backward", "native_group_norm", "native_layer_norm"}) {

@@ -1,4 +1,4 @@
-// The processor, and which products of fp32 matrices oneDNN computes on it.
+// Properties of the processor, and which fp32 matrix products oneDNN computes on it.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace tessera::kernels {
 
-// The processor, looked up once.
+// Properties of the processor, determined once.
 
-/// Whether it has the extensions of AVX-512 that x86-64-v4 stands for.
+/// Whether the processor has the AVX-512 extensions of x86-64-v4.
 inline bool has_avx512() {
 #ifdef __x86_64__
   static const bool has =
@@ -21,7 +21,7 @@ inline bool has_avx512() {
 #endif
 }
 
-/// Whether AMD made it.
+/// Whether the processor is made by AMD.
 inline bool is_amd() {
 #ifdef __x86_64__
   static const bool is = __builtin_cpu_is("amd") != 0;
@@ -36,14 +36,14 @@ inline bool is_amd() {
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-// Which products of fp32 matrices oneDNN computes, by processor and sizes alone: so that every run
-// and every rank takes the same.
+// Which fp32 matrix products oneDNN computes. This depends only on the processor and the sizes, so
+// that every run and every rank makes the same choice.
 
-/// Whether MKL has no kernels for this processor's widest vectors. It has kernels of AVX-512 for
-/// Intel's alone, and takes those of AVX2 on AMD's.
+/// Whether MKL has no kernels for this processor's widest vectors. MKL has AVX-512 kernels for
+/// Intel processors only, and uses AVX2 kernels on AMD's.
 bool mkl_leaves_vectors_unused();
 
-/// Whether a product (rows, inner) x (inner, columns) is large enough to gain from oneDNN.
+/// Whether a product (rows, inner) x (inner, columns) is large enough to be faster with oneDNN.
 bool gains_from_onednn(std::int64_t rows, std::int64_t inner, std::int64_t columns);
 
 }  // namespace tessera::kernels

@@ -1,5 +1,5 @@
 // The table of row kernels. Their source, row_kernels.inl, is compiled once for each instruction
-// set (row_kernels_*.cpp); the choice is made when the program runs, in row_kernels_baseline.cpp.
+// set (row_kernels_*.cpp); row_kernels_baseline.cpp selects one at run time.
 #pragma once
 
 #include <cstdint>
@@ -9,36 +9,36 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-using Bf16 = std::uint16_t;  ///< the bits of a bfloat16
+using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
 
-/// Kernels over rows in memory, for elements of type T. Rows are dense unless it says otherwise.
+/// Kernels over rows in memory, for elements of type T. Rows are dense unless stated otherwise.
 template <class T>
 struct RowKernels {
-  /// Rows of `dim`; weight may be null (ones); rstd: one per row. Of x + residual, which is written
-  /// to `sum`, unless these are null.
+  /// RMSNorm of rows with `dim` elements. weight may be null (ones). rstd: one number per row. If
+  /// residual and sum are not null, normalises x + residual and writes it to `sum`.
   void (*rms_norm)(const T* x, const T* residual, const float* weight, T* sum, T* out, float* rstd,
                    std::int64_t rows, std::int64_t dim, float eps);
-  /// Adds to weight_grad (dim), and sum_grad to x_grad, which is rounded before; unless they are
-  /// null.
+  /// Adds the weight's gradient to weight_grad (dim), and sum_grad to the rounded x_grad; either
+  /// may be null.
   void (*rms_norm_backward)(const T* grad, const T* sum_grad, const T* x, const float* weight,
                             const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
                             std::int64_t dim);
   void (*silu_mul)(const T* gate, const T* up, T* out, std::int64_t n);
-  /// The product too, unless `out` is null.
+  /// Computes the gradients of silu_mul, and writes the product to `out` unless `out` is null.
   void (*silu_mul_backward)(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
                             T* out, std::int64_t n);
-  /// One position: `heads` vectors of 2 * half, x_stride apart; out is dense.
+  /// Rotates one position: `heads` vectors of 2 * half elements, x_stride apart; out is dense.
   void (*rotary)(const T* x, std::int64_t x_stride, const float* cos, const float* sin, T* out,
                  std::int64_t heads, std::int64_t half, bool transposed);
-  /// For a row of logits the maximum, -inf without any; the sum of exp(x - maximum), or of exp(x)
-  /// where that is -inf; and unless it is null, the sum of x relative to the same.
+  /// For a row of logits computes the maximum, which is -inf for an empty row; the sum of exp(x -
+  /// maximum), or of exp(x) if the maximum is -inf; and, if `differences` is not null, the sum of x
+  /// relative to the same reference.
   void (*sums_of_logits)(const T* x, std::int64_t n, float* maximum, float* exponentials,
                          float* differences);
-  /// out = exp(x - high - low) * factor + added, of a log-sum-exp that is the sum of both. May be
-  /// in the place of x.
+  /// out = exp(x - high - low) * factor + added, where high + low is the log-sum-exp. out may be x.
   void (*softmax)(const T* x, T* out, std::int64_t n, float high, float low, float factor,
                   float added);
-  /// sum += x, and out = sum rounded.
+  /// add: sum += x. round: out = sum, rounded.
   void (*add)(const T* x, float* sum, std::int64_t n);
   void (*round)(const float* sum, T* out, std::int64_t n);
 };
@@ -48,7 +48,8 @@ struct RowKernelTable {
   RowKernels<Bf16> bf16;
 };
 
-/// The kernels for the best instruction set that this machine has. All sets give the same bits.
+/// The kernels for the best instruction set of this machine. All instruction sets give the same
+/// bits.
 const RowKernelTable& row_kernels();
 
 namespace baseline {

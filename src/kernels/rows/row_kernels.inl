@@ -1,6 +1,7 @@
 // The row kernels for one instruction set. Defines tessera::kernels::TESSERA_ISA::kTable. Included
-// by files that are compiled with flags of that instruction set. Includes nothing with inline
-// functions: the linker keeps one copy of each, and might keep one that older machines cannot run.
+// by files that are compiled with flags of that instruction set. Includes no header with inline
+// functions: the linker keeps only one copy of each, which might be one that older machines cannot
+// run.
 #include <cstdint>
 
 #include "rows/row_kernels.h"
@@ -65,12 +66,12 @@ void rms_norm_backward(const T* grad, const T* sum_grad, const T* x, const float
   }
 }
 
-/// sigmoid(g), and 1 - sigmoid(g) without the cancellation of that difference.
+/// sigmoid(g), and 1 - sigmoid(g) computed without cancellation.
 struct Sigmoid {
   Floats value, rest;
 };
 
-/// Computed from exp(-|g|), as on CUDA: a large g leaves no NaN in a product.
+/// Computed from exp(-|g|), as on CUDA, so that a large g does not cause a NaN in a product.
 Sigmoid sigmoid(Floats g) {
   const Floats e = exp_or_0(g < 0.0F ? g : -g);
   const Floats large = 1.0F / (1.0F + e);
@@ -98,7 +99,7 @@ void silu_mul_backward(const T* grad, const T* gate, const T* up, T* gate_grad, 
     store(gate_grad + i, value * (1.0F + g * rest) * d * u, n - i);
     store(up_grad + i, d * silu, n - i);
     if (out != nullptr) {
-      store(out + i, silu * u, n - i);  // with the bits of the forward
+      store(out + i, silu * u, n - i);  // the same bits as in forward
     }
   }
 }
@@ -121,20 +122,21 @@ void rotary(const T* x, std::int64_t x_stride, const float* cos, const float* si
   }
 }
 
-/// A block of a row at a time: first its maximum, then its sums, while it is in the nearest cache.
+/// Processes a row block by block: first the block's maximum, then its sums, while the block is in
+/// the nearest cache.
 template <class T>
 void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponentials,
                     float* differences) {
   constexpr std::int64_t kBlock = 1024;
   const float none = -__builtin_inff();
   float top = none;
-  float from = 0;  // what the sums are relative to
+  float from = 0;  // the number that the sums are relative to
   float exps = 0, diffs = 0;
   for (std::int64_t i = 0; i < n; i += kBlock) {
     const std::int64_t end = n - i < kBlock ? n : i + kBlock;
     const float highest = largest(x + i, end - i);
     if (highest > top) {
-      // A sum of -inf alone is 0, and stays that.
+      // A sum over only -inf is 0, and stays 0.
       exps *= top == none ? 0.0F : exp_or_0(broadcast(top - highest))[0];
       diffs += static_cast<float>(i) * (from - highest);
       from = top = highest;

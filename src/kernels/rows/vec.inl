@@ -1,6 +1,7 @@
-// Sixteen floats at once, in the vector extension that GCC and Clang share: the compiler maps it to
-// whatever registers TESSERA_ISA has. Lane by lane and without fused multiply-add, so that every
-// instruction set gives the same bits. Included inside namespace tessera::kernels::TESSERA_ISA.
+// Sixteen floats at once, by the vector extension of GCC and Clang: the compiler maps it to the
+// registers that TESSERA_ISA has. Operations are lane by lane and without fused multiply-add, so
+// every instruction set gives the same bits. Included inside namespace
+// tessera::kernels::TESSERA_ISA.
 
 constexpr int kLanes = 16;
 using Floats = float __attribute__((vector_size(64)));
@@ -30,7 +31,7 @@ TESSERA_INLINE Floats load(const Bf16* from) {
   return as_floats(__builtin_convertvector(v, Words) << 16);
 }
 
-/// The first n lanes from memory, zeros in the others.
+/// Loads the first n lanes from memory; the others are zero.
 template <class T>
 TESSERA_INLINE Floats load(const T* from, std::int64_t n) {
   if (n >= kLanes) {
@@ -63,7 +64,7 @@ TESSERA_INLINE void store(T* to, Floats v, std::int64_t n) {
   __builtin_memcpy(to, lanes, static_cast<std::size_t>(n) * sizeof(T));
 }
 
-/// What load() finds where store() has written v.
+/// The values as load() would read them after store(): rounded to T.
 template <class T>
 TESSERA_INLINE Floats rounded(Floats v) {
   T lanes[kLanes];
@@ -71,7 +72,7 @@ TESSERA_INLINE Floats rounded(Floats v) {
   return load(lanes);
 }
 
-/// The sum of all lanes, as a tree.
+/// The sum of all lanes, added as a tree.
 TESSERA_INLINE float sum(Floats v) {
   float lanes[kLanes];
   store(lanes, v);
@@ -83,12 +84,12 @@ TESSERA_INLINE float sum(Floats v) {
   return lanes[0];
 }
 
-/// exp within 2 ulp; below -87 it stays at exp(-87), above 88 at exp(88). x = n ln2 + r, and the
-/// polynomial of Moshier's Cephes in r.
+/// exp within 2 ulp; arguments are clamped to [-87, 88]. x = n ln2 + r, with the polynomial of
+/// Moshier's Cephes in r.
 TESSERA_INLINE Floats exp(Floats x) {
   x = x < -87.0F ? broadcast(-87.0F) : x;
   x = x > 88.0F ? broadcast(88.0F) : x;
-  const float round = 12582912.0F;  // 1.5 * 2^23: adding it leaves no fraction
+  const float round = 12582912.0F;  // 1.5 * 2^23: adding it removes the fraction
   const Floats n = (x * 1.44269504088896341F + round) - round;
   const Floats r = (x - n * 0.693359375F) - n * -2.12194440e-4F;
   Floats p = broadcast(1.9875691500e-4F);
@@ -102,18 +103,18 @@ TESSERA_INLINE Floats exp(Floats x) {
   return y * reinterpret_cast<Floats>(power);
 }
 
-/// exp, and 0 where that stays at exp(-87).
+/// exp(x), but 0 for x below -87, where exp() is clamped.
 TESSERA_INLINE Floats exp_or_0(Floats x) {
   return x < -87.0F ? Floats{} : exp(x);
 }
 
-/// All bits of the first n lanes.
+/// A mask with all bits set in the first n lanes.
 TESSERA_INLINE Ints lanes_below(std::int64_t n) {
   const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return lane < static_cast<std::int32_t>(n < kLanes ? n : kLanes);
 }
 
-/// The largest of n elements; -inf without any. A NaN is none.
+/// The maximum of n elements, ignoring NaN; -inf if there are none.
 template <class T>
 TESSERA_INLINE float largest(const T* x, std::int64_t n) {
   const Floats none = broadcast(-__builtin_inff());

@@ -1,4 +1,4 @@
-// What is read from the flight records of several ranks.
+// The report that is made from the flight records of several ranks.
 #include "tessera/core/detail/flight_report.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 
-/// A rank's report, call by call.
+/// Builds the report of a rank call by call.
 class Ranks {
  public:
   explicit Ranks(int size) {
@@ -26,7 +26,7 @@ class Ranks {
     }
   }
 
-  /// Rank `rank` makes the next call of a group, called by its ranks.
+  /// Adds the next call of a group, on rank `rank`.
   void call(int rank, const std::vector<int>& ranks, const std::string& collective,
             CallState state = CallState::kDone, std::int64_t thread = 0) {
     RankReport& report = reports_[static_cast<std::size_t>(rank)];
@@ -130,7 +130,7 @@ TEST(ExitReason, SaysHowARankEnded) {
   EXPECT_EQ(exit_reason(report), "rank 1 gave up after step 20; look for its error");
 }
 
-/// A record with one group and the calls `first` to `last` of it.
+/// A record with one group and its calls `first` to `last`.
 void write_record(const std::filesystem::path& folder, int rank, std::uint64_t first,
                   std::uint64_t last, int size = 2) {
   const auto record = std::make_unique<Record>();

@@ -16,6 +16,7 @@ namespace tessera {
 namespace {
 
 using testing::coordinates;
+using testing::Indices;
 using testing::layout_indices;
 
 Layout::Dims one_dim(std::vector<Digit> digits) {
@@ -30,47 +31,24 @@ TEST(Layout, IsOneObjectPerContent) {
   EXPECT_NE(a, Layout::intern({2, 2}, {{}, {{0, {0}}}}, {{1, ReduceOp::kSum}}));
 }
 
-TEST(Layout, KeepsTheOrderOfMeshDimensions) {
-  EXPECT_NE(Layout::intern({2, 2}, one_dim({{0, {0, 1}}})),
-            Layout::intern({2, 2}, one_dim({{0, {1, 0}}})));
-}
-
-TEST(Layout, DropsTheExtentOfASingleDigit) {
-  EXPECT_EQ(Layout::intern({2}, one_dim({{8, {0}}})), Layout::intern({2}, one_dim({{0, {0}}})));
-  EXPECT_EQ(Layout::intern({2}, one_dim({{8, {}}})), Layout::replicated({2}, 1));
-}
-
-TEST(Layout, MergesLocalDigits) {
-  EXPECT_EQ(Layout::intern({2}, one_dim({{2, {}}, {3, {}}, {4, {0}}})),
-            Layout::intern({2}, one_dim({{6, {}}, {4, {0}}})));
-}
-
-TEST(Layout, DropsDigitsOfExtentOne) {
-  EXPECT_EQ(Layout::intern({2}, one_dim({{1, {}}, {8, {0}}, {1, {}}})),
-            Layout::intern({2}, one_dim({{0, {0}}})));
-}
-
-TEST(Layout, MergesALocalDigitBehindAnEvenShard) {
-  EXPECT_EQ(Layout::intern({2}, one_dim({{4, {0}}, {3, {}}})),
-            Layout::intern({2}, one_dim({{0, {0}}})));
-}
-
-TEST(Layout, KeepsALocalDigitBehindAnUnevenShard) {
-  const auto layout = Layout::intern({2}, one_dim({{5, {0}}, {4, {}}}));
-  EXPECT_EQ(layout->digits(0).size(), 2U);
-}
-
-TEST(Layout, MergesNeighbouringShardsThatNest) {
-  EXPECT_EQ(Layout::intern({2, 3}, one_dim({{2, {0}}, {9, {1}}})),
-            Layout::intern({2, 3}, one_dim({{0, {0, 1}}})));
-}
-
-TEST(Layout, OrdersPartialDimensions) {
+TEST(Layout, HasOneCanonicalForm) {
+  const auto interned = [](const Indices& mesh, const std::vector<Digit>& digits) {
+    return Layout::intern(mesh, one_dim(digits));
+  };
+  EXPECT_NE(interned({2, 2}, {{0, {0, 1}}}), interned({2, 2}, {{0, {1, 0}}}));
+  EXPECT_EQ(interned({2}, {{8, {0}}}), interned({2}, {{0, {0}}}));
+  EXPECT_EQ(interned({2}, {{8, {}}}), Layout::replicated({2}, 1));
+  EXPECT_EQ(interned({2}, {{2, {}}, {3, {}}, {4, {0}}}), interned({2}, {{6, {}}, {4, {0}}}));
+  EXPECT_EQ(interned({2}, {{1, {}}, {8, {0}}, {1, {}}}), interned({2}, {{0, {0}}}));
+  EXPECT_EQ(interned({2, 3}, {{2, {0}}, {9, {1}}}), interned({2, 3}, {{0, {0, 1}}}));
+  // A local digit behind a shard merges into the shard if the shard is even.
+  EXPECT_EQ(interned({2}, {{4, {0}}, {3, {}}}), interned({2}, {{0, {0}}}));
+  EXPECT_EQ(interned({2}, {{5, {0}}, {4, {}}})->digits(0).size(), 2U);
   EXPECT_EQ(Layout::intern({2, 2}, {{}}, {{1, ReduceOp::kSum}, {0, ReduceOp::kMax}}),
             Layout::intern({2, 2}, {{}}, {{0, ReduceOp::kMax}, {1, ReduceOp::kSum}}));
 }
 
-/// What each coordinate owns under digits as written, without canonicalising them together.
+/// The indices that each coordinate owns under the digits as written, without merging them.
 std::vector<testing::Indices> owned(const testing::Indices& mesh,
                                     const std::vector<Digit>& digits) {
   const auto major = Layout::intern(mesh, one_dim({digits[0]}));
@@ -120,8 +98,8 @@ TEST(Layout, CanonicalFormOwnsWhatTheDigitsOwn) {
   }
 }
 
-/// Lists of digits over the same mesh dimensions that own the same are one object, where the two
-/// can be spelled as neighbours at all (extents >= 2, so that every digit shows).
+/// Two neighbouring digits that own the same indices as one digit are interned as this one digit
+/// (extents >= 2).
 TEST(Layout, DigitsThatOwnWhatOneDigitOwnsAreThatDigit) {
   const testing::Indices mesh{2, 3};
   int merged = 0;
@@ -161,14 +139,17 @@ TEST(Layout, PrintsDigitsAndReductions) {
             "[3 x 8:m0] partial{m1:sum}");
 }
 
-TEST(Layout, RefusesWhatIsNoLayout) {
-  EXPECT_ERROR(Layout::intern({2}, {{{0, {0, 0}}}}), "uses mesh dimension 0 twice");
-  EXPECT_ERROR(Layout::intern({2}, {{{0, {0}}}, {{0, {0}}}}), "uses mesh dimension 0 twice");
-  EXPECT_ERROR(Layout::intern({2}, {{{0, {0}}}}, {{0, ReduceOp::kSum}}),
-               "uses mesh dimension 0 twice");
-  EXPECT_ERROR(Layout::intern({2}, {{{0, {1}}}}), "uses mesh dimension 1 of a mesh with 1");
-  EXPECT_ERROR(Layout::intern({2}, {{{0, {-1}}}}), "uses mesh dimension -1 of a mesh with 1");
-  EXPECT_ERROR(Layout::intern({2}, {{{2, {}}, {0, {0}}}}), "a digit of extent 0 beside others");
+TEST(Layout, RefusesInvalidDigits) {
+  const auto making = [](Layout::Dims dims, std::vector<PartialDim> partial = {}) {
+    return [dims, partial] { Layout::intern({2}, dims, partial); };
+  };
+  testing::expect_refusals(
+      {{"twice in a digit", making({{{0, {0, 0}}}}), {"mesh dimension 0 twice"}},
+       {"in two dimensions", making({{{0, {0}}}, {{0, {0}}}}), {"mesh dimension 0 twice"}},
+       {"partial", making({{{0, {0}}}}, {{0, ReduceOp::kSum}}), {"mesh dimension 0 twice"}},
+       {"large", making({{{0, {1}}}}), {"mesh dimension 1 of a mesh with 1"}},
+       {"negative", making({{{0, {-1}}}}), {"mesh dimension -1 of a mesh with 1"}},
+       {"no extent", making({{{2, {}}, {0, {0}}}}), {"a digit of extent 0"}}});
 }
 
 TEST(Layout, IsOneObjectForAllThreads) {
@@ -236,50 +217,33 @@ TEST(Layout, IsMadeAndDroppedByManyThreads) {
   EXPECT_EQ(Layout::count(), before);
 }
 
-TEST(MeshShape, NumbersPositionsRowMajor) {
+TEST(MeshShape, NumbersPositionsRowMajorAndFindsDimensionsByName) {
   const MeshShape mesh({2, 3}, {"dp", "tp"});
   EXPECT_EQ(mesh.numel(), 6);
-  EXPECT_EQ(mesh.coordinate(4), (std::vector<std::int64_t>{1, 1}));
+  EXPECT_EQ(mesh.coordinate(4), (Indices{1, 1}));
   for (std::int64_t i = 0; i < 6; ++i) {
     EXPECT_EQ(mesh.index(mesh.coordinate(i)), i);
   }
-}
-
-TEST(MeshShape, FindsDimensionsByName) {
-  const MeshShape mesh({2, 3}, {"dp", "tp"});
   EXPECT_EQ(mesh.dim("tp"), 1);
-  EXPECT_ERROR(mesh.dim("pp"), "has no dimension called \"pp\"");
-}
-
-TEST(MeshShape, HasOnePositionWithoutDimensions) {
   EXPECT_EQ(MeshShape().numel(), 1);
   EXPECT_TRUE(MeshShape().coordinate(0).empty());
-}
-
-TEST(MeshShape, Prints) {
   EXPECT_EQ(to_string(MeshShape({2, 2}, {"dp", "tp"})), "(dp=2, tp=2)");
-  EXPECT_EQ(to_string(MeshShape({2, 2})), "(2, 2)");
   EXPECT_EQ(detail::concat(MeshShape({2, 2})), "(2, 2)");
 }
 
-TEST(MeshShape, RefusesWhatIsNoMesh) {
-  EXPECT_ERROR(MeshShape({2, 0}), "has a dimension of size 0");
-  EXPECT_ERROR(MeshShape({2, 2}, {"dp"}), "mesh of 2 dimensions was given 1 names");
-  EXPECT_ERROR(MeshShape({2, 2}, {"dp", "dp"}), "two mesh dimensions are called \"dp\"");
-  EXPECT_ERROR(MeshShape({2, 2}, {"dp", ""}), "has an empty name");
+TEST(MeshShape, RefusesInvalidMeshesAndPositionsOutside) {
+  const MeshShape mesh({2, 3}, {"dp", "tp"});
+  testing::expect_refusals(
+      {{"size", [] { MeshShape({2, 0}); }, {"size 0"}},
+       {"one name", [] { MeshShape({2, 2}, {"dp"}); }, {"2 dimensions", "1 names"}},
+       {"equal names", [] { MeshShape({2, 2}, {"dp", "dp"}); }, {"\"dp\""}},
+       {"empty name", [] { MeshShape({2, 2}, {"dp", ""}); }, {"empty name"}},
+       {"unknown name", [&] { mesh.dim("pp"); }, {"\"pp\""}},
+       {"large position", [&] { mesh.coordinate(6); }, {"position 6"}},
+       {"negative position", [&] { mesh.coordinate(-1); }, {"position -1"}},
+       {"large coordinate", [&] { mesh.index({0, 3}); }, {"coordinate 3"}},
+       {"short coordinate", [&] { mesh.index({0}); }, {"1 numbers"}}});
 }
-
-TEST(MeshShape, RefusesPositionsOutside) {
-  const MeshShape mesh({2, 3});
-  EXPECT_ERROR(mesh.coordinate(6), "position 6 is outside");
-  EXPECT_ERROR(mesh.coordinate(-1), "position -1 is outside");
-  EXPECT_ERROR(mesh.index({0, 3}), "coordinate 3 is outside");
-  EXPECT_ERROR(mesh.index({0}), "a coordinate of 1 numbers");
-}
-
-using testing::coordinates;
-using testing::Indices;
-using testing::layout_indices;
 
 struct Case {
   Indices mesh;
@@ -307,10 +271,6 @@ std::vector<Case> cases() {
   };
 }
 
-LayoutPtr layout_of(const Case& c) {
-  return Layout::intern(c.mesh, c.dims);
-}
-
 TEST(LayoutMath, ChunksAsTorchDoes) {
   for (std::int64_t size = 0; size < 14; ++size) {
     for (std::int64_t parts = 1; parts < 6; ++parts) {
@@ -327,7 +287,7 @@ TEST(LayoutMath, ChunksAsTorchDoes) {
   }
 }
 
-/// Why a flattened group stands in for two mesh dimensions only where they divide.
+/// A flattened group can replace two mesh dimensions only if they divide the size.
 TEST(LayoutMath, NestedChunksOf2x2DifferFromChunksOf4ForMostUnevenSizes) {
   int differ = 0;
   const auto nested = Layout::intern({2, 2}, {{{0, {0, 1}}}});
@@ -344,96 +304,78 @@ TEST(LayoutMath, NestedChunksOf2x2DifferFromChunksOf4ForMostUnevenSizes) {
   EXPECT_EQ(differ, 31);
 }
 
-TEST(LayoutMath, LocalSizesCountTheOwnedIndices) {
+/// Calls `check(case, layout, coordinate)` for each case and each coordinate of its mesh.
+template <class Check>
+void for_each_place(const Check& check) {
   for (const auto& c : cases()) {
-    const auto layout = layout_of(c);
+    const auto layout = Layout::intern(c.mesh, c.dims);
+    SCOPED_TRACE(to_string(*layout));
     for (const auto& at : coordinates(c.mesh)) {
-      const auto sizes = local_sizes(*layout, c.sizes, at);
-      std::int64_t numel = 1;
-      for (int d = 0; d < layout->tensor_ndim(); ++d) {
-        const auto i = static_cast<std::size_t>(d);
-        const auto owned = layout_indices(*layout, d, c.sizes[i], at);
-        EXPECT_EQ(sizes[i], static_cast<std::int64_t>(owned.size())) << to_string(*layout);
-        EXPECT_EQ(local_size(*layout, d, c.sizes[i], at), sizes[i]);
-        numel *= sizes[i];
-      }
-      EXPECT_EQ(local_numel(*layout, c.sizes, at), numel);
+      check(c, *layout, at);
     }
   }
 }
 
-TEST(LayoutMath, GlobalIndicesAreTheOwnedOnesInOrder) {
-  for (const auto& c : cases()) {
-    const auto layout = layout_of(c);
-    for (const auto& at : coordinates(c.mesh)) {
-      for (int d = 0; d < layout->tensor_ndim(); ++d) {
-        const auto size = c.sizes[static_cast<std::size_t>(d)];
-        EXPECT_EQ(global_indices(*layout, d, size, at), layout_indices(*layout, d, size, at))
-            << to_string(*layout);
-      }
+TEST(LayoutMath, LocalSizesAndGlobalIndicesAreThoseOfTheOwnedIndices) {
+  for_each_place([](const Case& c, const Layout& layout, const Indices& at) {
+    const auto sizes = local_sizes(layout, c.sizes, at);
+    std::int64_t numel = 1;
+    for (int d = 0; d < layout.tensor_ndim(); ++d) {
+      const auto i = static_cast<std::size_t>(d);
+      const auto owned = layout_indices(layout, d, c.sizes[i], at);
+      EXPECT_EQ(sizes[i], static_cast<std::int64_t>(owned.size()));
+      EXPECT_EQ(local_size(layout, d, c.sizes[i], at), sizes[i]);
+      EXPECT_EQ(global_indices(layout, d, c.sizes[i], at), owned);
+      numel *= sizes[i];
     }
-  }
+    EXPECT_EQ(local_numel(layout, c.sizes, at), numel);
+  });
 }
 
-/// Every element of every box is where global_indices says, and the boxes hold all elements.
+/// Each element of each box is at the place of global_indices(), and the boxes cover all elements.
 TEST(LayoutMath, BoxesCoverTheLocalTensorOnce) {
-  for (const auto& c : cases()) {
-    const auto layout = layout_of(c);
-    for (const auto& at : coordinates(c.mesh)) {
-      std::int64_t covered = 0;
-      for (const auto& box : owned_boxes(*layout, c.sizes, at)) {
-        std::int64_t numel = 1;
-        for (std::size_t d = 0; d < c.sizes.size(); ++d) {
-          const auto owned = layout_indices(*layout, static_cast<int>(d), c.sizes[d], at);
-          ASSERT_GT(box.sizes[d], 0);
-          for (std::int64_t i = 0; i < box.sizes[d]; ++i) {
-            EXPECT_EQ(owned.at(static_cast<std::size_t>(box.local_offset[d] + i)),
-                      box.global_offset[d] + i);
-          }
-          numel *= box.sizes[d];
+  for_each_place([](const Case& c, const Layout& layout, const Indices& at) {
+    std::int64_t covered = 0;
+    for (const auto& box : owned_boxes(layout, c.sizes, at)) {
+      std::int64_t numel = 1;
+      for (std::size_t d = 0; d < c.sizes.size(); ++d) {
+        const auto owned = layout_indices(layout, static_cast<int>(d), c.sizes[d], at);
+        ASSERT_GT(box.sizes[d], 0);
+        for (std::int64_t i = 0; i < box.sizes[d]; ++i) {
+          EXPECT_EQ(owned.at(static_cast<std::size_t>(box.local_offset[d] + i)),
+                    box.global_offset[d] + i);
         }
-        covered += numel;
+        numel *= box.sizes[d];
       }
-      EXPECT_EQ(covered, local_numel(*layout, c.sizes, at)) << to_string(*layout);
+      covered += numel;
     }
-  }
+    EXPECT_EQ(covered, local_numel(layout, c.sizes, at));
+  });
 }
 
-TEST(LayoutMath, OneShardedDimensionIsOneBox) {
-  const auto layout = Layout::intern({2, 2}, {{{0, {1, 0}}}, {}});
-  const auto boxes = owned_boxes(*layout, Indices{7, 3}, Indices{1, 0});
-  EXPECT_EQ(boxes, (std::vector<Box>{{{2, 0}, {0, 0}, {2, 3}}}));
+TEST(LayoutMath, BoxesAreRunsOfNeighbouringIndices) {
+  const auto boxes = [](const LayoutPtr& layout, const Indices& sizes, const Indices& at) {
+    return owned_boxes(*layout, sizes, at);
+  };
+  EXPECT_EQ(boxes(Layout::intern({2, 2}, {{{0, {1, 0}}}, {}}), {7, 3}, {1, 0}),
+            (std::vector<Box>{{{2, 0}, {0, 0}, {2, 3}}}));
+  EXPECT_EQ(boxes(Layout::intern({2}, {{{3, {}}, {4, {0}}}}), {12}, {1}),
+            (std::vector<Box>{{{2}, {0}, {2}}, {{6}, {2}, {2}}, {{10}, {4}, {2}}}));
+  EXPECT_EQ(boxes(Layout::replicated({2}, 0), {}, {1}).size(), 1U);
+  const auto rows = Layout::intern({4}, {{{0, {0}}}, {}});
+  EXPECT_TRUE(boxes(rows, {3, 5}, {3}).empty());
+  EXPECT_EQ(local_sizes(*rows, Indices{3, 5}, Indices{3}), (Indices{0, 5}));
 }
 
-TEST(LayoutMath, ALocalDigitInFrontIsABoxEach) {
-  const auto layout = Layout::intern({2}, {{{3, {}}, {4, {0}}}});
-  const auto boxes = owned_boxes(*layout, Indices{12}, Indices{1});
-  EXPECT_EQ(boxes, (std::vector<Box>{{{2}, {0}, {2}}, {{6}, {2}, {2}}, {{10}, {4}, {2}}}));
-}
-
-TEST(LayoutMath, AScalarIsOneBox) {
-  const auto boxes = owned_boxes(*Layout::replicated({2}, 0), Indices{}, Indices{1});
-  EXPECT_EQ(boxes.size(), 1U);
-}
-
-TEST(LayoutMath, AnEmptyShardHasNoBox) {
-  const auto layout = Layout::intern({4}, {{{0, {0}}}, {}});
-  EXPECT_TRUE(owned_boxes(*layout, Indices{3, 5}, Indices{3}).empty());
-  EXPECT_EQ(local_sizes(*layout, Indices{3, 5}, Indices{3}), (Indices{0, 5}));
-}
-
-TEST(FlatPlace, ReadsWhatItWrites) {
+TEST(FlatPlace, ReadsWhatItWritesAndRefusesOtherLengths) {
   const auto layout = Layout::intern({2}, {{{3, {}}, {4, {0}}}, {}});
   const FlatPlace place{{12, 5}, owned_boxes(*layout, Indices{12, 5}, Indices{1})};
   const Indices numbers = flat_place(place);
   EXPECT_EQ(numbers.size(), 2U + 3 * 6);
   EXPECT_EQ(read_flat_place(numbers, 2), place);
   EXPECT_EQ(read_flat_place(Indices{12, 5}, 2), (FlatPlace{{12, 5}, {}}));
-}
-
-TEST(FlatPlace, RefusesListsOfAnotherLength) {
-  EXPECT_ERROR(read_flat_place(Indices{12, 5, 1}, 2), "a place of 3 numbers");
-  EXPECT_ERROR(read_flat_place(Indices{}, 0), "of 0 dimensions");
+  EXPECT_ERROR(read_flat_place(Indices{12, 5, 1}, 2), "3 numbers");
+  EXPECT_ERROR(read_flat_place(Indices{}, 0), "0 dimensions");
 }
 
 TEST(LayoutMath, RefusesArgumentsOfAnotherRank) {

@@ -21,7 +21,7 @@ Indices strided(const Indices& list, std::int64_t factor, std::int64_t parts, st
   return out;
 }
 
-/// For each position of a digit: whether it lies in the coordinate's piece.
+/// For each position of a digit: whether the coordinate owns it.
 std::vector<bool> held(const Layout& layout, const Digit& digit, std::int64_t extent,
                        const Indices& coordinate) {
   auto piece = arange(extent);

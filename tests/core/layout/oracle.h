@@ -14,23 +14,24 @@ constexpr std::size_t pos(std::int64_t index) {
   return static_cast<std::size_t>(index);
 }
 
-/// torch.chunk of a list: pieces of ceil(n / parts), trailing ones short or empty; piece `index`.
+/// Piece `index` of torch.chunk of a list: pieces have ceil(n / parts) elements, trailing ones
+/// fewer or none.
 Indices chunk(const Indices& list, std::int64_t parts, std::int64_t index);
 
-/// What PyTorch gives `coordinate` of dimension `dim` under a placement list: placements are
-/// applied to arange(size) in mesh order; a strided shard cuts it in split_factor pieces, chunks
-/// each and joins the chunks.
+/// The indices of dimension `dim` that PyTorch gives to `coordinate` under a placement list.
+/// Placements are applied to arange(size) in mesh order; a strided shard cuts it in split_factor
+/// pieces, chunks each and joins the chunks.
 Indices torch_indices(const Placements& placements, const Indices& mesh_sizes, int dim,
                       std::int64_t size, const Indices& coordinate);
 
-/// The global indices that a layout gives `coordinate` of a dimension, found by asking of each
-/// index whether every one of its digits lies in the coordinate's nested chunk.
+/// The global indices of a dimension that a layout gives to `coordinate`: an index belongs to it if
+/// each digit of the index is in the coordinate's nested chunk.
 Indices layout_indices(const Layout& layout, int dim, std::int64_t size, const Indices& coordinate);
 
 /// All coordinates of a mesh, row-major.
 std::vector<Indices> coordinates(const Indices& mesh_sizes);
 
-/// Every list of `length` values out of [0, base), in lexicographic order.
+/// Every list of `length` values in [0, base), in lexicographic order.
 std::vector<std::vector<int>> all_lists(int length, int base);
 
 }  // namespace tessera::testing

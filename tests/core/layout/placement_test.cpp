@@ -15,21 +15,14 @@
 namespace tessera {
 namespace {
 
-TEST(Placement, PrintsAsPyTorchDoes) {
+TEST(Placement, PrintsAsPyTorchDoesAndParsesItAgain) {
   EXPECT_EQ(to_string(Placement(Shard{1})), "Shard(1)");
   EXPECT_EQ(to_string(Placement(Replicate{})), "Replicate()");
   EXPECT_EQ(to_string(Placement(Partial{})), "Partial(sum)");
   EXPECT_EQ(to_string(Placement(StridedShard{0, 2})), "_StridedShard(dim=0, sf=2)");
-  EXPECT_EQ(to_string(Placements{Shard{0}, Replicate{}}), "[Shard(0), Replicate()]");
-}
-
-TEST(Placement, StreamsWhatItPrints) {
   EXPECT_EQ(detail::concat(ReduceOp::kMax, " ", Placement(Shard{1}), " ",
                            Placements{Shard{0}, Replicate{}}),
             "max Shard(1) [Shard(0), Replicate()]");
-}
-
-TEST(Placement, ParsesWhatItPrints) {
   for (const Placement& placement :
        {Placement(Shard{3}), Placement(Shard{-1}), Placement(Replicate{}),
         Placement(Partial{ReduceOp::kAvg}), Placement(Partial{ReduceOp::kProduct}),
@@ -87,40 +80,36 @@ bool owns_as_torch(const Layout& layout, const Placements& placements, const Ind
   return true;
 }
 
-TEST(ToLayout, LaterMeshDimensionsSplitWhatEarlierLeft) {
+TEST(ToLayout, OrdersMeshDimensions) {
+  // Later mesh dimensions split the parts of the earlier ones. For FSDP over TP the first mesh
+  // dimension splits last.
   EXPECT_EQ(to_layout({2, 2}, {Shard{0}, Shard{0}}, Indices{8}), order({2, 2}, {0, 1}));
-}
-
-TEST(ToLayout, FsdpOverTensorParallelIsAnOrder) {
-  EXPECT_EQ(to_layout({2, 4}, {StridedShard{0, 4}, Shard{0}}, Indices{16}), order({2, 4}, {1, 0}));
-  EXPECT_EQ(to_layout({2, 4}, {StridedShard{0, 4}, Shard{0}}, Indices{7}), order({2, 4}, {1, 0}));
-}
-
-TEST(ToLayout, AStridedShardAloneHasALocalDigitInFront) {
+  for (const std::int64_t size : {16, 7}) {
+    EXPECT_EQ(to_layout({2, 4}, {StridedShard{0, 4}, Shard{0}}, Indices{size}),
+              order({2, 4}, {1, 0}));
+  }
   EXPECT_EQ(to_layout({2}, {StridedShard{0, 3}}, Indices{12}),
             Layout::intern({2}, {{{3, {}}, {4, {0}}}}));
-}
-
-TEST(ToLayout, CountsNegativeDimensionsFromTheEnd) {
   EXPECT_EQ(to_layout({2}, {Shard{-1}}, Indices{4, 4}), to_layout({2}, {Shard{1}}, Indices{4, 4}));
 }
 
-TEST(ToLayout, RefusesWhatDoesNotFit) {
-  EXPECT_ERROR(to_layout({2}, {Shard{1}}, Indices{4}),
-               "shard dimension 1 of a tensor with 1 dimensions");
-  EXPECT_ERROR(to_layout({2}, {Shard{-2}}, Indices{4}),
-               "shard dimension -2 of a tensor with 1 dimensions");
-  EXPECT_ERROR(to_layout({2}, {Shard{0}}, Indices{}),
-               "shard dimension 0 of a tensor with 0 dimensions");
-  EXPECT_ERROR(to_layout({2, 2}, {Shard{0}}, Indices{4}), "are 1 for a mesh of 2 dimensions");
-  EXPECT_ERROR(to_layout({2}, {StridedShard{0, 3}}, Indices{8}), "don't line up");
-  EXPECT_ERROR(to_layout({2, 3}, {StridedShard{0, 2}, Shard{0}}, Indices{12}), "don't line up");
-  EXPECT_ERROR(to_layout({2}, {StridedShard{0, 0}}, Indices{8}), "split factor below 1");
+TEST(ToLayout, RefusesPlacementsThatDoNotFit) {
+  const auto making = [](Indices mesh, Placements placements, Indices sizes) {
+    return [=] { to_layout(mesh, placements, sizes); };
+  };
+  testing::expect_refusals(
+      {{"large", making({2}, {Shard{1}}, {4}), {"shard dimension 1", "1 dimensions"}},
+       {"negative", making({2}, {Shard{-2}}, {4}), {"shard dimension -2", "1 dimensions"}},
+       {"scalar", making({2}, {Shard{0}}, {}), {"shard dimension 0", "0 dimensions"}},
+       {"few", making({2, 2}, {Shard{0}}, {4}), {"1 for a mesh of 2 dimensions"}},
+       {"size", making({2}, {StridedShard{0, 3}}, {8}), {"don't line up"}},
+       {"factor", making({2, 3}, {StridedShard{0, 2}, Shard{0}}, {12}), {"don't line up"}},
+       {"no factor", making({2}, {StridedShard{0, 0}}, {8}), {"split factor below 1"}}});
 }
 
-/// Lists of Shard(0), strided shards with factors up to 6 and Replicate on `mesh`, of a dimension
-/// that all of it divides: what converts owns what PyTorch's semantics give, and comes back as a
-/// list that means the same.
+/// Converts all lists of Shard(0), StridedShard with factors up to 6 and Replicate on `mesh`, for
+/// an even size. A layout must own what PyTorch's list owns, and convert back to an equivalent
+/// list.
 void check_all_even_lists(const Indices& mesh) {
   std::int64_t size = 60;  // all split factors up to 6 divide it
   for (const auto m : mesh) {
@@ -156,20 +145,11 @@ void check_all_even_lists(const Indices& mesh) {
   EXPECT_GE(converted, 7);
 }
 
-TEST(ToLayout, OwnsWhatTorchSaysForAllEvenListsOn2) {
-  check_all_even_lists({2});
-}
-TEST(ToLayout, OwnsWhatTorchSaysForAllEvenListsOn2x2) {
-  check_all_even_lists({2, 2});
-}
-TEST(ToLayout, OwnsWhatTorchSaysForAllEvenListsOn2x3) {
-  check_all_even_lists({2, 3});
-}
-TEST(ToLayout, OwnsWhatTorchSaysForAllEvenListsOn4x2) {
-  check_all_even_lists({4, 2});
-}
-TEST(ToLayout, OwnsWhatTorchSaysForAllEvenListsOn2x2x2) {
-  check_all_even_lists({2, 2, 2});
+TEST(ToLayout, OwnsWhatTorchSaysForAllEvenLists) {
+  for (const Indices& mesh :
+       {Indices{2}, Indices{2, 2}, Indices{2, 3}, Indices{4, 2}, Indices{2, 2, 2}}) {
+    check_all_even_lists(mesh);
+  }
 }
 
 TEST(ToLayout, OwnsWhatTorchSaysForPlainShardsOfAnySize) {
@@ -189,8 +169,8 @@ TEST(ToLayout, OwnsWhatTorchSaysForPlainShardsOfAnySize) {
   }
 }
 
-/// Sizes that the mesh doesn't divide: PyTorch's FSDP cuts the tensor-parallel shard, so the order
-/// tp, dp of nested chunks is what its parameters own.
+/// Sizes that the mesh doesn't divide: FSDP cuts the tensor-parallel shard, so that parameters are
+/// nested chunks in the order tp, dp.
 TEST(ToLayout, FsdpOverTensorParallelNestsChunksOfAnySize) {
   for (std::int64_t size = 0; size < 24; ++size) {
     const Indices mesh{2, 3};
@@ -220,21 +200,14 @@ TEST(ToPlacements, PrintsEveryOrderOfThreeMeshDimensions) {
   } while (std::next_permutation(mesh_dims.begin(), mesh_dims.end()));
 }
 
-TEST(ToPlacements, SaysPartialAndReplicate) {
+TEST(ToPlacements, GivesPartialReplicateAndShardsOverMeshDimensionsOfSizeOne) {
   const auto layout = Layout::intern({2, 2, 2}, {{{0, {2}}}}, {{0, ReduceOp::kAvg}});
   EXPECT_EQ(to_placements(*layout, Indices{4}),
             (Placements{Partial{ReduceOp::kAvg}, Replicate{}, Shard{0}}));
-}
-
-TEST(ToPlacements, MeshDimensionsOfSizeOneKeepTheirShard) {
   const Placements placements{Shard{0}, Shard{0}};
-  const Indices size{6};
-  EXPECT_EQ(to_placements(*to_layout({1, 2}, placements, size), size), placements);
-}
-
-TEST(ToPlacements, RefusesDigitsThatNoListCanSay) {
-  const auto layout = Layout::intern({2}, {{{5, {0}}, {4, {}}}});
-  EXPECT_ERROR(to_placements(*layout, Indices{20}), "has no form as a list of placements");
+  EXPECT_EQ(to_placements(*to_layout({1, 2}, placements, Indices{6}), Indices{6}), placements);
+  EXPECT_ERROR(to_placements(*Layout::intern({2}, {{{5, {0}}, {4, {}}}}), Indices{20}),
+               "has no form as a list of placements");
 }
 
 }  // namespace
@@ -282,7 +255,7 @@ Numbers numbers(const std::string& text) {
   return out;
 }
 
-/// "[A, B]" as a list; a comma inside parentheses separates nothing.
+/// Parses "[A, B]"; commas in parentheses do not separate items.
 Placements placements(const std::string& text) {
   Placements out;
   std::string item;

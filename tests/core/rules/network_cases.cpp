@@ -253,7 +253,7 @@ std::vector<RuleCase> rms_norm_cases() {
   };
 }
 
-/// Two chunks of a sequence; heads in groups.
+/// The recurrence in two chunks of a sequence, with heads in groups.
 std::vector<RuleCase> chunked_attention_cases() {
   const auto q = [] { return reals({2, 4, 6, 8}); };
   const auto kv = [] { return units({2, 2, 9, 8}); };
@@ -281,7 +281,7 @@ std::vector<RuleCase> fp8_linear_cases() {
 }  // namespace
 
 std::vector<RuleCase> fused_cases() {
-  // A call, so that the program is linked with the library that defines the operators.
+  // A call to the library, so that the linker keeps the library that defines the operators.
   const at::Tensor product = detail::silu_mul(reals({7, 5}), units({7, 5}));
   std::vector<RuleCase> cases{
       row("tessera::silu_mul", product, units({7, 5})),

@@ -13,8 +13,8 @@ namespace tessera::testing {
 
 using Ints = std::vector<std::int64_t>;
 
-/// Values that differ, of both signs; positive ones, below 1; distinct integers below `limit`,
-/// repeated from there; a mask.
+/// Different values of both signs; positive values below 1; distinct integers below `limit`,
+/// repeated; a mask.
 at::Tensor reals(Ints sizes);
 at::Tensor units(Ints sizes);
 at::Tensor indices(Ints sizes, std::int64_t limit);
@@ -24,7 +24,8 @@ c10::List<at::Tensor> tensor_list(std::initializer_list<at::Tensor> tensors);
 /// Undefined tensors are None.
 c10::List<std::optional<at::Tensor>> index_list(std::initializer_list<at::Tensor> tensors);
 
-/// A case of `op`, of libtorch named without "aten::". Missing arguments get the schema's defaults.
+/// A case of `op`, an operator of libtorch named without "aten::". Missing arguments get the
+/// schema's defaults.
 RuleCase make_case(const std::string& op, std::vector<c10::IValue> arguments);
 
 template <class... Arguments>

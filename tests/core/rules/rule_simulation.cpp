@@ -22,7 +22,7 @@ namespace {
 
 using Values = std::vector<c10::IValue>;
 
-/// The operator that the library gives a shard of a vocabulary, row by row.
+/// The lookup in a shard of a vocabulary, row by row, as the library's operator does it.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first,
                           std::int64_t) {
   const auto flat = indices.reshape(-1);
@@ -38,7 +38,7 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, s
   return result.view(sizes);
 }
 
-/// And what a gather becomes, by a mask of all positions.
+/// A gather in a shard, by a mask of all positions.
 at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tensor& index,
                        std::int64_t first, std::int64_t) {
   auto result = at::zeros(index.sizes(), self.options());
@@ -59,7 +59,7 @@ TORCH_LIBRARY(rules_test, library) {
 
 using LocalCall = ShardingRule::LocalCall;
 
-/// What a local call runs.
+/// The operator of a local call.
 std::string name_of(const LocalCall& call) {
   if (const auto* part = std::get_if<LocalCall::PartOperator>(&call.op)) {
     return *part == LocalCall::PartOperator::kEmbeddingRows ? "rules_test::embedding_rows"
@@ -138,7 +138,7 @@ OpCall to_call(const RuleCase& rule_case, const Values& arguments) {
   return call;
 }
 
-/// The arguments with their tensors replaced, in order.
+/// The arguments, with the tensors replaced in order.
 Values with_tensors(const Values& arguments, const std::vector<at::Tensor>& tensors) {
   Values result;
   std::size_t next = 0;
@@ -192,7 +192,7 @@ std::vector<at::Tensor> run(const std::string& op, Values stack) {
   return tensors_of(stack);
 }
 
-/// Arguments that speak of global sizes get their local values.
+/// Replaces arguments that are global sizes by local sizes.
 void rewrite_sizes(const ShardingRule& rule, const Propagation& decided, const Coordinate& at,
                    Values& arguments) {
   for (const auto& [arg, output, dim, times] : rule.size_arguments) {
@@ -207,7 +207,7 @@ void rewrite_sizes(const ShardingRule& rule, const Propagation& decided, const C
   }
 }
 
-/// Arguments that say which elements of an input are here.
+/// Sets arguments that say which elements of an input are local.
 void set_places(const ShardingRule& rule, const Propagation& decided,
                 const std::vector<at::Tensor>& tensors, const Coordinate& at, Values& arguments) {
   for (const auto& [arg, input] : rule.place_arguments) {
@@ -218,7 +218,7 @@ void set_places(const ShardingRule& rule, const Propagation& decided,
   }
 }
 
-/// Arguments that say where an input's part begins.
+/// Sets arguments that say where the local part of an input begins.
 void set_offsets(const ShardingRule& rule, const Propagation& decided,
                  const std::vector<at::Tensor>& tensors, const Coordinate& at, Values& arguments) {
   for (const auto& [arg, input, dim] : rule.offset_arguments) {
@@ -229,7 +229,7 @@ void set_offsets(const ShardingRule& rule, const Propagation& decided,
   }
 }
 
-/// Appends the tensors that are written and not returned: the last outputs of a rule.
+/// Appends the tensors that are written but not returned: a rule lists them as its last outputs.
 void add_written(const ShardingRule& rule, const std::vector<at::Tensor>& arguments,
                  std::vector<at::Tensor>& results) {
   for (std::size_t o = results.size(); o < rule.outputs.size(); ++o) {
@@ -241,7 +241,7 @@ void add_written(const ShardingRule& rule, const std::vector<at::Tensor>& argume
   }
 }
 
-/// The results at one coordinate: as ShardingRule::outputs counts them.
+/// The results at one coordinate, in the order of ShardingRule::outputs.
 std::vector<at::Tensor> run_local(const RuleCase& rule_case, const Values& arguments,
                                   const ShardingRule& rule, const Propagation& decided,
                                   const std::vector<at::Tensor>& locals, const Coordinate& at) {
@@ -271,7 +271,7 @@ std::vector<at::Tensor> run_local(const RuleCase& rule_case, const Values& argum
   return results;
 }
 
-/// What a coordinate gets; garbage where the rule says that values are not read.
+/// The local inputs of a coordinate; garbage where the rule says that values are not read.
 std::vector<at::Tensor> local_arguments(const std::vector<at::Tensor>& tensors,
                                         const ShardingRule& rule, const Propagation& decided,
                                         const Coordinate& at) {
@@ -287,7 +287,7 @@ std::vector<at::Tensor> local_arguments(const std::vector<at::Tensor>& tensors,
   return locals;
 }
 
-/// What is wrong with output `o`, put together from the coordinates' results.
+/// Describes how output `o`, put together from the coordinates' results, is wrong.
 std::string compare(const std::vector<Coordinate>& all, const std::vector<at::Tensor>& locals,
                     const Propagation& decided, std::size_t o, const at::Tensor& expected,
                     double tolerance) {

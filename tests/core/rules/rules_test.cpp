@@ -1,5 +1,5 @@
-// Every rule against libtorch's operator itself: each way in which the arguments may lie is run as
-// the rule says, coordinate by coordinate, and put together.
+// Every sharding rule against libtorch's operator: for each layout of the arguments the rule is run
+// for each coordinate, and the results are put together.
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 namespace tessera::testing {
 namespace {
 
-/// What may be asked of one mesh dimension for a tensor; terms of integers and masks don't exist.
+/// The placements of a tensor on one mesh dimension; integers and masks are never partial.
 std::vector<Placement> options(const at::Tensor& tensor) {
   std::vector<Placement> result{Replicate{}};
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -40,7 +40,7 @@ std::vector<LayoutPtr> draw(const std::vector<at::Tensor>& tensors,
   for (const auto& tensor : tensors) {
     const auto choices = options(tensor);
     Placements placements;
-    std::optional<ReduceOp> reduction;  // of unlike ones the meaning depends on their order
+    std::optional<ReduceOp> reduction;  // the result of different reductions depends on their order
     for (std::size_t m = 0; m < mesh.size(); ++m) {
       Placement placement = choices[random() % choices.size()];
       if (const auto* partial = std::get_if<Partial>(&placement)) {
@@ -64,7 +64,7 @@ std::string describe(const std::vector<LayoutPtr>& layouts) {
   return text;
 }
 
-/// How many layouts are tried of each case: TESSERA_RULE_DRAWS=1000 for a thorough run.
+/// The number of layouts for each case; TESSERA_RULE_DRAWS=1000 for a thorough run.
 int draws() {
   const char* text = std::getenv("TESSERA_RULE_DRAWS");
   return text ? std::atoi(text) : 12;

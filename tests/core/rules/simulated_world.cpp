@@ -48,7 +48,7 @@ double identity(ReduceOp op, double value) {
   return kMissing;
 }
 
-/// Term `index` of `parts` that reduce to `value`: unlike each other, and exact in binary.
+/// Term `index` of `parts` terms that reduce to `value`; the terms differ and are exact in binary.
 double term(ReduceOp op, double value, std::int64_t parts, std::int64_t index) {
   const auto at = static_cast<double>(index);
   const auto centred = 2 * at - static_cast<double>(parts - 1);  // sums to 0
@@ -177,7 +177,7 @@ void SimulatedWorld::run(const Step& step) {
 
 void SimulatedWorld::expect_correct(LayoutPtr layout) const {
   ASSERT_EQ(layout_, layout);
-  auto reduced = *this;  // inner mesh dimensions first, as a Layout defines it
+  auto reduced = *this;  // the inner mesh dimensions are reduced first, as Layout defines it
   const auto& partial = layout->partial();
   for (auto p = partial.rbegin(); p != partial.rend(); ++p) {
     auto fewer = reduced.layout_->partial();

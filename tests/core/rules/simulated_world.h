@@ -8,23 +8,23 @@
 
 namespace tessera::testing {
 
-/// All ranks of a mesh in one process, each with the elements of one tensor that it holds. Element
-/// i (row-major) of the true tensor has the value i + 1; partial ranks hold terms that reduce to
-/// it. Ownership is the oracle's. Runs a plan step by step, and lets a rank see nothing but its
-/// group.
+/// All ranks of a mesh in one process, with the local elements of one tensor. Element i (row-major)
+/// of the whole tensor is i + 1; partial ranks have terms that reduce to it. Ownership is computed
+/// by the oracle. Runs a plan step by step; a rank sees only the elements of its group.
 class SimulatedWorld {
  public:
   SimulatedWorld(LayoutPtr layout, Indices sizes);
 
-  /// Executes one step; fails the running test where the step cannot be done or doesn't start here.
+  /// Runs one step; fails the running test if the step is impossible or does not start from the
+  /// current layout.
   void run(const Step& step);
-  /// Expects that every rank holds what `layout` says, with the right values.
+  /// Expects that every rank has the elements of `layout`, with the right values.
   void expect_correct(LayoutPtr layout) const;
   /// The most elements that one rank sends in `step` (before it runs).
   std::int64_t most_sent(const Step& step) const;
 
  private:
-  /// Value of each element of the tensor; NaN where the rank doesn't hold it.
+  /// The value of each element of the tensor; NaN if the rank lacks it.
   using Local = std::vector<double>;
 
   std::vector<bool> owned(const Layout& layout, const Indices& coordinate) const;

@@ -32,7 +32,7 @@ at::Tensor identity_like(const at::Tensor& tensor, ReduceOp op) {
   }
 }
 
-/// The term of `tensor` at one coordinate of a partial mesh dimension: unlike ones that reduce to
+/// The term of `tensor` at one coordinate of a partial mesh dimension: terms differ and reduce to
 /// it.
 at::Tensor term(const at::Tensor& tensor, ReduceOp op, std::int64_t index, std::int64_t count) {
   if (count == 1) {
@@ -67,7 +67,7 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   }
 }
 
-/// Reduces over one mesh dimension: coordinates that differ in it alone become one.
+/// Reduces over one mesh dimension: coordinates that differ only in it become one.
 void reduce(std::vector<Coordinate>& at, std::vector<at::Tensor>& locals, const PartialDim& partial,
             std::int64_t count) {
   std::vector<Coordinate> kept;

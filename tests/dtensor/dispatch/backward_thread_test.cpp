@@ -34,52 +34,44 @@ TEST(BackwardThread, IsNotTheCallersThread) {
                   [&](const at::Tensor&) { EXPECT_NE(std::this_thread::get_id(), caller); });
 }
 
-TEST(BackwardThread, IsAsStrictAsItsCaller) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = sharded_rows(rank);
-    const auto gather = [](const at::Tensor& gradient) { gradient.cumsum(0); };
-    {
-      const StrictScope strict;
-      EXPECT_ERROR(within_backward(x, gather), "the strict scope refuses");
-      const StrictScope lenient(false);
-      within_backward(x, gather);
-    }
+TEST_ON_RANKS(BackwardThread, IsAsStrictAsItsCaller, 2) {
+  const at::Tensor x = sharded_rows(rank);
+  const auto gather = [](const at::Tensor& gradient) { gradient.cumsum(0); };
+  {
+    const StrictScope strict;
+    EXPECT_ERROR(within_backward(x, gather), "the strict scope refuses");
+    const StrictScope lenient(false);
     within_backward(x, gather);
-  });
+  }
+  within_backward(x, gather);
 }
 
-TEST(BackwardThread, CountsItsRedistributionsForItsRank) {
-  RunRanks(2, [](Rank& rank) {
-    const auto before = implicit_redistributions();
-    within_backward(sharded_rows(rank), [](const at::Tensor& gradient) { gradient.cumsum(0); });
-    EXPECT_EQ(implicit_redistributions(), before + 1);
-  });
+TEST_ON_RANKS(BackwardThread, CountsItsRedistributionsForItsRank, 2) {
+  const auto before = implicit_redistributions();
+  within_backward(sharded_rows(rank), [](const at::Tensor& gradient) { gradient.cumsum(0); });
+  EXPECT_EQ(implicit_redistributions(), before + 1);
 }
 
-TEST(BackwardThread, CallsAtItsEndForItsRank) {
-  RunRanks(2, [](Rank& rank) {
-    const auto before = implicit_redistributions();
-    within_backward(sharded_rows(rank), [](const at::Tensor& gradient) {
-      detail::call_at_end_of_backward([gradient] { gradient.cumsum(0); });
+TEST_ON_RANKS(BackwardThread, CallsAtItsEndForItsRank, 2) {
+  const auto before = implicit_redistributions();
+  within_backward(sharded_rows(rank), [](const at::Tensor& gradient) {
+    detail::call_at_end_of_backward([gradient] { gradient.cumsum(0); });
+  });
+  EXPECT_EQ(implicit_redistributions(), before + 1);
+}
+
+TEST_ON_RANKS(BackwardThread, HasItsPlansCounted, 2) {
+  const at::Tensor x = sharded_rows(rank);
+  const auto misses_of_backward = [&] {
+    DispatchCacheStatistics before;
+    within_backward(x, [&](const at::Tensor& gradient) {
+      before = dispatch_cache_statistics();
+      gradient.exp();
     });
-    EXPECT_EQ(implicit_redistributions(), before + 1);
-  });
-}
-
-TEST(BackwardThread, HasItsPlansCounted) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = sharded_rows(rank);
-    const auto misses_of_backward = [&] {
-      DispatchCacheStatistics before;
-      within_backward(x, [&](const at::Tensor& gradient) {
-        before = dispatch_cache_statistics();
-        gradient.exp();
-      });
-      return dispatch_cache_statistics().misses - before.misses;
-    };
-    EXPECT_GT(misses_of_backward(), 0u);
-    EXPECT_EQ(misses_of_backward(), 0u);
-  });
+    return dispatch_cache_statistics().misses - before.misses;
+  };
+  EXPECT_GT(misses_of_backward(), 0u);
+  EXPECT_EQ(misses_of_backward(), 0u);
 }
 
 TEST(BackwardThread, GoesToTheModeOfItsCaller) {
@@ -94,19 +86,17 @@ TEST(BackwardThread, GoesToTheModeOfItsCaller) {
             (std::vector<std::string>{"aten::sum", "aten::ones_like", "aten::mul.Tensor"}));
 }
 
-TEST(BackwardThread, DrawsTheNextNumbersOfItsRank) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = sharded_rows(rank);
-    manual_seed(5);
-    at::rand_like(x);
-    const at::Tensor expected = at::rand_like(x);
-    manual_seed(5);
-    at::rand_like(x);
-    within_backward(x, [&](const at::Tensor& gradient) {
-      EXPECT_TRUE(at::equal(local_tensor(at::rand_like(gradient)), local_tensor(expected)));
-    });
-    EXPECT_EQ(random_state().calls, 2u);
+TEST_ON_RANKS(BackwardThread, DrawsTheNextNumbersOfItsRank, 2) {
+  const at::Tensor x = sharded_rows(rank);
+  manual_seed(5);
+  at::rand_like(x);
+  const at::Tensor expected = at::rand_like(x);
+  manual_seed(5);
+  at::rand_like(x);
+  within_backward(x, [&](const at::Tensor& gradient) {
+    EXPECT_TRUE(at::equal(local_tensor(at::rand_like(gradient)), local_tensor(expected)));
   });
+  EXPECT_EQ(random_state().calls, 2u);
 }
 
 TEST(BackwardThread, DrawsForItsCallersPartOfTheBatch) {
@@ -126,19 +116,17 @@ TEST(BackwardThread, DrawsForItsCallersPartOfTheBatch) {
 
 /// Ranks that use results in different orders must still wait in one: of collectives of several
 /// rounds each, the other way would be a dead end.
-TEST(BackwardThread, FinishesTransfersInTheOrderOfTheForward) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    constexpr std::int64_t kLarge = 3 << 20;
-    const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
-    const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
-    const RedistributeOptions async{.async = true};
-    const auto a = x.redistribute({Replicate{}, Replicate{}}, async);
-    const auto b = y.redistribute({Replicate{}, Replicate{}}, async);
-    within_backward(at::ones({2}), [&](const at::Tensor&) {
-      const auto& first = rank.rank() == 1 ? a : b;
-      EXPECT_EQ(first.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
-      EXPECT_TRUE(at::equal(a.to_local(), b.to_local()));
-    });
+TEST_ON_MESH(BackwardThread, FinishesTransfersInTheOrderOfTheForward, {2, 2}, {"dp", "tp"}) {
+  constexpr std::int64_t kLarge = 3 << 20;
+  const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
+  const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
+  const RedistributeOptions async{.async = true};
+  const auto a = x.redistribute({Replicate{}, Replicate{}}, async);
+  const auto b = y.redistribute({Replicate{}, Replicate{}}, async);
+  within_backward(at::ones({2}), [&](const at::Tensor&) {
+    const auto& first = rank.rank() == 1 ? a : b;
+    EXPECT_EQ(first.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
+    EXPECT_TRUE(at::equal(a.to_local(), b.to_local()));
   });
 }
 

@@ -17,62 +17,52 @@ namespace {
 
 using testing::values;
 
-TEST(CallKey, TellsPlainTensorsOfOtherStridesApart) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor d = distribute_tensor(values({4, 1}), mesh, {Replicate{}});
-    const ReplicationScope scope;
-    const auto plain = values({8, 4}).t();
-    at::add(d, plain.contiguous());
-    const auto y = at::add(d, plain);
-    EXPECT_EQ(y.strides(), local_tensor(y).strides());
-    EXPECT_EQ(y.strides(), at::add(values({4, 1}), plain).strides());
-    EXPECT_TRUE(at::equal(DistributedTensor(y).full_tensor(), values({4, 1}).add(plain)));
-  });
+TEST_ON_MESH(CallKey, TellsPlainTensorsOfOtherStridesApart, {2}, {"x"}) {
+  const at::Tensor d = distribute_tensor(values({4, 1}), mesh, {Replicate{}});
+  const ReplicationScope scope;
+  const auto plain = values({8, 4}).t();
+  at::add(d, plain.contiguous());
+  const auto y = at::add(d, plain);
+  EXPECT_EQ(y.strides(), local_tensor(y).strides());
+  EXPECT_EQ(y.strides(), at::add(values({4, 1}), plain).strides());
+  EXPECT_EQUAL(y, values({4, 1}).add(plain));
 }
 
 // equal() compares the parts, which a strict scope allows, where there are any; those of meta
 // tensors it cannot.
-TEST(CallKey, TellsMetaTensorsApart) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto on = [&](c10::DeviceType device) {
-      return distribute_tensor(values({4, 2}).to(device), mesh, {Shard{0}}).tensor();
-    };
-    const auto x = on(at::kCPU), meta = on(at::kMeta);
-    EXPECT_THROWN(c10::Error, at::equal(meta, meta.clone()), "aten::equal", "Meta tensors");
-    const StrictScope strict;
-    EXPECT_TRUE(at::equal(x, x.clone()));
-  });
+TEST_ON_MESH(CallKey, TellsMetaTensorsApart, {2}, {"x"}) {
+  const auto on = [&](c10::DeviceType device) {
+    return distribute_tensor(values({4, 2}).to(device), mesh, {Shard{0}}).tensor();
+  };
+  const auto x = on(at::kCPU), meta = on(at::kMeta);
+  EXPECT_THROWN(c10::Error, at::equal(meta, meta.clone()), "aten::equal", "Meta tensors");
+  const StrictScope strict;
+  EXPECT_TRUE(at::equal(x, x.clone()));
 }
 
 // A plan that was made for a tensor which is its own must not serve a copy that may be out of date.
-TEST(CallKey, TellsViewsThatHoldACopyApart) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values({4, 2}), mesh, {Shard{0}});
-    const auto view = x.slice(0, 1, 3);
-    const at::Tensor own = distribute_tensor(values({2, 2}), mesh, {Replicate{}});
-    ASSERT_EQ(DistributedTensor(view).placements(), DistributedTensor(own).placements());
-    for (int i = 0; i < 2; ++i) {
-      own.neg();
-    }
-    EXPECT_TRUE(at::equal(DistributedTensor(view.neg()).full_tensor(),
-                          values({4, 2}).slice(0, 1, 3).neg()));
-    x.zero_();
-    EXPECT_ERROR(view.neg(), "aten::neg");
-  });
+TEST_ON_MESH(CallKey, TellsViewsThatHoldACopyApart, {2}, {"x"}) {
+  const at::Tensor x = distribute_tensor(values({4, 2}), mesh, {Shard{0}});
+  const auto view = x.slice(0, 1, 3);
+  const at::Tensor own = distribute_tensor(values({2, 2}), mesh, {Replicate{}});
+  ASSERT_EQ(DistributedTensor(view).placements(), DistributedTensor(own).placements());
+  for (int i = 0; i < 2; ++i) {
+    own.neg();
+  }
+  EXPECT_EQUAL(view.neg(), values({4, 2}).slice(0, 1, 3).neg());
+  x.zero_();
+  EXPECT_ERROR(view.neg(), "aten::neg");
 }
 
-TEST(CallKey, AComplexNumberThatARuleWouldReadLeavesTheCallWithoutOne) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto plain = at::complex(values({5, 3}), values({5, 3}, 1));
-    for (const Placement& placement : {Placement(Shard{0}), Placement(Partial{})}) {
-      const at::Tensor x = distribute_tensor(plain, mesh, {placement});
-      for (const c10::complex<double> value : {c10::complex<double>(0, 1), {2, 0}, {0, 0}}) {
-        const auto found = at::constant_pad_nd(x, {1, 1}, value);
-        EXPECT_TRUE(at::allclose(DistributedTensor(found).full_tensor(),
-                                 at::constant_pad_nd(plain, {1, 1}, value)));
-      }
+TEST_ON_MESH(CallKey, AComplexNumberThatARuleWouldReadLeavesTheCallWithoutOne, {4}, {"x"}) {
+  const auto plain = at::complex(values({5, 3}), values({5, 3}, 1));
+  for (const Placement& placement : {Placement(Shard{0}), Placement(Partial{})}) {
+    const at::Tensor x = distribute_tensor(plain, mesh, {placement});
+    for (const c10::complex<double> value : {c10::complex<double>(0, 1), {2, 0}, {0, 0}}) {
+      const auto found = at::constant_pad_nd(x, {1, 1}, value);
+      EXPECT_CLOSE(found, at::constant_pad_nd(plain, {1, 1}, value));
     }
-  });
+  }
 }
 
 TEST(CallKey, ClearingTheCacheReleasesTheMeshesOfRedistributions) {
@@ -88,14 +78,9 @@ TEST(CallKey, ClearingTheCacheReleasesTheMeshesOfRedistributions) {
   EXPECT_TRUE(world.expired());
 }
 
-}  // namespace
-
 // A call has one key, whether its arguments come unboxed, as to the kernels that a training step
 // calls most, or on a stack, as they do inside an operator mode.
 
-namespace {
-
-using testing::values;
 using Arguments = std::vector<c10::IValue>;
 
 /// Lets every operator run, and so takes its arguments from a stack.

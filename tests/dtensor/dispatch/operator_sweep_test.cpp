@@ -2,15 +2,227 @@
 // allows: of distributed ones no result is plain, and none is wrong. What is refused is refused at
 // the call, in one line.
 
-#include <algorithm>
-#include <iterator>
-#include <set>
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/ivalue.h>
 
-#include "operator_sweep_calls.h"
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <optional>
+#include <regex>
+#include <set>
+#include <string_view>
+#include <vector>
+
 #include "testing/distributed.h"
+#include "testing/values.h"
 
 namespace tessera::sweep {
 namespace {
+
+using testing::counting_values;
+using torch::jit::Stack;
+
+/// A call that libtorch computes, and what it finds.
+struct Call {
+  c10::OperatorHandle op;
+  Stack arguments;
+  Stack results;
+};
+
+/// `stack` with each tensor replaced.
+template <class Replace>
+Stack with_tensors(const Stack& stack, Replace replace) {
+  Stack replaced;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) {
+      replaced.emplace_back(replace(value.toTensor()));
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        list.push_back(replace(tensor));
+      }
+      replaced.emplace_back(list);
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+        list.push_back(replace(*tensor));
+      }
+      replaced.emplace_back(list);
+    } else {
+      replaced.push_back(value);
+    }
+  }
+  return replaced;
+}
+
+/// Doubles in (0, 1).
+at::Tensor positive(at::IntArrayRef sizes) {
+  return counting_values(sizes).mul(1.7).sin().mul(0.45).add(0.5);
+}
+
+Stack run(const c10::OperatorHandle& op, Stack stack) {
+  op.callBoxed(stack);
+  return stack;
+}
+
+/// What the tensors of a call are, by their number, and the numbers beside them.
+struct Profile {
+  at::Tensor (*tensor)(int number);
+  std::int64_t integer;
+  std::vector<std::int64_t> integers;
+};
+
+at::Tensor matrix(at::ScalarType type) {
+  return counting_values({4, 4}).mul(7).remainder(5).to(type);
+}
+
+/// Symmetric, and positive definite: what factorisations take, too.
+at::Tensor definite() {
+  const at::Tensor m = counting_values({4, 4}).sin();
+  return m.mm(m.t()).add(at::eye(4, at::kDouble)).mul(0.1);
+}
+
+const std::vector<Profile>& profiles() {
+  static const std::vector<Profile> all = [] {
+    const std::array tensors{
+        +[](int) { return definite(); },
+        +[](int) { return positive({4}); },
+        +[](int n) { return n == 0 ? definite() : matrix(at::kLong).remainder(4); },
+        +[](int n) { return n == 0 ? definite() : counting_values({4}, at::kLong).flip(0); },
+        +[](int) { return matrix(at::kLong); },
+        +[](int) { return counting_values({4}, at::kLong).flip(0); },
+        +[](int) { return positive({2, 4, 4, 4}); },
+        +[](int) { return positive({4, 2, 4}); },
+        +[](int) { return matrix(at::kLong).gt(1); },
+        +[](int n) { return n == 0 ? definite() : matrix(at::kLong).gt(1); },
+        +[](int n) { return n == 0 ? positive({2, 4, 4, 4}) : positive({4, 4, 2, 2}); },
+        +[](int) { return at::complex(definite(), definite().t()); },
+    };
+    std::vector<Profile> made;
+    for (const auto tensor : tensors) {
+      for (const auto& [integer, integers] :
+           std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>>{
+               {0, {0}}, {1, {1, 1}}, {2, {2, 2}}, {2, {4, 4}}, {1, {4}}}) {
+        made.push_back({tensor, integer, integers});
+      }
+    }
+    return made;
+  }();
+  return all;
+}
+
+/// nullopt for a type that the test has no value for: strings, names of dimensions.
+std::optional<c10::IValue> value_of(const c10::Argument& argument, const Profile& profile,
+                                    int& number) {
+  using Kind = c10::TypeKind;
+  const c10::Type& type = *argument.type();
+  if (type.kind() == Kind::TensorType) {
+    return profile.tensor(number++);
+  }
+  if (const auto* list = type.castRaw<c10::ListType>()) {
+    const c10::Type& element = *list->getElementType();
+    if (element.kind() == Kind::TensorType) {
+      return c10::List<at::Tensor>({profile.tensor(number++), profile.tensor(number++)});
+    }
+    if (element.kind() == Kind::OptionalType) {
+      number += 1;
+      return c10::List<std::optional<at::Tensor>>({profile.tensor(number++)});
+    }
+    if (argument.default_value()) {
+      return *argument.default_value();
+    }
+    if (element.kind() == Kind::IntType) {
+      return profile.integers;
+    }
+    return std::nullopt;
+  }
+  if (argument.default_value()) {
+    return *argument.default_value();
+  }
+  switch (type.kind()) {
+    case Kind::OptionalType:
+      return c10::IValue();
+    case Kind::IntType:
+      return profile.integer;
+    case Kind::BoolType:
+      return false;
+    case Kind::FloatType:
+      return 0.5;
+    case Kind::NumberType:
+      return profile.integer == 0 ? c10::IValue(0.5) : c10::IValue(profile.integer);
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<Stack> arguments_of(const c10::OperatorHandle& op, const Profile& profile) {
+  Stack stack;
+  int number = 0;
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    const auto value = value_of(argument, profile, number);
+    if (!value) {
+      return std::nullopt;
+    }
+    stack.push_back(*value);
+  }
+  return stack;
+}
+
+/// Operators that need not be called: they are for other devices and types, or change what a tensor
+/// is.
+bool is_left_out(const c10::OperatorHandle& op) {
+  static const std::regex kLeftOut(
+      "(_|mkldnn|cudnn|miopen|mps|fbgemm|quant|fake_|sparse|q_|rename|align|resize|set_|nested|"
+      "to_mkl|native_batch_norm|empty_like|new_empty|to_spa|is_|data|record|retain).*");
+  std::string_view name = op.schema().name();
+  if (!name.starts_with("aten::")) {
+    return true;
+  }
+  name.remove_prefix(6);
+  return std::regex_match(name.begin(), name.end(), kLeftOut) || name.ends_with("_backward") ||
+         name.find("sparse") != name.npos || op.hasTag(at::Tag::nondeterministic_seeded);
+}
+
+bool takes_and_makes_tensors(const c10::FunctionSchema& schema) {
+  const auto is_tensor = [](const auto& argument) {
+    return argument.type()->isSubtypeOf(*c10::TensorType::get()) ||
+           argument.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  };
+  const auto writes = [](const auto& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  };
+  return std::ranges::any_of(schema.arguments(), is_tensor) &&
+         std::ranges::any_of(schema.returns(), is_tensor) &&
+         std::ranges::none_of(schema.arguments(), writes);
+}
+
+/// Up to two of each operator.
+std::vector<Call> calls() {
+  std::vector<Call> found;
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op || is_left_out(*op) || !takes_and_makes_tensors(op->schema())) {
+      continue;
+    }
+    int taken = 0;
+    for (const Profile& profile : profiles()) {
+      const auto arguments = arguments_of(*op, profile);
+      if (!arguments || taken == 2) {
+        break;
+      }
+      try {
+        const auto copy = [](const at::Tensor& tensor) { return tensor.clone(); };
+        found.push_back({*op, *arguments, run(*op, with_tensors(*arguments, copy))});
+        ++taken;
+      } catch (const std::exception&) {  // not these arguments
+      }
+    }
+  }
+  return found;
+}
 
 /// Empty, or what is wrong with a result.
 std::string fault_of(const c10::IValue& found, const c10::IValue& expected) {
@@ -77,21 +289,10 @@ std::vector<Written> written_calls() {
     return std::vector<at::Tensor>{positive({5, 3}), positive({5, 4}), positive({gates * 4, 3}),
                                    positive({gates * 4, 4})};
   };
-  const at::Tensor bag = at::tensor({0, 2, 1, 3, 3, 1}, at::kLong);
   return {
       {"linspace",
        {numbers(1), numbers(3)},
        [](auto& t) { return std::vector{at::linspace(t[0], t[1], 5)}; }},
-      {"linspace_to", {numbers(3)}, [](auto& t) { return std::vector{at::linspace(0, t[0], 5)}; }},
-      {"logspace",
-       {numbers(1), numbers(3)},
-       [](auto& t) { return std::vector{at::logspace(t[0], t[1], 5)}; }},
-      {"affine_grid",
-       {positive({4, 2, 3})},
-       [](auto& t) { return std::vector{at::affine_grid_generator(t[0], {4, 1, 3, 2}, false)}; }},
-      {"grid_sampler",
-       {positive({4, 2, 3, 5}), positive({4, 6, 7, 2})},
-       [](auto& t) { return std::vector{at::grid_sampler(t[0], t[1], 0, 0, false)}; }},
       {"gru_cell", cell(3),
        [](auto& t) { return std::vector{at::gru_cell(t[0], t[1], t[2], t[3])}; }},
       {"rnn_cell", cell(1),
@@ -114,69 +315,12 @@ std::vector<Written> written_calls() {
          const auto [x, h] = at::gru(t[0], t[1], {t[2], t[3]}, false, 1, 0.0, false, false, false);
          return std::vector{x, h};
        }},
-      {"bilinear",
-       {positive({5, 3}), positive({5, 4}), positive({2, 3, 4})},
-       [](auto& t) { return std::vector{at::bilinear(t[0], t[1], t[2], {})}; }},
-      {"embedding_bag",
-       {positive({4, 3}), bag, at::tensor({0, 2, 3}, at::kLong)},
-       [](auto& t) { return std::vector{std::get<0>(at::embedding_bag(t[0], t[1], t[2]))}; }},
-      {"einsum",
-       {positive({5, 3}), positive({3, 5, 2})},
-       [](auto& t) { return std::vector{at::einsum("ij,jik->ik", {t[0], t[1]})}; }},
-      {"stft",
-       {positive({4, 16})},
-       [](auto& t) {
-         return std::vector{at::view_as_real(at::stft(t[0], 8, 4, 8, {}, false, true, true))};
-       }},
-      {"gradient", {positive({5, 4})}, [](auto& t) { return at::gradient(t[0]); }},
-      {"cross",
-       {positive({5, 3}), positive({5, 3}).flip(0)},
-       [](auto& t) { return std::vector{at::linalg_cross(t[0], t[1])}; }},
-      {"meshgrid",
-       {positive({5}), positive({3})},
-       [](auto& t) { return at::meshgrid({t[0], t[1]}, "xy"); }},
-      {"histogramdd",
-       {positive({6, 2})},
-       [](auto& t) {
-         const auto [counts, edges] = at::histogramdd(t[0], {3, 4});
-         return std::vector{counts, edges[0], edges[1]};
-       }},
-      {"instance_norm",
-       {positive({4, 2, 6})},
-       [](auto& t) {
-         return std::vector{at::instance_norm(t[0], {}, {}, {}, {}, true, 0.1, 1e-5, false)};
-       }},
-      {"batch_norm",
-       {positive({4, 2, 6})},
-       [](auto& t) {
-         return std::vector{at::batch_norm(t[0], {}, {}, {}, {}, true, 0.1, 1e-5, false)};
-       }},
-      {"cosine_embedding_loss",
-       {positive({5, 3}), positive({5, 3}).flip(0), at::ones({5}, at::kDouble)},
-       [](auto& t) { return std::vector{at::cosine_embedding_loss(t[0], t[1], t[2])}; }},
-      {"segment_reduce",
-       {positive({5, 3}), at::tensor({2, 3}, at::kLong)},
-       [](auto& t) { return std::vector{at::segment_reduce(t[0], "sum", t[1])}; }},
-      {"one_hot",
-       {bag},
-       [](auto& t) { return std::vector{at::one_hot(t[0]), at::one_hot(t[0], 6)}; }},
       {"unique",
-       {bag},
+       {at::tensor({0, 2, 1, 3, 3, 1}, at::kLong)},
        [](auto& t) {
          const auto [values, inverse, counts] = at::_unique2(t[0], true, true, true);
          return std::vector{values, inverse, counts};
        }},
-      {"searchsorted",
-       {positive({5}).cumsum(0), positive({4})},
-       [](auto& t) {
-         return std::vector{at::searchsorted(t[0], t[1]), at::bucketize(t[1], t[0])};
-       }},
-      {"cdist",
-       {positive({5, 3}), positive({4, 3})},
-       [](auto& t) { return std::vector{at::cdist(t[0], t[1]), at::pdist(t[0])}; }},
-      {"clamp",
-       {positive({5, 3}), positive({3})},
-       [](auto& t) { return std::vector{at::clamp(t[0], t[1]), at::clamp_max(t[0], t[1])}; }},
       {"like",
        {positive({5, 3})},
        [](auto& t) {

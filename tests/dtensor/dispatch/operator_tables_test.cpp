@@ -217,12 +217,8 @@ TEST(OperatorList, IsWhatTheDocumentationSays) {
          "TESSERA_UPDATE_DOCS=1 in the environment";
 }
 
-}  // namespace
-
 // The table of what is special about operators: every row names operators that exist and that are
 // what its trait says, and docs/operators/operators.md lists them (operator_tables_test.cpp).
-
-namespace {
 
 using detail::OperatorInfo;
 using detail::Trait;

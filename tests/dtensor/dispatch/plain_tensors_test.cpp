@@ -20,36 +20,30 @@ at::Tensor leaf(const DeviceMesh& mesh, const Placement& placement = Shard{0}) {
   return distribute_tensor(values({5, 3}), mesh, {placement}).tensor().detach().requires_grad_();
 }
 
-TEST(PlainNumber, IsRefusedBesideADistributedOneIfItDiffersByRank) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor penalty = leaf(rank.mesh({2}, {"dp"})).square().sum();
-    const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
-    EXPECT_ERROR(loss + 0.01 * penalty, "aten::add.Tensor mixes",
-                 "make the distributed one plain by DistributedTensor(x).full_tensor()",
-                 "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
-    EXPECT_ERROR(penalty * loss.view({1}), "a plain number with a gradient may be another on each");
-    EXPECT_NO_THROW((0.5 * penalty / at::full({}, 3.0) + 1).backward());
-  });
+TEST_ON_MESH(PlainNumber, IsRefusedBesideADistributedOneIfItDiffersByRank, {2}, {"dp"}) {
+  const at::Tensor penalty = leaf(mesh).square().sum();
+  const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
+  EXPECT_ERROR(loss + 0.01 * penalty, "aten::add.Tensor mixes",
+               "make the distributed one plain by DistributedTensor(x).full_tensor()",
+               "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
+  EXPECT_ERROR(penalty * loss.view({1}), "a plain number with a gradient may be another on each");
+  EXPECT_NO_THROW((0.5 * penalty / at::full({}, 3.0) + 1).backward());
 }
 
-TEST(PlainNumber, MayBeALiteralOfTheProgram) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = leaf(rank.mesh({2}, {"dp"})).detach();
-    const std::vector<std::function<at::Tensor(at::Tensor)>> functions{
-        [](auto t) { return 1 - t * 2.0; },
-        [](auto t) { return at::where(t > 0.5, t, 0.25) + at::where(t > 0, -1.0, t); },
-        [](auto t) { return at::where(t > 0.5, 1.0, 0.5); },
-        [](auto t) { return at::pow(2.0, t.clamp(-0.5, 0.5)).masked_fill(t > 0, 3); },
-        [](auto t) { return at::xlogy(t.abs(), 2.0).add_(at::copysign(t, -1.0)); },
-        [](auto t) { return t.index_put_({0}, 1.5); },
-    };
-    for (std::size_t i = 0; i < functions.size(); ++i) {
-      const at::Tensor found = functions[i](x.clone());
-      EXPECT_TRUE(at::allclose(DistributedTensor(found).full_tensor(), functions[i](values({5, 3})),
-                               1e-5, 1e-8, true))
-          << i;
-    }
-  });
+TEST_ON_MESH(PlainNumber, MayBeALiteralOfTheProgram, {2}, {"dp"}) {
+  const at::Tensor x = leaf(mesh).detach();
+  const std::vector<std::function<at::Tensor(at::Tensor)>> functions{
+      [](auto t) { return 1 - t * 2.0; },
+      [](auto t) { return at::where(t > 0.5, t, 0.25) + at::where(t > 0, -1.0, t); },
+      [](auto t) { return at::where(t > 0.5, 1.0, 0.5); },
+      [](auto t) { return at::pow(2.0, t.clamp(-0.5, 0.5)).masked_fill(t > 0, 3); },
+      [](auto t) { return at::xlogy(t.abs(), 2.0).add_(at::copysign(t, -1.0)); },
+      [](auto t) { return t.index_put_({0}, 1.5); },
+  };
+  for (std::size_t i = 0; i < functions.size(); ++i) {
+    const at::Tensor found = functions[i](x.clone());
+    EXPECT_CLOSE(found, functions[i](values({5, 3})), 1e-5, 1e-8, true) << i;
+  }
 }
 
 /// What a program computes of a distributed tensor of 5 x 3 and its own number.
@@ -82,112 +76,68 @@ at::Tensor number(double value) {
   return at::full({}, value, at::kDouble);
 }
 
-TEST(PlainNumber, WithoutAGradientIsTakenWhereItIsTheSameOnEveryRank) {
-  RunRanks(3, [](Rank& rank) {
-    for (const Placement& placement : {Placement(Shard{0}), Placement(Replicate{})}) {
-      const at::Tensor x = leaf(rank.mesh({3}, {"dp"}), placement).detach();
-      for (const auto& [name, compute] : number_cases()) {
-        EXPECT_TRUE(at::allclose(DistributedTensor(compute(x, number(1.5))).full_tensor(),
-                                 compute(values({5, 3}), number(1.5))))
-            << name;
-      }
+TEST_ON_MESH(PlainNumber, WithoutAGradientIsTakenWhereItIsTheSameOnEveryRank, {3}, {"dp"}) {
+  for (const Placement& placement : {Placement(Shard{0}), Placement(Replicate{})}) {
+    const at::Tensor x = leaf(mesh, placement).detach();
+    for (const auto& [name, compute] : number_cases()) {
+      EXPECT_CLOSE(compute(x, number(1.5)), compute(values({5, 3}), number(1.5))) << name;
     }
-  });
+  }
 }
 
-TEST(PlainNumber, WithoutAGradientIsRefusedWhereItDiffersBetweenRanks) {
-  RunRanks(3, [](Rank& rank) {
-    const at::Tensor x = leaf(rank.mesh({3}, {"dp"})).detach();
-    const at::Tensor own = number(rank.rank() == 2 ? 2 : 1);
-    for (const NumberCase& each : number_cases()) {
-      EXPECT_ERROR(each.compute(x, own),
-                   each.name + " takes plain tensors for the same on every rank",
-                   "differs from rank 0 on ranks 2", "DistributedTensor(x).full_tensor()");
-    }
-    EXPECT_NO_THROW(x * number(1));
-  });
+TEST_ON_MESH(PlainNumber, WithoutAGradientIsRefusedWhereItDiffersBetweenRanks, {3}, {"dp"}) {
+  const at::Tensor x = leaf(mesh).detach();
+  const at::Tensor own = number(rank.rank() == 2 ? 2 : 1);
+  for (const NumberCase& each : number_cases()) {
+    EXPECT_ERROR(each.compute(x, own),
+                 each.name + " takes plain tensors for the same on every rank",
+                 "differs from rank 0 on ranks 2", "DistributedTensor(x).full_tensor()");
+  }
+  EXPECT_NO_THROW(x * number(1));
 }
 
-TEST(PlainNumber, FromOneRanksBatchMayNotWeighADistributedLoss) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor w = leaf(rank.mesh({2}, {"dp"}));
-    const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
-    EXPECT_ERROR(w.square().sum() * loss.detach(), "aten::mul.Tensor takes plain tensors");
-  });
-}
-
-TEST(PlainNumber, MayBeAddedToTheWholeOfADistributedOne) {
+TEST_ON_MESH(PlainNumber, MayBeAddedToTheWholeOfADistributedOne, {2}, {"dp"}) {
   const at::Tensor alone = values({5, 3}).requires_grad_();
   at::square(alone).sum().mul(3).backward();
-  RunRanks(2, [&](Rank& rank) {
-    const at::Tensor weight = leaf(rank.mesh({2}, {"dp"}));
-    const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
-    const DistributedTensor penalty(weight.square().sum());
-    // Losses of 1 and 3 on the ranks are 2 in the mean.
-    const at::Tensor factor = at::full({}, 1.0 + 2 * rank.rank(), at::kDouble);
-    (loss + penalty.full_tensor() +
-     factor * penalty.full_tensor(Placements{Partial{ReduceOp::kAvg}}))
-        .backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(weight.grad()).full_tensor(), alone.grad()));
-  });
+  const at::Tensor weight = leaf(mesh);
+  const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
+  const DistributedTensor penalty(weight.square().sum());
+  // Losses of 1 and 3 on the ranks are 2 in the mean.
+  const at::Tensor factor = at::full({}, 1.0 + 2 * rank.rank(), at::kDouble);
+  (loss + penalty.full_tensor() + factor * penalty.full_tensor(Placements{Partial{ReduceOp::kAvg}}))
+      .backward();
+  EXPECT_CLOSE(weight.grad(), alone.grad());
 }
 
-TEST(PlainFactor, HasAPlainWholeGradientInAReplicationScope) {
-  RunRanks(3, [](Rank& rank) {
-    const at::Tensor rows = leaf(rank.mesh({3}, {"dp"})).detach();
-    const ReplicationScope same_on_every_rank;
-    for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {1}, {3}, {5, 1}}) {
-      const at::Tensor factor = at::ones(sizes, at::kDouble).requires_grad_();
-      const at::Tensor alone = at::ones(sizes, at::kDouble).requires_grad_();
-      for (int step = 0; step < 2; ++step) {
-        (factor * rows).square().sum().backward();
-        (alone * values({5, 3})).square().sum().backward();
-      }
-      ASSERT_FALSE(tessera::is_distributed(factor.grad()));
-      EXPECT_TRUE(at::allclose(factor.grad(), alone.grad()));
+TEST_ON_MESH(PlainFactor, HasAPlainWholeGradientInAReplicationScope, {3}, {"dp"}) {
+  const at::Tensor rows = leaf(mesh).detach();
+  const ReplicationScope same_on_every_rank;
+  for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {1}, {3}, {5, 1}}) {
+    const at::Tensor factor = at::ones(sizes, at::kDouble).requires_grad_();
+    const at::Tensor alone = at::ones(sizes, at::kDouble).requires_grad_();
+    for (int step = 0; step < 2; ++step) {
+      (factor * rows).square().sum().backward();
+      (alone * values({5, 3})).square().sum().backward();
     }
-  });
+    ASSERT_FALSE(tessera::is_distributed(factor.grad()));
+    EXPECT_TRUE(at::allclose(factor.grad(), alone.grad()));
+  }
 }
 
-TEST(PlainTensor, SumsGradientsFromPlainAndDistributedUses) {
+TEST_ON_MESH(PlainTensor, SumsGradientsFromPlainAndDistributedUses, {2}, {"dp"}) {
   const at::Tensor alone = values({5, 3}, 1).requires_grad_();
   (alone.sin() * values({5, 3})).sum().add(alone.sin().square().sum()).backward();
-  RunRanks(2, [&](Rank& rank) {
-    const at::Tensor rows = leaf(rank.mesh({2}, {"dp"}));
-    const at::Tensor x = values({5, 3}, 1).requires_grad_();
-    const at::Tensor y = x.sin();
-    at::Tensor loss;
-    {
-      const ReplicationScope same_on_every_rank;
-      loss = (y * rows).sum() + y.square().sum();
-    }
-    loss.backward();
-    ASSERT_FALSE(tessera::is_distributed(x.grad()));
-    EXPECT_TRUE(at::allclose(x.grad(), alone.grad()));
-  });
-}
-
-TEST(Hook, MayNotMultiplyADistributedGradientByWhatDiffersBetweenRanks) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
-    const at::Tensor y = x * 2;
-    const at::Tensor mask = at::full({5, 3}, rank.rank(), at::kDouble);
-    y.register_hook([=](const at::Tensor& gradient) { return gradient * mask; });
-    EXPECT_ERROR(y.sum().backward(),
-                 "aten::mul.Tensor takes plain tensors for the same on every rank",
-                 "plain tensor 0");
-  });
-}
-
-TEST(Hook, MayNotMultiplyADistributedGradientByANumberOfItsRank) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
-    const at::Tensor y = x * 2;
-    const at::Tensor factor = number(rank.rank());
-    y.register_hook([=](const at::Tensor& gradient) { return gradient * factor; });
-    EXPECT_ERROR(y.sum().backward(),
-                 "aten::mul.Tensor takes plain tensors for the same on every rank");
-  });
+  const at::Tensor rows = leaf(mesh);
+  const at::Tensor x = values({5, 3}, 1).requires_grad_();
+  const at::Tensor y = x.sin();
+  at::Tensor loss;
+  {
+    const ReplicationScope same_on_every_rank;
+    loss = (y * rows).sum() + y.square().sum();
+  }
+  loss.backward();
+  ASSERT_FALSE(tessera::is_distributed(x.grad()));
+  EXPECT_TRUE(at::allclose(x.grad(), alone.grad()));
 }
 
 /// A function of the program's own whose backward multiplies by what it was given.
@@ -203,96 +153,71 @@ struct Masked : torch::autograd::Function<Masked> {
   }
 };
 
-TEST(OwnFunction, MayNotMultiplyADistributedGradientByWhatDiffersBetweenRanks) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
-    for (const at::Tensor& mask :
-         {at::full({5, 3}, rank.rank(), at::kDouble), number(rank.rank())}) {
-      EXPECT_ERROR(Masked::apply(x, mask).sum().backward(),
+TEST_ON_MESH(Hook, AndFunctionMayNotMultiplyADistributedGradientByWhatDiffersBetweenRanks, {2},
+             {"dp"}) {
+  const at::Tensor x = leaf(mesh);
+  for (const at::Tensor& mask : {at::full({5, 3}, rank.rank(), at::kDouble), number(rank.rank())}) {
+    const at::Tensor y = x * 2;
+    y.register_hook([=](const at::Tensor& gradient) { return gradient * mask; });
+    for (const at::Tensor& result : {y, Masked::apply(x, mask)}) {
+      EXPECT_ERROR(result.sum().backward(),
                    "aten::mul.Tensor takes plain tensors for the same on every rank");
     }
-  });
+  }
 }
 
-TEST(OwnFunction, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
-    Masked::apply(x, values({5, 3}, 1)).sum().backward();
-    Masked::apply(x, number(2)).sum().backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), values({5, 3}, 1) + 2));
-  });
+TEST_ON_MESH(OwnFunction, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank, {2}, {"dp"}) {
+  const at::Tensor x = leaf(mesh);
+  Masked::apply(x, values({5, 3}, 1)).sum().backward();
+  Masked::apply(x, number(2)).sum().backward();
+  EXPECT_CLOSE(x.grad(), values({5, 3}, 1) + 2);
 }
 
-TEST(Hook, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
-    const at::Tensor y = x * 2;
-    for (const at::Tensor& tensor : {x, y}) {
-      tensor.register_hook([](const at::Tensor& gradient) { return gradient * values({5, 3}, 1); });
-    }
-    y.sum().backward();
-    EXPECT_TRUE(
-        at::allclose(DistributedTensor(x.grad()).full_tensor(), 2 * values({5, 3}, 1).square()));
-  });
+TEST_ON_MESH(Hook, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank, {2}, {"dp"}) {
+  const at::Tensor x = leaf(mesh);
+  const at::Tensor y = x * 2;
+  for (const at::Tensor& tensor : {x, y}) {
+    tensor.register_hook([](const at::Tensor& gradient) { return gradient * values({5, 3}, 1); });
+  }
+  y.sum().backward();
+  EXPECT_CLOSE(x.grad(), 2 * values({5, 3}, 1).square());
 }
 
 // The formula of this gradient makes plain tensors.
-TEST(Hook, ReturningNothingLeavesTheGradientUnchanged) {
+TEST_ON_MESH(Hook, ReturningNothingLeavesTheGradientUnchanged, {2}, {"dp"}) {
   const at::Tensor alone = values({5, 3}).requires_grad_();
   at::cumprod(alone, 0).sum().backward();
-  RunRanks(2, [&](Rank& rank) {
-    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
-    const at::Tensor y = at::cumprod(x, 0);
-    int calls = 0;
-    y.register_hook([&](const at::Tensor&) { ++calls; });
-    y.sum().backward();
-    EXPECT_EQ(calls, 1);
-    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), alone.grad()));
-  });
+  const at::Tensor x = leaf(mesh);
+  const at::Tensor y = at::cumprod(x, 0);
+  int calls = 0;
+  y.register_hook([&](const at::Tensor&) { ++calls; });
+  y.sum().backward();
+  EXPECT_EQ(calls, 1);
+  EXPECT_CLOSE(x.grad(), alone.grad());
 }
 
-TEST(Hook, MaySayThatThePlainTensorIsTheSameOnEveryRank) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
-    const at::Tensor y = x * 2;
-    y.register_hook([](const at::Tensor& gradient) {
-      const ReplicationScope same_on_every_rank;
-      return gradient * values({5, 3}, 1);
-    });
-    y.sum().backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), 2 * values({5, 3}, 1)));
-  });
+TEST_ON_MESH(Initialiser, OrthogonalAndSparseAreRefusedOnAShardedParameter, {2}, {"dp"}) {
+  const at::Tensor w = leaf(mesh);
+  const char* const remedy = "initialised before they are sharded, or by nn::init_weights";
+  detail::name_parameter(w, "layer.weight");
+  EXPECT_ERROR(torch::nn::init::orthogonal_(w), remedy);
+  EXPECT_ERROR(torch::nn::init::sparse_(w, 0.5), remedy);
 }
 
-TEST(Initialiser, OrthogonalAndSparseAreRefusedOnAShardedParameter) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor w = leaf(rank.mesh({2}, {"dp"}));
-    const char* const remedy = "initialised before they are sharded, or by nn::init_weights";
-    detail::name_parameter(w, "layer.weight");
-    EXPECT_ERROR(torch::nn::init::orthogonal_(w), remedy);
-    EXPECT_ERROR(torch::nn::init::sparse_(w, 0.5), remedy);
-  });
-}
-
-TEST(Initialiser, ConstantAndRandomFillsWorkOnAShardedParameter) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    const at::Tensor w = leaf(mesh);
-    EXPECT_TRUE(at::equal(DistributedTensor(torch::nn::init::eye_(w)).full_tensor(),
-                          at::eye(5, 3, at::kDouble)));
-    EXPECT_TRUE(at::equal(DistributedTensor(torch::nn::init::constant_(w, 3)).full_tensor(),
-                          at::full({5, 3}, 3.0, at::kDouble)));
-    for (const auto fill :
-         {+[](const at::Tensor& t) { return torch::nn::init::xavier_normal_(t); },
-          +[](const at::Tensor& t) { return torch::nn::init::kaiming_uniform_(t); }}) {
-      const at::Tensor whole = DistributedTensor(fill(w)).full_tensor();
-      EXPECT_FALSE(at::equal(whole[0], whole[4]));
-    }
-    const at::Tensor kernel =
-        distribute_tensor(at::zeros({4, 2, 3}, at::kDouble), mesh, {Shard{0}}).tensor().detach();
-    const at::Tensor expected = torch::nn::init::dirac_(at::zeros({4, 2, 3}, at::kDouble));
-    EXPECT_TRUE(
-        at::equal(DistributedTensor(torch::nn::init::dirac_(kernel)).full_tensor(), expected));
-  });
+TEST_ON_MESH(Initialiser, ConstantAndRandomFillsWorkOnAShardedParameter, {2}, {"dp"}) {
+  const at::Tensor w = leaf(mesh);
+  EXPECT_EQUAL(torch::nn::init::eye_(w), at::eye(5, 3, at::kDouble));
+  EXPECT_EQUAL(torch::nn::init::constant_(w, 3), at::full({5, 3}, 3.0, at::kDouble));
+  for (const auto fill :
+       {+[](const at::Tensor& t) { return torch::nn::init::xavier_normal_(t); },
+        +[](const at::Tensor& t) { return torch::nn::init::kaiming_uniform_(t); }}) {
+    const at::Tensor whole = DistributedTensor(fill(w)).full_tensor();
+    EXPECT_FALSE(at::equal(whole[0], whole[4]));
+  }
+  const at::Tensor kernel =
+      distribute_tensor(at::zeros({4, 2, 3}, at::kDouble), mesh, {Shard{0}}).tensor().detach();
+  const at::Tensor expected = torch::nn::init::dirac_(at::zeros({4, 2, 3}, at::kDouble));
+  EXPECT_EQUAL(torch::nn::init::dirac_(kernel), expected);
 }
 
 }  // namespace
@@ -331,63 +256,55 @@ at::Tensor copy(const at::Tensor& tensor) {
   return tensor.mul(1.5);
 }
 
-const std::vector<Mixture>& mixtures() {
+std::vector<Mixture> mixtures() {
   static const auto rows = [] { return at::tensor({3, 0}, at::kLong); };
-  static const std::vector<Mixture> all{
-      {"factor", {}, [](auto& p, auto& d) { return p * d; }},
-      {"factor_of_one_dimension", {1}, [](auto& p, auto& d) { return d / (p + 3); }},
-      {"factor_of_two_dimensions", {1, 1}, [](auto& p, auto& d) { return at::pow(d * d + 1, p); }},
-      {"row", {4}, [](auto& p, auto& d) { return (p * d).sin() * p; }},
-      {"column", {5, 1}, [](auto& p, auto& d) { return d.sub(p).mul(d).add(p, 2); }},
-      {"product_from_the_left", {3, 5}, [](auto& p, auto& d) { return p.mm(d).tanh(); }},
-      {"product_from_the_right", {4, 3}, [](auto& p, auto& d) { return d.mm(p).tanh(); }},
-      {"linear", {5, 4}, [](auto& p, auto& d) { return at::linear(d, p, p.select(1, 0)); }},
-      {"stack", {5, 4}, [](auto& p, auto& d) { return at::stack({p, d, p}).square(); }},
-      {"cat", {2, 4}, [](auto& p, auto& d) { return at::cat({d, p, d}).square(); }},
-      {"cat_along_columns", {5, 2}, [](auto& p, auto& d) { return at::cat({p, d}, 1).square(); }},
-      {"cat_of_nothing", {0, 4}, [](auto& p, auto& d) { return at::cat({p, d}).square(); }},
-      {"where", {5, 4}, [](auto& p, auto& d) { return at::where(d > 0, p * p, d * p); }},
-      {"where_plain", {5, 4}, [](auto& p, auto& d) { return at::where(p > 0, p * p, d * d); }},
-      {"where_number", {}, [](auto& p, auto& d) { return at::where(d > 0, p * p, d * d); }},
-      {"in_place_factor", {4}, [](auto& p, auto& d) { return copy(d).mul_(p).square(); }},
-      {"in_place_number", {}, [](auto& p, auto& d) { return copy(d).add_(p).square(); }},
-      {"in_place_addcmul", {5, 4}, [](auto& p, auto& d) { return copy(d).addcmul_(p, d * p); }},
-      {"in_place_of_the_plain_one", {5, 4}, [](auto& p, auto& d) { return copy(p).mul_(d).sin(); }},
-      {"copied_to_a_plain_row",
-       {5, 4},
-       [](auto& p, auto& d) {
-         const at::Tensor result = copy(p);
-         result.select(0, 1).copy_(d.select(0, 2));
-         return result.square() * d;
-       }},
-      {"copied_to_a_row",
-       {4},
-       [](auto& p, auto& d) {
-         const at::Tensor result = copy(d);
-         result.select(0, 1).copy_(p * p);
-         return result.square();
-       }},
-      {"index_put",
-       {2, 4},
-       [](auto& p, auto& d) { return copy(d).index_put_({rows()}, p * p).square(); }},
-      {"index_put_of_a_number",
-       {},
-       [](auto& p, auto& d) { return copy(d).index_put_({rows()}, p * p).square(); }},
-      {"index_add",
-       {2, 4},
-       [](auto& p, auto& d) { return copy(d).index_add_(0, rows(), p).square(); }},
-      {"lists",
-       {5, 4},
-       [](auto& p, auto& d) {
-         const Tensors products = at::_foreach_mul({d, copy(d)}, {p, copy(p)});
-         return products[0].square() + products[1];
-       }},
-      {"own_function", {5, 4}, [](auto& p, auto& d) { return Product::apply(p, d).square(); }},
-      {"own_function_of_a_number",
-       {1},
-       [](auto& p, auto& d) { return Product::apply(p, d).square(); }},
-      {"loss", {}, [](auto& p, auto& d) { return p.exp() * d.square().mean() + p; }},
+  std::vector<Mixture> all;
+  const auto add = [&](const char* name, const std::vector<std::int64_t>& plain, auto compute) {
+    all.push_back({name, plain, compute});
   };
+  add("factor", {}, [](auto& p, auto& d) { return p * d; });
+  add("factor_of_one_dimension", {1}, [](auto& p, auto& d) { return d / (p + 3); });
+  add("factor_of_two_dimensions", {1, 1}, [](auto& p, auto& d) { return at::pow(d * d + 1, p); });
+  add("row", {4}, [](auto& p, auto& d) { return (p * d).sin() * p; });
+  add("column", {5, 1}, [](auto& p, auto& d) { return d.sub(p).mul(d).add(p, 2); });
+  add("product_from_the_left", {3, 5}, [](auto& p, auto& d) { return p.mm(d).tanh(); });
+  add("product_from_the_right", {4, 3}, [](auto& p, auto& d) { return d.mm(p).tanh(); });
+  add("linear", {5, 4}, [](auto& p, auto& d) { return at::linear(d, p, p.select(1, 0)); });
+  add("stack", {5, 4}, [](auto& p, auto& d) { return at::stack({p, d, p}).square(); });
+  add("cat", {2, 4}, [](auto& p, auto& d) { return at::cat({d, p, d}).square(); });
+  add("cat_along_columns", {5, 2}, [](auto& p, auto& d) { return at::cat({p, d}, 1).square(); });
+  add("cat_of_nothing", {0, 4}, [](auto& p, auto& d) { return at::cat({p, d}).square(); });
+  add("where", {5, 4}, [](auto& p, auto& d) { return at::where(d > 0, p * p, d * p); });
+  add("where_plain", {5, 4}, [](auto& p, auto& d) { return at::where(p > 0, p * p, d * d); });
+  add("where_number", {}, [](auto& p, auto& d) { return at::where(d > 0, p * p, d * d); });
+  add("in_place_factor", {4}, [](auto& p, auto& d) { return copy(d).mul_(p).square(); });
+  add("in_place_number", {}, [](auto& p, auto& d) { return copy(d).add_(p).square(); });
+  add("in_place_addcmul", {5, 4}, [](auto& p, auto& d) { return copy(d).addcmul_(p, d * p); });
+  add("in_place_of_the_plain_one", {5, 4}, [](auto& p, auto& d) { return copy(p).mul_(d).sin(); });
+  add("copied_to_a_plain_row", {5, 4}, [](auto& p, auto& d) {
+    const at::Tensor result = copy(p);
+    result.select(0, 1).copy_(d.select(0, 2));
+    return result.square() * d;
+  });
+  add("copied_to_a_row", {4}, [](auto& p, auto& d) {
+    const at::Tensor result = copy(d);
+    result.select(0, 1).copy_(p * p);
+    return result.square();
+  });
+  add("index_put", {2, 4},
+      [](auto& p, auto& d) { return copy(d).index_put_({rows()}, p * p).square(); });
+  add("index_put_of_a_number", {},
+      [](auto& p, auto& d) { return copy(d).index_put_({rows()}, p * p).square(); });
+  add("index_add", {2, 4},
+      [](auto& p, auto& d) { return copy(d).index_add_(0, rows(), p).square(); });
+  add("lists", {5, 4}, [](auto& p, auto& d) {
+    const Tensors products = at::_foreach_mul({d, copy(d)}, {p, copy(p)});
+    return products[0].square() + products[1];
+  });
+  add("own_function", {5, 4}, [](auto& p, auto& d) { return Product::apply(p, d).square(); });
+  add("own_function_of_a_number", {1},
+      [](auto& p, auto& d) { return Product::apply(p, d).square(); });
+  add("loss", {}, [](auto& p, auto& d) { return p.exp() * d.square().mean() + p; });
   return all;
 }
 
@@ -431,7 +348,7 @@ TEST_P(PlainGradient, IsThatOfOneRank) {
           continue;
         }
         EXPECT_TRUE(i == 0 || tessera::is_distributed(found[i]) == (i % 2 == 0)) << what;
-        EXPECT_TRUE(at::allclose(testing::full_tensor(found[i]), expected[i].detach())) << what;
+        EXPECT_CLOSE(found[i], expected[i].detach()) << what;
       }
     }
   });

@@ -30,19 +30,15 @@ at::Tensor split(const at::Tensor& value, Rank& rank, const Placement& placement
   return distribute_tensor(value, mesh, {placement}).tensor().detach();
 }
 
-TEST(InferenceMode, RunsCompositeAndViewAndInPlaceOperators) {
-  RunRanks(2, [](Rank& rank) {
-    const auto outside = split(values({5, 4}), rank);
-    const c10::InferenceMode inference;
-    const auto x = split(values({5, 4}), rank);
-    const auto w = split(values({3, 4}, 1), rank, Replicate{});
-    EXPECT_TRUE(
-        at::allclose(full_tensor(at::linear(x, w)), at::linear(values({5, 4}), values({3, 4}, 1))));
-    EXPECT_TRUE(at::allclose(full_tensor(x.t().matmul(outside).add_(1)),
-                             values({5, 4}).t().matmul(values({5, 4})).add(1)));
-    x.view({20}).mul_(2);
-    EXPECT_TRUE(at::equal(full_tensor(x), values({5, 4}).mul(2)));
-  });
+TEST_ON_RANKS(InferenceMode, RunsCompositeAndViewAndInPlaceOperators, 2) {
+  const auto outside = split(values({5, 4}), rank);
+  const c10::InferenceMode inference;
+  const auto x = split(values({5, 4}), rank);
+  const auto w = split(values({3, 4}, 1), rank, Replicate{});
+  EXPECT_CLOSE(at::linear(x, w), at::linear(values({5, 4}), values({3, 4}, 1)));
+  EXPECT_CLOSE(x.t().matmul(outside).add_(1), values({5, 4}).t().matmul(values({5, 4})).add(1));
+  x.view({20}).mul_(2);
+  EXPECT_EQUAL(x, values({5, 4}).mul(2));
 }
 
 /// Views of a tensor of 7 by 4, of its split dimension 0 for the most part.
@@ -76,16 +72,16 @@ TEST(InferenceMode, ViewsAndWritesOrdinaryTensors) {
             const c10::InferenceMode inference;
             h = view(x);
             EXPECT_FALSE(h.is_inference());
-            EXPECT_TRUE(at::equal(full_tensor(h), view(plain)));
+            EXPECT_EQUAL(h, view(plain));
             EXPECT_TRUE(full_tensor(h.add(1)).is_inference());
             h.mul_(2);
             view(plain).mul_(2);
-            EXPECT_TRUE(at::equal(full_tensor(x), plain));
-            EXPECT_TRUE(at::equal(full_tensor(h), view(plain)));
+            EXPECT_EQUAL(x, plain);
+            EXPECT_EQUAL(h, view(plain));
           }
           h.add_(1);
           view(plain).add_(1);
-          EXPECT_TRUE(at::equal(full_tensor(x), plain));
+          EXPECT_EQUAL(x, plain);
           EXPECT_EQ(x._version(), 2);
         }
       }
@@ -93,84 +89,70 @@ TEST(InferenceMode, ViewsAndWritesOrdinaryTensors) {
   }
 }
 
-TEST(InferenceMode, DoesNotReadAGatheredViewOnceTheViewedTensorWasWritten) {
-  RunRanks(2, [](Rank& rank) {
-    const auto x = split(values({7, 4}), rank);
-    const c10::InferenceMode inference;
-    const auto h = x.slice(0, 2, 6);
-    x.add_(1);
-    EXPECT_ERROR(full_tensor(h), "after the viewed tensor was written");
-    EXPECT_ERROR(h.add(1), "after the viewed tensor was written");
-    EXPECT_ERROR(h.zero_(), "after the viewed tensor was written");
-    EXPECT_TRUE(at::equal(full_tensor(x), values({7, 4}).add(1)));
-  });
+TEST_ON_RANKS(InferenceMode, DoesNotReadAGatheredViewOnceTheViewedTensorWasWritten, 2) {
+  const auto x = split(values({7, 4}), rank);
+  const c10::InferenceMode inference;
+  const auto h = x.slice(0, 2, 6);
+  x.add_(1);
+  EXPECT_ERROR(full_tensor(h), "after the viewed tensor was written");
+  EXPECT_ERROR(h.add(1), "after the viewed tensor was written");
+  EXPECT_ERROR(h.zero_(), "after the viewed tensor was written");
+  EXPECT_EQUAL(x, values({7, 4}).add(1));
 }
 
-TEST(Autograd, DifferentiatesTwice) {
+TEST_ON_RANKS(Autograd, DifferentiatesTwice, 2) {
   auto plain = values({5, 4}).requires_grad_();
   const auto once = torch::autograd::grad({plain.pow(3).sum()}, {plain}, {}, {}, true)[0];
   const auto expected = torch::autograd::grad({once.mul(plain).sum()}, {plain})[0];
-  RunRanks(2, [&](Rank& rank) {
-    const auto x = split(values({5, 4}), rank).requires_grad_();
-    const auto y = DistributedTensor(x).redistribute({Shard{1}}).tensor();
-    const auto first = torch::autograd::grad({y.pow(3).sum()}, {x}, {}, {}, true)[0];
-    const auto second = torch::autograd::grad({first.mul(x).sum()}, {x})[0];
-    EXPECT_TRUE(at::allclose(full_tensor(second), expected));
-  });
+  const auto x = split(values({5, 4}), rank).requires_grad_();
+  const auto y = DistributedTensor(x).redistribute({Shard{1}}).tensor();
+  const auto first = torch::autograd::grad({y.pow(3).sum()}, {x}, {}, {}, true)[0];
+  const auto second = torch::autograd::grad({first.mul(x).sum()}, {x})[0];
+  EXPECT_CLOSE(second, expected);
 }
 
-TEST(Autograd, CrossesFromLocalAndToLocal) {
-  RunOnMesh({2}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
-    auto local = values({3, 4}, rank.rank()).requires_grad_();
-    const auto x = DistributedTensor::from_local(local, mesh, {Shard{0}});
-    const auto out = DistributedTensor(x.tensor().pow(2)).to_local();
-    out.sum().backward();
-    EXPECT_TRUE(at::allclose(local.grad(), local.detach() * 2));
-  });
+TEST_ON_MESH(Autograd, CrossesFromLocalAndToLocal, {2}, {"x"}) {
+  auto local = values({3, 4}, rank.rank()).requires_grad_();
+  const auto x = DistributedTensor::from_local(local, mesh, {Shard{0}});
+  const auto out = DistributedTensor(x.tensor().pow(2)).to_local();
+  out.sum().backward();
+  EXPECT_TRUE(at::allclose(local.grad(), local.detach() * 2));
 }
 
-TEST(Autograd, TakesLocalGradientsForWhatTheyAreSaidToBe) {
-  RunRanks(2, [](Rank& rank) {
-    const auto x = split(values({4}), rank, Replicate{}).requires_grad_();
-    // Every rank adds its own part of the gradient.
-    DistributedTensor(x).to_local(Placements{Partial{}}).mul(rank.rank() + 1).sum().backward();
-    EXPECT_TRUE(at::equal(full_tensor(x.grad()), at::full({4}, 3, at::kDouble)));
-  });
+TEST_ON_RANKS(Autograd, TakesLocalGradientsForWhatTheyAreSaidToBe, 2) {
+  const auto x = split(values({4}), rank, Replicate{}).requires_grad_();
+  // Every rank adds its own part of the gradient.
+  DistributedTensor(x).to_local(Placements{Partial{}}).mul(rank.rank() + 1).sum().backward();
+  EXPECT_EQUAL(x.grad(), at::full({4}, 3, at::kDouble));
 }
 
-TEST(Autograd, AccumulatesIntoAGradientWithTheLeafsPlacements) {
-  RunRanks(2, [](Rank& rank) {
-    const auto weight = split(values({4, 3}, 1), rank, Replicate{}).requires_grad_();
-    for (int i = 0; i < 2; ++i) {
-      split(values({6, 4}), rank).matmul(weight).sum().backward();
-    }
-    auto plain = values({4, 3}, 1).requires_grad_();
-    values({6, 4}).matmul(plain).sum().mul(2).backward();
-    EXPECT_EQ(DistributedTensor(weight.grad()).placements(), Placements{Replicate{}});
-    EXPECT_TRUE(at::allclose(full_tensor(weight.grad()), plain.grad()));
-  });
+TEST_ON_RANKS(Autograd, AccumulatesIntoAGradientWithTheLeafsPlacements, 2) {
+  const auto weight = split(values({4, 3}, 1), rank, Replicate{}).requires_grad_();
+  for (int i = 0; i < 2; ++i) {
+    split(values({6, 4}), rank).matmul(weight).sum().backward();
+  }
+  auto plain = values({4, 3}, 1).requires_grad_();
+  values({6, 4}).matmul(plain).sum().mul(2).backward();
+  EXPECT_EQ(DistributedTensor(weight.grad()).placements(), Placements{Replicate{}});
+  EXPECT_CLOSE(weight.grad(), plain.grad());
 }
 
-TEST(LazyBits, AreVisibleOnTheDistributedTensor) {
-  RunRanks(2, [](Rank& rank) {
-    const auto z = at::complex(values({5, 2}), values({5, 2}, 3));
-    const auto conjugate = split(z, rank).conj();
-    EXPECT_TRUE(conjugate.is_conj());
-    EXPECT_TRUE(at::equal(full_tensor(conjugate), z.conj().resolve_conj()));
-    EXPECT_TRUE(at::equal(full_tensor(conjugate.mul(2)), z.conj().mul(2)));
-    EXPECT_TRUE(at::equal(full_tensor(at::imag(conjugate)), at::imag(z.conj()).resolve_neg()));
-  });
+TEST_ON_RANKS(LazyBits, AreVisibleOnTheDistributedTensor, 2) {
+  const auto z = at::complex(values({5, 2}), values({5, 2}, 3));
+  const auto conjugate = split(z, rank).conj();
+  EXPECT_TRUE(conjugate.is_conj());
+  EXPECT_EQUAL(conjugate, z.conj().resolve_conj());
+  EXPECT_EQUAL(conjugate.mul(2), z.conj().mul(2));
+  EXPECT_EQUAL(at::imag(conjugate), at::imag(z.conj()).resolve_neg());
 }
 
-TEST(Detach, SharesValuesAndVersion) {
-  RunRanks(2, [](Rank& rank) {
-    const auto x = split(values({4}), rank).requires_grad_();
-    const auto alias = x.detach();
-    EXPECT_FALSE(alias.requires_grad());
-    alias.zero_();
-    EXPECT_TRUE(at::equal(full_tensor(x).detach(), at::zeros({4}, at::kDouble)));
-    EXPECT_EQ(x._version(), alias._version());
-  });
+TEST_ON_RANKS(Detach, SharesValuesAndVersion, 2) {
+  const auto x = split(values({4}), rank).requires_grad_();
+  const auto alias = x.detach();
+  EXPECT_FALSE(alias.requires_grad());
+  alias.zero_();
+  EXPECT_EQUAL(x, at::zeros({4}, at::kDouble));
+  EXPECT_EQ(x._version(), alias._version());
 }
 
 TEST(MetaFactory, SendsFactoriesToTheMetaDeviceUnlessTheyNameOne) {
@@ -180,15 +162,6 @@ TEST(MetaFactory, SendsFactoriesToTheMetaDeviceUnlessTheyNameOne) {
   EXPECT_TRUE(at::arange(5).is_meta());
   EXPECT_FALSE(at::ones({2}, at::device(at::kCPU)).is_meta());
   EXPECT_TRUE(at::ones({2}, at::device(at::kCPU)).add(1).device().is_cpu());
-}
-
-TEST(Meta, DistributedTensorsRunOperatorsWithoutData) {
-  const auto mesh = init_device_mesh(comm::fake_world(2, 4), {4}, {"x"});
-  const at::Tensor x =
-      distribute_tensor(at::empty({7, 4}, at::device(at::kMeta)), mesh, {Shard{0}});
-  const auto y = at::softmax(x.matmul(x.t()), 0);
-  EXPECT_TRUE(y.is_meta());
-  EXPECT_EQ(y.sizes(), (std::vector<std::int64_t>{7, 7}));
 }
 
 /// Lists what it sees; answers negatives with zeros.
@@ -247,27 +220,18 @@ TEST(OperatorMode, PausesAndGivesWayToAnother) {
   EXPECT_EQ(outer.names, (std::vector<std::string>{"aten::cos"}));
 }
 
-TEST(OperatorMode, SeesDistributedOperatorsAndRedistributionsOnce) {
-  RunRanks(2, [](Rank& rank) {
-    Listing mode;
-    const DistributedTensor x =
-        distribute_tensor(at::ones({3, 4}), rank.mesh({2}, {"x"}), {Shard{0}});
-    const OperatorModeScope scope(mode);
-    const at::Tensor whole = x.tensor().add(x.tensor()).exp();
-    DistributedTensor(whole).redistribute({Replicate{}});
-    EXPECT_EQ(mode.names,
-              (std::vector<std::string>{"aten::add.Tensor", "aten::exp", "tessera::redistribute"}));
-  });
+TEST_ON_MESH(OperatorMode, SeesDistributedOperatorsAndRedistributionsOnce, {2}, {"x"}) {
+  Listing mode;
+  const DistributedTensor x = distribute_tensor(at::ones({3, 4}), mesh, {Shard{0}});
+  const OperatorModeScope scope(mode);
+  const at::Tensor whole = x.tensor().add(x.tensor()).exp();
+  DistributedTensor(whole).redistribute({Replicate{}});
+  EXPECT_EQ(mode.names,
+            (std::vector<std::string>{"aten::add.Tensor", "aten::exp", "tessera::redistribute"}));
 }
-
-using testing::values;
 
 at::Tensor leaf(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
   return distribute_tensor(value, mesh, placements).tensor().detach().requires_grad_();
-}
-
-void expect_close(const at::Tensor& found, const at::Tensor& expected) {
-  EXPECT_TRUE(at::allclose(found, expected, 1e-9, 1e-12)) << found << "\nexpected\n" << expected;
 }
 
 struct Mlp {
@@ -285,109 +249,72 @@ at::Tensor forward(const Mlp& m) {
 }
 
 /// Column- then row-parallel: one reduction forward, one backward, hidden sizes that don't divide.
-TEST(Strict, ColumnThenRowParallelReducesOnce) {
+TEST_ON_MESH(Strict, ColumnThenRowParallelReducesOnce, {4}, {"tp"}) {
   const auto plain = plain_mlp(7);
   forward(plain).pow(2).sum().backward();
-  RunOnMesh({4}, {"tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    StrictScope strict;
-    const Mlp m{leaf(plain.up.detach(), mesh, {Shard{0}}),
-                leaf(plain.down.detach(), mesh, {Shard{1}}),
-                {},
-                leaf(plain.x.detach(), mesh, {Replicate{}})};
-    const auto before = rank.world()->traffic().table();
-    const DistributedTensor out(forward(m));
-    EXPECT_EQ(out.placements(), Placements{Partial{}});
-    const auto reduced = out.redistribute({Replicate{}});
-    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
-    reduced.tensor().pow(2).sum().backward();
-    // The other one: the gradient of x, partial until its leaf has it.
-    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
-    expect_close(DistributedTensor(m.up.grad()).full_tensor(), plain.up.grad());
-    expect_close(DistributedTensor(m.down.grad()).full_tensor(), plain.down.grad());
-    expect_close(DistributedTensor(m.x.grad()).full_tensor(), plain.x.grad());
-  });
+  StrictScope strict;
+  const Mlp m{leaf(plain.up.detach(), mesh, {Shard{0}}),
+              leaf(plain.down.detach(), mesh, {Shard{1}}),
+              {},
+              leaf(plain.x.detach(), mesh, {Replicate{}})};
+  const auto before = rank.world()->traffic().table();
+  const DistributedTensor out(forward(m));
+  EXPECT_EQ(out.placements(), Placements{Partial{}});
+  const auto reduced = out.redistribute({Replicate{}});
+  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
+  reduced.tensor().pow(2).sum().backward();
+  // The other one: the gradient of x, partial until its leaf has it.
+  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
+  EXPECT_CLOSE(m.up.grad(), plain.up.grad(), 1e-9, 1e-12);
+  EXPECT_CLOSE(m.down.grad(), plain.down.grad(), 1e-9, 1e-12);
+  EXPECT_CLOSE(m.x.grad(), plain.x.grad(), 1e-9, 1e-12);
 }
 
-TEST(Strict, RmsNormOnASplitSequenceCommunicatesForItsWeightAlone) {
+TEST_ON_MESH(Strict, RmsNormOnASplitSequenceCommunicatesForItsWeightAlone, {4}, {"tp"}) {
   const auto plain = plain_mlp(4);
   at::rms_norm(plain.x, {6}, plain.norm, 1e-5).pow(2).sum().backward();
-  RunOnMesh({4}, {"tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    StrictScope strict;
-    const auto x = leaf(plain.x.detach(), mesh, {Shard{0}});
-    const auto weight = leaf(plain.norm.detach(), mesh, {Replicate{}});
-    const auto before = rank.world()->traffic().table();
-    const auto y = at::rms_norm(x, {6}, weight, 1e-5).pow(2);
-    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 0);
-    y.sum().backward();
-    const auto table = rank.world()->traffic().since(before);
-    EXPECT_EQ(comm::total(table).calls, 1);
-    EXPECT_EQ(table.begin()->first.second, "all_reduce");
-    expect_close(DistributedTensor(x.grad()).full_tensor(), plain.x.grad());
-    expect_close(DistributedTensor(weight.grad()).full_tensor(), plain.norm.grad());
-  });
+  StrictScope strict;
+  const auto x = leaf(plain.x.detach(), mesh, {Shard{0}});
+  const auto weight = leaf(plain.norm.detach(), mesh, {Replicate{}});
+  const auto before = rank.world()->traffic().table();
+  const auto y = at::rms_norm(x, {6}, weight, 1e-5).pow(2);
+  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 0);
+  y.sum().backward();
+  const auto table = rank.world()->traffic().since(before);
+  EXPECT_EQ(comm::total(table).calls, 1);
+  EXPECT_EQ(table.begin()->first.second, "all_reduce");
+  EXPECT_CLOSE(x.grad(), plain.x.grad(), 1e-9, 1e-12);
+  EXPECT_CLOSE(weight.grad(), plain.norm.grad(), 1e-9, 1e-12);
 }
 
-TEST(Strict, RefusesHiddenCommunicationWithOperatorSpecsAndRemedy) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    StrictScope strict;
-    const auto rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
-    EXPECT_ERROR(at::softmax(rows.tensor(), 0), "aten::_softmax", "Shard(0)", "redistribute");
-    // And the next collective still works.
-    expect_close(rows.full_tensor(), values({4, 4}, 0));
-  });
+TEST_ON_MESH(Strict, RefusesHiddenCommunicationAndOperatorsWithoutARule, {2}, {"tp"}) {
+  const at::Tensor rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
+  EXPECT_EQUAL(at::nonzero(rows), at::nonzero(values({4, 4}, 0)));
+  StrictScope strict;
+  EXPECT_ERROR(at::softmax(rows, 0), "aten::_softmax", "Shard(0)", "redistribute");
+  EXPECT_EQUAL(rows, values({4, 4}, 0));  // the next collective still works
+  EXPECT_ERROR(at::nonzero(rows), "aten::nonzero has no sharding rule for");
 }
 
-TEST(Strict, RefusesOperatorsWithoutARule) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    const auto square = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
-    EXPECT_TRUE(at::equal(DistributedTensor(at::nonzero(square)).full_tensor(),
-                          at::nonzero(values({4, 4}, 0))));
-    StrictScope strict;
-    EXPECT_ERROR(at::nonzero(square.tensor()), "aten::nonzero has no sharding rule for");
-  });
+TEST_ON_MESH(Policy, CountsImplicitRedistributions, {2}, {"tp"}) {
+  const auto rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
+  const auto before = implicit_redistributions();
+  at::exp(rows.tensor());
+  EXPECT_EQ(implicit_redistributions(), before);
+  at::softmax(rows.tensor(), 0);
+  EXPECT_EQ(implicit_redistributions(), before + 1);
 }
 
-TEST(Strict, AllowsReadingOneValue) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    StrictScope strict;
-    const auto rows = distribute_tensor(at::ones({5}), mesh, {Shard{0}});
-    EXPECT_EQ(rows.tensor().sum().item<float>(), 5);
-    EXPECT_TRUE(rows.tensor().sum().is_nonzero());
-  });
-}
-
-TEST(Policy, CountsImplicitRedistributions) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    const auto rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
-    const auto before = implicit_redistributions();
-    at::exp(rows.tensor());
-    EXPECT_EQ(implicit_redistributions(), before);
-    at::softmax(rows.tensor(), 0);
-    EXPECT_EQ(implicit_redistributions(), before + 1);
-  });
-}
-
-TEST(Policy, RefusesPlainTensorsUnlessVouchedFor) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    const at::Tensor rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
-    EXPECT_ERROR(rows + values({4, 4}, 1), "mixes distributed tensors with plain ones",
-                 "argument 0, [4, 4] on (tp=2) as [Shard(0)]; argument 1, [4, 4], is plain):",
-                 "distribute those first", "ReplicationScope");
-    EXPECT_ERROR(at::cat({values({4, 4}, 1), rows}), "(argument 0[0], [4, 4], is plain;",
-                 "argument 0[1], [4, 4] on (tp=2)");
-    EXPECT_NO_THROW(rows + 1);
-    ReplicationScope replicated;
-    expect_close(DistributedTensor(rows + values({4, 4}, 1)).full_tensor(),
-                 values({4, 4}, 0) + values({4, 4}, 1));
-  });
-}
-
-TEST(Policy, RefusesTwoMeshesInOneOperator) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor a = distribute_tensor(at::ones({4}), rank.mesh({2}, {"a"}), {Shard{0}});
-    const at::Tensor b = distribute_tensor(at::ones({4}), rank.mesh({2}, {"b"}), {Shard{0}});
-    EXPECT_ERROR(a + b, "on different meshes");
-  });
+TEST_ON_MESH(Policy, RefusesPlainTensorsUnlessVouchedFor, {2}, {"tp"}) {
+  const at::Tensor rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
+  EXPECT_ERROR(rows + values({4, 4}, 1), "mixes distributed tensors with plain ones",
+               "argument 0, [4, 4] on (tp=2) as [Shard(0)]; argument 1, [4, 4], is plain):",
+               "distribute those first", "ReplicationScope");
+  EXPECT_ERROR(at::cat({values({4, 4}, 1), rows}), "(argument 0[0], [4, 4], is plain;",
+               "argument 0[1], [4, 4] on (tp=2)");
+  EXPECT_NO_THROW(rows + 1);
+  ReplicationScope replicated;
+  EXPECT_CLOSE(rows + values({4, 4}, 1), values({4, 4}, 0) + values({4, 4}, 1), 1e-9, 1e-12);
 }
 
 TEST(Failure, OnOneRankEndsTheOthers) {
@@ -404,11 +331,7 @@ TEST(Failure, OnOneRankEndsTheOthers) {
   EXPECT_CONTAINS(errors[0], "all_gather in group", "look for");
 }
 
-}  // namespace
-
 // The examples in the comments of register_rule.h and local_map.h, as they stand there.
-
-namespace {
 
 at::Tensor scale(const at::Tensor& x, double factor) {
   return x * factor;
@@ -476,52 +399,42 @@ TEST(ExtensionExamples, ARuleOfFactorsKeepsShardsAndPartials) {
       const DistributedTensor scaled(call_scale(x, 2.5));
       EXPECT_EQ(communication.total().calls, 0);
       EXPECT_EQ(scaled.placements(), Placements{placement});
-      EXPECT_TRUE(at::allclose(scaled.full_tensor(), values * 2.5));
+      EXPECT_CLOSE(scaled, values * 2.5);
     }
   });
 }
 
-TEST(ExtensionExamples, AcceptedPlacementsGiveTheirResults) {
-  const auto a = at::arange(12, at::kDouble).view({4, 3}), b = a.t().contiguous().cos();
-  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
-    const StrictScope strict;
-    struct Row {
-      Placement a, b, result;
-    };
-    for (const Row& row :
-         {Row{Shard{0}, Replicate{}, Shard{0}}, Row{Replicate{}, Shard{1}, Shard{1}},
-          Row{Shard{1}, Shard{0}, Partial{}}}) {
-      const DistributedTensor result(
-          call_product(distribute_tensor(a, mesh, {row.a}), distribute_tensor(b, mesh, {row.b})));
-      EXPECT_EQ(result.placements(), Placements{row.result});
-      EXPECT_TRUE(at::allclose(result.full_tensor(), at::mm(a, b)));
-    }
-  });
-}
-
-TEST(ExtensionExamples, LocalMapRunsOnShardsForwardAndBackward) {
+TEST_ON_MESH(ExtensionExamples, LocalMapRunsOnShardsForwardAndBackward, {4}, {"x"}) {
   const auto values = at::arange(24, at::kDouble).view({8, 3});
-  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values, mesh, {Shard{0}}).tensor().detach();
-    x.requires_grad_();
-    const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {
-      return std::vector{locals[0].square().sum()};
-    };
-    at::Tensor loss = local_map(sum_of_squares, {x}, mesh, {{Partial{}}}).front();
-    loss.backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(loss).full_tensor(), values.square().sum()));
-    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), 2 * values));
-  });
+  const at::Tensor x = distribute_tensor(values, mesh, {Shard{0}}).tensor().detach();
+  x.requires_grad_();
+  const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {
+    return std::vector{locals[0].square().sum()};
+  };
+  at::Tensor loss = local_map(sum_of_squares, {x}, mesh, {{Partial{}}}).front();
+  loss.backward();
+  EXPECT_CLOSE(loss, values.square().sum());
+  EXPECT_CLOSE(x.grad(), 2 * values);
 }
 
-}  // namespace
+TEST_ON_MESH(ExtensionExamples, AcceptedPlacementsGiveTheirResults, {2}, {"x"}) {
+  const auto a = at::arange(12, at::kDouble).view({4, 3}), b = a.t().contiguous().cos();
+  const StrictScope strict;
+  struct Row {
+    Placement a, b, result;
+  };
+  for (const Row& row : {Row{Shard{0}, Replicate{}, Shard{0}}, Row{Replicate{}, Shard{1}, Shard{1}},
+                         Row{Shard{1}, Shard{0}, Partial{}}}) {
+    const DistributedTensor result(
+        call_product(distribute_tensor(a, mesh, {row.a}), distribute_tensor(b, mesh, {row.b})));
+    EXPECT_EQ(result.placements(), Placements{row.result});
+    EXPECT_CLOSE(result, at::mm(a, b));
+  }
+}
 
 // Each kind of plan, and a call that is planned so.
 
-namespace {
-
 using detail::CallKind;
-using testing::values;
 
 /// A rank of two, which plans and does not communicate.
 at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {

@@ -10,200 +10,108 @@ namespace tessera::testing {
 namespace {
 
 Family pointwise() {
-  return {"pointwise",
-          {
-              {"silu",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{at::silu(t[0])}; },
-               {{"S0", "S0", "-", "S0", "-"},
-                {"S1", "S1", "-", "S1", "-"},
-                {"R", "R", "-", "R", "-"},
-                {"P", "R", "all_reduce 384", "R", "all_reduce 384"},
-                {"S0,S1", "S0,S1", "-", "S0,S1", "-"},
-                {"S0,S0", "S0,S0", "-", "S0,S0", "-"}}},
-              {"neg",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{at::neg(t[0])}; },
-               {{"S0", "S0", "-", "S0", "-"},
-                {"P", "P", "-", "R", "-"},
-                {"S1,P", "S1,P", "-", "S1,R", "-"}}},
-              {"add",
-               {{{8, 8}}, {{8, 8}}},
-               [](auto& t) { return Tensors{t[0] + t[1]}; },
-               {{"S0 S0", "S0", "-", "S0 S0", "-"},
-                {"S0 R", "S0", "-", "S0 S0", "-"},
-                {"R S1", "S1", "-", "S1 S1", "-"},
-                {"P P", "P", "-", "R R", "-"},
-                {"P R", "P", "-", "R R", "-"},
-                {"P S0", "S0", "reduce_scatter 512", "S0 S0", "-"},
-                {"S0 S1", "S0", "all_to_all 128", "S0 S0", "-"},
-                {"S0,S1 S0,S1", "S0,S1", "-", "S0,S1 S0,S1", "-"}}},
-              {"add, broadcast",
-               {{{8, 6}}, {{6}}},
-               [](auto& t) { return Tensors{t[0] + t[1]}; },
-               {{"S0 R", "S0", "-", "S0 P", "-"},
-                {"S1 S0", "S1", "-", "S1 S0", "-"},
-                {"S1 R", "S1", "-", "S1 S0", "-"},
-                {"S0,S1 R,S0", "S0,S1", "-", "S0,S1 P,S0", "-"}}},
-              {"mul",
-               {{{8, 6}}, {{8, 6}}},
-               [](auto& t) { return Tensors{t[0] * t[1]}; },
-               {{"S0 S0", "S0", "-", "S0 S0", "-"},
-                {"S0 R", "S0", "-", "S0 S0", "-"},
-                {"P R", "P", "-", "R P", "-"},
-                {"S1,P S1,R", "S1,P", "-", "S1,R S1,P", "-"}}},
-              {"div",
-               {{{8, 6}}, {{8, 6}, Operand::kPositive}},
-               [](auto& t) { return Tensors{t[0] / t[1]}; },
-               {{"S0 S0", "S0", "-", "S0 S0", "-"}, {"P R", "P", "-", "R P", "-"}}},
-              {"pow",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].pow(2)}; },
-               {{"S0", "S0", "-", "S0", "-"}, {"P", "R", "all_reduce 384", "R", "all_reduce 384"}}},
-              {"gelu",
-               {{{7, 6}}},
-               [](auto& t) { return Tensors{at::gelu(t[0])}; },
-               {{"S0", "S0", "-", "S0", "-"}, {"S1", "S1", "-", "S1", "-"}}},
-              {"clamp",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].clamp(-0.5, 0.5)}; },
-               {{"S0", "S0", "-", "S0", "-"}, {"S1", "S1", "-", "S1", "-"}}},
-              {"add_ in place",
-               {{{8, 6}}, {{8, 6}}},
-               [](auto& t) { return Tensors{t[0].clone().add_(t[1])}; },
-               {{"S0 S0", "S0", "-", "S0 S0", "-"},
-                {"S0 R", "S0", "-", "S0 S0", "-"},
-                {"S0 P", "S0", "reduce_scatter 384", "S0 S0", "-"},
-                {"P P", "P", "-", "R R", "-"}}},
-              {"mul_ in place",
-               {{{8, 6}}, {{6}}},
-               [](auto& t) { return Tensors{t[0].clone().mul_(t[1])}; },
-               {{"S0 R", "S0", "-", "S0 P", "-"}, {"S1 S0", "S1", "-", "S1 S0", "-"}}},
-              {"exp, out=",
-               {{{8, 6}}, {{8, 6}}},
-               [](auto& t) {
-                 auto out = t[1].detach().clone();
-                 return Tensors{at::exp_out(out, t[0].detach())};
-               },
-               {{"S0 S0", "S0", "-"}, {"S1 S1", "S1", "-"}},
-               false},
-              {"relu",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{at::relu(t[0])}; },
-               {{"S0", "S0", "-", "S0", "-"}, {"S0,S0", "S0,S0", "-", "S0,S0", "-"}}},
-          }};
+  Family f{"pointwise", {}};
+  f.add("silu", {{{8, 6}}}, [](auto& t) { return at::silu(t[0]); },
+        {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -", "R | R | - | R | -",
+         "P | R | all_reduce 384 | R | all_reduce 384", "S0,S1 | S0,S1 | - | S0,S1 | -",
+         "S0,S0 | S0,S0 | - | S0,S0 | -"});
+  f.add("neg", {{{8, 6}}}, [](auto& t) { return at::neg(t[0]); },
+        {"S0 | S0 | - | S0 | -", "P | P | - | R | -", "S1,P | S1,P | - | S1,R | -"});
+  f.add("add", {{{8, 8}}, {{8, 8}}}, [](auto& t) { return t[0] + t[1]; },
+        {"S0 S0 | S0 | - | S0 S0 | -", "S0 R | S0 | - | S0 S0 | -", "R S1 | S1 | - | S1 S1 | -",
+         "P P | P | - | R R | -", "P R | P | - | R R | -",
+         "P S0 | S0 | reduce_scatter 512 | S0 S0 | -", "S0 S1 | S0 | all_to_all 128 | S0 S0 | -",
+         "S0,S1 S0,S1 | S0,S1 | - | S0,S1 S0,S1 | -"});
+  f.add("add, broadcast", {{{8, 6}}, {{6}}}, [](auto& t) { return t[0] + t[1]; },
+        {"S0 R | S0 | - | S0 P | -", "S1 S0 | S1 | - | S1 S0 | -", "S1 R | S1 | - | S1 S0 | -",
+         "S0,S1 R,S0 | S0,S1 | - | S0,S1 P,S0 | -"});
+  f.add("mul", {{{8, 6}}, {{8, 6}}}, [](auto& t) { return t[0] * t[1]; },
+        {"S0 S0 | S0 | - | S0 S0 | -", "S0 R | S0 | - | S0 S0 | -", "P R | P | - | R P | -",
+         "S1,P S1,R | S1,P | - | S1,R S1,P | -"});
+  f.add("div", {{{8, 6}}, {{8, 6}, Operand::kPositive}}, [](auto& t) { return t[0] / t[1]; },
+        {"S0 S0 | S0 | - | S0 S0 | -", "P R | P | - | R P | -"});
+  f.add("pow", {{{8, 6}}}, [](auto& t) { return t[0].pow(2); },
+        {"S0 | S0 | - | S0 | -", "P | R | all_reduce 384 | R | all_reduce 384"});
+  f.add("gelu", {{{7, 6}}}, [](auto& t) { return at::gelu(t[0]); },
+        {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -"});
+  f.add("clamp", {{{8, 6}}}, [](auto& t) { return t[0].clamp(-0.5, 0.5); },
+        {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -"});
+  f.add("add_ in place", {{{8, 6}}, {{8, 6}}}, [](auto& t) { return t[0].clone().add_(t[1]); },
+        {"S0 S0 | S0 | - | S0 S0 | -", "S0 R | S0 | - | S0 S0 | -",
+         "S0 P | S0 | reduce_scatter 384 | S0 S0 | -", "P P | P | - | R R | -"});
+  f.add("mul_ in place", {{{8, 6}}, {{6}}}, [](auto& t) { return t[0].clone().mul_(t[1]); },
+        {"S0 R | S0 | - | S0 P | -", "S1 S0 | S1 | - | S1 S0 | -"});
+  f.add("exp, out=", {{{8, 6}}, {{8, 6}}},
+        [](auto& t) {
+          auto out = t[1].detach().clone();
+          return at::exp_out(out, t[0].detach());
+        },
+        {"S0 S0 | S0 | -", "S1 S1 | S1 | -"});
+  f.add("relu", {{{8, 6}}}, [](auto& t) { return at::relu(t[0]); },
+        {"S0 | S0 | - | S0 | -", "S0,S0 | S0,S0 | - | S0,S0 | -"});
+  return f;
 }
 
 Family masking() {
-  return {"where, masked_fill, tril, triu",
-          {
-              {"where",
-               {{{8, 6}, Operand::kMask}, {{8, 6}}, {{8, 6}}},
-               [](auto& t) { return Tensors{at::where(t[0], t[1], t[2])}; },
-               {{"S0 S0 S0", "S0", "-", "S0 S0", "-"},
-                {"S1 S1 R", "S1", "-", "S1 S1", "-"},
-                {"R P P", "P", "-", "R R", "-"},
-                {"S0,S1 S0,S1 S0,S1", "S0,S1", "-", "S0,S1 S0,S1", "-"}}},
-              {"masked_fill",
-               {{{8, 6}}, {{8, 6}, Operand::kMask}},
-               [](auto& t) { return Tensors{t[0].masked_fill(t[1], 0.0)}; },
-               {{"S0 S0", "S0", "-", "S0", "-"},
-                {"S1 R", "S1", "-", "S1", "-"},
-                {"P R", "P", "-", "R", "-"}}},
-              {"tril",
-               {{{4, 8, 6}}},
-               [](auto& t) { return Tensors{t[0].tril()}; },
-               {{"S0", "S0", "-", "S0", "-"}, {"P", "P", "-", "R", "-"}}},
-              {"triu",
-               {{{4, 8, 6}}},
-               [](auto& t) { return Tensors{t[0].triu(1)}; },
-               {{"S0", "S0", "-", "S0", "-"}}},
-          }};
+  Family f{"where, masked_fill, tril, triu", {}};
+  f.add("where", {{{8, 6}, Operand::kMask}, {{8, 6}}, {{8, 6}}},
+        [](auto& t) { return at::where(t[0], t[1], t[2]); },
+        {"S0 S0 S0 | S0 | - | S0 S0 | -", "S1 S1 R | S1 | - | S1 S1 | -", "R P P | P | - | R R | -",
+         "S0,S1 S0,S1 S0,S1 | S0,S1 | - | S0,S1 S0,S1 | -"});
+  f.add("masked_fill", {{{8, 6}}, {{8, 6}, Operand::kMask}},
+        [](auto& t) { return t[0].masked_fill(t[1], 0.0); },
+        {"S0 S0 | S0 | - | S0 | -", "S1 R | S1 | - | S1 | -", "P R | P | - | R | -"});
+  f.add("tril", {{{4, 8, 6}}}, [](auto& t) { return t[0].tril(); },
+        {"S0 | S0 | - | S0 | -", "P | P | - | R | -"});
+  f.add("triu", {{{4, 8, 6}}}, [](auto& t) { return t[0].triu(1); }, {"S0 | S0 | - | S0 | -"});
+  return f;
 }
 
 Family copies() {
-  return {"copy_, to, clone, detach",
-          {
-              {"clone",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].clone()}; },
-               {{"S0", "S0", "-", "S0", "-"},
-                {"P", "P", "-", "R", "-"},
-                {"S0,P", "S0,P", "-", "S0,R", "-"}}},
-              {"detach",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].detach()}; },
-               {{"S0", "S0", "-"}, {"P", "P", "-"}},
-               false},
-              {"to(float).to(double)",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].round().to(at::kFloat).to(at::kDouble)}; },
-               {{"S0", "S0", "-", "S0", "-"}, {"S0,S1", "S0,S1", "-", "S0,S1", "-"}}},
-              {"contiguous of a transpose",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].t().contiguous()}; },
-               {{"S0", "S1", "-", "S0", "-"}, {"P", "P", "-", "R", "-"}}},
-              {"copy_",
-               {{{8, 6}}, {{8, 6}}},
-               [](auto& t) { return Tensors{t[0].clone().copy_(t[1])}; },
-               {{"S0 S0", "S0", "-", "S0 S0", "-"},
-                {"S0 R", "S0", "-", "S0 S0", "-"},
-                {"S0 P", "S0", "reduce_scatter 384", "S0 S0", "-"},
-                {"P P", "P", "-", "R R", "-"}}},
-              {"zero_",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].clone().zero_()}; },
-               {{"S0", "S0", "-"}, {"P", "P", "-"}},
-               false},
-              {"fill_",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].clone().fill_(3)}; },
-               {{"S0", "S0", "-"}, {"P", "P", "-"}},
-               false},
-              {"zeros_like",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{at::zeros_like(t[0])}; },
-               {{"S0", "S0", "-"}, {"P", "R", "-"}},
-               false},
-              {"equal",
-               {{{8, 6}}, {{8, 6}}},
-               [](auto& t) {
-                 const bool equal = at::equal(t[0], t[1]);
-                 return Tensors{at::scalar_tensor(equal ? 1 : 0)};
-               },
-               {{"S0 S0", "plain", "all_reduce 1"}, {"S0,S1 S0,S1", "plain", "all_reduce 1"}},
-               false},
-          }};
+  Family f{"copy_, to, clone, detach", {}};
+  f.add("clone", {{{8, 6}}}, [](auto& t) { return t[0].clone(); },
+        {"S0 | S0 | - | S0 | -", "P | P | - | R | -", "S0,P | S0,P | - | S0,R | -"});
+  f.add("detach", {{{8, 6}}}, [](auto& t) { return t[0].detach(); }, {"S0 | S0 | -", "P | P | -"});
+  f.add("to(float).to(double)", {{{8, 6}}},
+        [](auto& t) { return t[0].round().to(at::kFloat).to(at::kDouble); },
+        {"S0 | S0 | - | S0 | -", "S0,S1 | S0,S1 | - | S0,S1 | -"});
+  f.add("contiguous of a transpose", {{{8, 6}}}, [](auto& t) { return t[0].t().contiguous(); },
+        {"S0 | S1 | - | S0 | -", "P | P | - | R | -"});
+  f.add("copy_", {{{8, 6}}, {{8, 6}}}, [](auto& t) { return t[0].clone().copy_(t[1]); },
+        {"S0 S0 | S0 | - | S0 S0 | -", "S0 R | S0 | - | S0 S0 | -",
+         "S0 P | S0 | reduce_scatter 384 | S0 S0 | -", "P P | P | - | R R | -"});
+  f.add("zero_", {{{8, 6}}}, [](auto& t) { return t[0].clone().zero_(); },
+        {"S0 | S0 | -", "P | P | -"});
+  f.add("fill_", {{{8, 6}}}, [](auto& t) { return t[0].clone().fill_(3); },
+        {"S0 | S0 | -", "P | P | -"});
+  f.add("zeros_like", {{{8, 6}}}, [](auto& t) { return at::zeros_like(t[0]); },
+        {"S0 | S0 | -", "P | R | -"});
+  f.add("equal", {{{8, 6}}, {{8, 6}}},
+        [](auto& t) {
+          const bool equal = at::equal(t[0], t[1]);
+          return at::scalar_tensor(equal ? 1 : 0);
+        },
+        {"S0 S0 | plain | all_reduce 1", "S0,S1 S0,S1 | plain | all_reduce 1"});
+  return f;
 }
 
 Family random_numbers() {
-  return {"random",
-          {
-              {"dropout",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{at::dropout(t[0], 0.5, true)}; },
-               {{"S0", "S0", "-", "S0", "-"},
-                {"S1", "S1", "-", "S1", "-"},
-                {"S0,S1", "S0,S1", "-", "S0,S1", "-"},
-                {"S0,S0", "S0,S0", "-", "S0,S0", "-"}},
-               true,
-               true},
-              {"rand_like",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{at::rand_like(t[0])}; },
-               {{"S0", "S0", "-"}, {"S0,S1", "S0,S1", "-"}},
-               false,
-               true},
-              {"uniform_, normal_, bernoulli_",
-               {{{7, 6}}},
-               [](auto& t) {
-                 return Tensors{t[0].clone().uniform_(-1, 1), t[0].clone().normal_(),
-                                t[0].clone().bernoulli_(0.3)};
-               },
-               {{"S0", "S0 S0 S0", "-"}, {"S1", "S1 S1 S1", "-"}},
-               false,
-               true},
-          }};
+  Family f{"random", {}};
+  f.add("dropout", {{{8, 6}}}, [](auto& t) { return at::dropout(t[0], 0.5, true); },
+        {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -", "S0,S1 | S0,S1 | - | S0,S1 | -",
+         "S0,S0 | S0,S0 | - | S0,S0 | -"})
+      .random = true;
+  f.add("rand_like", {{{8, 6}}}, [](auto& t) { return at::rand_like(t[0]); },
+        {"S0 | S0 | -", "S0,S1 | S0,S1 | -"})
+      .random = true;
+  f.add("uniform_, normal_, bernoulli_", {{{7, 6}}},
+        [](auto& t) {
+          return Tensors{t[0].clone().uniform_(-1, 1), t[0].clone().normal_(),
+                         t[0].clone().bernoulli_(0.3)};
+        },
+        {"S0 | S0 S0 S0 | -", "S1 | S1 S1 S1 | -"})
+      .random = true;
+  return f;
 }
 
 }  // namespace
@@ -217,135 +125,74 @@ std::vector<Family> elementwise_families() {
 namespace {
 
 Family views() {
-  return {
-      "views",
-      {
-          {"view: flatten",
-           {{{4, 8, 6}}},
-           [](auto& t) { return Tensors{t[0].view({32, 6})}; },
-           {{"S0", "S0", "-", "S0", "-"},
-            {"S1", "_StridedShard(dim=0, sf=4)", "-", "S1", "-"},
-            {"S2", "S1", "-", "S2", "-"},
-            {"P", "P", "-", "R", "-"},
-            {"S0,S1", "S0,_StridedShard(dim=0, sf=2)", "-", "S0,S1", "-"}}},
-          {"view: unflatten",
-           {{{8, 12}}},
-           [](auto& t) { return Tensors{t[0].view({8, 4, 3})}; },
-           {{"S0", "S0", "-", "S0", "-"},
-            {"S1", "S1", "-", "S1", "-"},
-            {"S0,S1", "S0,S1", "-", "S0,S1", "-"}}},
-          {"reshape of a transpose",
-           {{{4, 6, 8}}},
-           [](auto& t) { return Tensors{t[0].transpose(1, 2).reshape({4, 48})}; },
-           {{"S0", "S0", "-", "S0", "-"}, {"S2", "S1", "-", "S2", "-"}}},
-          {"flatten",
-           {{{4, 8}}},
-           [](auto& t) { return Tensors{t[0].flatten()}; },
-           {{"S0", "S0", "-", "S0", "-"},
-            {"S1", "_StridedShard(dim=0, sf=4)", "-", "S1", "-"},
-            {"S0,S1", "S0,_StridedShard(dim=0, sf=2)", "-", "S0,S1", "-"}}},
-          {"permute",
-           {{{4, 8, 6}}},
-           [](auto& t) { return Tensors{t[0].permute({2, 0, 1})}; },
-           {{"S0", "S1", "-", "S0", "-"},
-            {"S1", "S2", "-", "S1", "-"},
-            {"P", "P", "-", "R", "-"},
-            {"S1,S0", "S2,S1", "-", "S1,S0", "-"}}},
-          {"t",
-           {{{8, 6}}},
-           [](auto& t) { return Tensors{t[0].t()}; },
-           {{"S0", "S1", "-", "S0", "-"}, {"S1", "S0", "-", "S1", "-"}}},
-          {"squeeze",
-           {{{8, 1, 6}}},
-           [](auto& t) { return Tensors{t[0].squeeze(1)}; },
-           {{"S0", "S0", "-", "S0", "-"}, {"S2", "S1", "-", "S2", "-"}, {"P", "P", "-", "R", "-"}}},
-          {"unsqueeze",
-           {{{8, 6}}},
-           [](auto& t) { return Tensors{t[0].unsqueeze(1)}; },
-           {{"S0", "S0", "-", "S0", "-"}, {"S1", "S2", "-", "S1", "-"}}},
-          {"expand",
-           {{{8, 1}}},
-           [](auto& t) { return Tensors{t[0].expand({8, 6})}; },
-           {{"S0", "S0", "-", "S0", "-"}}},
-          {"repeat",
-           {{{8, 6}}},
-           [](auto& t) { return Tensors{t[0].repeat({1, 2})}; },
-           {{"S0", "S0", "-", "S0", "-"}}},
-          {"unfold",
-           {{{8, 6}}},
-           [](auto& t) { return Tensors{t[0].unfold(1, 3, 2)}; },
-           {{"S0", "S0", "-", "S0", "-"}}},
-          {"select",
-           {{{8, 6}}},
-           [](auto& t) { return Tensors{t[0].select(1, 2)}; },
-           {{"S0", "S0", "-", "S0", "-"}, {"P", "P", "-", "R", "-"}}},
-          {"slice",
-           {{{8, 6}}},
-           [](auto& t) { return Tensors{t[0].slice(1, 1, 5)}; },
-           {{"S0", "S0", "-", "S0", "-"}, {"P", "P", "-", "R", "-"}}},
-          {"slice of a split dimension",
-           {{{8, 6}}},
-           [](auto& t) { return Tensors{t[0].slice(0, 1, 5)}; },
-           {{"S0", "R", "all_gather 96", "R", "-"}}},
-          {"diagonal",
-           {{{4, 6, 6}}},
-           [](auto& t) { return Tensors{t[0].diagonal(0, 1, 2)}; },
-           {{"S0", "S0", "-", "S0", "-"}}},
-          {"view_as_complex, view_as_real",
-           {{{8, 6, 2}}},
-           [](auto& t) { return Tensors{at::view_as_real(at::view_as_complex(t[0]))}; },
-           {{"S0", "S0", "-", "S0", "-"}, {"S1", "S1", "-", "S1", "-"}}},
-          {"t_, transpose_, squeeze_, unsqueeze_",
-           {{{8, 1, 6}}},
-           [](auto& t) {
-             auto all = t[0].clone();
-             all.squeeze_(1).t_().unsqueeze_(0).transpose_(0, 2);
-             return Tensors{all};
-           },
-           {{"S0", "S0", "-"}, {"S2", "S1", "-"}},
-           false},
-      }};
+  Family f{"views", {}};
+  f.add("view: flatten", {{{4, 8, 6}}}, [](auto& t) { return t[0].view({32, 6}); },
+        {"S0 | S0 | - | S0 | -", "S1 | _StridedShard(dim=0, sf=4) | - | S1 | -",
+         "S2 | S1 | - | S2 | -", "P | P | - | R | -",
+         "S0,S1 | S0,_StridedShard(dim=0, sf=2) | - | S0,S1 | -"});
+  f.add("view: unflatten", {{{8, 12}}}, [](auto& t) { return t[0].view({8, 4, 3}); },
+        {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -", "S0,S1 | S0,S1 | - | S0,S1 | -"});
+  f.add("reshape of a transpose", {{{4, 6, 8}}},
+        [](auto& t) { return t[0].transpose(1, 2).reshape({4, 48}); },
+        {"S0 | S0 | - | S0 | -", "S2 | S1 | - | S2 | -"});
+  f.add("flatten", {{{4, 8}}}, [](auto& t) { return t[0].flatten(); },
+        {"S0 | S0 | - | S0 | -", "S1 | _StridedShard(dim=0, sf=4) | - | S1 | -",
+         "S0,S1 | S0,_StridedShard(dim=0, sf=2) | - | S0,S1 | -"});
+  f.add("permute", {{{4, 8, 6}}}, [](auto& t) { return t[0].permute({2, 0, 1}); },
+        {"S0 | S1 | - | S0 | -", "S1 | S2 | - | S1 | -", "P | P | - | R | -",
+         "S1,S0 | S2,S1 | - | S1,S0 | -"});
+  f.add("t", {{{8, 6}}}, [](auto& t) { return t[0].t(); },
+        {"S0 | S1 | - | S0 | -", "S1 | S0 | - | S1 | -"});
+  f.add("squeeze", {{{8, 1, 6}}}, [](auto& t) { return t[0].squeeze(1); },
+        {"S0 | S0 | - | S0 | -", "S2 | S1 | - | S2 | -", "P | P | - | R | -"});
+  f.add("unsqueeze", {{{8, 6}}}, [](auto& t) { return t[0].unsqueeze(1); },
+        {"S0 | S0 | - | S0 | -", "S1 | S2 | - | S1 | -"});
+  f.add("expand", {{{8, 1}}}, [](auto& t) { return t[0].expand({8, 6}); },
+        {"S0 | S0 | - | S0 | -"});
+  f.add("repeat", {{{8, 6}}}, [](auto& t) { return t[0].repeat({1, 2}); },
+        {"S0 | S0 | - | S0 | -"});
+  f.add("unfold", {{{8, 6}}}, [](auto& t) { return t[0].unfold(1, 3, 2); },
+        {"S0 | S0 | - | S0 | -"});
+  f.add("select", {{{8, 6}}}, [](auto& t) { return t[0].select(1, 2); },
+        {"S0 | S0 | - | S0 | -", "P | P | - | R | -"});
+  f.add("slice", {{{8, 6}}}, [](auto& t) { return t[0].slice(1, 1, 5); },
+        {"S0 | S0 | - | S0 | -", "P | P | - | R | -"});
+  f.add("slice of a split dimension", {{{8, 6}}}, [](auto& t) { return t[0].slice(0, 1, 5); },
+        {"S0 | R | all_gather 96 | R | -"});
+  f.add("diagonal", {{{4, 6, 6}}}, [](auto& t) { return t[0].diagonal(0, 1, 2); },
+        {"S0 | S0 | - | S0 | -"});
+  f.add("view_as_complex, view_as_real", {{{8, 6, 2}}},
+        [](auto& t) { return at::view_as_real(at::view_as_complex(t[0])); },
+        {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -"});
+  f.add("t_, transpose_, squeeze_, unsqueeze_", {{{8, 1, 6}}},
+        [](auto& t) {
+          auto all = t[0].clone();
+          all.squeeze_(1).t_().unsqueeze_(0).transpose_(0, 2);
+          return all;
+        },
+        {"S0 | S0 | -", "S2 | S1 | -"});
+  return f;
 }
 
 Family joining() {
-  return {"cat, stack, split",
-          {
-              {"cat",
-               {{{8, 6}}, {{8, 4}}},
-               [](auto& t) { return Tensors{at::cat({t[0], t[1]}, 1)}; },
-               {{"S0 S0", "S0", "-", "S0 S0", "-"},
-                {"S0 R", "S0", "-", "S0 S0", "-"},
-                {"P P", "P", "-", "R R", "-"},
-                {"S0,S0 S0,S0", "S0,S0", "-", "S0,S0 S0,S0", "-"}}},
-              {"cat of equal parts",
-               {{{8, 6}}, {{8, 6}}},
-               [](auto& t) { return Tensors{at::cat({t[0], t[1]}, 0)}; },
-               {{"S1 S1", "S1", "-", "S1 S1", "-"},
-                {"S0 S0", "_StridedShard(dim=0, sf=2)", "-", "S0 S0", "-"},
-                {"S0 R", "_StridedShard(dim=0, sf=2)", "-", "S0 S0", "-"}}},
-              {"stack",
-               {{{8, 6}}, {{8, 6}}},
-               [](auto& t) { return Tensors{at::stack({t[0], t[1]}, -1)}; },
-               {{"S0 S0", "S0", "-", "S0 S0", "-"},
-                {"S1 S1", "S1", "-", "S1 S1", "-"},
-                {"P P", "P", "-", "R R", "-"}}},
-              {"split",
-               {{{8, 6}}},
-               [](auto& t) { return t[0].split(4, 1); },
-               {{"S0", "S0 S0", "-", "S0", "-"}, {"P", "P P", "-", "R", "-"}}},
-              {"chunk",
-               {{{8, 6}}},
-               [](auto& t) { return t[0].chunk(2, 1); },
-               {{"S0", "S0 S0", "-", "S0", "-"}}},
-              {"split_with_sizes",
-               {{{8, 6}}},
-               [](auto& t) { return t[0].split_with_sizes({1, 2, 3}, 1); },
-               {{"S0", "S0 S0 S0", "-", "S0", "-"}}},
-              {"unbind",
-               {{{8, 2}}},
-               [](auto& t) { return t[0].unbind(1); },
-               {{"S0", "S0 S0", "-", "S0", "-"}, {"P", "P P", "-", "R", "-"}}},
-          }};
+  Family f{"cat, stack, split", {}};
+  f.add("cat", {{{8, 6}}, {{8, 4}}}, [](auto& t) { return at::cat({t[0], t[1]}, 1); },
+        {"S0 S0 | S0 | - | S0 S0 | -", "S0 R | S0 | - | S0 S0 | -", "P P | P | - | R R | -",
+         "S0,S0 S0,S0 | S0,S0 | - | S0,S0 S0,S0 | -"});
+  f.add("cat of equal parts", {{{8, 6}}, {{8, 6}}},
+        [](auto& t) { return at::cat({t[0], t[1]}, 0); },
+        {"S1 S1 | S1 | - | S1 S1 | -", "S0 S0 | _StridedShard(dim=0, sf=2) | - | S0 S0 | -",
+         "S0 R | _StridedShard(dim=0, sf=2) | - | S0 S0 | -"});
+  f.add("stack", {{{8, 6}}, {{8, 6}}}, [](auto& t) { return at::stack({t[0], t[1]}, -1); },
+        {"S0 S0 | S0 | - | S0 S0 | -", "S1 S1 | S1 | - | S1 S1 | -", "P P | P | - | R R | -"});
+  f.add("split", {{{8, 6}}}, [](auto& t) { return t[0].split(4, 1); },
+        {"S0 | S0 S0 | - | S0 | -", "P | P P | - | R | -"});
+  f.add("chunk", {{{8, 6}}}, [](auto& t) { return t[0].chunk(2, 1); }, {"S0 | S0 S0 | - | S0 | -"});
+  f.add("split_with_sizes", {{{8, 6}}}, [](auto& t) { return t[0].split_with_sizes({1, 2, 3}, 1); },
+        {"S0 | S0 S0 S0 | - | S0 | -"});
+  f.add("unbind", {{{8, 2}}}, [](auto& t) { return t[0].unbind(1); },
+        {"S0 | S0 S0 | - | S0 | -", "P | P P | - | R | -"});
+  return f;
 }
 
 }  // namespace
@@ -373,82 +220,53 @@ Operand indices(Sizes sizes, std::int64_t limit) {
 }
 
 Family indexing() {
-  return {"gather, scatter, index",
-          {
-              {"gather(1)",
-               {{{8, 6}}, indices({8, 3}, 6)},
-               [](auto& t) { return Tensors{t[0].gather(1, t[1])}; },
-               {{"S0 S0", "S0", "-", "S0", "-"},
-                {"R S1", "S1", "-", "P", "-"},
-                {"P R", "P", "-", "R", "-"}}},
-              {"gather(0)",
-               {{{8, 6}}, indices({1, 6}, 8)},
-               [](auto& t) { return Tensors{t[0].gather(0, t[1])}; },
-               {{"S0 R", "P", "-", "R", "-"}, {"S1 S1", "S1", "-", "S1", "-"}}},
-              {"scatter(1)",
-               {{{8, 6}}, indices({8, 1}, 6), {{8, 1}}},
-               [](auto& t) { return Tensors{t[0].scatter(1, t[1], t[2])}; },
-               {{"S0 S0 S0", "S0", "-", "S0 S0", "-"}}},
-              {"scatter_add(1)",
-               {{{8, 6}}, indices({8, 4}, 6), {{8, 4}}},
-               [](auto& t) { return Tensors{t[0].scatter_add(1, t[1], t[2])}; },
-               {{"S0 S0 S0", "S0", "-", "S0 S0", "-"}, {"R S1 S1", "P", "-", "R S1", "-"}}},
-              {"index_select(1)",
-               {{{8, 6}}, indices({4}, 6)},
-               [](auto& t) { return Tensors{t[0].index_select(1, t[1])}; },
-               {{"S0 R", "S0", "-", "S0", "-"},
-                {"R S0", "S1", "-", "P", "-"},
-                {"P R", "P", "-", "R", "-"}}},
-              {"index_add(1)",
-               {{{8, 6}}, indices({4}, 6), {{8, 4}}},
-               [](auto& t) { return Tensors{t[0].index_add(1, t[1], t[2])}; },
-               {{"S0 R S0", "S0", "-", "S0 S0", "-"}, {"R S0 S1", "P", "-", "R S1", "-"}}},
-              {"x[:, i]",
-               {{{8, 6}}, indices({4}, 6)},
-               [](auto& t) { return Tensors{at::index(t[0], list({{}, t[1]}))}; },
-               {{"S0 R", "S0", "-", "S0", "-"}, {"R S0", "S1", "-", "P", "-"}}},
-              {"x[i]",
-               {{{8, 6}}, indices({4}, 8)},
-               [](auto& t) { return Tensors{at::index(t[0], list({t[1]}))}; },
-               {{"S1 R", "S1", "-", "S1", "-"}, {"R S0", "S0", "-", "P", "-"}}},
-              {"x[:, mask]",
-               {{{8, 6}}, {{6}, Operand::kMask}},
-               [](auto& t) { return Tensors{at::index(t[0], list({{}, t[1]}))}; },
-               {{"S0 R", "S0", "-", "S0", "-"}, {"S0,R R,R", "S0,R", "-", "S0,R", "-"}}},
-              {"x[mask]",
-               {{{8, 6}}, {{8}, Operand::kMask}},
-               [](auto& t) { return Tensors{at::index(t[0], list({t[1]}))}; },
-               {{"S1 R", "S1", "-", "S1", "-"}}},
-              {"index_put(:, i)",
-               {{{8, 6}}, indices({2}, 6), {{8, 2}}},
-               [](auto& t) { return Tensors{at::index_put(t[0], list({{}, t[1]}), t[2], true)}; },
-               {{"S0 R S0", "S0", "-", "S0 S0", "-"}}},
-              {"take",
-               {{{8, 6}}, indices({4}, 48)},
-               [](auto& t) { return Tensors{at::take(t[0], t[1])}; },
-               {{"R S0", "S0", "-", "P", "-"}}},
-          }};
+  Family f{"gather, scatter, index", {}};
+  f.add("gather(1)", {{{8, 6}}, indices({8, 3}, 6)}, [](auto& t) { return t[0].gather(1, t[1]); },
+        {"S0 S0 | S0 | - | S0 | -", "R S1 | S1 | - | P | -", "P R | P | - | R | -"});
+  f.add("gather(0)", {{{8, 6}}, indices({1, 6}, 8)}, [](auto& t) { return t[0].gather(0, t[1]); },
+        {"S0 R | P | - | R | -", "S1 S1 | S1 | - | S1 | -"});
+  f.add("scatter(1)", {{{8, 6}}, indices({8, 1}, 6), {{8, 1}}},
+        [](auto& t) { return t[0].scatter(1, t[1], t[2]); }, {"S0 S0 S0 | S0 | - | S0 S0 | -"});
+  f.add("scatter_add(1)", {{{8, 6}}, indices({8, 4}, 6), {{8, 4}}},
+        [](auto& t) { return t[0].scatter_add(1, t[1], t[2]); },
+        {"S0 S0 S0 | S0 | - | S0 S0 | -", "R S1 S1 | P | - | R S1 | -"});
+  f.add("index_select(1)", {{{8, 6}}, indices({4}, 6)},
+        [](auto& t) { return t[0].index_select(1, t[1]); },
+        {"S0 R | S0 | - | S0 | -", "R S0 | S1 | - | P | -", "P R | P | - | R | -"});
+  f.add("index_add(1)", {{{8, 6}}, indices({4}, 6), {{8, 4}}},
+        [](auto& t) { return t[0].index_add(1, t[1], t[2]); },
+        {"S0 R S0 | S0 | - | S0 S0 | -", "R S0 S1 | P | - | R S1 | -"});
+  f.add("x[:, i]", {{{8, 6}}, indices({4}, 6)},
+        [](auto& t) { return at::index(t[0], list({{}, t[1]})); },
+        {"S0 R | S0 | - | S0 | -", "R S0 | S1 | - | P | -"});
+  f.add("x[i]", {{{8, 6}}, indices({4}, 8)}, [](auto& t) { return at::index(t[0], list({t[1]})); },
+        {"S1 R | S1 | - | S1 | -", "R S0 | S0 | - | P | -"});
+  f.add("x[:, mask]", {{{8, 6}}, {{6}, Operand::kMask}},
+        [](auto& t) { return at::index(t[0], list({{}, t[1]})); },
+        {"S0 R | S0 | - | S0 | -", "S0,R R,R | S0,R | - | S0,R | -"});
+  f.add("x[mask]", {{{8, 6}}, {{8}, Operand::kMask}},
+        [](auto& t) { return at::index(t[0], list({t[1]})); }, {"S1 R | S1 | - | S1 | -"});
+  f.add("index_put(:, i)", {{{8, 6}}, indices({2}, 6), {{8, 2}}},
+        [](auto& t) { return at::index_put(t[0], list({{}, t[1]}), t[2], true); },
+        {"S0 R S0 | S0 | - | S0 S0 | -"});
+  f.add("take", {{{8, 6}}, indices({4}, 48)}, [](auto& t) { return at::take(t[0], t[1]); },
+        {"R S0 | S0 | - | P | -"});
+  return f;
 }
 
 Family embedding() {
-  return {"embedding",
-          {
-              {"embedding",
-               {{{8, 6}}, indices({4, 5}, 8)},
-               [](auto& t) { return Tensors{at::embedding(t[0], t[1])}; },
-               {{"R S0", "S0", "-", "P", "-"},
-                {"S1 R", "S2", "-", "S1", "-"},
-                {"S0 R", "P", "-", "R", "-"},
-                {"S1,R R,S0", "S2,S0", "-", "S1,P", "-"},
-                {"R,S0 S0,R", "S0,P", "-", "P,R", "-"}}},
-              {"_embedding_bag",
-               {{{8, 6}}, indices({5}, 8)},
-               [](auto& t) {
-                 const auto offsets = t[1].slice(0, 0, 1).mul(0);
-                 return Tensors{std::get<0>(at::embedding_bag(t[0], t[1], offsets))};
-               },
-               {{"S1 R", "S1", "-", "S1", "-"}}},
-          }};
+  Family f{"embedding", {}};
+  f.add("embedding", {{{8, 6}}, indices({4, 5}, 8)},
+        [](auto& t) { return at::embedding(t[0], t[1]); },
+        {"R S0 | S0 | - | P | -", "S1 R | S2 | - | S1 | -", "S0 R | P | - | R | -",
+         "S1,R R,S0 | S2,S0 | - | S1,P | -", "R,S0 S0,R | S0,P | - | P,R | -"});
+  f.add("_embedding_bag", {{{8, 6}}, indices({5}, 8)},
+        [](auto& t) {
+          const auto offsets = t[1].slice(0, 0, 1).mul(0);
+          return std::get<0>(at::embedding_bag(t[0], t[1], offsets));
+        },
+        {"S1 R | S1 | - | S1 | -"});
+  return f;
 }
 
 }  // namespace

@@ -13,215 +13,128 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Family reductions() {
-  return {"reductions",
-          {
-              {"sum",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].sum()}; },
-               {{"S0", "P", "-", "R", "-"},
-                {"S1", "P", "-", "R", "-"},
-                {"P", "P", "-", "R", "-"},
-                {"S0,S1", "P,P", "-", "R,R", "-"}}},
-              {"sum(0)",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].sum(0)}; },
-               {{"S0", "P", "-", "R", "-"},
-                {"S1", "S0", "-", "S1", "-"},
-                {"S0,S1", "P,S0", "-", "R,S1", "-"}}},
-              {"mean",
-               {{{7, 6}}},
-               [](auto& t) { return Tensors{t[0].mean()}; },
-               {{"S0", "P", "-", "R", "-"},
-                {"S1", "P", "-", "R", "-"},
-                {"P", "P", "-", "R", "-"},
-                {"S0,S0", "P,P", "-", "R,R", "-"}}},
-              {"mean(-1)",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].mean(-1)}; },
-               {{"S0", "S0", "-", "S0", "-"}, {"S1", "P", "-", "R", "-"}}},
-              {"prod",
-               {{{8, 3}}},
-               [](auto& t) { return Tensors{t[0].prod(0)}; },
-               {{"S1", "S0", "-", "S1", "all_reduce 8"}}},
-              {"amax(0)",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].amax(0)}; },
-               {{"S0", "Pmax", "-", "S0", "2 all_reduce 96"},
-                {"S1", "S0", "-", "S1", "-"},
-                {"S0,S1", "Pmax,S0", "-", "S0,S1", "2 all_reduce 48"}}},
-              {"amax(0), empty shards",
-               {{{6, 5}}},
-               [](auto& t) { return Tensors{t[0].amax(0)}; },
-               {{"S0", "Pmax", "-", "S0", "2 all_reduce 80"}}},
-              {"max",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].max()}; },
-               {{"S0", "Pmax", "-", "S0", "3 all_reduce 24"},
-                {"S0,S1", "Pmax,Pmax", "-", "S0,S1", "3 all_reduce 24"}}},
-              {"any(0)",
-               {{{8, 6}, Operand::kMask}},
-               [](auto& t) { return Tensors{t[0].any(0)}; },
-               {{"S0", "Pmax", "-"}, {"S1", "S0", "-"}},
-               false},
-              {"max.dim(0)",
-               {{{8, 6}}},
-               [](auto& t) {
-                 const auto [values, indices] = t[0].max(0);
-                 return Tensors{values, indices};
-               },
-               {{"S1", "S0 S0", "-", "S1", "-"},
-                {"S0", "R R", "all_gather 96", "R", "-"},
-                {"S0,S1", "R,S0 R,S0", "all_gather 48", "R,S1", "-"},
-                {"S0,S0", "R,R R,R", "all_gather 96", "R,R", "-"}}},
-              {"min.dim(-1)",
-               {{{8, 12}}},
-               [](auto& t) {
-                 const auto [values, indices] = t[0].min(-1, true);
-                 return Tensors{values, indices};
-               },
-               {{"S0", "S0 S0", "-", "S0", "-"},
-                {"S1", "R R", "all_gather 128", "R", "-"},
-                {"S0,S1", "S0,R S0,R", "all_gather 64", "S0,R", "-"}}},
-              {"argmax(0)",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].argmax(0)}; },
-               {{"S1", "S0", "-"}, {"S0", "R", "all_gather 96"}, {"S0,S0", "R,R", "all_gather 96"}},
-               false},
-              {"argmax",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].argmax()}; },
-               {{"S0", "R", "all_gather 16"},
-                {"S1", "R", "all_gather 16"},
-                {"S0,S1", "R,R", "all_gather 16"}},
-               false},
-              {"argmin(0), empty shards",
-               {{{6, 5}}},
-               [](auto& t) { return Tensors{t[0].argmin(0)}; },
-               {{"S0", "R", "all_gather 80"}},
-               false},
-              {"aminmax(0)",
-               {{{8, 6}}},
-               [](auto& t) {
-                 const auto [least, most] = at::aminmax(t[0], 0);
-                 return Tensors{least, most};
-               },
-               {{"S0", "Pmin Pmax", "-"}, {"S1", "S0 S0", "-"}},
-               false},
-              {"var(0)",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].var(0)}; },
-               {{"S1", "S0", "-", "S1", "-"},
-                {"S0", "R", "2 all_reduce 96", "S0", "all_reduce 48"},
-                {"S0,S1", "R,S0", "2 all_reduce 48", "S0,S1", "all_reduce 24"}}},
-              {"std",
-               {{{7, 6}}},
-               [](auto& t) { return Tensors{t[0].std()}; },
-               {{"S0", "R", "2 all_reduce 16", "S0", "all_reduce 8"},
-                {"S0,S1", "R,R", "2 all_reduce 16", "S0,S1", "all_reduce 8"}}},
-              {"var_mean(0)",
-               {{{8, 6}}},
-               [](auto& t) {
-                 const auto [variance, mean] = at::var_mean(t[0], 0);
-                 return Tensors{variance, mean};
-               },
-               {{"S1", "S0 S0", "-", "S1", "-"},
-                {"S0", "R R", "2 all_reduce 96", "S0", "all_reduce 48"}}},
-              {"logsumexp(0)",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].logsumexp(0)}; },
-               {{"S1", "S0", "-", "S1", "-"},
-                {"S0", "R", "2 all_reduce 96", "S0", "-"},
-                {"S0,S1", "R,S0", "2 all_reduce 48", "S0,S1", "-"}}},
-              {"count_nonzero",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].count_nonzero()}; },
-               {{"S0", "P", "-"}},
-               false},
-          }};
+  Family f{"reductions", {}};
+  f.add("sum", {{{8, 6}}}, [](auto& t) { return t[0].sum(); },
+        {"S0 | P | - | R | -", "S1 | P | - | R | -", "P | P | - | R | -",
+         "S0,S1 | P,P | - | R,R | -"});
+  f.add("sum(0)", {{{8, 6}}}, [](auto& t) { return t[0].sum(0); },
+        {"S0 | P | - | R | -", "S1 | S0 | - | S1 | -", "S0,S1 | P,S0 | - | R,S1 | -"});
+  f.add("mean", {{{7, 6}}}, [](auto& t) { return t[0].mean(); },
+        {"S0 | P | - | R | -", "S1 | P | - | R | -", "P | P | - | R | -",
+         "S0,S0 | P,P | - | R,R | -"});
+  f.add("mean(-1)", {{{8, 6}}}, [](auto& t) { return t[0].mean(-1); },
+        {"S0 | S0 | - | S0 | -", "S1 | P | - | R | -"});
+  f.add("prod", {{{8, 3}}}, [](auto& t) { return t[0].prod(0); },
+        {"S1 | S0 | - | S1 | all_reduce 8"});
+  f.add("amax(0)", {{{8, 6}}}, [](auto& t) { return t[0].amax(0); },
+        {"S0 | Pmax | - | S0 | 2 all_reduce 96", "S1 | S0 | - | S1 | -",
+         "S0,S1 | Pmax,S0 | - | S0,S1 | 2 all_reduce 48"});
+  f.add("amax(0), empty shards", {{{6, 5}}}, [](auto& t) { return t[0].amax(0); },
+        {"S0 | Pmax | - | S0 | 2 all_reduce 80"});
+  f.add(
+      "max", {{{8, 6}}}, [](auto& t) { return t[0].max(); },
+      {"S0 | Pmax | - | S0 | 3 all_reduce 24", "S0,S1 | Pmax,Pmax | - | S0,S1 | 3 all_reduce 24"});
+  f.add("any(0)", {{{8, 6}, Operand::kMask}}, [](auto& t) { return t[0].any(0); },
+        {"S0 | Pmax | -", "S1 | S0 | -"});
+  f.add("max.dim(0)", {{{8, 6}}},
+        [](auto& t) {
+          const auto [values, indices] = t[0].max(0);
+          return Tensors{values, indices};
+        },
+        {"S1 | S0 S0 | - | S1 | -", "S0 | R R | all_gather 96 | R | -",
+         "S0,S1 | R,S0 R,S0 | all_gather 48 | R,S1 | -",
+         "S0,S0 | R,R R,R | all_gather 96 | R,R | -"});
+  f.add("min.dim(-1)", {{{8, 12}}},
+        [](auto& t) {
+          const auto [values, indices] = t[0].min(-1, true);
+          return Tensors{values, indices};
+        },
+        {"S0 | S0 S0 | - | S0 | -", "S1 | R R | all_gather 128 | R | -",
+         "S0,S1 | S0,R S0,R | all_gather 64 | S0,R | -"});
+  f.add("argmax(0)", {{{8, 6}}}, [](auto& t) { return t[0].argmax(0); },
+        {"S1 | S0 | -", "S0 | R | all_gather 96", "S0,S0 | R,R | all_gather 96"});
+  f.add("argmax", {{{8, 6}}}, [](auto& t) { return t[0].argmax(); },
+        {"S0 | R | all_gather 16", "S1 | R | all_gather 16", "S0,S1 | R,R | all_gather 16"});
+  f.add("argmin(0), empty shards", {{{6, 5}}}, [](auto& t) { return t[0].argmin(0); },
+        {"S0 | R | all_gather 80"});
+  f.add("aminmax(0)", {{{8, 6}}},
+        [](auto& t) {
+          const auto [least, most] = at::aminmax(t[0], 0);
+          return Tensors{least, most};
+        },
+        {"S0 | Pmin Pmax | -", "S1 | S0 S0 | -"});
+  f.add("var(0)", {{{8, 6}}}, [](auto& t) { return t[0].var(0); },
+        {"S1 | S0 | - | S1 | -", "S0 | R | 2 all_reduce 96 | S0 | all_reduce 48",
+         "S0,S1 | R,S0 | 2 all_reduce 48 | S0,S1 | all_reduce 24"});
+  f.add("std", {{{7, 6}}}, [](auto& t) { return t[0].std(); },
+        {"S0 | R | 2 all_reduce 16 | S0 | all_reduce 8",
+         "S0,S1 | R,R | 2 all_reduce 16 | S0,S1 | all_reduce 8"});
+  f.add("var_mean(0)", {{{8, 6}}},
+        [](auto& t) {
+          const auto [variance, mean] = at::var_mean(t[0], 0);
+          return Tensors{variance, mean};
+        },
+        {"S1 | S0 S0 | - | S1 | -", "S0 | R R | 2 all_reduce 96 | S0 | all_reduce 48"});
+  f.add("logsumexp(0)", {{{8, 6}}}, [](auto& t) { return t[0].logsumexp(0); },
+        {"S1 | S0 | - | S1 | -", "S0 | R | 2 all_reduce 96 | S0 | -",
+         "S0,S1 | R,S0 | 2 all_reduce 48 | S0,S1 | -"});
+  f.add("count_nonzero", {{{8, 6}}}, [](auto& t) { return t[0].count_nonzero(); }, {"S0 | P | -"});
+  return f;
 }
 
 Family norms() {
-  return {
-      "norms",
-      {
-          {"norm",
-           {{{8, 6}}},
-           [](auto& t) { return Tensors{t[0].norm()}; },
-           {{"S0", "R", "all_reduce 8", "S0", "-"},
-            {"S0,S1", "R,R", "all_reduce 8", "S0,S1", "-"}}},
-          {"vector_norm(2, -1)",
-           {{{8, 6}}},
-           [](auto& t) { return Tensors{at::linalg_vector_norm(t[0], 2, at::IntArrayRef{-1})}; },
-           {{"S0", "S0", "-", "S0", "-"}, {"S1", "R", "all_reduce 64", "S1", "-"}}},
-          {"vector_norm(1)",
-           {{{8, 6}}},
-           [](auto& t) { return Tensors{at::linalg_vector_norm(t[0], 1)}; },
-           {{"S0", "P", "-", "S0", "-"}}},
-          {"vector_norm(inf), empty shards",
-           {{{6, 5}}},
-           [](auto& t) { return Tensors{at::linalg_vector_norm(t[0], kInfinity)}; },
-           {{"S0", "Pmax", "-", "S0", "2 all_reduce 16"}}},
-          {"vector_norm(3, 0)",
-           {{{8, 6}}},
-           [](auto& t) { return Tensors{at::linalg_vector_norm(t[0], 3, at::IntArrayRef{0})}; },
-           {{"S1", "S0", "-", "S1", "-"}, {"S0", "R", "all_reduce 48", "S0", "-"}}},
-          {"_foreach_norm",
-           {{{8, 6}}, {{4}}, {{6, 4}}},
-           [](auto& t) { return at::_foreach_norm(t, 2); },
-           {{"S0 S0 S1", "R R R", "all_reduce 24"},
-            {"S0,S1 S0,R S0,S1", "R,R R,R R,R", "2 all_reduce 24"}},
-           false},
-      }};
+  Family f{"norms", {}};
+  f.add("norm", {{{8, 6}}}, [](auto& t) { return t[0].norm(); },
+        {"S0 | R | all_reduce 8 | S0 | -", "S0,S1 | R,R | all_reduce 8 | S0,S1 | -"});
+  f.add("vector_norm(2, -1)", {{{8, 6}}},
+        [](auto& t) { return at::linalg_vector_norm(t[0], 2, at::IntArrayRef{-1}); },
+        {"S0 | S0 | - | S0 | -", "S1 | R | all_reduce 64 | S1 | -"});
+  f.add("vector_norm(1)", {{{8, 6}}}, [](auto& t) { return at::linalg_vector_norm(t[0], 1); },
+        {"S0 | P | - | S0 | -"});
+  f.add("vector_norm(inf), empty shards", {{{6, 5}}},
+        [](auto& t) { return at::linalg_vector_norm(t[0], kInfinity); },
+        {"S0 | Pmax | - | S0 | 2 all_reduce 16"});
+  f.add("vector_norm(3, 0)", {{{8, 6}}},
+        [](auto& t) { return at::linalg_vector_norm(t[0], 3, at::IntArrayRef{0}); },
+        {"S1 | S0 | - | S1 | -", "S0 | R | all_reduce 48 | S0 | -"});
+  f.add("_foreach_norm", {{{8, 6}}, {{4}}, {{6, 4}}},
+        [](auto& t) { return at::_foreach_norm(t, 2); },
+        {"S0 S0 S1 | R R R | all_reduce 24", "S0,S1 S0,R S0,S1 | R,R R,R R,R | 2 all_reduce 24"});
+  return f;
 }
 
 Family along() {
-  return {"sort, topk, cumulative",
-          {
-              {"sort(-1)",
-               {{{8, 6}}},
-               [](auto& t) {
-                 const auto [values, indices] = t[0].sort(-1);
-                 return Tensors{values, indices};
-               },
-               {{"S0", "S0 S0", "-", "S0", "-"},
-                {"S1", "R R", "all_gather 128", "R", "-"},
-                {"S0,S0", "S0,S0 S0,S0", "-", "S0,S0", "-"}}},
-              {"sort(-1), out=",
-               {{{8, 6}}},
-               [](auto& t) {
-                 auto values = at::zeros_like(t[0]);
-                 auto indices = at::zeros_like(t[0], at::kLong);
-                 at::sort_out(values, indices, t[0].detach(), -1);
-                 return Tensors{values, indices};
-               },
-               {{"S0", "S0 S0", "-"}},
-               false},
-              {"topk(2, -1)",
-               {{{8, 6}}},
-               [](auto& t) {
-                 const auto [values, indices] = t[0].topk(2, -1);
-                 return Tensors{values, indices};
-               },
-               {{"S0", "S0 S0", "-", "S0", "-"}, {"S1", "R R", "all_gather 128", "R", "-"}}},
-              {"cumsum(-1)",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].cumsum(-1)}; },
-               {{"S0", "S0", "-", "S0", "-"},
-                {"P", "P", "-", "R", "-"},
-                {"S1", "R", "all_gather 128", "R", "-"}}},
-              {"cumprod(-1)",
-               {{{8, 6}, Operand::kPositive}},
-               [](auto& t) { return Tensors{t[0].cumprod(-1)}; },
-               {{"S0", "S0", "-", "S0", "all_reduce 1"}}},
-              {"flip(-1)",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].flip(-1)}; },
-               {{"S0", "S0", "-", "S0", "-"}, {"P", "P", "-", "R", "-"}}},
-              {"roll(1, -1)",
-               {{{8, 6}}},
-               [](auto& t) { return Tensors{t[0].roll(1, -1)}; },
-               {{"S0", "S0", "-", "S0", "-"}, {"P", "P", "-", "R", "-"}}},
-          }};
+  Family f{"sort, topk, cumulative", {}};
+  f.add("sort(-1)", {{{8, 6}}},
+        [](auto& t) {
+          const auto [values, indices] = t[0].sort(-1);
+          return Tensors{values, indices};
+        },
+        {"S0 | S0 S0 | - | S0 | -", "S1 | R R | all_gather 128 | R | -",
+         "S0,S0 | S0,S0 S0,S0 | - | S0,S0 | -"});
+  f.add("sort(-1), out=", {{{8, 6}}},
+        [](auto& t) {
+          auto values = at::zeros_like(t[0]);
+          auto indices = at::zeros_like(t[0], at::kLong);
+          at::sort_out(values, indices, t[0].detach(), -1);
+          return Tensors{values, indices};
+        },
+        {"S0 | S0 S0 | -"});
+  f.add("topk(2, -1)", {{{8, 6}}},
+        [](auto& t) {
+          const auto [values, indices] = t[0].topk(2, -1);
+          return Tensors{values, indices};
+        },
+        {"S0 | S0 S0 | - | S0 | -", "S1 | R R | all_gather 128 | R | -"});
+  f.add("cumsum(-1)", {{{8, 6}}}, [](auto& t) { return t[0].cumsum(-1); },
+        {"S0 | S0 | - | S0 | -", "P | P | - | R | -", "S1 | R | all_gather 128 | R | -"});
+  f.add("cumprod(-1)", {{{8, 6}, Operand::kPositive}}, [](auto& t) { return t[0].cumprod(-1); },
+        {"S0 | S0 | - | S0 | all_reduce 1"});
+  f.add("flip(-1)", {{{8, 6}}}, [](auto& t) { return t[0].flip(-1); },
+        {"S0 | S0 | - | S0 | -", "P | P | - | R | -"});
+  f.add("roll(1, -1)", {{{8, 6}}}, [](auto& t) { return t[0].roll(1, -1); },
+        {"S0 | S0 | - | S0 | -", "P | P | - | R | -"});
+  return f;
 }
 
 }  // namespace
@@ -256,62 +169,43 @@ Tensors fused_adamw(const Tensors& t) {
 
 std::vector<Family> optimizer_families() {
   const Operand matrix{{8, 6}}, vector{{6}};
-  return {{
-      "foreach and fused optimizers",
-      {
-          {"_foreach_add_",
-           {matrix, vector, matrix, vector},
-           [](auto& t) {
-             const auto all = clones(t);
-             const Tensors lists[] = {{all[0], all[1]}, {all[2], all[3]}};
-             at::_foreach_add_(lists[0], lists[1], 0.5);
-             return lists[0];
-           },
-           {{"S0 R S0 R", "S0 R", "-"},
-            {"S0 S0 S0 S0", "S0 S0", "-"},
-            {"S0,S1 R,S0 S0,S1 R,S0", "S0,S1 R,S0", "-"}},
-           false},
-          {"_foreach_mul_",
-           {matrix, vector},
-           [](auto& t) {
-             const auto all = clones(t);
-             at::_foreach_mul_(all, 0.5);
-             return all;
-           },
-           {{"S0 R", "S0 R", "-"}, {"P P", "P P", "-"}},
-           false},
-          {"_foreach_lerp_",
-           {matrix, matrix},
-           [](auto& t) {
-             const auto all = clones(t);
-             at::_foreach_lerp_({all[0]}, {all[1]}, 0.1);
-             return Tensors{all[0]};
-           },
-           {{"S0 S0", "S0", "-"}},
-           false},
-          {"_foreach_addcdiv_",
-           {matrix, matrix, {{8, 6}, Operand::kPositive}},
-           [](auto& t) {
-             const auto all = clones(t);
-             at::_foreach_addcdiv_({all[0]}, {all[1]}, {all[2]}, -0.1);
-             return Tensors{all[0]};
-           },
-           {{"S0 S0 S0", "S0", "-"}},
-           false},
-          {"_foreach_sqrt",
-           {{{8, 6}, Operand::kPositive}},
-           [](auto& t) { return at::_foreach_sqrt(t); },
-           {{"S0", "S0", "-"}},
-           false},
-          {"_fused_adamw_",
-           {matrix, matrix, matrix, {{8, 6}, Operand::kPositive}},
-           fused_adamw,
-           {{"S0 S0 S0 S0", "S0 S0 S0", "-"},
-            {"S0,S1 S0,S1 S0,S1 S0,S1", "S0,S1 S0,S1 S0,S1", "-"},
-            {"R R R R", "R R R", "-"}},
-           false},
-      },
-  }};
+  Family f{"foreach and fused optimizers", {}};
+  f.add("_foreach_add_", {matrix, vector, matrix, vector},
+        [](auto& t) {
+          const auto all = clones(t);
+          const Tensors lists[] = {{all[0], all[1]}, {all[2], all[3]}};
+          at::_foreach_add_(lists[0], lists[1], 0.5);
+          return lists[0];
+        },
+        {"S0 R S0 R | S0 R | -", "S0 S0 S0 S0 | S0 S0 | -",
+         "S0,S1 R,S0 S0,S1 R,S0 | S0,S1 R,S0 | -"});
+  f.add("_foreach_mul_", {matrix, vector},
+        [](auto& t) {
+          const auto all = clones(t);
+          at::_foreach_mul_(all, 0.5);
+          return all;
+        },
+        {"S0 R | S0 R | -", "P P | P P | -"});
+  f.add("_foreach_lerp_", {matrix, matrix},
+        [](auto& t) {
+          const auto all = clones(t);
+          at::_foreach_lerp_({all[0]}, {all[1]}, 0.1);
+          return all[0];
+        },
+        {"S0 S0 | S0 | -"});
+  f.add("_foreach_addcdiv_", {matrix, matrix, {{8, 6}, Operand::kPositive}},
+        [](auto& t) {
+          const auto all = clones(t);
+          at::_foreach_addcdiv_({all[0]}, {all[1]}, {all[2]}, -0.1);
+          return all[0];
+        },
+        {"S0 S0 S0 | S0 | -"});
+  f.add("_foreach_sqrt", {{{8, 6}, Operand::kPositive}},
+        [](auto& t) { return at::_foreach_sqrt(t); }, {"S0 | S0 | -"});
+  f.add("_fused_adamw_", {matrix, matrix, matrix, {{8, 6}, Operand::kPositive}}, fused_adamw,
+        {"S0 S0 S0 S0 | S0 S0 S0 | -", "S0,S1 S0,S1 S0,S1 S0,S1 | S0,S1 S0,S1 S0,S1 | -",
+         "R R R R | R R R | -"});
+  return {f};
 }
 
 }  // namespace tessera::testing

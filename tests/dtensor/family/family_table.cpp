@@ -9,14 +9,11 @@
 #include <iterator>
 #include <map>
 
-#include "family_run.h"
 #include "family_table.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "testing/distributed.h"
-#include "testing/errors.h"
 #include "testing/placement_text.h"
-#include "testing/ranks.h"
 
 namespace tessera::testing {
 namespace {
@@ -61,106 +58,13 @@ void add_operation(std::string& text, const Operation& operation) {
   }
 }
 
-}  // namespace
-
-std::vector<Family> families() {
-  std::vector<Family> all;
-  for (const auto part :
-       {elementwise_families, matmul_families, reduction_families, normalisation_families,
-        view_families, indexing_families, network_families, fused_families, optimizer_families}) {
-    auto families = part();
-    all.insert(all.end(), std::make_move_iterator(families.begin()),
-               std::make_move_iterator(families.end()));
-  }
-  return all;
-}
-
-std::string render(const std::vector<Family>& families) {
-  std::string text = kIntroduction;
-  for (const auto& family : families) {
-    text += fmt::format("\n## {}\n\n", family.name);
-    text +=
-        "| operator | sizes | inputs | results | forward | gradients | backward |\n"
-        "|---|---|---|---|---|---|---|\n";
-    for (const auto& operation : family.operations) {
-      add_operation(text, operation);
-    }
-  }
-  return text;
-}
-
-}  // namespace tessera::testing
-
-namespace tessera {
-
-// Every row of the family table: its results, their layouts, and what it communicates.
-
-namespace {
-
-using testing::Family;
-using testing::LayoutCase;
-using testing::Operation;
-using testing::Tensors;
-
-void expect_same(const Tensors& found, const Tensors& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    ASSERT_EQ(found[i].defined(), expected[i].defined()) << i;
-    if (!found[i].defined()) {
-      continue;
-    }
-    ASSERT_EQ(found[i].sizes(), expected[i].sizes()) << i;
-    EXPECT_TRUE(at::allclose(found[i].to(at::kDouble), expected[i].to(at::kDouble), 1e-9, 1e-12))
-        << i << ": " << found[i] << "\nexpected\n"
-        << expected[i];
-  }
-}
-
-void check(const Operation& operation, const LayoutCase& row, const DeviceMesh& mesh) {
-  SCOPED_TRACE(fmt::format("{} of {}", operation.name, row.operands));
-  const auto expected = testing::expected_of(operation, mesh);
-  const auto found = testing::run_as(operation, row.operands, mesh);
-  EXPECT_EQ(found.layout_of_results, row.results);
-  EXPECT_EQ(found.forward, row.forward);
-  EXPECT_EQ(found.layout_of_gradients, row.gradients);
-  EXPECT_EQ(found.backward, row.backward);
-  expect_same(found.results, expected.results);
-  expect_same(found.gradients, expected.gradients);
-}
-
-class FamilyTable : public ::testing::TestWithParam<Family> {};
-
-TEST_P(FamilyTable, CommunicatesWhatItLists) {
-  RunOnMesh({4}, {"x"}, [](Rank& rank, const DeviceMesh& line) {
-    const auto square = rank.mesh({2, 2}, {"x", "y"});
-    for (const auto& operation : GetParam().operations) {
-      for (const LayoutCase& row : operation.layouts) {
-        const bool on_square = std::string(row.operands).find(',') != std::string::npos;
-        check(operation, row, on_square ? square : line);
-      }
-    }
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(All, FamilyTable, ::testing::ValuesIn(testing::families()),
-                         testing::name_of_case<Family>);
-
-TEST(FamilyTableDocumentation, IsTheTable) {
-  const auto text = render(testing::families());
-  if (std::getenv("TESSERA_UPDATE_DOCS") != nullptr) {
-    std::ofstream(TESSERA_RULES_DOC) << text;
-  }
-  std::ifstream file(TESSERA_RULES_DOC);
-  const std::string found{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_TRUE(found == text) << "docs/sharding_rules.md is out of date: run this test with "
-                                "TESSERA_UPDATE_DOCS=1 in the environment";
-}
-
-}  // namespace
-}  // namespace tessera
-
-namespace tessera::testing {
-namespace {
+/// What an operation gave: full results and gradients of the reals (undefined where there is none),
+/// their layouts, and what was communicated.
+struct Outcome {
+  Tensors results, gradients;
+  std::string layout_of_results, layout_of_gradients;
+  std::string forward, backward;
+};
 
 std::string text_of(const Placement& placement) {
   if (is_replicate(placement)) {
@@ -333,20 +237,131 @@ std::string replicated(const Operation& operation, const DeviceMesh& mesh) {
   return text;
 }
 
-}  // namespace
-
-Outcome run_as(const Operation& operation, const char* layouts, const DeviceMesh& mesh) {
+/// Runs an operation forward and backward on operands with these layouts. Collective.
+Outcome run_as(const Operation& operation, const std::string& layouts, const DeviceMesh& mesh) {
   if (operation.random) {
     manual_seed(7);
   }
   return run(operation, distribute(values_of(operation), layouts, mesh), &mesh);
 }
 
+/// The oracle: the operation on plain tensors, or on replicated ones if it draws random numbers.
 Outcome expected_of(const Operation& operation, const DeviceMesh& mesh) {
   if (operation.random) {
-    return run_as(operation, replicated(operation, mesh).c_str(), mesh);
+    return run_as(operation, replicated(operation, mesh), mesh);
   }
   return run(operation, values_of(operation), nullptr);
 }
 
+}  // namespace
+
+std::vector<LayoutCase> Family::layouts_of_rows(const std::vector<std::string>& rows) {
+  std::vector<LayoutCase> layouts;
+  for (const std::string& row : rows) {
+    std::vector<std::string> cells;
+    std::size_t begin = 0;
+    for (std::size_t end = 0; end != std::string::npos; begin = end + 3) {
+      end = row.find(" | ", begin);
+      cells.push_back(row.substr(begin, end - begin));
+    }
+    cells.resize(5);
+    layouts.push_back({cells[0], cells[1], cells[2], cells[3], cells[4]});
+  }
+  return layouts;
+}
+
+std::vector<Family> families() {
+  std::vector<Family> all;
+  for (const auto part :
+       {elementwise_families, matmul_families, reduction_families, normalisation_families,
+        view_families, indexing_families, network_families, fused_families, optimizer_families}) {
+    auto families = part();
+    all.insert(all.end(), std::make_move_iterator(families.begin()),
+               std::make_move_iterator(families.end()));
+  }
+  return all;
+}
+
+std::string render(const std::vector<Family>& families) {
+  std::string text = kIntroduction;
+  for (const auto& family : families) {
+    text += fmt::format("\n## {}\n\n", family.name);
+    text +=
+        "| operator | sizes | inputs | results | forward | gradients | backward |\n"
+        "|---|---|---|---|---|---|---|\n";
+    for (const auto& operation : family.operations) {
+      add_operation(text, operation);
+    }
+  }
+  return text;
+}
+
 }  // namespace tessera::testing
+
+namespace tessera {
+
+// Every row of the family table: its results, their layouts, and what it communicates.
+
+namespace {
+
+using testing::Family;
+using testing::LayoutCase;
+using testing::Operation;
+using testing::Tensors;
+
+void expect_same(const Tensors& found, const Tensors& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    ASSERT_EQ(found[i].defined(), expected[i].defined()) << i;
+    if (!found[i].defined()) {
+      continue;
+    }
+    ASSERT_EQ(found[i].sizes(), expected[i].sizes()) << i;
+    EXPECT_TRUE(at::allclose(found[i].to(at::kDouble), expected[i].to(at::kDouble), 1e-9, 1e-12))
+        << i << ": " << found[i] << "\nexpected\n"
+        << expected[i];
+  }
+}
+
+void check(const Operation& operation, const LayoutCase& row, const DeviceMesh& mesh) {
+  SCOPED_TRACE(fmt::format("{} of {}", operation.name, row.operands));
+  const auto expected = testing::expected_of(operation, mesh);
+  const auto found = testing::run_as(operation, row.operands, mesh);
+  EXPECT_EQ(found.layout_of_results, row.results);
+  EXPECT_EQ(found.forward, row.forward);
+  EXPECT_EQ(found.layout_of_gradients, row.gradients);
+  EXPECT_EQ(found.backward, row.backward);
+  expect_same(found.results, expected.results);
+  expect_same(found.gradients, expected.gradients);
+}
+
+class FamilyTable : public ::testing::TestWithParam<Family> {};
+
+TEST_P(FamilyTable, CommunicatesWhatItLists) {
+  RunOnMesh({4}, {"x"}, [](Rank& rank, const DeviceMesh& line) {
+    const auto square = rank.mesh({2, 2}, {"x", "y"});
+    for (const auto& operation : GetParam().operations) {
+      for (const LayoutCase& row : operation.layouts) {
+        const bool on_square = row.operands.find(',') != std::string::npos;
+        check(operation, row, on_square ? square : line);
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FamilyTable, ::testing::ValuesIn(testing::families()),
+                         testing::name_of_case<Family>);
+
+TEST(FamilyTableDocumentation, IsTheTable) {
+  const auto text = render(testing::families());
+  if (std::getenv("TESSERA_UPDATE_DOCS") != nullptr) {
+    std::ofstream(TESSERA_RULES_DOC) << text;
+  }
+  std::ifstream file(TESSERA_RULES_DOC);
+  const std::string found{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_TRUE(found == text) << "docs/sharding_rules.md is out of date: run this test with "
+                                "TESSERA_UPDATE_DOCS=1 in the environment";
+}
+
+}  // namespace
+}  // namespace tessera

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace tessera::testing {
@@ -20,31 +22,50 @@ struct Operand {
   std::int64_t limit = 0;  ///< indices are below it
 };
 
-/// Layouts of the operands, and the layouts and the communication expected of them. Placements are
+/// One row: the layouts of the operands, and the expected layouts and communication. Placements are
 /// "S0" (sharded on dimension 0), "R" (replicated), "P" (a pending sum; "Pmax" and so on), with a
 /// comma between mesh dimensions and a blank between tensors. Communication is "-" for none, or
 /// what one rank sends with each collective: "all_reduce 64" bytes, "2 all_reduce 128" in two
 /// calls.
 struct LayoutCase {
-  const char* operands;
-  const char* results;
-  const char* forward;
-  const char* gradients = "";  ///< of the reals among the operands; "-": it has none
-  const char* backward = "";
+  std::string operands, results, forward;
+  std::string gradients;  ///< of the reals among the operands; "-" for a real without one
+  std::string backward;
 };
 
 struct Operation {
   const char* name;
   std::vector<Operand> operands;
   std::function<Tensors(const Tensors&)> run;
-  std::vector<LayoutCase> layouts;  ///< on 4 ranks, or on 2 x 2 where there are commas
-  bool differentiable = true;
+  std::vector<LayoutCase> layouts;  ///< on 4 ranks, or on 2 x 2 if there are commas
+  bool differentiable;
   bool random = false;  ///< the oracle is the same operation on replicated operands
 };
 
 struct Family {
   const char* name;
   std::vector<Operation> operations;
+
+  /// `run` takes the operands and returns a tensor or several. A row is "operands | results |
+  /// forward | gradients | backward"; the rows of an operation without gradients end after
+  /// "forward".
+  template <class Run>
+  Operation& add(const char* operation, std::vector<Operand> operands, Run run,
+                 const std::vector<std::string>& rows) {
+    const auto results = [run](const Tensors& t) -> Tensors {
+      if constexpr (std::is_same_v<std::invoke_result_t<const Run&, const Tensors&>, at::Tensor>) {
+        return {run(t)};
+      } else {
+        return run(t);
+      }
+    };
+    operations.push_back({operation, std::move(operands), results, layouts_of_rows(rows), true});
+    operations.back().differentiable = !operations.back().layouts.front().gradients.empty();
+    return operations.back();
+  }
+
+ private:
+  static std::vector<LayoutCase> layouts_of_rows(const std::vector<std::string>& rows);
 };
 
 /// The table: every family of operators, with its rows. The test runs them, docs/sharding_rules.md

@@ -31,9 +31,9 @@ inline void expect_attention_of_parts(
     const at::Tensor result = attention(mine);
     EXPECT_EQ(DistributedTensor(result).placements(), placements);
     result.square().sum().backward();
-    EXPECT_TRUE(full_tensor(result).allclose(expected));
+    EXPECT_CLOSE(result, expected);
     for (std::size_t i = 0; i < mine.size(); ++i) {
-      EXPECT_TRUE(full_tensor(mine[i].grad()).allclose(whole[i].grad())) << i;
+      EXPECT_CLOSE(mine[i].grad(), whole[i].grad()) << i;
     }
   });
 }

@@ -73,9 +73,9 @@ TEST_P(CrossEntropyOperator, IsLibtorchsInAStrictScope) {
       EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, split.calls);
       EXPECT_EQ(implicit_redistributions(), implicit);
 
-      EXPECT_TRUE(testing::full_tensor(losses).allclose(expected.losses, 0, 1e-12));
+      EXPECT_CLOSE(losses, expected.losses, 0, 1e-12);
       EXPECT_EQ(DistributedTensor(leaf.grad()).layout(), DistributedTensor(leaf).layout());
-      EXPECT_TRUE(testing::full_tensor(leaf.grad()).allclose(expected.gradient, 0, 1e-12));
+      EXPECT_CLOSE(leaf.grad(), expected.gradient, 0, 1e-12);
     }
   });
 }
@@ -95,41 +95,35 @@ INSTANTIATE_TEST_SUITE_P(
         Split{{2, 2}, {Shard{0}, Replicate{}}, {Shard{0}, Replicate{}}, 7, 0},
         Split{{2, 2}, {Replicate{}, Replicate{}}, {Replicate{}, Replicate{}}, 7, 0}));
 
-TEST(CrossEntropyOperator, TakesTheRowsOfWholeTargets) {
+TEST_ON_MESH(CrossEntropyOperator, TakesTheRowsOfWholeTargets, {2, 2}, {"dp", "tp"}) {
   const at::Tensor logits = values({kTokens, 7}), targets = some_targets(7);
   const at::Tensor expected = detail::cross_entropy(logits, targets);
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    const at::Tensor split = distribute_tensor(logits, mesh, {Shard{0}, Shard{1}});
-    const StrictScope strict;
-    const at::Tensor whole = distribute_tensor(targets, mesh, {Replicate{}, Replicate{}});
-    EXPECT_TRUE(
-        testing::full_tensor(detail::cross_entropy(split, whole)).allclose(expected, 0, 1e-12));
-    const ReplicationScope same;
-    EXPECT_TRUE(
-        testing::full_tensor(detail::cross_entropy(split, targets)).allclose(expected, 0, 1e-12));
-  });
+  const at::Tensor split = distribute_tensor(logits, mesh, {Shard{0}, Shard{1}});
+  const StrictScope strict;
+  const at::Tensor whole = distribute_tensor(targets, mesh, {Replicate{}, Replicate{}});
+  EXPECT_CLOSE(detail::cross_entropy(split, whole), expected, 0, 1e-12);
+  const ReplicationScope same;
+  EXPECT_CLOSE(detail::cross_entropy(split, targets), expected, 0, 1e-12);
 }
 
-TEST(CrossEntropyOperator, MovesNothingElseInAStrictScope) {
+TEST_ON_MESH(CrossEntropyOperator, MovesNothingElseInAStrictScope, {2}, {"tp"}) {
   const at::Tensor logits = values({kTokens, 7}), targets = some_targets(7);
   const at::Tensor expected = detail::cross_entropy(logits, targets);
-  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
-    const at::Tensor columns = distribute_tensor(logits, mesh, {Shard{1}});
-    const at::Tensor terms = distribute_tensor(logits, mesh, {Partial{}});
-    const at::Tensor rows = distribute_tensor(targets, mesh, {Shard{0}});
-    const auto both = [&] {
-      return std::vector{testing::full_tensor(detail::cross_entropy(columns, rows)),
-                         testing::full_tensor(detail::cross_entropy(terms, rows))};
-    };
-    for (const at::Tensor& losses : both()) {
-      EXPECT_TRUE(losses.allclose(expected, 0, 1e-12));
-    }
-    const StrictScope strict;
-    const std::string refusal = "tessera::cross_entropy needs its inputs redistributed";
-    EXPECT_ERROR(detail::cross_entropy(columns, rows), refusal);
-    EXPECT_ERROR(detail::cross_entropy(terms, rows), refusal);
-    EXPECT_ERROR(detail::cross_entropy(columns, targets), "argument 1, [5], is plain");
-  });
+  const at::Tensor columns = distribute_tensor(logits, mesh, {Shard{1}});
+  const at::Tensor terms = distribute_tensor(logits, mesh, {Partial{}});
+  const at::Tensor rows = distribute_tensor(targets, mesh, {Shard{0}});
+  const auto both = [&] {
+    return std::vector{testing::full_tensor(detail::cross_entropy(columns, rows)),
+                       testing::full_tensor(detail::cross_entropy(terms, rows))};
+  };
+  for (const at::Tensor& losses : both()) {
+    EXPECT_TRUE(losses.allclose(expected, 0, 1e-12));
+  }
+  const StrictScope strict;
+  const std::string refusal = "tessera::cross_entropy needs its inputs redistributed";
+  EXPECT_ERROR(detail::cross_entropy(columns, rows), refusal);
+  EXPECT_ERROR(detail::cross_entropy(terms, rows), refusal);
+  EXPECT_ERROR(detail::cross_entropy(columns, targets), "argument 1, [5], is plain");
 }
 
 TEST(CrossEntropyOperator, IsOneOperatorToModesWhereTheVocabularyIsSplit) {

@@ -12,66 +12,42 @@ namespace tessera {
 
 namespace {
 
-using testing::OperatorCase;
+using testing::OperatorCases;
 using testing::Operators;
 
 const double kInfinity = std::numeric_limits<double>::infinity();
 const double kNan = std::numeric_limits<double>::quiet_NaN();
 
-const std::vector<OperatorCase>& cases() {
-  static const std::vector<OperatorCase> all{
-      {"max_dim_keepdim", {{7, 5}}, [](auto& t) { return std::get<0>(t[0].max(-1, true)); }},
-      {"min_dim", {{6, 5}}, [](auto& t) { return std::get<0>(t[0].min(0)); }},
-      {"argmin", {{7, 5, 3}}, [](auto& t) { return t[0].argmin(1).to(at::kDouble); }, false},
-      {"argmax_flat", {{5, 3, 2}}, [](auto& t) { return t[0].argmax().to(at::kDouble); }, false},
-      {"argmax_flat_keepdim",
-       {{5, 3}},
-       [](auto& t) { return t[0].argmax(std::nullopt, true).to(at::kDouble); },
-       false},
-      {"amax_of_two", {{5, 3, 2}}, [](auto& t) { return t[0].amax({0, 2}, true); }},
-      {"norm_half", {{7, 5}}, [](auto& t) { return at::linalg_vector_norm(t[0], 0.5); }},
-      {"norm_3",
-       {{7, 5}},
-       [](auto& t) { return at::linalg_vector_norm(t[0], 3, at::IntArrayRef{0}, true); }},
-      {"norm_minus_inf",
-       {{6, 5}},
-       [](auto& t) { return at::linalg_vector_norm(t[0], -kInfinity); }},
-      {"norm_of_rows", {{7, 5}}, [](auto& t) { return t[0].norm(2, {1}); }},
-      {"var",
-       {{7, 5}},
-       [](auto& t) {
-         return at::var(t[0], at::IntArrayRef{0}, std::optional<at::Scalar>(0), true);
-       }},
-      {"var_of_all", {{5, 3, 2}}, [](auto& t) { return t[0].var(); }},
-      {"std_of_two",
-       {{5, 3, 2}},
-       [](auto& t) {
-         return at::std(t[0], at::IntArrayRef{0, 2}, std::optional<at::Scalar>(1), false);
-       }},
-      {"var_mean",
-       {{7, 5}},
-       [](auto& t) {
-         const auto [variance, mean] = at::var_mean(t[0], 0);
-         return variance + mean;
-       }},
-      {"logsumexp", {{7, 5}}, [](auto& t) { return t[0].mul(300).logsumexp(0); }},
-      {"logsumexp_of_two",
-       {{5, 3, 2}},
-       [](auto& t) { return t[0].logsumexp(at::IntArrayRef{0, 1}, true); }},
-      {"gather_some",
-       {{7, 5}},
-       [](auto& t) {
-         const auto index = at::tensor({6, 0, 3, 3, 5}, at::kLong).view({1, 5});
-         return t[0].gather(0, testing::beside(t[0], index));
-       }},
-      {"batch_norm",
-       {{5, 3, 2}, {3}, {3}},
-       [](auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); }},
-      {"conv2d",
-       {{3, 4, 5, 5}, {6, 4, 3, 3}, {6}},
-       [](auto& t) { return at::conv2d(t[0], t[1], t[2]); }},
-  };
-  return all;
+OperatorCases cases() {
+  OperatorCases c;
+  c.add("max_dim_keepdim", {{7, 5}}, [](auto& t) { return std::get<0>(t[0].max(-1, true)); });
+  c.add("min_dim", {{6, 5}}, [](auto& t) { return std::get<0>(t[0].min(0)); });
+  c.add("argmin", {{7, 5, 3}}, [](auto& t) { return t[0].argmin(1).to(at::kDouble); }, false);
+  c.add("argmax_flat", {{5, 3, 2}}, [](auto& t) { return t[0].argmax().to(at::kDouble); }, false);
+  c.add("norm_half", {{7, 5}}, [](auto& t) { return at::linalg_vector_norm(t[0], 0.5); });
+  c.add("norm_3", {{7, 5}},
+        [](auto& t) { return at::linalg_vector_norm(t[0], 3, at::IntArrayRef{0}, true); });
+  c.add("norm_minus_inf", {{6, 5}},
+        [](auto& t) { return at::linalg_vector_norm(t[0], -kInfinity); });
+  c.add("var", {{7, 5}}, [](auto& t) {
+    return at::var(t[0], at::IntArrayRef{0}, std::optional<at::Scalar>(0), true);
+  });
+  c.add("var_of_all", {{5, 3, 2}}, [](auto& t) { return t[0].var(); });
+  c.add("std_of_two", {{5, 3, 2}}, [](auto& t) {
+    return at::std(t[0], at::IntArrayRef{0, 2}, std::optional<at::Scalar>(1), false);
+  });
+  c.add("var_mean", {{7, 5}}, [](auto& t) {
+    const auto [variance, mean] = at::var_mean(t[0], 0);
+    return variance + mean;
+  });
+  c.add("logsumexp", {{7, 5}}, [](auto& t) { return t[0].mul(300).logsumexp(0); });
+  c.add("gather_some", {{7, 5}}, [](auto& t) {
+    const auto index = at::tensor({6, 0, 3, 3, 5}, at::kLong).view({1, 5});
+    return t[0].gather(0, testing::beside(t[0], index));
+  });
+  c.add("batch_norm", {{5, 3, 2}, {3}, {3}},
+        [](auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); });
+  return c;
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, Operators, ::testing::ValuesIn(cases()),
@@ -165,8 +141,7 @@ TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
            {Placement{Replicate{}}, Placement{Shard{0}}, Placement{Shard{1}}}) {
         const at::Tensor found = in(statistics, of_statistics);
         update(in(values, of_values), found);
-        EXPECT_TRUE(at::allclose(DistributedTensor(found).full_tensor(), expected))
-            << of_values << " " << of_statistics;
+        EXPECT_CLOSE(found, expected) << of_values << " " << of_statistics;
       }
     }
     const at::Tensor mean = in(at::zeros({1}, at::kDouble), Shard{0});
@@ -177,28 +152,24 @@ TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
   });
 }
 
-TEST(Forms, AreRefusedInAStrictScopeIfTheyCommunicate) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(at::arange(32.0).view({8, 4}), mesh, {Shard{0}});
-    const StrictScope strict;
-    EXPECT_ERROR(x.argmax(0), "argmax", "strict scope refuses");
-    EXPECT_NO_THROW(x.amax(0));
-    EXPECT_NO_THROW(x.argmax(1));
-  });
+TEST_ON_MESH(Forms, AreRefusedInAStrictScopeIfTheyCommunicate, {4}, {"x"}) {
+  const at::Tensor x = distribute_tensor(at::arange(32.0).view({8, 4}), mesh, {Shard{0}});
+  const StrictScope strict;
+  EXPECT_ERROR(x.argmax(0), "argmax", "strict scope refuses");
+  EXPECT_NO_THROW(x.amax(0));
+  EXPECT_NO_THROW(x.argmax(1));
 }
 
 // A part of one position is contiguous with the strides that it has.
-TEST(Extremum, IsFoundInAStridedViewWithPartsOfOnePosition) {
+TEST_ON_MESH(Extremum, IsFoundInAStridedViewWithPartsOfOnePosition, {3}, {"x"}) {
   const auto matrix = at::sin(at::arange(24.0)).view({4, 6});
   const auto cube = at::sin(at::arange(154.0)).view({2, 11, 7});
-  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
-    const auto rows = distribute_tensor(matrix, mesh, {Shard{0}}).tensor().slice(1, 0, 6, 2);
-    const auto last = distribute_tensor(cube, mesh, {Shard{1}}).tensor().select(-1, -1);
-    EXPECT_EQ(rows.argmin().item<int>(), matrix.slice(1, 0, 6, 2).argmin().item<int>());
-    EXPECT_EQ(last.argmax().item<int>(), cube.select(-1, -1).argmax().item<int>());
-    const auto halves = distribute_tensor(matrix.to(at::kHalf), mesh, {Shard{0}}).tensor();
-    EXPECT_EQ(DistributedTensor(halves.slice(1, 0, 0).argmax(0)).full_tensor().numel(), 0);
-  });
+  const auto rows = distribute_tensor(matrix, mesh, {Shard{0}}).tensor().slice(1, 0, 6, 2);
+  const auto last = distribute_tensor(cube, mesh, {Shard{1}}).tensor().select(-1, -1);
+  EXPECT_EQ(rows.argmin().item<int>(), matrix.slice(1, 0, 6, 2).argmin().item<int>());
+  EXPECT_EQ(last.argmax().item<int>(), cube.select(-1, -1).argmax().item<int>());
+  const auto halves = distribute_tensor(matrix.to(at::kHalf), mesh, {Shard{0}}).tensor();
+  EXPECT_EQ(DistributedTensor(halves.slice(1, 0, 0).argmax(0)).full_tensor().numel(), 0);
 }
 
 }  // namespace
@@ -218,51 +189,30 @@ struct Function {
   std::function<at::Tensor(const Tensors&)> compute;
 };
 
-const std::vector<Function>& functions() {
-  static const std::vector<Function> all{
-      {"conv1d",
-       {{5, 4, 6}, {6, 2, 3}, {6}},
-       [](auto& t) { return at::conv1d(t[0], t[1], t[2], 1, 1, 1, 2); }},
-      {"conv2d",
-       {{3, 2, 7, 6}, {4, 2, 3, 2}, {4}},
-       [](auto& t) { return at::conv2d(t[0], t[1], t[2], 2, 1); }},
-      {"dilated",
-       {{3, 2, 9, 8}, {4, 2, 3, 2}},
-       [](auto& t) { return at::conv2d(t[0], t[1], {}, 1, 2, {2, 3}); }},
-      {"same",
-       {{3, 2, 9, 8}, {4, 2, 3, 3}},
-       [](auto& t) { return at::conv2d(t[0], t[1], {}, 1, "same"); }},
-      {"one_sample", {{2, 7, 6}, {4, 2, 3, 2}}, [](auto& t) { return at::conv2d(t[0], t[1]); }},
-      {"conv3d",
-       {{2, 3, 5, 4, 6}, {4, 3, 2, 2, 2}, {4}},
-       [](auto& t) { return at::conv3d(t[0], t[1], t[2]); }},
-      {"transposed",
-       {{2, 4, 5, 4}, {4, 2, 3, 3}, {4}},
-       [](auto& t) { return at::conv_transpose2d(t[0], t[1], t[2], 2, 1, 1, 2); }},
-      {"no_rows",
-       {{0, 2, 7, 6}, {4, 2, 3, 2}, {4}},
-       [](auto& t) { return at::conv2d(t[0], t[1], t[2]); }},
-      {"batch_norm",
-       {{3, 2, 7, 6}, {2}, {2}},
-       [](auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); }},
-      {"group_norm", {{3, 4, 7, 6}, {4}}, [](auto& t) { return at::group_norm(t[0], 2, t[1]); }},
-      {"layer_norm",
-       {{3, 4, 6}, {6}, {6}},
-       [](auto& t) { return at::layer_norm(t[0], {6}, t[1], t[2]); }},
-      {"max_pool", {{3, 4, 6, 6}}, [](auto& t) { return at::max_pool2d(t[0], 2); }},
-      {"avg_pool", {{3, 4, 6, 6}}, [](auto& t) { return at::avg_pool2d(t[0], 2); }},
-      {"upsample", {{3, 4, 6, 6}}, [](auto& t) { return at::upsample_nearest2d(t[0], {12, 12}); }},
-      {"adaptive_pool",
-       {{3, 4, 6, 6}},
-       [](auto& t) { return at::adaptive_avg_pool2d(t[0], {2, 3}); }},
-      {"relu", {{3, 4}}, [](auto& t) { return at::relu(t[0]); }},
-      {"hardswish", {{3, 4}}, [](auto& t) { return at::hardswish(t[0]); }},
-      {"hardtanh", {{3, 4}}, [](auto& t) { return at::hardtanh(t[0]); }},
-      {"roll", {{3, 4}}, [](auto& t) { return at::roll(t[0], 1, 0); }},
-      {"where", {{3, 4}}, [](auto& t) { return at::where(t[0] > 0, t[0], t[0].sin()); }},
-      {"mse_loss", {{3, 4}, {3, 4}}, [](auto& t) { return at::mse_loss(t[0], t[1]); }},
-      {"cumsum", {{3, 4}}, [](auto& t) { return t[0].cumsum(1); }},
+std::vector<Function> functions() {
+  std::vector<Function> all;
+  const auto add = [&](const char* name, const std::vector<Sizes>& inputs, auto compute) {
+    all.push_back({name, inputs, compute});
   };
+  add("conv1d", {{5, 4, 6}, {6, 2, 3}, {6}},
+      [](auto& t) { return at::conv1d(t[0], t[1], t[2], 1, 1, 1, 2); });
+  add("conv2d", {{3, 2, 7, 6}, {4, 2, 3, 2}, {4}},
+      [](auto& t) { return at::conv2d(t[0], t[1], t[2], 2, 1); });
+  add("dilated", {{3, 2, 9, 8}, {4, 2, 3, 2}},
+      [](auto& t) { return at::conv2d(t[0], t[1], {}, 1, 2, {2, 3}); });
+  add("one_sample", {{2, 7, 6}, {4, 2, 3, 2}}, [](auto& t) { return at::conv2d(t[0], t[1]); });
+  add("conv3d", {{2, 3, 5, 4, 6}, {4, 3, 2, 2, 2}, {4}},
+      [](auto& t) { return at::conv3d(t[0], t[1], t[2]); });
+  add("transposed", {{2, 4, 5, 4}, {4, 2, 3, 3}, {4}},
+      [](auto& t) { return at::conv_transpose2d(t[0], t[1], t[2], 2, 1, 1, 2); });
+  add("no_rows", {{0, 2, 7, 6}, {4, 2, 3, 2}, {4}},
+      [](auto& t) { return at::conv2d(t[0], t[1], t[2]); });
+  add("batch_norm", {{3, 2, 7, 6}, {2}, {2}},
+      [](auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); });
+  add("group_norm", {{3, 4, 7, 6}, {4}}, [](auto& t) { return at::group_norm(t[0], 2, t[1]); });
+  add("layer_norm", {{3, 4, 6}, {6}, {6}},
+      [](auto& t) { return at::layer_norm(t[0], {6}, t[1], t[2]); });
+  add("avg_pool", {{3, 4, 6, 6}}, [](auto& t) { return at::avg_pool2d(t[0], 2); });
   return all;
 }
 

@@ -12,7 +12,6 @@
 
 #include "operator_case.h"
 #include "testing/distributed.h"
-#include "testing/errors.h"
 
 namespace tessera {
 namespace {

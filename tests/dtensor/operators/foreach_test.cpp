@@ -1,8 +1,6 @@
 // What the operators on lists write is counted as libtorch counts it, and is what one position
 // after another would write.
 
-#include <ostream>
-
 #include "testing/distributed.h"
 
 namespace tessera {
@@ -15,69 +13,48 @@ using Tensors = std::vector<at::Tensor>;
 const std::vector<Placement> kPlacementsInLists{Replicate{}, Shard{0}, Partial{},
                                                 Partial{ReduceOp::kMax}};
 
-struct ListWrite {
-  const char* name;
-  std::function<void(Tensors, Tensors)> run;  ///< writes to the first list
-};
-std::ostream& operator<<(std::ostream& out, const ListWrite& c) {
-  return out << c.name;
+/// Each writes to its first list.
+const std::vector<testing::Named<void(Tensors, Tensors)>>& list_writes() {
+  static const std::vector<testing::Named<void(Tensors, Tensors)>> all{
+      {"add", [](auto x, auto y) { at::_foreach_add_(x, y); }},
+      {"add_number", [](auto x, auto) { at::_foreach_add_(x, 2.0); }},
+      {"add_numbers",
+       [](auto x, auto) { at::_foreach_add_(x, at::ArrayRef<at::Scalar>({1, 2.0})); }},
+      {"mul", [](auto x, auto y) { at::_foreach_mul_(x, y); }},
+      {"sqrt", [](auto x, auto) { at::_foreach_sqrt_(x); }},
+      {"neg", [](auto x, auto) { at::_foreach_neg_(x); }},
+      {"zero", [](auto x, auto) { at::_foreach_zero_(x); }},
+      {"copy", [](auto x, auto y) { at::_foreach_copy_(x, y); }},
+      {"addcmul", [](auto x, auto y) { at::_foreach_addcmul_(x, y, y, 0.5); }}};
+  return all;
 }
 
-class ForeachInPlace : public ::testing::TestWithParam<ListWrite> {};
-
-TEST_P(ForeachInPlace, CountsItsWritesAsLibtorchDoes) {
-  const Tensors plain{values({5}).abs(), values({3, 2}).abs()};
-  GetParam().run(plain, {values({5}, 1), values({3, 2}, 1)});
-  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
+TEST_ON_MESH(ForeachInPlace, CountsItsWritesAsLibtorchDoes, {3}, {"x"}) {
+  const auto spread = [&](const at::Tensor& value, const Placement& placement) -> at::Tensor {
+    return distribute_tensor(value, mesh, {placement}).tensor().detach();
+  };
+  for (const auto& [name, run] : list_writes()) {
+    const Tensors plain{values({5}).abs(), values({3, 2}).abs()};
+    run(plain, {values({5}, 1), values({3, 2}, 1)});
     for (const auto& written : kPlacementsInLists) {
       for (const auto& read : kPlacementsInLists) {
-        const auto spread = [&](const at::Tensor& value, const Placement& placement) -> at::Tensor {
-          return distribute_tensor(value, mesh, {placement}).tensor().detach();
-        };
+        SCOPED_TRACE(name + to_string(written) + to_string(read));
         const Tensors x{spread(values({5}).abs(), written), spread(values({3, 2}).abs(), written)};
         const Tensors y{spread(values({5}, 1), read), spread(values({3, 2}, 1), read)};
         for (int times : {1, 2}) {  // the second time from the cache
           Tensors again{x[0].clone(), x[1].clone()};
           const auto before = again[0]._version();
-          GetParam().run(again, y);
+          run(again, y);
           for (std::size_t i = 0; i < again.size(); ++i) {
-            EXPECT_EQ(again[i]._version() - before, 1) << to_string(written) << " " << times;
+            EXPECT_EQ(again[i]._version() - before, 1) << times;
             EXPECT_EQ(local_tensor(again[i])._version(), again[i]._version());
-            EXPECT_TRUE(at::allclose(full_tensor(again[i]), plain[i]));
+            EXPECT_CLOSE(again[i], plain[i]);
           }
           EXPECT_EQ(y[0]._version(), 0);
         }
       }
     }
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    All, ForeachInPlace,
-    ::testing::Values(
-        ListWrite{"add", [](Tensors x, Tensors y) { at::_foreach_add_(x, y); }},
-        ListWrite{"add_number", [](Tensors x, Tensors) { at::_foreach_add_(x, 2.0); }},
-        ListWrite{
-            "add_numbers",
-            [](Tensors x, Tensors) { at::_foreach_add_(x, at::ArrayRef<at::Scalar>({1, 2.0})); }},
-        ListWrite{"mul", [](Tensors x, Tensors y) { at::_foreach_mul_(x, y); }},
-        ListWrite{"sqrt", [](Tensors x, Tensors) { at::_foreach_sqrt_(x); }},
-        ListWrite{"neg", [](Tensors x, Tensors) { at::_foreach_neg_(x); }},
-        ListWrite{"zero", [](Tensors x, Tensors) { at::_foreach_zero_(x); }},
-        ListWrite{"copy", [](Tensors x, Tensors y) { at::_foreach_copy_(x, y); }},
-        ListWrite{"addcmul", [](Tensors x, Tensors y) { at::_foreach_addcmul_(x, y, y, 0.5); }}),
-    [](const auto& param_info) { return param_info.param.name; });
-
-TEST(Foreach, AWriteToWhatBackwardNeedsIsAnError) {
-  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(values({5}), mesh, {Shard{0}}).tensor().detach();
-    const auto y = x.requires_grad_().exp();
-    {
-      const at::NoGradGuard guard;
-      at::_foreach_mul_({y}, 2.0);
-    }
-    EXPECT_THROWN(c10::Error, y.sum().backward(), "modified by an inplace operation");
-  });
+  }
 }
 
 TEST(Foreach, GradientsOfViewsFollowAWriteToWhatTheyView) {
@@ -93,38 +70,33 @@ TEST(Foreach, GradientsOfViewsFollowAWriteToWhatTheyView) {
   RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
     const auto leaf = distribute_tensor(plain.detach(), mesh, {Shard{1}}).tensor().detach();
     run(distribute_tensor(values({3, 4}), mesh, {Shard{0}}), leaf.requires_grad_());
-    EXPECT_TRUE(at::allclose(full_tensor(leaf.grad()), plain.grad()));
+    EXPECT_CLOSE(leaf.grad(), plain.grad());
   });
 }
 
-TEST(Foreach, AGatheredViewIsNotReadAfterAWriteToWhatItViews) {
-  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto write_and_read = [&](const auto& write) {
-      const at::Tensor x = distribute_tensor(values({5}), mesh, {Shard{0}});
-      const auto view = x.slice(0, 0, 2);
-      write(x);
-      EXPECT_ERROR(view.add(1),
-                   "uses a view that had to be gathered, after the viewed tensor was written");
-      EXPECT_NO_THROW(x.slice(0, 0, 2).add(1));
-    };
-    write_and_read([](const at::Tensor& x) { at::_foreach_zero_({x}); });
-    write_and_read([&](const at::Tensor& x) {
-      at::_foreach_copy_({x}, {distribute_tensor(values({5}, 1), mesh, {Partial{}}).tensor()});
-    });
+TEST_ON_MESH(Foreach, AGatheredViewIsNotReadAfterAWriteToWhatItViews, {3}, {"x"}) {
+  const auto write_and_read = [&](const auto& write) {
+    const at::Tensor x = distribute_tensor(values({5}), mesh, {Shard{0}});
+    const auto view = x.slice(0, 0, 2);
+    write(x);
+    EXPECT_ERROR(view.add(1), "after the viewed tensor was written");
+    EXPECT_NO_THROW(x.slice(0, 0, 2).add(1));
+  };
+  write_and_read([](const at::Tensor& x) { at::_foreach_zero_({x}); });
+  write_and_read([&](const at::Tensor& x) {
+    at::_foreach_copy_({x}, {distribute_tensor(values({5}, 1), mesh, {Partial{}}).tensor()});
   });
 }
 
-TEST(Foreach, AGatheredViewIsWrittenThroughAndCanBeReadAfterwards) {
-  RunRanks(3, [](Rank& rank) {
-    const at::Tensor x =
-        distribute_tensor(at::zeros(5), rank.mesh({3}, {"x"}), {Shard{0}}).tensor().detach();
-    const auto view = x.slice(0, 0, 2), other = x.slice(0, 1, 3);
-    at::_foreach_add_({view}, 2.0);
-    EXPECT_TRUE(at::equal(full_tensor(view), at::full({2}, 2.0F)));
-    EXPECT_TRUE(at::equal(full_tensor(x), at::tensor({2.0F, 2.0F, 0.0F, 0.0F, 0.0F})));
-    EXPECT_ERROR(other.add(1),
-                 "uses a view that had to be gathered, after the viewed tensor was written");
-  });
+TEST_ON_MESH(Foreach, AGatheredViewIsWrittenThroughAndCanBeReadAfterwards, {3}, {"x"}) {
+  const at::Tensor x = distribute_tensor(at::zeros(5), mesh, {Shard{0}}).tensor().detach();
+  const auto view = x.slice(0, 0, 2), other = x.slice(0, 1, 3);
+  at::_foreach_add_({view}, 2.0);
+  EXPECT_EQUAL(view, at::full({2}, 2.0F));
+  EXPECT_EQUAL(x, at::tensor({2.0F, 2.0F, 0.0F, 0.0F, 0.0F}));
+  EXPECT_ERROR(other.add(1), "after the viewed tensor was written");
+  EXPECT_ERROR(at::_foreach_mul_({x.slice(0, 0, 3), x.slice(0, 1, 4)}, 2.0),
+               "after the viewed tensor was written");
 }
 
 TEST(Foreach, ATensorListedTwiceIsWrittenTwice) {
@@ -144,39 +116,36 @@ TEST(Foreach, ATensorListedTwiceIsWrittenTwice) {
         const Tensors t{distribute_tensor(values({3, 3}), mesh, {first}).tensor().detach(),
                         distribute_tensor(values({3, 3}, 1), mesh, {second}).tensor().detach()};
         run(t);
-        EXPECT_TRUE(at::allclose(full_tensor(t[0]), plain[0]))
-            << to_string(first) << to_string(second);
-        EXPECT_TRUE(at::allclose(full_tensor(t[1]), plain[1]))
-            << to_string(first) << to_string(second);
+        EXPECT_CLOSE(t[0], plain[0]) << to_string(first) << to_string(second);
+        EXPECT_CLOSE(t[1], plain[1]) << to_string(first) << to_string(second);
         EXPECT_EQ(DistributedTensor(t[0]).placements(), Placements{first});
       }
     }
   });
 }
 
-TEST(Foreach, IsOneCallWhereNoPositionWritesWhatAnotherOneUses) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto pending = [&]() -> at::Tensor {
-      return distribute_tensor(values({4}).abs(), mesh, {Partial{}}).tensor().detach();
-    };
-    const auto redistributions_of_roots = [](const Tensors& tensors) {
-      const auto before = implicit_redistributions();
-      at::_foreach_sqrt_(tensors);
-      return implicit_redistributions() - before;
-    };
-    const auto x = pending(), y = pending();
-    EXPECT_EQ(redistributions_of_roots({x, y}), 1);
-    EXPECT_EQ(redistributions_of_roots({x, x}), 2);
-  });
+TEST_ON_MESH(Foreach, IsOneCallWhereNoPositionWritesWhatAnotherOneUses, {2}, {"x"}) {
+  const auto pending = [&]() -> at::Tensor {
+    return distribute_tensor(values({4}).abs(), mesh, {Partial{}}).tensor().detach();
+  };
+  const auto redistributions_of_roots = [](const Tensors& tensors) {
+    const auto before = implicit_redistributions();
+    at::_foreach_sqrt_(tensors);
+    return implicit_redistributions() - before;
+  };
+  const auto x = pending(), y = pending();
+  EXPECT_EQ(redistributions_of_roots({x, y}), 1);
+  EXPECT_EQ(redistributions_of_roots({x, x}), 2);
 }
 
-TEST(Foreach, OverlappingViewsOfASplitTensorAreRefused) {
-  RunRanks(3, [](Rank& rank) {
-    const at::Tensor x =
-        distribute_tensor(at::ones(5), rank.mesh({3}, {"x"}), {Shard{0}}).tensor().detach();
-    EXPECT_ERROR(at::_foreach_mul_({x.slice(0, 0, 3), x.slice(0, 1, 4)}, 2.0),
-                 "uses a view that had to be gathered, after the viewed tensor was written");
-  });
+TEST_ON_MESH(Foreach, AWriteToWhatBackwardNeedsIsAnError, {3}, {"x"}) {
+  const auto x = distribute_tensor(values({5}), mesh, {Shard{0}}).tensor().detach();
+  const auto y = x.requires_grad_().exp();
+  {
+    const at::NoGradGuard guard;
+    at::_foreach_mul_({y}, 2.0);
+  }
+  EXPECT_THROWN(c10::Error, y.sum().backward(), "modified by an inplace operation");
 }
 
 }  // namespace

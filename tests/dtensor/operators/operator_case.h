@@ -23,6 +23,14 @@ inline std::ostream& operator<<(std::ostream& out, const OperatorCase& c) {
   return out << c.name;
 }
 
+struct OperatorCases : std::vector<OperatorCase> {
+  template <class Run>
+  void add(const char* name, const std::vector<std::vector<std::int64_t>>& inputs, Run run,
+           bool differentiable = true) {
+    push_back({name, inputs, run, differentiable});
+  }
+};
+
 /// Runs a case on a mesh of `mesh_sizes` with the first input in every placement (the others
 /// replicated), forward and backward, and expects values and gradients of plain libtorch, and
 /// gradients that lie as their leaves.

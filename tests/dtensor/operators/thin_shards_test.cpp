@@ -16,55 +16,38 @@ at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement
   return distribute_tensor(value, rank.mesh({rank.size()}, {"x"}), {placement}).tensor().detach();
 }
 
-TEST(ThinShards, HaveTheSameStridesOnAllRanks) {
-  RunRanks(4, [](Rank& rank) {
-    // A part of [3, 1] is contiguous whatever its strides are, and a part of [3, 0] too.
-    const auto x = place(values({5, 3}), rank, Shard{0}).t();
-    for (const auto& y : {x.exp(), x + x, at::where(x > 0, x, -x), x.clone()}) {
-      EXPECT_EQ(y.strides(), at::IntArrayRef({5, 1}));
-      EXPECT_TRUE(at::equal(full_tensor(y.view({15})), full_tensor(y).reshape({15})));
-    }
-  });
+TEST_ON_RANKS(ThinShards, HaveTheSameStridesOnAllRanks, 4) {
+  // A part of [3, 1] is contiguous whatever its strides are, and a part of [3, 0] too.
+  const auto x = place(values({5, 3}), rank, Shard{0}).t();
+  // Also where a call is found again.
+  for (const auto& y : {x.exp(), x + x, x + x, at::where(x > 0, x, -x), x.clone()}) {
+    EXPECT_EQ(y.strides(), at::IntArrayRef({5, 1}));
+    EXPECT_TRUE(DistributedTensor(y).to_local().is_contiguous());
+    EXPECT_EQUAL(y.view({15}), full_tensor(y).reshape({15}));
+  }
 }
 
-TEST(ThinShards, StayContiguousWhenACallIsFoundAgain) {
-  RunRanks(4, [](Rank& rank) {
-    const auto x = place(values({5, 3}), rank, Shard{0}).t();
-    for (int i = 0; i < 3; ++i) {
-      const auto y = x + x;
-      EXPECT_TRUE(DistributedTensor(y).to_local().is_contiguous());
-      EXPECT_TRUE(at::equal(full_tensor(y.view({15})), values({5, 3}).t().mul(2).reshape({15})));
-    }
-  });
+TEST_ON_RANKS(ThinShards, KeepTheOrderOfDimensionsWhereAllPartsTellIt, 3) {
+  const auto y = place(values({8, 3}), rank, Shard{0}).t().exp();
+  EXPECT_EQ(y.strides(), at::IntArrayRef({1, 3}));
 }
 
-TEST(ThinShards, KeepTheOrderOfDimensionsWhereAllPartsTellIt) {
-  RunRanks(3, [](Rank& rank) {
-    const auto y = place(values({8, 3}), rank, Shard{0}).t().exp();
-    EXPECT_EQ(y.strides(), at::IntArrayRef({1, 3}));
-  });
-}
-
-TEST(ThinShards, ComeFromLocalTensorsOfOtherStrides) {
+TEST_ON_MESH(ThinShards, ComeFromLocalTensorsOfOtherStrides, {4}, {"x"}) {
   const auto rows = values({5, 3});
-  RunRanks(4, [&](Rank& rank) {
-    // torch.chunk: 2, 2, 1 and no rows, as columns.
-    const auto first = std::min<std::int64_t>(2 * rank.rank(), 5);
-    const auto local = rows.slice(0, first, std::min<std::int64_t>(first + 2, 5)).t();
-    const auto x = DistributedTensor::from_local(local, rank.mesh({4}, {"x"}), {Shard{1}},
-                                                 std::vector<std::int64_t>{3, 5});
-    EXPECT_EQ(x.tensor().strides(), at::IntArrayRef({5, 1}));
-    EXPECT_TRUE(at::equal(full_tensor(x.tensor().view({15})), rows.t().reshape({15})));
-  });
+  // torch.chunk: 2, 2, 1 and no rows, as columns.
+  const auto first = std::min<std::int64_t>(2 * rank.rank(), 5);
+  const auto local = rows.slice(0, first, std::min<std::int64_t>(first + 2, 5)).t();
+  const auto x =
+      DistributedTensor::from_local(local, mesh, {Shard{1}}, std::vector<std::int64_t>{3, 5});
+  EXPECT_EQ(x.tensor().strides(), at::IntArrayRef({5, 1}));
+  EXPECT_EQUAL(x.tensor().view({15}), rows.t().reshape({15}));
 }
 
-TEST(ThinShards, AreRedistributedToTheSameStridesOnAllRanks) {
-  RunRanks(4, [](Rank& rank) {
-    const DistributedTensor x(place(values({5, 3}), rank, Shard{0}).t());
-    for (const Placement& target : {Placement{Shard{0}}, Placement{Replicate{}}}) {
-      EXPECT_EQ(x.redistribute({target}).tensor().strides(), at::IntArrayRef({5, 1}));
-    }
-  });
+TEST_ON_RANKS(ThinShards, AreRedistributedToTheSameStridesOnAllRanks, 4) {
+  const DistributedTensor x(place(values({5, 3}), rank, Shard{0}).t());
+  for (const Placement& target : {Placement{Shard{0}}, Placement{Replicate{}}}) {
+    EXPECT_EQ(x.redistribute({target}).tensor().strides(), at::IntArrayRef({5, 1}));
+  }
 }
 
 TEST(ThinShards, TakeABroadcastTermOfAMatrixVectorProduct) {
@@ -75,53 +58,45 @@ TEST(ThinShards, TakeABroadcastTermOfAMatrixVectorProduct) {
         const auto m = place(matrix, rank, placement).requires_grad_();
         const auto t = place(term, rank, Replicate{}).requires_grad_();
         const auto y = at::addmv(t, m, place(vector, rank, Replicate{}), 0.5, 2);
-        EXPECT_TRUE(at::allclose(full_tensor(y), at::addmv(term, matrix, vector, 0.5, 2)));
+        EXPECT_CLOSE(y, at::addmv(term, matrix, vector, 0.5, 2));
         y.sum().backward();
-        EXPECT_TRUE(at::allclose(full_tensor(t.grad()), at::full_like(term, 2.5 / term.numel())));
-        EXPECT_TRUE(at::allclose(full_tensor(m.grad()), vector.mul(2).expand({5, 6})));
+        EXPECT_CLOSE(t.grad(), at::full_like(term, 2.5 / term.numel()));
+        EXPECT_CLOSE(m.grad(), vector.mul(2).expand({5, 6}));
       }
     });
   }
 }
 
-TEST(ThinShards, TakeAProductWithoutElementsAndABroadcastTerm) {
-  RunRanks(4, [](Rank& rank) {
-    const auto matrix = place(values({5, 0}), rank, Shard{0});
-    const auto vector = place(values({0}), rank, Replicate{});
-    const auto term = place(values({5}), rank, Shard{0});
-    EXPECT_TRUE(at::equal(full_tensor(at::addmv(term, matrix, vector, 0.5)), values({5}).mul(0.5)));
-  });
+TEST_ON_RANKS(ThinShards, TakeAProductWithoutElementsAndABroadcastTerm, 4) {
+  const auto matrix = place(values({5, 0}), rank, Shard{0});
+  const auto vector = place(values({0}), rank, Replicate{});
+  const auto term = place(values({5}), rank, Shard{0});
+  EXPECT_EQUAL(at::addmv(term, matrix, vector, 0.5), values({5}).mul(0.5));
 }
 
-TEST(ThinShards, AddAPartialTermToASumOfNoProducts) {
+TEST_ON_RANKS(ThinShards, AddAPartialTermToASumOfNoProducts, 4) {
   const auto term = values({3, 4}), a = values({5, 3, 2}), b = values({5, 2, 4});
-  RunRanks(4, [&](Rank& rank) {
-    const auto t = place(term, rank, Partial{});
-    const auto y = at::addbmm(t, place(a, rank, Shard{0}), place(b, rank, Shard{0}), 0.5, 2);
-    EXPECT_TRUE(at::allclose(full_tensor(y), at::addbmm(term, a, b, 0.5, 2)));
-  });
+  const auto t = place(term, rank, Partial{});
+  const auto y = at::addbmm(t, place(a, rank, Shard{0}), place(b, rank, Shard{0}), 0.5, 2);
+  EXPECT_CLOSE(y, at::addbmm(term, a, b, 0.5, 2));
 }
 
-TEST(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole) {
+TEST_ON_RANKS(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole, 3) {
   const auto shards = {std::pair(values({4, 2}), Shard{0}), std::pair(values({2, 5}), Shard{1})};
-  RunRanks(3, [&](Rank& rank) {
-    for (const auto& [value, placement] : shards) {
-      auto x = place(value, rank, placement);
-      x.t_();
-      EXPECT_EQ(x.strides(), value.t().strides());
-      EXPECT_TRUE(at::equal(full_tensor(x.flatten()), value.t().flatten()));
-      x.unsqueeze_(0);
-      EXPECT_EQ(x.strides(), value.t().unsqueeze(0).strides());
-    }
-  });
+  for (const auto& [value, placement] : shards) {
+    auto x = place(value, rank, placement);
+    x.t_();
+    EXPECT_EQ(x.strides(), value.t().strides());
+    EXPECT_EQUAL(x.flatten(), value.t().flatten());
+    x.unsqueeze_(0);
+    EXPECT_EQ(x.strides(), value.t().unsqueeze(0).strides());
+  }
 }
 
-TEST(ThinShards, OnThreeMeshDimensionsAreTransposedInPlace) {
-  RunOnMesh({2, 2, 2}, {"a", "b", "c"}, [](const DeviceMesh& mesh) {
-    auto x = distribute_tensor(values({5, 5}), mesh, {Shard{0}, Shard{1}, Shard{1}}).tensor();
-    x.transpose_(0, 1);
-    EXPECT_TRUE(at::equal(full_tensor(x.flatten(0, 1)), values({5, 5}).t().flatten()));
-  });
+TEST_ON_MESH(ThinShards, OnThreeMeshDimensionsAreTransposedInPlace, {2, 2, 2}, {"a", "b", "c"}) {
+  auto x = distribute_tensor(values({5, 5}), mesh, {Shard{0}, Shard{1}, Shard{1}}).tensor();
+  x.transpose_(0, 1);
+  EXPECT_EQUAL(x.flatten(0, 1), values({5, 5}).t().flatten());
 }
 
 }  // namespace

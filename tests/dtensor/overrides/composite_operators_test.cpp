@@ -1,6 +1,5 @@
 #include <limits>
 #include <optional>
-#include <ostream>
 
 #include "dtensor/operators/operator_case.h"
 #include "tessera/dtensor/communication_scope.h"
@@ -14,161 +13,86 @@ namespace tessera {
 
 namespace {
 
-using testing::OperatorCase;
+using testing::OperatorCases;
 using testing::Operators;
 using Tensors = std::vector<at::Tensor>;
 
-std::vector<OperatorCase> composites() {
-  return {
-      {"conv1d",
-       {{5, 4, 6}, {6, 2, 3}, {6}},
-       [](const Tensors& t) { return at::conv1d(t[0], t[1], t[2], 1, at::IntArrayRef{1}, 1, 2); }},
-      {"conv1d_of_one_sample",
-       {{3, 6}, {5, 3, 3}, {5}},
-       [](const Tensors& t) { return at::conv1d(t[0], t[1], t[2]); }},
-      {"conv2d",
-       {{3, 2, 5, 4}, {3, 2, 2, 2}, {3}},
-       [](const Tensors& t) { return at::conv2d(t[0], t[1], t[2], 2); }},
-      {"conv_transpose1d",
-       {{2, 3, 5}, {3, 2, 3}, {2}},
-       [](const Tensors& t) { return at::conv_transpose1d(t[0], t[1], t[2], 2); }},
-      {"conv_transpose2d",
-       {{5, 2, 3, 2}, {2, 1, 2, 2}, {2}},
-       [](const Tensors& t) { return at::conv_transpose2d(t[0], t[1], t[2], 1, 0, 0, 2); }},
-      {"householder_product",
-       {{5, 3}, {3}},
-       [](const Tensors& t) { return at::linalg_householder_product(t[0], t[1]); }},
-      {"householder_products",
-       {{2, 5, 3}, {2, 3}},
-       [](const Tensors& t) { return at::linalg_householder_product(t[0], t[1]); }},
-      {"ormqr",
-       {{5, 3}, {3}, {5, 2}},
-       [](const Tensors& t) { return at::ormqr(t[0], t[1], t[2]); }},
-      {"combinations", {{5}}, [](const Tensors& t) { return at::combinations(t[0]); }},
-      {"masked_select",
-       {{5}},
-       [](const Tensors& t) {
-         const auto chosen = t[0].detach().expand({3, 5}).gt(0);
-         return at::masked_select(t[0].expand({3, 5}), chosen);
-       }},
-      {"istft",
-       {{5, 7, 2}},
-       [](const Tensors& t) { return at::istft(at::view_as_complex(t[0].contiguous()), 8, 2); }},
-      // The masks, positions and numbers of these are plain tensors.
-      {"one_hot",
-       {{5, 2}},
-       [](const Tensors& t) {
-         return at::one_hot(t[0].detach().abs().mul(3).to(at::kLong), 4).to(at::kDouble);
-       },
-       false},
-      {"matrix_power_0",
-       {{2, 4, 4}},
-       [](const Tensors& t) { return at::linalg_matrix_power(t[0], 0) + t[0]; }},
-      {"matrix_rank",
-       {{5, 3, 4}},
-       [](const Tensors& t) { return at::linalg_matrix_rank(t[0], 1e-9).to(at::kDouble); },
-       false},
-      {"ctc_loss_of_lengths",
-       {{5, 2, 4}, {2, 3}, {2}},
-       [](const Tensors& t) {
-         const auto targets = t[1].detach().abs().mul(3).to(at::kLong) + 1;
-         const auto two = t[2].detach().mul(0).to(at::kLong) + 2;
-         return at::ctc_loss(t[0].log_softmax(2), targets, two + 3, two);
-       }},
-      {"ctc_loss",
-       {{5, 2, 4}, {2, 3}},
-       [](const Tensors& t) {
-         const auto targets = t[1].detach().abs().mul(3).to(at::kLong) + 1;
-         return at::ctc_loss(t[0].log_softmax(2), targets, {5, 4}, {2, 2});
-       }},
-  };
+OperatorCases composites() {
+  OperatorCases c;
+  c.add("conv1d_of_one_sample", {{3, 6}, {5, 3, 3}, {5}},
+        [](auto& t) { return at::conv1d(t[0], t[1], t[2]); });
+  c.add("conv_transpose2d", {{5, 2, 3, 2}, {2, 1, 2, 2}, {2}},
+        [](auto& t) { return at::conv_transpose2d(t[0], t[1], t[2], 1, 0, 0, 2); });
+  c.add("householder_products", {{2, 5, 3}, {2, 3}},
+        [](auto& t) { return at::linalg_householder_product(t[0], t[1]); });
+  c.add("masked_select", {{5}}, [](auto& t) {
+    const auto chosen = t[0].detach().expand({3, 5}).gt(0);
+    return at::masked_select(t[0].expand({3, 5}), chosen);
+  });
+  c.add("istft", {{5, 7, 2}},
+        [](auto& t) { return at::istft(at::view_as_complex(t[0].contiguous()), 8, 2); });
+  c.add(
+      "one_hot", {{5, 2}},
+      [](auto& t) {
+        return at::one_hot(t[0].detach().abs().mul(3).to(at::kLong), 4).to(at::kDouble);
+      },
+      false);
+  c.add("matrix_power_0", {{2, 4, 4}},
+        [](auto& t) { return at::linalg_matrix_power(t[0], 0) + t[0]; });
+  c.add("ctc_loss_of_lengths", {{5, 2, 4}, {2, 3}, {2}}, [](auto& t) {
+    const auto targets = t[1].detach().abs().mul(3).to(at::kLong) + 1;
+    const auto two = t[2].detach().mul(0).to(at::kLong) + 2;
+    return at::ctc_loss(t[0].log_softmax(2), targets, two + 3, two);
+  });
+  return c;
 }
 
 INSTANTIATE_TEST_SUITE_P(Composite, Operators, ::testing::ValuesIn(composites()),
                          [](const auto& info) { return info.param.name; });
 
-// It views a product of expanded tensors, which a part of size 1 has in another order in memory
-// than the whole.
-TEST(Kronecker, ProductOfTransposedMatricesEqualsOneRank) {
-  const auto kron = [](const Tensors& t) { return at::kron(t[0].t(), t[1].t()); };
-  for (const auto& mesh : {std::vector<std::int64_t>{2, 2}, {4}}) {
-    for (const auto& sizes : {std::vector<std::int64_t>{4, 2}, {5, 3}, {4, 3}}) {
-      testing::expect_equals_one_rank({"kron", {sizes, {2, 3}}, kron}, mesh);
+TEST_ON_MESH(OneHot, IsDistributedAsItsArgument, {3}, {"x"}) {
+  const auto classes = at::arange(10).remainder(4).view({5, 2});
+  for (const auto& placement : {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
+    const at::Tensor x = distribute_tensor(classes, mesh, {placement});
+    for (const std::int64_t count : {-1, 4, 6}) {
+      const DistributedTensor found(at::one_hot(x, count));
+      EXPECT_EQ(to_string(found.placements()), to_string(Placements{placement}));
+      EXPECT_EQUAL(found, at::one_hot(classes, count));
     }
+    EXPECT_THROWN(c10::Error, at::one_hot(x, 3), "Class values must be smaller than num_classes");
+    EXPECT_THROWN(c10::Error, at::one_hot(x - 1), "Class values must be non-negative");
   }
+  EXPECT_TRUE(tessera::is_distributed(
+      at::one_hot(distribute_tensor(at::zeros({0}, at::kLong), mesh, {Shard{0}}).tensor(), 2)));
 }
 
-TEST(OneHot, IsDistributedAsItsArgument) {
-  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto classes = at::arange(10).remainder(4).view({5, 2});
-    for (const auto& placement :
-         {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
-      const at::Tensor x = distribute_tensor(classes, mesh, {placement});
-      for (const std::int64_t count : {-1, 4, 6}) {
-        const DistributedTensor found(at::one_hot(x, count));
-        EXPECT_EQ(to_string(found.placements()), to_string(Placements{placement}));
-        EXPECT_TRUE(at::equal(found.full_tensor(), at::one_hot(classes, count)));
-      }
-      EXPECT_THROWN(c10::Error, at::one_hot(x, 3), "Class values must be smaller than num_classes");
-      EXPECT_THROWN(c10::Error, at::one_hot(x - 1), "Class values must be non-negative");
-    }
-    EXPECT_TRUE(tessera::is_distributed(
-        at::one_hot(distribute_tensor(at::zeros({0}, at::kLong), mesh, {Shard{0}}).tensor(), 2)));
-  });
+TEST_ON_MESH(Concatenation, GathersARepeatedTensorOnce, {4}, {"x"}) {
+  const auto value = at::sin(at::arange(15.0)).view({5, 3});
+  const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
+  const auto row = value.narrow(0, 0, 1);
+  const auto last = distribute_tensor(row, mesh, {Replicate{}}).tensor().detach();
+  const CommunicationScope communication(mesh);
+  const auto joined = at::cat({x, x, last});
+  EXPECT_EQ(communication.total().calls, 1);
+  EXPECT_EQUAL(joined, at::cat({value, value, row}));
 }
 
-// Where no gradient is wanted libtorch would run a kernel on the memory of its argument.
-TEST(Pooling, WithoutAGradientEqualsOneRank) {
-  RunRanks(4, [](Rank& rank) {
-    const auto value = at::sin(at::arange(30.0)).view({5, 6});
-    for (const auto& placement : {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Partial{}}}) {
-      const auto x = distribute_tensor(value, rank.mesh({4}, {"x"}), {placement}).tensor().detach();
-      const auto pooled = DistributedTensor(at::max_pool1d(x, 2)).full_tensor();
-      EXPECT_TRUE(at::equal(pooled, at::max_pool1d(value, 2)));
-    }
-  });
+TEST_ON_MESH(Concatenation, GathersNothingForTensorsOfOneSize, {4}, {"x"}) {
+  const auto value = at::sin(at::arange(15.0)).view({5, 3});
+  const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
+  const CommunicationScope communication(mesh);
+  const DistributedTensor joined(at::cat({x, x, x}));
+  EXPECT_EQ(communication.total().calls, 0);
+  EXPECT_EQ(joined.placements(), (Placements{StridedShard{0, 3}}));
+  EXPECT_EQUAL(joined, at::cat({value, value, value}));
 }
-
-TEST(Concatenation, GathersARepeatedTensorOnce) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto value = at::sin(at::arange(15.0)).view({5, 3});
-    const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
-    const auto row = value.narrow(0, 0, 1);
-    const auto last = distribute_tensor(row, mesh, {Replicate{}}).tensor().detach();
-    const CommunicationScope communication(mesh);
-    const auto joined = at::cat({x, x, last});
-    EXPECT_EQ(communication.total().calls, 1);
-    EXPECT_TRUE(at::equal(DistributedTensor(joined).full_tensor(), at::cat({value, value, row})));
-  });
-}
-
-TEST(Concatenation, GathersNothingForTensorsOfOneSize) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto value = at::sin(at::arange(15.0)).view({5, 3});
-    const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
-    const CommunicationScope communication(mesh);
-    const DistributedTensor joined(at::cat({x, x, x}));
-    EXPECT_EQ(communication.total().calls, 0);
-    EXPECT_EQ(joined.placements(), (Placements{StridedShard{0, 3}}));
-    EXPECT_TRUE(at::equal(joined.full_tensor(), at::cat({value, value, value})));
-  });
-}
-
-}  // namespace
 
 // Quantiles of distributed tensors: gradients, what libtorch gives to the bit, and what it refuses.
 
-namespace {
-
-using testing::OperatorCase;
-using testing::Operators;
-
-std::vector<OperatorCase> quantiles() {
-  return {
-      {"quantile", {{5, 3}}, [](auto& t) { return at::quantile(t[0], 0.3, 0); }},
-      {"quantiles", {{5, 3}, {4}}, [](auto& t) { return at::quantile(t[0], t[1].square(), 1); }},
-      {"nanquantile", {{5, 3}}, [](auto& t) { return at::nanquantile(t[0], 0.5, 0, true); }},
-  };
+OperatorCases quantiles() {
+  OperatorCases c;
+  c.add("quantiles", {{5, 3}, {4}}, [](auto& t) { return at::quantile(t[0], t[1].square(), 1); });
+  return c;
 }
 
 INSTANTIATE_TEST_SUITE_P(Quantile, Operators, ::testing::ValuesIn(quantiles()),
@@ -196,7 +120,7 @@ void expect_as_plain(Quantile quantile, const at::Tensor& values, const DeviceMe
         const at::Tensor expected = quantile(values, q, dim, keepdim, interpolation);
         const at::Tensor x = distribute_tensor(values, mesh, {Shard{0}}).tensor();
         const DistributedTensor found(quantile(x, q, dim, keepdim, interpolation));
-        EXPECT_TRUE(at::allclose(found.full_tensor(), expected, 0, 0, /*equal_nan=*/true))
+        EXPECT_CLOSE(found, expected, 0, 0, true)
             << interpolation << " of " << q << " along " << dim.value_or(9) << "\n"
             << found.full_tensor() << "\nexpected\n"
             << expected;
@@ -205,33 +129,25 @@ void expect_as_plain(Quantile quantile, const at::Tensor& values, const DeviceMe
   }
 }
 
-TEST(Quantile, IsLibtorchsToTheBit) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    for (const std::int64_t rows : {1, 5}) {
-      for (const auto* interpolation : {"linear", "lower", "higher", "midpoint", "nearest"}) {
-        expect_as_plain(&at::quantile, values_of(rows), mesh, interpolation);
-        expect_as_plain(&at::nanquantile, values_of(rows), mesh, interpolation);
-      }
+TEST_ON_MESH(Quantile, IsLibtorchsToTheBit, {4}, {"x"}) {
+  for (const std::int64_t rows : {1, 5}) {
+    for (const auto* interpolation : {"linear", "lower", "higher", "midpoint", "nearest"}) {
+      expect_as_plain(&at::quantile, values_of(rows), mesh, interpolation);
+      expect_as_plain(&at::nanquantile, values_of(rows), mesh, interpolation);
     }
-  });
+  }
 }
 
-TEST(Quantile, WritesToADistributedResult) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values_of(6), mesh, {Shard{0}}).tensor();
-    at::Tensor out = distribute_tensor(at::zeros({3}), mesh, {Replicate{}}).tensor();
-    at::nanquantile_out(out, x, 0.3, 0);
-    const at::Tensor expected = at::nanquantile(values_of(6), 0.3, 0);
-    EXPECT_TRUE(at::equal(DistributedTensor(out).full_tensor(), expected));
-    EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
-  });
+TEST_ON_MESH(Quantile, WritesToADistributedResult, {4}, {"x"}) {
+  const at::Tensor x = distribute_tensor(values_of(6), mesh, {Shard{0}}).tensor();
+  at::Tensor out = distribute_tensor(at::zeros({3}), mesh, {Replicate{}}).tensor();
+  at::nanquantile_out(out, x, 0.3, 0);
+  const at::Tensor expected = at::nanquantile(values_of(6), 0.3, 0);
+  EXPECT_EQUAL(out, expected);
+  EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
 }
-
-}  // namespace
 
 // Zeros that a gradient's formula writes into may get another layout; other tensors may not.
-
-namespace {
 
 using testing::values;
 
@@ -243,125 +159,86 @@ at::Tensor gradient_of_rows(const at::Tensor& x, const at::Tensor& rows) {
   return leaf.grad();
 }
 
-TEST(BackwardZeros, TakesGradientsOfASplitIndex) {
+TEST_ON_MESH(BackwardZeros, TakesGradientsOfASplitIndex, {4}, {"x"}) {
   const auto x = values({8, 5}), rows = at::tensor({1, 2, 3, 4, 4, 5, 6, 7}, at::kLong);
   const auto expected = gradient_of_rows(x, rows);
-  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
-    const auto found = gradient_of_rows(distribute_tensor(x, mesh, {Replicate{}}),
-                                        distribute_tensor(rows, mesh, {Shard{0}}));
-    EXPECT_TRUE(at::allclose(DistributedTensor(found).full_tensor(), expected));
-    EXPECT_EQ(to_string(DistributedTensor(found).placements()), "[Replicate()]");
-  });
+  const auto found = gradient_of_rows(distribute_tensor(x, mesh, {Replicate{}}),
+                                      distribute_tensor(rows, mesh, {Shard{0}}));
+  EXPECT_CLOSE(found, expected);
+  EXPECT_EQ(to_string(DistributedTensor(found).placements()), "[Replicate()]");
 }
 
-TEST(BackwardZeros, LeavesATensorThatAHookWritesToAlone) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor sums = distribute_tensor(at::zeros({8, 5}, at::kDouble), mesh, {Replicate{}});
-    const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
-    const at::Tensor leaf =
-        distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();
-    const auto twice = leaf * 2;
-    twice.register_hook([&](const at::Tensor& gradient) { sums.index_add_(0, rows, gradient); });
-    twice.sum().backward();
-    EXPECT_EQ(to_string(DistributedTensor(sums).placements()), "[Replicate()]");
-    EXPECT_TRUE(at::equal(DistributedTensor(sums).full_tensor(), at::ones({8, 5}, at::kDouble)));
-  });
+TEST_ON_MESH(BackwardZeros, LeavesATensorThatAHookWritesToAlone, {4}, {"x"}) {
+  const at::Tensor sums = distribute_tensor(at::zeros({8, 5}, at::kDouble), mesh, {Replicate{}});
+  const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
+  const at::Tensor leaf =
+      distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();
+  const auto twice = leaf * 2;
+  twice.register_hook([&](const at::Tensor& gradient) { sums.index_add_(0, rows, gradient); });
+  twice.sum().backward();
+  EXPECT_EQ(to_string(DistributedTensor(sums).placements()), "[Replicate()]");
+  EXPECT_EQUAL(sums, at::ones({8, 5}, at::kDouble));
 }
 
-TEST(BackwardZeros, IsWrittenOnlyOnceInAnotherLayout) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
-    const at::Tensor leaf =
-        distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();
-    const auto twice = leaf * 2;
-    twice.register_hook([&](const at::Tensor& gradient) {
-      const auto zeros = gradient.new_zeros({9, 5});
-      zeros.index_add_(0, rows, gradient).index_add_(0, rows, gradient);
-      return zeros.narrow(0, 0, 8);
-    });
-    twice.sum().backward();
-    EXPECT_TRUE(at::equal(DistributedTensor(leaf.grad()).full_tensor(),
-                          at::full({8, 5}, 4.0, at::kDouble)));
+TEST_ON_MESH(BackwardZeros, IsWrittenOnlyOnceInAnotherLayout, {4}, {"x"}) {
+  const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
+  const at::Tensor leaf =
+      distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();
+  const auto twice = leaf * 2;
+  twice.register_hook([&](const at::Tensor& gradient) {
+    const auto zeros = gradient.new_zeros({9, 5});
+    zeros.index_add_(0, rows, gradient).index_add_(0, rows, gradient);
+    return zeros.narrow(0, 0, 8);
   });
+  twice.sum().backward();
+  EXPECT_EQUAL(leaf.grad(), at::full({8, 5}, 4.0, at::kDouble));
 }
-
-}  // namespace
 
 // Composite operators with out=: what they write must arrive in the distributed tensor.
 
-namespace {
-
-using testing::values;
-using Tensors = std::vector<at::Tensor>;
-
+/// Of an argument out= and inputs.
 struct OutCase {
-  std::string name;
+  const char* name;
   std::vector<std::vector<std::int64_t>> inputs;
-  std::function<void(at::Tensor& out, const Tensors&)> run;
   std::vector<std::int64_t> result;
+  std::function<void(at::Tensor& out, const Tensors&)> run;
 };
 
-std::ostream& operator<<(std::ostream& stream, const OutCase& c) {
-  return stream << c.name;
-}
-
-class OutVariant : public ::testing::TestWithParam<OutCase> {};
-
-TEST_P(OutVariant, WritesToATensorHoweverItLies) {
-  const auto& c = GetParam();
-  Tensors plain;
-  for (const auto& sizes : c.inputs) {
-    plain.push_back(values(sizes));
-  }
-  auto expected = at::zeros(c.result, at::kDouble);
-  c.run(expected, plain);
-  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
-    for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
-      Tensors inputs;
-      for (const auto& x : plain) {
-        inputs.push_back(distribute_tensor(x, mesh, {Shard{0}}));
-      }
-      at::Tensor out = distribute_tensor(at::zeros(c.result, at::kDouble), mesh, {placement});
-      c.run(out, inputs);
-      EXPECT_EQ(DistributedTensor(out).placements(), Placements{placement});
-      EXPECT_TRUE(at::allclose(DistributedTensor(out).full_tensor(), expected));
-    }
-  });
-}
-
-// Split, the first two lie on one or two ranks; the operators of the others would resize theirs.
-std::vector<OutCase> out_cases() {
-  return {
+TEST_ON_MESH(OutVariant, WritesToATensorHoweverItLies, {4}, {"x"}) {
+  // The first lies on one rank if it is split; the operators of the others would resize theirs.
+  const std::vector<OutCase> all{
       {"maximum_of_all",
        {{4}},
-       [](auto& out, auto& t) { at::amax_out(out, t[0], {0}, true); },
-       {1}},
-      {"sum_of_columns", {{5, 2}}, [](auto& out, auto& t) { at::sum_out(out, t[0], {0}); }, {2}},
-      {"kron", {{3, 2}, {2, 3}}, [](auto& out, auto& t) { at::kron_out(out, t[0], t[1]); }, {6, 6}},
+       {1},
+       [](auto& out, auto& t) { at::amax_out(out, t[0], {0}, true); }},
       {"matmul_of_batches",
        {{5, 3, 2}, {5, 2, 4}},
-       [](auto& out, auto& t) { at::matmul_out(out, t[0], t[1]); },
-       {5, 3, 4}},
-      {"matmul_of_a_batch_and_a_matrix",
-       {{5, 3, 2}, {2, 4}},
-       [](auto& out, auto& t) { at::matmul_out(out, t[0], t[1]); },
-       {5, 3, 4}},
-      {"log_sigmoid", {{5, 3}}, [](auto& out, auto& t) { at::log_sigmoid_out(out, t[0]); }, {5, 3}},
+       {5, 3, 4},
+       [](auto& out, auto& t) { at::matmul_out(out, t[0], t[1]); }},
+      {"log_sigmoid", {{5, 3}}, {5, 3}, [](auto& out, auto& t) { at::log_sigmoid_out(out, t[0]); }},
       {"solve",
        {{5, 2, 2}, {5, 2, 3}},
-       [](auto& out, auto& t) { at::linalg_solve_out(out, t[0], t[1]); },
-       {5, 2, 3}},
-      {"msort", {{5, 3}}, [](auto& out, auto& t) { at::msort_out(out, t[0]); }, {5, 3}},
-      {"det", {{5, 2, 2}}, [](auto& out, auto& t) { at::linalg_det_out(out, t[0]); }, {5}},
-      {"inverse",
-       {{5, 2, 2}},
-       [](auto& out, auto& t) { at::linalg_inv_out(out, t[0]); },
-       {5, 2, 2}},
-  };
+       {5, 2, 3},
+       [](auto& out, auto& t) { at::linalg_solve_out(out, t[0], t[1]); }},
+      {"inverse", {{5, 2, 2}}, {5, 2, 2}, [](auto& out, auto& t) {
+         at::linalg_inv_out(out, t[0]);
+       }}};
+  for (const OutCase& c : all) {
+    for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
+      Tensors plain, inputs;
+      for (const auto& sizes : c.inputs) {
+        plain.push_back(values(sizes));
+        inputs.push_back(distribute_tensor(plain.back(), mesh, {Shard{0}}));
+      }
+      at::Tensor expected = at::zeros(c.result, at::kDouble);
+      at::Tensor out = distribute_tensor(expected.clone(), mesh, {placement});
+      c.run(expected, plain);
+      c.run(out, inputs);
+      EXPECT_EQ(DistributedTensor(out).placements(), Placements{placement}) << c.name;
+      EXPECT_CLOSE(out, expected) << c.name;
+    }
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(Composite, OutVariant, ::testing::ValuesIn(out_cases()),
-                         [](const auto& info) { return info.param.name; });
 
 TEST(OutVariantOfAnotherSize, IsRefusedOnAllRanks) {
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {
@@ -373,34 +250,26 @@ TEST(OutVariantOfAnotherSize, IsRefusedOnAllRanks) {
   EXPECT_CONTAINS(errors, "would resize a distributed tensor of sizes [15, 1] to [25, 9]");
 }
 
-TEST(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefused) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
-    for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
-      at::Tensor out = distribute_tensor(at::zeros({2, 1}, at::kDouble), mesh, {placement});
-      EXPECT_ERROR(at::add_out(out, x, x),
-                   "would resize a distributed tensor of sizes [2, 1] to [5, 3]");
-      EXPECT_EQ(DistributedTensor(out).full_tensor().sizes(), at::IntArrayRef({2, 1}));
-    }
-  });
+TEST_ON_MESH(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefused, {4}, {"x"}) {
+  const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
+  for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
+    at::Tensor out = distribute_tensor(at::zeros({2, 1}, at::kDouble), mesh, {placement});
+    EXPECT_ERROR(at::add_out(out, x, x),
+                 "would resize a distributed tensor of sizes [2, 1] to [5, 3]");
+    EXPECT_EQ(DistributedTensor(out).full_tensor().sizes(), at::IntArrayRef({2, 1}));
+  }
 }
 
-TEST(OutVariantOfAnotherSize, ResizesAnEmptyTensor) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
-    for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
-      at::Tensor out = distribute_tensor(at::zeros({0}, at::kDouble), mesh, {placement});
-      at::add_out(out, x, x);
-      EXPECT_TRUE(at::equal(DistributedTensor(out).full_tensor(), values({5, 3}).mul(2)));
-    }
-  });
+TEST_ON_MESH(OutVariantOfAnotherSize, ResizesAnEmptyTensor, {4}, {"x"}) {
+  const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
+  for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
+    at::Tensor out = distribute_tensor(at::zeros({0}, at::kDouble), mesh, {placement});
+    at::add_out(out, x, x);
+    EXPECT_EQUAL(out, values({5, 3}).mul(2));
+  }
 }
-
-}  // namespace
 
 // aten::embedding whose vocabulary is split.
-
-namespace {
 
 at::Tensor table(std::int64_t rows) {
   return at::arange(rows * 3, at::kDouble).view({rows, 3}).cos();
@@ -440,18 +309,9 @@ TEST(VocabularyParallel, LooksUpWithoutACollective) {
         const DistributedTensor result(at::embedding(weight, index));
         EXPECT_EQ(communication.total().calls, 0);
         EXPECT_EQ(result.placements(), c.result);
-        EXPECT_TRUE(at::equal(result.full_tensor(), at::embedding(table(rows), indices())));
+        EXPECT_EQUAL(result, at::embedding(table(rows), indices()));
       }
     }
-  });
-}
-
-TEST(VocabularyParallel, HasEmptyShards) {
-  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto weight = distribute_tensor(table(2), mesh, {Shard{0}});
-    const auto index = distribute_tensor(at::tensor({1, 0, 1}, at::kLong), mesh, {Replicate{}});
-    const DistributedTensor result(at::embedding(weight, index));
-    EXPECT_TRUE(at::equal(result.full_tensor(), table(2).index_select(0, at::tensor({1, 0, 1}))));
   });
 }
 
@@ -477,20 +337,18 @@ TEST(VocabularyParallel, GradientLiesAsTheWeightAndGathersNothing) {
         for (const auto& [key, traffic] : communication.table()) {
           EXPECT_LT(traffic.bytes, 2 * plain.numel() * 8) << key.first << " " << key.second;
         }
-        EXPECT_TRUE(at::allclose(gradient.full_tensor(), plain.grad())) << to_string(c.weight);
+        EXPECT_CLOSE(gradient, plain.grad()) << to_string(c.weight);
       }
     });
   }
 }
 
-TEST(VocabularyParallel, RefusesAnIndexThatNoShardHas) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto weight = distribute_tensor(table(5), mesh, {Shard{0}});
-    for (const std::int64_t wrong : {5, -1}) {
-      const auto index = distribute_tensor(at::tensor({wrong}), mesh, {Replicate{}});
-      EXPECT_ERROR(at::embedding(weight, index), "outside the 5 rows");
-    }
-  });
+TEST_ON_MESH(VocabularyParallel, RefusesAnIndexThatNoShardHas, {2}, {"x"}) {
+  const auto weight = distribute_tensor(table(5), mesh, {Shard{0}});
+  for (const std::int64_t wrong : {5, -1}) {
+    const auto index = distribute_tensor(at::tensor({wrong}), mesh, {Replicate{}});
+    EXPECT_ERROR(at::embedding(weight, index), "outside the 5 rows");
+  }
 }
 
 }  // namespace

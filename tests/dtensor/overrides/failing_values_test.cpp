@@ -1,5 +1,4 @@
 #include <limits>
-#include <ostream>
 
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
@@ -24,10 +23,6 @@ struct Case {
   at::Tensor numbers;  ///< a row for each rank; that of kBadRank holds a bad one
   std::function<at::Tensor(const at::Tensor& numbers, const DeviceMesh&)> run;
 };
-
-std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.name;
-}
 
 at::Tensor indices(std::int64_t bad) {
   auto rows = at::arange(8).view({4, 2});
@@ -87,22 +82,19 @@ void expect_in_step(const DeviceMesh& mesh) {
   EXPECT_EQ(on(mesh["x"], at::ones({8}), Shard{0}).sum().item<float>(), 8);
 }
 
-class BadValues : public ::testing::TestWithParam<Case> {};
-
-TEST_P(BadValues, OnOneRankEndTheCallOnAllRanks) {
+TEST(BadValue, OnOneRankEndsTheCallOnAllRanks) {
   const testing::DebugChecks debug("1");
   RunOnMesh({kRanks}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto& c = GetParam();
-    const at::Tensor numbers = on(mesh, c.numbers, Shard{0});
-    for (int i = 0; i < 2; ++i) {  // planned, and found in the cache
-      expect_failure([&] { c.run(numbers, mesh); }, c.operator_name);
-      expect_in_step(mesh);
+    for (const Case& c : cases()) {
+      SCOPED_TRACE(c.name);
+      const at::Tensor numbers = on(mesh, c.numbers, Shard{0});
+      for (int i = 0; i < 2; ++i) {  // planned, and found in the cache
+        expect_failure([&] { c.run(numbers, mesh); }, c.operator_name);
+        expect_in_step(mesh);
+      }
     }
   });
 }
-
-INSTANTIATE_TEST_SUITE_P(Operators, BadValues, ::testing::ValuesIn(cases()),
-                         [](const auto& param_info) { return param_info.param.name; });
 
 // The ranks that have other rows of the indices, and those that have other rows of the weight.
 TEST(BadValue, InASplitVocabularyEndsTheCallOnAllRanks) {
@@ -133,8 +125,7 @@ TEST(BadValue, GoodIndicesPassTheCheck) {
   RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto weight = on(mesh, values({10, 3}), Replicate{}).requires_grad_();
     const at::Tensor found = at::embedding(weight, on(mesh, at::arange(5), Shard{0}));
-    EXPECT_TRUE(
-        at::equal(DistributedTensor(found.detach()).full_tensor(), values({10, 3}).slice(0, 0, 5)));
+    EXPECT_EQUAL(found.detach(), values({10, 3}).slice(0, 0, 5));
     found.sum().backward();
     EXPECT_EQ(DistributedTensor(weight.grad()).full_tensor().sum().item<double>(), 15);
   });
@@ -149,8 +140,7 @@ TEST(PlainTensors, InAReplicationScopeAreCompared) {
       const auto unequal = at::arange(3, at::kDouble).add(rank.rank());
       EXPECT_ERROR(x.mul(unequal), "on ranks 1");
       const auto equal = at::arange(6, at::kDouble).view({3, 2}).t()[1];
-      EXPECT_TRUE(at::equal(DistributedTensor(x.mul(equal)).full_tensor(),
-                            values({4, 3}).mul(at::tensor({1, 3, 5}))));
+      EXPECT_EQUAL(x.mul(equal), values({4, 3}).mul(at::tensor({1, 3, 5})));
     }
   });
 }
@@ -179,34 +169,13 @@ TEST(PlainTensors, AreNotComparedUnlessAsked) {
   });
 }
 
-}  // namespace
-
 // Factorisations throw for what one matrix holds. Where the ranks share out a batch, all of them
 // throw or none, and what follows works.
 
-namespace {
-
-struct MatrixCase {
-  const char* name;
-  std::function<void(const at::Tensor&)> run;
-};
-
-std::ostream& operator<<(std::ostream& out, const MatrixCase& c) {
-  return out << c.name;
-}
-
-/// Four matrices. The last is neither definite, invertible nor finite.
-at::Tensor matrices(bool good) {
+/// Four matrices, of which the last is multiplied by `last`.
+at::Tensor matrices(double last) {
   auto batch = at::eye(3, at::kDouble).repeat({4, 1, 1});
-  if (good) {
-    return batch;
-  }
-  batch[3].fill_(0);
-  return batch;
-}
-
-at::Tensor endless(at::Tensor batch) {
-  batch[3].fill_(std::numeric_limits<double>::quiet_NaN());
+  batch[3].mul_(last);
   return batch;
 }
 
@@ -220,40 +189,34 @@ std::string libtorch_message_of(const std::function<void()>& action) {
   return "";
 }
 
-class FailingMatrices : public ::testing::TestWithParam<MatrixCase> {};
-
-TEST_P(FailingMatrices, ThrowTheSameOnEveryRank) {
-  const auto& run = GetParam().run;
-  for (const auto& bad : {matrices(false), endless(matrices(true))}) {
-    const auto expected = libtorch_message_of([&] { run(bad); });
-    RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
-      const at::Tensor split = distribute_tensor(bad, mesh, {Shard{0}});
-      EXPECT_EQ(libtorch_message_of([&] { run(split); }), expected);
-      const auto good = distribute_tensor(matrices(true), mesh, {Shard{0}});
-      EXPECT_EQ(libtorch_message_of([&] { run(good.tensor()); }), "");
-      EXPECT_TRUE(at::equal(good.full_tensor(), matrices(true)));
-    });
+TEST_ON_MESH(FailingMatrices, ThrowTheSameOnEveryRank, {3}, {"x"}) {
+  const std::vector<testing::Named<void(const at::Tensor&)>> all{
+      {"cholesky_ex", [](auto& a) { at::linalg_cholesky_ex(a, false, true); }},
+      {"inv_ex", [](auto& a) { at::linalg_inv_ex(a, true); }},
+      {"lu_factor_ex", [](auto& a) { at::linalg_lu_factor_ex(a, true, true); }},
+      {"ldl_factor_ex", [](auto& a) { at::linalg_ldl_factor_ex(a, false, true); }},
+      {"solve_ex", [](auto& a) { at::linalg_solve_ex(a, a, true, true); }},
+      {"cholesky", [](auto& a) { at::linalg_cholesky(a); }},
+      {"inv", [](auto& a) { at::linalg_inv(a); }},
+      {"solve", [](auto& a) { at::linalg_solve(a, a); }},
+      {"cholesky_inverse", [](auto& a) { at::cholesky_inverse(a); }},
+      {"eigh", [](auto& a) { at::linalg_eigh(a); }},
+      {"eigvalsh", [](auto& a) { at::linalg_eigvalsh(a); }},
+      {"svd", [](auto& a) { at::linalg_svd(a); }},
+      {"eig", [](auto& a) { at::linalg_eig(a); }},
+      {"eigvals", [](auto& a) { at::linalg_eigvals(a); }}};
+  for (const auto& [name, run] : all) {
+    for (const double last : {0.0, std::numeric_limits<double>::quiet_NaN()}) {
+      SCOPED_TRACE(name);
+      const auto expected = libtorch_message_of([&, &call = run] { call(matrices(last)); });
+      const at::Tensor split = distribute_tensor(matrices(last), mesh, {Shard{0}});
+      EXPECT_EQ(libtorch_message_of([&, &call = run] { call(split); }), expected);
+      const at::Tensor good = distribute_tensor(matrices(1), mesh, {Shard{0}});
+      EXPECT_EQ(libtorch_message_of([&, &call = run] { call(good); }), "");
+      EXPECT_EQUAL(good, matrices(1));
+    }
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    All, FailingMatrices,
-    ::testing::Values(
-        MatrixCase{"cholesky_ex", [](auto& a) { at::linalg_cholesky_ex(a, false, true); }},
-        MatrixCase{"inv_ex", [](auto& a) { at::linalg_inv_ex(a, true); }},
-        MatrixCase{"lu_factor_ex", [](auto& a) { at::linalg_lu_factor_ex(a, true, true); }},
-        MatrixCase{"ldl_factor_ex", [](auto& a) { at::linalg_ldl_factor_ex(a, false, true); }},
-        MatrixCase{"solve_ex", [](auto& a) { at::linalg_solve_ex(a, a, true, true); }},
-        MatrixCase{"cholesky", [](auto& a) { at::linalg_cholesky(a); }},
-        MatrixCase{"inv", [](auto& a) { at::linalg_inv(a); }},
-        MatrixCase{"solve", [](auto& a) { at::linalg_solve(a, a); }},
-        MatrixCase{"cholesky_inverse", [](auto& a) { at::cholesky_inverse(a); }},
-        MatrixCase{"eigh", [](auto& a) { at::linalg_eigh(a); }},
-        MatrixCase{"eigvalsh", [](auto& a) { at::linalg_eigvalsh(a); }},
-        MatrixCase{"svd", [](auto& a) { at::linalg_svd(a); }},
-        MatrixCase{"eig", [](auto& a) { at::linalg_eig(a); }},
-        MatrixCase{"eigvals", [](auto& a) { at::linalg_eigvals(a); }}),
-    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace tessera

@@ -1,24 +1,212 @@
+#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "dtensor/listing_mode.h"
-#include "own_operators.h"
 #include "tessera/core/register_rule.h"
 #include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
 
 namespace tessera {
+namespace {
+namespace own_operators {
+
+/// The operator own_gradients::`name`.
+template <class Signature, class... Arguments>
+auto call(const char* name, Arguments&&... arguments) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow((std::string("own_gradients::") + name).c_str(), "")
+      .typed<Signature>()
+      .call(std::forward<Arguments>(arguments)...);
+}
+
+at::Tensor call_binary(const char* name, const at::Tensor& x, const at::Tensor& w) {
+  return call<at::Tensor(const at::Tensor&, const at::Tensor&)>(name, x, w);
+}
+
+at::Tensor call_unary(const char* name, const at::Tensor& x) {
+  return call<at::Tensor(const at::Tensor&)>(name, x);
+}
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Kernels. What is made of libtorch's operators autograd can record; what reads memory it cannot.
+
+at::Tensor sin_of_product(const at::Tensor& x, const at::Tensor& w) {
+  return (x * w).sin();
+}
+
+at::Tensor product_of_matrices(const at::Tensor& a, const at::Tensor& b) {
+  return at::mm(a, b);
+}
+
+at::Tensor square_in_memory(const at::Tensor& x) {
+  const at::Tensor in = x.contiguous();
+  at::Tensor out = at::empty_like(in);
+  for (std::int64_t i = 0; i < in.numel(); ++i) {
+    const double value = in.const_data_ptr<double>()[i];
+    out.mutable_data_ptr<double>()[i] = value * value;
+  }
+  return out;
+}
+
+at::Tensor& halve_in_place(at::Tensor& x) {
+  return x.div_(2);
+}
+
+at::Tensor column_maximum(const at::Tensor& x) {
+  return x.amax(0);
+}
+
+at::Tensor first_half(const at::Tensor& x) {
+  return x.narrow(0, 0, x.size(0) / 2);
+}
+
+std::tuple<at::Tensor, at::Tensor> exp_and_sign(const at::Tensor& x,
+                                                const std::optional<at::Tensor>& scale) {
+  const at::Tensor scaled = scale ? x * *scale : x;
+  return {scaled.exp(), scaled.gt(0).to(at::kLong)};
+}
+
+std::vector<at::Tensor> cubes(at::TensorList tensors) {
+  std::vector<at::Tensor> results;
+  for (const at::Tensor& tensor : tensors) {
+    results.push_back(tensor.pow(3));
+  }
+  return results;
+}
+
+/// Its gradient is written out. As an autograd kernel, and called as it is.
+struct SinOfProduct : torch::autograd::Function<SinOfProduct> {
+  static at::Tensor call(const at::Tensor& x, const at::Tensor& w) { return apply(x, w); }
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
+    context->save_for_backward({x, w});
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return call_binary("explicit_with_autograd", x, w);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor inner = gradients[0] * (saved[0] * saved[1]).cos();
+    return {inner * saved[1], (inner * saved[0]).sum_to_size(saved[1].sizes())};
+  }
+};
+
+struct SquareInMemory : torch::autograd::Function<SquareInMemory> {
+  static at::Tensor call(const at::Tensor& x) { return apply(x); }
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return call_unary("memory_with_autograd", x);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    return {2 * gradients[0] * context->get_saved_variables()[0]};
+  }
+};
+
+/// A Function without an operator: its forward is libtorch's operators.
+struct CubeByHand : torch::autograd::Function<CubeByHand> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return x * x * x;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const at::Tensor x = context->get_saved_variables()[0];
+    return {3 * gradients[0] * x * x};
+  }
+};
+
+/// Element by element; a `w` of fewer dimensions is broadcast over the first ones of `x`.
+std::optional<ShardingRule> elementwise(const OpCall& call, std::size_t outputs) {
+  ShardingRule rule;
+  ShardingRule::TensorFactors dims;
+  for (const std::int64_t size : call.tensor(0).sizes) {
+    dims.push_back({static_cast<int>(rule.factors.size())});
+    rule.factors.push_back({.size = size});
+  }
+  for (const TensorMeta& tensor : call.tensors) {
+    rule.inputs.push_back({dims.end() - tensor.ndim(), dims.end()});
+  }
+  rule.outputs.assign(outputs, dims);
+  return rule;
+}
+
+std::optional<ShardingRule> elementwise_rule(const OpCall& call) {
+  return elementwise(call, 1);
+}
+
+void register_rules() {
+  // libtorch warns at every such gradient.
+  torch::autograd::setAutogradFallbackMode(torch::autograd::AutogradFallbackMode::Nothing);
+  for (const char* name : {"explicit", "explicit_with_autograd", "kernel", "memory",
+                           "memory_with_autograd", "halve_"}) {
+    register_rule(std::string("own_gradients::") + name, &elementwise_rule);
+  }
+  register_rule("own_gradients::exp_and_sign",
+                [](const OpCall& call) { return elementwise(call, 2); });
+  register_rule(
+      "own_gradients::product",
+      std::vector<AcceptedPlacements>{{.inputs = {Shard{0}, Replicate{}}, .outputs = {Shard{0}}},
+                                      {.inputs = {Replicate{}, Shard{1}}, .outputs = {Shard{1}}},
+                                      {.inputs = {Shard{1}, Shard{0}}, .outputs = {Partial{}}},
+                                      {.inputs = {Partial{}, Replicate{}}, .outputs = {Partial{}}}},
+      [](const OpCall& call) {
+        return std::vector<std::vector<std::int64_t>>{
+            {call.tensor(0).size(0), call.tensor(1).size(1)}};
+      });
+  register_rule(
+      "own_gradients::column_maximum",
+      std::vector<AcceptedPlacements>{{.inputs = {Shard{0}}, .outputs = {Partial{ReduceOp::kMax}}}},
+      [](const OpCall& call) {
+        return std::vector<std::vector<std::int64_t>>{{call.tensor(0).size(1)}};
+      });
+}
+
+TORCH_LIBRARY(own_gradients, library) {
+  const auto define = [&](const char* schema, auto* kernel,
+                          c10::DispatchKey key = c10::DispatchKey::CPU) {
+    library.def(schema);
+    library.impl(std::string(schema, std::strchr(schema, '(')).c_str(),
+                 torch::dispatch(key, kernel));
+  };
+  const auto composite = c10::DispatchKey::CompositeExplicitAutograd;
+  library.def("implicit(Tensor x, Tensor w) -> Tensor", &sin_of_product);
+  define("explicit(Tensor x, Tensor w) -> Tensor", &sin_of_product, composite);
+  define("explicit_with_autograd(Tensor x, Tensor w) -> Tensor", &sin_of_product, composite);
+  define("kernel(Tensor x, Tensor w) -> Tensor", &sin_of_product);
+  define("kernel_without_rule(Tensor x, Tensor w) -> Tensor", &sin_of_product);
+  define("product(Tensor a, Tensor b) -> Tensor", &product_of_matrices);
+  define("memory(Tensor x) -> Tensor", &square_in_memory);
+  define("memory_with_autograd(Tensor x) -> Tensor", &square_in_memory);
+  define("exp_and_sign(Tensor x, Tensor? scale) -> (Tensor, Tensor)", &exp_and_sign);
+  define("cubes(Tensor[] tensors) -> Tensor[]", &cubes);
+  define("halve_(Tensor(a!) x) -> Tensor(a!)", &halve_in_place);
+  define("first_half(Tensor(a) x) -> Tensor(a)", &first_half);
+  define("column_maximum(Tensor x) -> Tensor", &column_maximum);
+  library.impl("explicit_with_autograd",
+               torch::dispatch(c10::DispatchKey::Autograd, &SinOfProduct::call));
+  library.impl("memory_with_autograd",
+               torch::dispatch(c10::DispatchKey::Autograd, &SquareInMemory::call));
+  register_rules();
+}
+
+}  // namespace own_operators
 
 // A user's own operators on distributed tensors: with a rule of theirs, and without one.
-
-namespace {
 
 at::Tensor halve(const at::Tensor& x) {
   return x / 2;
@@ -41,42 +229,32 @@ void add_into(const at::Tensor& from, at::Tensor& into) {
 }
 
 TORCH_LIBRARY(tessera_test, library) {
-  library.def("halve(Tensor x) -> Tensor");
-  library.def("halve_(Tensor(a!) x) -> Tensor(a!)");
-  library.def("plus_one(Tensor x) -> Tensor");
-  library.def("halve_unruled(Tensor x) -> Tensor");
-  library.def("scaled_product(Tensor a, Tensor b, *, float scale) -> Tensor");
-  library.def("add_into(Tensor from, Tensor(a!) into) -> ()");
-  library.def("conflicting(Tensor x) -> Tensor");
+  const auto define = [&](const char* schema, auto* kernel) {
+    library.def(schema);
+    library.impl(std::string(schema, std::strchr(schema, '(')).c_str(),
+                 torch::dispatch(c10::DispatchKey::CPU, kernel));
+  };
+  define("halve(Tensor x) -> Tensor", &halve);
+  define("halve_(Tensor(a!) x) -> Tensor(a!)", &halve_);
+  define("plus_one(Tensor x) -> Tensor", &plus_one);
+  define("halve_unruled(Tensor x) -> Tensor", &halve);
+  define("scaled_product(Tensor a, Tensor b, *, float scale) -> Tensor", &scaled_product);
+  define("add_into(Tensor from, Tensor(a!) into) -> ()", &add_into);
+  define("conflicting(Tensor x) -> Tensor", &halve);
   library.def("composite(Tensor x) -> Tensor", &halve);
   library.def("never_called(Tensor x) -> Tensor");
-  library.impl("halve", torch::dispatch(c10::DispatchKey::CPU, &halve));
-  library.impl("halve_", torch::dispatch(c10::DispatchKey::CPU, &halve_));
-  library.impl("plus_one", torch::dispatch(c10::DispatchKey::CPU, &plus_one));
-  library.impl("halve_unruled", torch::dispatch(c10::DispatchKey::CPU, &halve));
-  library.impl("scaled_product", torch::dispatch(c10::DispatchKey::CPU, &scaled_product));
-  library.impl("add_into", torch::dispatch(c10::DispatchKey::CPU, &add_into));
-  library.impl("conflicting", torch::dispatch(c10::DispatchKey::CPU, &halve));
 }
 
-/// One factor for each dimension, in the input and the output alike.
+/// One factor for each dimension, in the input and the output alike; linear.
 std::optional<ShardingRule> elementwise(const OpCall& call) {
-  ShardingRule rule;
-  ShardingRule::TensorFactors dims;
-  for (auto size : call.tensor(0).sizes) {
-    dims.push_back({static_cast<int>(rule.factors.size())});
-    rule.factors.push_back({.size = size});
-  }
-  rule.inputs = {dims};
-  rule.outputs = {dims};
-  rule.linear = {{{0}, ReduceOp::kSum}};
+  auto rule = own_operators::elementwise(call, 1);
+  rule->linear = {{{0}, ReduceOp::kSum}};
   return rule;
 }
 
 /// The rule of add_into. The output is the tensor written to: nothing is returned.
 std::optional<ShardingRule> adding(const OpCall& call) {
-  auto rule = elementwise(call);
-  rule->inputs.push_back(rule->inputs.front());
+  auto rule = own_operators::elementwise(call, 1);
   rule->linear = {{{0, 1}, ReduceOp::kSum}};
   rule->inplace = {{.input = 1, .output = 0}};
   return rule;
@@ -113,21 +291,6 @@ at::Tensor unary(const char* name, const at::Tensor& x) {
   return call<at::Tensor(const at::Tensor&)>(name, x);
 }
 
-TEST(UserOperator, RunsByItsRule) {
-  ASSERT_TRUE(kUserRulesRegistered);
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const StrictScope strict;
-    for (const Placement& placement : {Placement(Shard{0}), Placement(Partial{})}) {
-      const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {placement});
-      const CommunicationScope communication(mesh);
-      const DistributedTensor y(unary("tessera_test::halve", x));
-      EXPECT_EQ(communication.total().calls, 0);
-      EXPECT_EQ(y.placements(), Placements{placement});
-      EXPECT_TRUE(at::equal(y.full_tensor(), at::arange(5, at::kFloat) / 2));
-    }
-  });
-}
-
 TEST(UserOperator, RunsInPlaceByItsRule) {
   ASSERT_TRUE(kUserRulesRegistered);
   RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
@@ -135,70 +298,58 @@ TEST(UserOperator, RunsInPlaceByItsRule) {
     at::Tensor x = distribute_tensor(at::arange(5, at::kFloat), mesh, {Shard{0}});
     const at::Tensor alias = x;
     call<at::Tensor&(at::Tensor&)>("tessera_test::halve_", x);
-    EXPECT_TRUE(at::equal(DistributedTensor(alias).full_tensor(), at::arange(5, at::kFloat) / 2));
+    EXPECT_EQUAL(alias, at::arange(5, at::kFloat) / 2);
   });
 }
 
-TEST(UserOperator, ReturningNothingWritesByItsRule) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto from = distribute_tensor(at::arange(5, at::kFloat), mesh, {Replicate{}});
-    at::Tensor into = distribute_tensor(at::ones({5}), mesh, {Shard{0}});
-    const CommunicationScope communication(mesh);
-    call<void(const at::Tensor&, at::Tensor&)>("tessera_test::add_into", from, into);
-    EXPECT_EQ(communication.total().calls, 0);
-    EXPECT_TRUE(at::equal(DistributedTensor(into).full_tensor(), at::arange(5, at::kFloat) + 1));
-  });
+TEST_ON_MESH(UserOperator, ReturningNothingWritesByItsRule, {2}, {"x"}) {
+  const auto from = distribute_tensor(at::arange(5, at::kFloat), mesh, {Replicate{}});
+  at::Tensor into = distribute_tensor(at::ones({5}), mesh, {Shard{0}});
+  const CommunicationScope communication(mesh);
+  call<void(const at::Tensor&, at::Tensor&)>("tessera_test::add_into", from, into);
+  EXPECT_EQ(communication.total().calls, 0);
+  EXPECT_EQUAL(into, at::arange(5, at::kFloat) + 1);
 }
 
-TEST(UserOperator, RunsAsItsAcceptedPlacementsSay) {
+TEST_ON_MESH(UserOperator, RunsAsItsAcceptedPlacementsSay, {2, 2}, {"x", "y"}) {
   const auto a = at::arange(15, at::kDouble).view({5, 3}), b = a.t().contiguous().cos();
-  RunOnMesh({2, 2}, {"x", "y"}, [&](const DeviceMesh& mesh) {
-    const auto product = [](const at::Tensor& left, const at::Tensor& right) {
-      return call<at::Tensor(const at::Tensor&, const at::Tensor&, double)>(
-          "tessera_test::scaled_product", left, right, 3.0);
-    };
-    struct Row {
-      Placements a, b, result;
-    };
-    for (const Row& row :
-         {Row{{Shard{0}, Replicate{}}, {Replicate{}, Shard{1}}, {Shard{0}, Shard{1}}},
-          Row{{Shard{1}, Shard{0}}, {Shard{0}, Replicate{}}, {Partial{}, Shard{0}}},
-          Row{{Partial{}, Replicate{}}, {Replicate{}, Shard{1}}, {Partial{}, Shard{1}}}}) {
-      const auto left = distribute_tensor(a, mesh, row.a),
-                 right = distribute_tensor(b, mesh, row.b);
-      const CommunicationScope communication(mesh);
-      const DistributedTensor result(product(left, right));
-      EXPECT_EQ(communication.total().calls, 0);
-      EXPECT_EQ(result.placements(), row.result);
-      EXPECT_TRUE(at::allclose(result.full_tensor(), product(a, b)));
-    }
-  });
+  const auto product = [](const at::Tensor& left, const at::Tensor& right) {
+    return call<at::Tensor(const at::Tensor&, const at::Tensor&, double)>(
+        "tessera_test::scaled_product", left, right, 3.0);
+  };
+  struct Row {
+    Placements a, b, result;
+  };
+  for (const Row& row :
+       {Row{{Shard{0}, Replicate{}}, {Replicate{}, Shard{1}}, {Shard{0}, Shard{1}}},
+        Row{{Shard{1}, Shard{0}}, {Shard{0}, Replicate{}}, {Partial{}, Shard{0}}},
+        Row{{Partial{}, Replicate{}}, {Replicate{}, Shard{1}}, {Partial{}, Shard{1}}}}) {
+    const auto left = distribute_tensor(a, mesh, row.a), right = distribute_tensor(b, mesh, row.b);
+    const CommunicationScope communication(mesh);
+    const DistributedTensor result(product(left, right));
+    EXPECT_EQ(communication.total().calls, 0);
+    EXPECT_EQ(result.placements(), row.result);
+    EXPECT_CLOSE(result, product(a, b));
+  }
 }
 
-TEST(UserOperator, ConflictingAcceptedPlacementsAreAnError) {
-  RunRanks(1, [](Rank& rank) {
-    const at::Tensor x = distribute_tensor(at::ones({2}), rank.mesh({1}, {"x"}), {Shard{0}});
-    EXPECT_ERROR(unary("tessera_test::conflicting", x), "rule of factors");
-  });
+TEST_ON_MESH(UserOperator, ConflictingAcceptedPlacementsAreAnError, {1}, {"x"}) {
+  const at::Tensor x = distribute_tensor(at::ones({2}), mesh, {Shard{0}});
+  EXPECT_ERROR(unary("tessera_test::conflicting", x), "rule of factors");
 }
 
-TEST(UserOperator, WithoutARuleIsGathered) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {Shard{0}});
-    const DistributedTensor y(unary("tessera_test::halve_unruled", x));
-    EXPECT_EQ(y.placements(), Placements{Replicate{}});
-    EXPECT_TRUE(at::equal(y.full_tensor(), at::arange(5, at::kFloat) / 2));
-  });
+TEST_ON_MESH(UserOperator, WithoutARuleIsGathered, {2}, {"x"}) {
+  const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {Shard{0}});
+  const DistributedTensor y(unary("tessera_test::halve_unruled", x));
+  EXPECT_EQ(y.placements(), Placements{Replicate{}});
+  EXPECT_EQUAL(y, at::arange(5, at::kFloat) / 2);
 }
 
-TEST(UserOperator, TakesNoRuleAfterItsFirstUse) {
+TEST(UserOperator, TakesOneRuleBeforeItsFirstUse) {
   RunOnMesh({1}, {"x"}, [](const DeviceMesh& mesh) {
     unary("tessera_test::halve_unruled", distribute_tensor(at::ones({2}), mesh, {Shard{0}}));
   });
   EXPECT_ERROR(register_rule("tessera_test::halve_unruled", &elementwise), "first use");
-}
-
-TEST(UserOperator, TakesOneRule) {
   static const bool registered = [] {  // once, also where the test is repeated
     register_rule("tessera_test::never_called", &elementwise);
     return true;
@@ -221,7 +372,7 @@ void call_with_rule_of(const std::string& name) {
   std::exit(0);
 }
 
-TEST(UserOperatorDeathTest, MakesTheFirstCallsFailIfItDoesNotExist) {
+TEST(UserOperatorDeathTest, FirstCallsFailAfterARuleOfNoOperatorOrACompositeOne) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(call_with_rule_of("tessera_test::halv"), ::testing::ExitedWithCode(0),
               "register_rule of tessera_test::halv, but there is no such operator "
@@ -231,52 +382,37 @@ TEST(UserOperatorDeathTest, MakesTheFirstCallsFailIfItDoesNotExist) {
               "its overloads are .*aten::add.Tensor");
   EXPECT_EXIT(call_with_rule_of("nobodys::own"), ::testing::ExitedWithCode(0),
               "no such operator: correct the name");
-}
-
-TEST(UserOperatorDeathTest, TakesNoRuleIfItIsComposite) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(call_with_rule_of("tessera_test::composite"), ::testing::ExitedWithCode(0),
               "register_rule of tessera_test::composite, which is made of other operators");
 }
 
-TEST(UserOperator, MayReplaceARuleOfTheLibrary) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(6, at::kFloat);
-    const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
-    // The library's rule would keep it split; the one above declines every call.
-    const DistributedTensor result(at::hypot(x, x));
-    EXPECT_EQ(result.placements(), Placements{Replicate{}});
-    EXPECT_TRUE(at::equal(result.full_tensor(), at::hypot(whole, whole)));
-  });
+TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
+  const auto whole = at::arange(6, at::kFloat);
+  const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
+  // The library's rule would keep it split; the one above declines every call.
+  const DistributedTensor result(at::hypot(x, x));
+  EXPECT_EQ(result.placements(), Placements{Replicate{}});
+  EXPECT_EQUAL(result, at::hypot(whole, whole));
 }
 
-TEST(CheckRule, PassesOneThatIsRight) {
+TEST(CheckRule, TellsARightRuleFromAWrongOne) {
   const at::Tensor x = testing::values({5, 3});
   // Replicated, both dimensions, and at least a pending sum.
   EXPECT_GE(check_rule("tessera_test::halve", {x}), 4);
   EXPECT_GE(check_rule("tessera_test::halve_", {x}, {.ranks = 2}), 3);
   EXPECT_GE(check_rule("tessera_test::scaled_product", {x, testing::values({3, 4}), 0.5}), 5);
   EXPECT_GE(check_rule("tessera_test::add_into", {x, testing::values({5, 3}, 1)}), 4);
-}
-
-TEST(CheckRule, NamesThePlacementsOfOneThatIsWrong) {
+  // A wrong one, and calls that cannot be compared.
   EXPECT_ERROR(check_rule("tessera_test::plus_one", {testing::values({5, 3})}),
                "check_rule: tessera_test::plus_one of [Partial(sum)]: result 0, as [Partial(sum)], "
                "has other values than of plain tensors");
-}
-
-TEST(CheckRule, RefusesWhatCannotBeCompared) {
   EXPECT_ERROR(check_rule("tessera_test::halve", {}), "takes 1 arguments, 0 were given");
   EXPECT_ERROR(check_rule("aten::bernoulli_.float", {testing::values({3}), 0.5, c10::IValue()}),
                "draws random numbers");
 }
 
-}  // namespace
-
 // Gradients of operators that are not libtorch's, in each way of implementing one: those of one
 // rank, or an error.
-
-namespace {
 
 using own_operators::call_binary;
 using own_operators::call_unary;
@@ -304,14 +440,10 @@ Outcome differentiate(const Function& function, std::vector<at::Tensor> inputs) 
   return outcome;
 }
 
-at::Tensor whole(const at::Tensor& tensor) {
-  return tensor.defined() ? DistributedTensor(tensor).full_tensor().detach() : tensor;
-}
-
-void expect_same(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
-  ASSERT_EQ(found.defined(), expected.defined()) << what;
+void expect_same(const at::Tensor& found, const at::Tensor& expected) {
+  ASSERT_EQ(found.defined(), expected.defined());
   if (expected.defined()) {
-    EXPECT_TRUE(at::allclose(found, expected.detach())) << what << "\n" << found << expected;
+    EXPECT_CLOSE(found, expected.detach());
   }
 }
 
@@ -328,38 +460,40 @@ void expect_gradients_of_one_rank(const Function& function, const std::vector<at
         what += to_string(row[i]) + " ";
       }
       const Outcome found = differentiate(function, distributed);
-      expect_same(whole(found.result), expected.result, what);
+      SCOPED_TRACE(what);
+      expect_same(found.result, expected.result);
       for (std::size_t i = 0; i < inputs.size(); ++i) {
-        expect_same(whole(found.gradients[i]), expected.gradients[i],
-                    what + "gradient " + std::to_string(i));
+        SCOPED_TRACE("gradient " + std::to_string(i));
+        expect_same(found.gradients[i], expected.gradients[i]);
       }
     }
   });
 }
 
-const Placement kAll = Replicate{}, kRows = Shard{0}, kColumns = Shard{1}, kSum = Partial{};
-
-class BinaryOperator : public ::testing::TestWithParam<const char*> {};
-
-TEST_P(BinaryOperator, HasTheGradientsOfOneRank) {
-  const auto call = [](const std::vector<at::Tensor>& inputs) {
-    return call_binary(GetParam(), inputs[0], inputs[1]);
-  };
-  // Sizes that do not divide, and a weight that is broadcast over the rows.
-  expect_gradients_of_one_rank(call, {values({5, 3}), values({3})},
-                               {{{kRows, kAll}, {kAll, kAll}},
-                                {{kAll, kRows}, {kAll, kAll}},
-                                {{kRows, kColumns}, {kAll, kRows}},
-                                {{kRows, kRows}, {kAll, kAll}},
-                                {{kColumns, kAll}, {kAll, kAll}},
-                                {{kAll, kAll}, {kAll, kAll}},
-                                {{kSum, kRows}, {kAll, kSum}}});
+at::Tensor leaf(const at::Tensor& value, const DeviceMesh& mesh, const Placement& placement) {
+  return distribute_tensor(value, mesh, {placement}).tensor().detach().requires_grad_();
 }
 
-INSTANTIATE_TEST_SUITE_P(OwnOperator, BinaryOperator,
-                         ::testing::Values("implicit", "explicit", "explicit_with_autograd",
-                                           "kernel", "kernel_without_rule"),
-                         [](const auto& info) { return std::string(info.param); });
+const Placement kAll = Replicate{}, kRows = Shard{0}, kColumns = Shard{1}, kSum = Partial{};
+
+TEST(OwnOperatorGradients, AreThoseOfOneRankHoweverTheOperatorIsImplemented) {
+  for (const char* name :
+       {"implicit", "explicit", "explicit_with_autograd", "kernel", "kernel_without_rule"}) {
+    SCOPED_TRACE(name);
+    const auto call = [name](const std::vector<at::Tensor>& inputs) {
+      return call_binary(name, inputs[0], inputs[1]);
+    };
+    // Sizes that do not divide, and a weight that is broadcast over the rows.
+    expect_gradients_of_one_rank(call, {values({5, 3}), values({3})},
+                                 {{{kRows, kAll}, {kAll, kAll}},
+                                  {{kAll, kRows}, {kAll, kAll}},
+                                  {{kRows, kColumns}, {kAll, kRows}},
+                                  {{kRows, kRows}, {kAll, kAll}},
+                                  {{kColumns, kAll}, {kAll, kAll}},
+                                  {{kAll, kAll}, {kAll, kAll}},
+                                  {{kSum, kRows}, {kAll, kSum}}});
+  }
+}
 
 TEST(OwnOperatorGradients, AreSummedWhereTheResultIs) {
   const auto call = [](const std::vector<at::Tensor>& inputs) {
@@ -373,17 +507,11 @@ TEST(OwnOperatorGradients, AreSummedWhereTheResultIs) {
                                 {{kSum, kSum}, {kAll, kAll}}});
 }
 
-TEST(OwnOperatorGradients, EqualThoseOfTheAutogradKernel) {
-  expect_gradients_of_one_rank(
-      [](const std::vector<at::Tensor>& inputs) {
-        return call_unary("memory_with_autograd", inputs[0]);
-      },
-      {values({5, 3})}, {{{kRows, kColumns}}, {{kAll, kRows}}});
-}
-
 TEST(OwnOperatorGradients, WorkForAFunctionWithoutAnOperator) {
   expect_gradients_of_one_rank(
-      [](const std::vector<at::Tensor>& inputs) { return own_operators::cube_by_hand(inputs[0]); },
+      [](const std::vector<at::Tensor>& inputs) {
+        return own_operators::CubeByHand::apply(inputs[0]);
+      },
       {values({5, 3})}, {{{kRows, kColumns}}, {{kSum, kAll}}});
 }
 
@@ -431,23 +559,18 @@ TEST(OwnOperatorGradients, HaveGradients) {
                                {{{kRows, kColumns}, {kAll, kRows}}, {{kAll, kRows}, {kAll, kAll}}});
 }
 
-TEST(OwnOperatorGradients, SendWhatTheRuleImplies) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-    at::Tensor w = distribute_tensor(values({3}), mesh, {Replicate{}});
-    x = x.detach().requires_grad_();
-    w = w.detach().requires_grad_();
-    const StrictScope strict;
-    const CommunicationScope communication(mesh);
-    const at::Tensor result = call_binary("kernel", x, w);
-    EXPECT_EQ(communication.total().calls, 0);
-    EXPECT_EQ(DistributedTensor(result).placements(), Placements{Shard{0}});
-    result.backward(at::ones_like(result));
-    EXPECT_EQ(communication.total().calls, 1);  // the sum of the weight's gradient
-  });
+TEST_ON_MESH(OwnOperatorGradients, SendWhatTheRuleImplies, {2}, {"dp"}) {
+  const auto x = leaf(values({6, 3}), mesh, Shard{0}), w = leaf(values({3}), mesh, Replicate{});
+  const StrictScope strict;
+  const CommunicationScope communication(mesh);
+  const at::Tensor result = call_binary("kernel", x, w);
+  EXPECT_EQ(communication.total().calls, 0);
+  EXPECT_EQ(DistributedTensor(result).placements(), Placements{Shard{0}});
+  result.backward(at::ones_like(result));
+  EXPECT_EQ(communication.total().calls, 1);  // the sum of the weight's gradient
 }
 
-TEST(OwnOperatorGradients, ReachAPlainTensorOfOneElement) {
+TEST_ON_MESH(OwnOperatorGradients, ReachAPlainTensorOfOneElement, {2}, {"dp"}) {
   const at::Tensor plain_x = values({6, 3});
   const auto gradient_of_factor = [](const at::Tensor& x) {
     at::Tensor factor = at::full({1}, 0.5, at::kDouble).requires_grad_();
@@ -455,54 +578,43 @@ TEST(OwnOperatorGradients, ReachAPlainTensorOfOneElement) {
     return factor.grad();
   };
   const at::Tensor expected = gradient_of_factor(plain_x);
-  RunOnMesh({2}, {"dp"}, [&](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(plain_x, mesh, {Shard{0}}).tensor().detach();
-    EXPECT_ERROR(gradient_of_factor(x), "a plain number with a gradient may be another");
-    const ReplicationScope same_on_every_rank;
-    EXPECT_TRUE(at::allclose(gradient_of_factor(x), expected));
-  });
+  const at::Tensor x = distribute_tensor(plain_x, mesh, {Shard{0}}).tensor().detach();
+  EXPECT_ERROR(gradient_of_factor(x), "a plain number with a gradient may be another");
+  const ReplicationScope same_on_every_rank;
+  EXPECT_TRUE(at::allclose(gradient_of_factor(x), expected));
 }
 
-TEST(OwnOperatorGradients, AreNotWantedWithoutGradMode) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-    x = x.detach().requires_grad_();
-    const at::NoGradGuard no_grad;
-    EXPECT_FALSE(call_unary("memory", x).requires_grad());
-    at::Tensor copy = x.clone();
-    EXPECT_TRUE(own_operators::call<at::Tensor&(at::Tensor&)>("halve_", copy).is_same(copy));
-  });
+TEST_ON_MESH(OwnOperatorGradients, AreNotWantedWithoutGradMode, {2}, {"dp"}) {
+  const auto x = leaf(values({6, 3}), mesh, Shard{0});
+  const at::NoGradGuard no_grad;
+  EXPECT_FALSE(call_unary("memory", x).requires_grad());
+  at::Tensor copy = x.clone();
+  EXPECT_TRUE(own_operators::call<at::Tensor&(at::Tensor&)>("halve_", copy).is_same(copy));
 }
 
-TEST(OwnOperatorGradients, AreAnErrorWhereTheyCannotBeRecorded) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-    x = x.detach().requires_grad_();
-    at::Tensor copy = x.clone();
-    EXPECT_ERROR(own_operators::call<at::Tensor&(at::Tensor&)>("halve_", copy),
-                 "own_gradients::halve_", "writes to an argument", "DispatchKey::Autograd",
-                 "NoGradGuard");
-    EXPECT_ERROR(call_unary("first_half", x), "own_gradients::first_half", "returns a view",
-                 "DispatchKey::Autograd");
-    EXPECT_ERROR(call_unary("column_maximum", x), "own_gradients::column_maximum", "Partial(max)",
-                 "DispatchKey::Autograd");
-  });
+TEST_ON_MESH(OwnOperatorGradients, AreAnErrorWhereTheyCannotBeRecorded, {2}, {"dp"}) {
+  const auto x = leaf(values({6, 3}), mesh, Shard{0});
+  at::Tensor copy = x.clone();
+  EXPECT_ERROR(own_operators::call<at::Tensor&(at::Tensor&)>("halve_", copy),
+               "own_gradients::halve_", "writes to an argument", "DispatchKey::Autograd",
+               "NoGradGuard");
+  EXPECT_ERROR(call_unary("first_half", x), "own_gradients::first_half", "returns a view",
+               "DispatchKey::Autograd");
+  EXPECT_ERROR(call_unary("column_maximum", x), "own_gradients::column_maximum", "Partial(max)",
+               "DispatchKey::Autograd");
 }
 
 // A mode may give results back later, which then would belong to an older graph.
-TEST(OwnOperatorGradients, AreRecordedWithoutTheModesSeeingIt) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
-    x = x.detach().requires_grad_();
-    ListingMode mode;
-    {
-      const OperatorModeScope scope(mode);
-      EXPECT_TRUE(call_binary("kernel", x, x).requires_grad());
-      EXPECT_TRUE(mode.names.empty());
-      call_binary("explicit_with_autograd", x, x);
-    }
-    EXPECT_EQ(mode.names, std::vector<std::string>{"own_gradients::explicit_with_autograd"});
-  });
+TEST_ON_MESH(OwnOperatorGradients, AreRecordedWithoutTheModesSeeingIt, {2}, {"dp"}) {
+  const auto x = leaf(values({6, 3}), mesh, Shard{0});
+  ListingMode mode;
+  {
+    const OperatorModeScope scope(mode);
+    EXPECT_TRUE(call_binary("kernel", x, x).requires_grad());
+    EXPECT_TRUE(mode.names.empty());
+    call_binary("explicit_with_autograd", x, x);
+  }
+  EXPECT_EQ(mode.names, std::vector<std::string>{"own_gradients::explicit_with_autograd"});
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <ostream>
 
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/manual_seed.h"
@@ -25,80 +24,56 @@ namespace {
 
 using testing::full_tensor;
 
-struct RandomCase {
-  const char* name;
-  std::function<at::Tensor(const at::Tensor&)> draw;
-};
-
-std::ostream& operator<<(std::ostream& out, const RandomCase& c) {
-  return out << c.name;
-}
+using Draw = std::function<at::Tensor(const at::Tensor&)>;
 
 const std::vector<std::int64_t> kSizes{7, 5};
 
-at::Tensor draw(const RandomCase& c, const DeviceMesh& mesh, const Placements& placements) {
+at::Tensor drawn(const Draw& draw, const DeviceMesh& mesh, const Placements& placements) {
   manual_seed(7);
   const at::Tensor x = distribute_tensor(at::full(kSizes, 0.5), mesh, placements);
-  c.draw(x);
-  return DistributedTensor(c.draw(x)).full_tensor();
+  draw(x);
+  return full_tensor(draw(x));
 }
 
-class RandomOperators : public ::testing::TestWithParam<RandomCase> {};
-
-TEST_P(RandomOperators, DrawTheSameOnEveryMesh) {
-  const auto& c = GetParam();
-  at::Tensor expected;
-  RunRanks(1, [&](Rank& rank) { expected = draw(c, rank.mesh({1}, {"x"}), {Replicate{}}); });
-  EXPECT_GT(std::get<0>(at::_unique(expected)).numel(), 1);
-  RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& line) {
-    EXPECT_TRUE(at::equal(draw(c, line, {Shard{0}}), expected));
-    EXPECT_TRUE(at::equal(draw(c, line, {Shard{1}}), expected));
-    EXPECT_TRUE(at::equal(draw(c, line, {Partial{}}), expected));
-    const auto square = rank.mesh({2, 2}, {"a", "b"});
-    EXPECT_TRUE(at::equal(draw(c, square, {Shard{0}, Shard{0}}), expected));
-    EXPECT_TRUE(at::equal(draw(c, square, {Replicate{}, Shard{1}}), expected));
+TEST(RandomOperators, DrawTheSameOnEveryMesh) {
+  const std::vector<testing::Named<at::Tensor(const at::Tensor&)>> all{
+      {"uniform", [](auto& x) { return x.clone().uniform_(-1, 1); }},
+      {"normal", [](auto& x) { return x.clone().normal_(2, 3); }},
+      {"bernoulli", [](auto& x) { return x.clone().bernoulli_(0.3); }},
+      {"bernoulli_of_tensor", [](auto& x) { return at::bernoulli(x); }},
+      {"bernoulli_by_tensor", [](auto& x) { return x.clone().bernoulli_(x); }},
+      {"bernoulli_by_row", [](auto& x) { return x.clone().bernoulli_(x.select(0, 0)); }},
+      {"bernoulli_of_number", [](auto& x) { return at::bernoulli(x, 0.3); }},
+      {"exponential", [](auto& x) { return x.clone().exponential_(); }},
+      {"geometric", [](auto& x) { return x.clone().geometric_(0.2); }},
+      {"cauchy", [](auto& x) { return x.clone().cauchy_(1, 2); }},
+      {"log_normal", [](auto& x) { return x.clone().log_normal_(); }},
+      {"integers", [](auto& x) { return at::empty_like(x, at::kLong).random_(); }},
+      {"integers_between", [](auto& x) { return at::empty_like(x, at::kInt).random_(-5, 90); }},
+      {"rand_like", [](auto& x) { return at::rand_like(x); }},
+      {"randn_like", [](auto& x) { return at::randn_like(x); }},
+      {"randint_like", [](auto& x) { return at::randint_like(x, 100); }},
+      {"dropout", [](auto& x) { return at::dropout(x, 0.3, true); }},
+      {"native_dropout", [](auto& x) { return std::get<0>(at::native_dropout(x, 0.3, true)); }},
+      {"multinomial", [](auto& x) { return at::multinomial(x, 3); }}};
+  std::vector<at::Tensor> expected;
+  RunOnMesh({1}, {"x"}, [&](const DeviceMesh& one) {
+    for (const auto& [name, draw] : all) {
+      expected.push_back(drawn(draw, one, {Replicate{}}));
+      EXPECT_GT(std::get<0>(at::_unique(expected.back())).numel(), 1) << name;
+    }
   });
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    All, RandomOperators,
-    ::testing::Values(
-        RandomCase{"uniform", [](const at::Tensor& x) { return x.clone().uniform_(-1, 1); }},
-        RandomCase{"normal", [](const at::Tensor& x) { return x.clone().normal_(2, 3); }},
-        RandomCase{"bernoulli", [](const at::Tensor& x) { return x.clone().bernoulli_(0.3); }},
-        RandomCase{"bernoulli_of_tensor", [](const at::Tensor& x) { return at::bernoulli(x); }},
-        RandomCase{"bernoulli_by_tensor",
-                   [](const at::Tensor& x) { return x.clone().bernoulli_(x); }},
-        RandomCase{"bernoulli_by_row",
-                   [](const at::Tensor& x) { return x.clone().bernoulli_(x.select(0, 0)); }},
-        RandomCase{"bernoulli_of_number",
-                   [](const at::Tensor& x) { return at::bernoulli(x, 0.3); }},
-        RandomCase{"exponential", [](const at::Tensor& x) { return x.clone().exponential_(); }},
-        RandomCase{"geometric", [](const at::Tensor& x) { return x.clone().geometric_(0.2); }},
-        RandomCase{"cauchy", [](const at::Tensor& x) { return x.clone().cauchy_(1, 2); }},
-        RandomCase{"log_normal", [](const at::Tensor& x) { return x.clone().log_normal_(); }},
-        RandomCase{"integers",
-                   [](const at::Tensor& x) { return at::empty_like(x, at::kLong).random_(); }},
-        RandomCase{"integers_between",
-                   [](const at::Tensor& x) { return at::empty_like(x, at::kInt).random_(-5, 90); }},
-        RandomCase{"rand_like", [](const at::Tensor& x) { return at::rand_like(x); }},
-        RandomCase{"randn_like", [](const at::Tensor& x) { return at::randn_like(x); }},
-        RandomCase{"randint_like", [](const at::Tensor& x) { return at::randint_like(x, 100); }},
-        RandomCase{"dropout", [](const at::Tensor& x) { return at::dropout(x, 0.3, true); }},
-        RandomCase{
-            "native_dropout",
-            [](const at::Tensor& x) { return std::get<0>(at::native_dropout(x, 0.3, true)); }},
-        RandomCase{"multinomial", [](const at::Tensor& x) { return at::multinomial(x, 3); }}),
-    [](const auto& info) { return info.param.name; });
-
-TEST(RandomOperators, MoveNothingWhereElementsCanBeDrawnAlone) {
-  const testing::DebugChecks none("0");
-  RunRanks(4, [](Rank& rank) {
-    const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({4}, {"x"}), {Shard{0}});
-    at::rand_like(x);
-    at::dropout(x, 0.5, true);
-    x.normal_();
-    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
+  RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& line) {
+    const auto square = rank.mesh({2, 2}, {"a", "b"});
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      SCOPED_TRACE(all[i].name);
+      for (const Placement& placement :
+           {Placement(Shard{0}), Placement(Shard{1}), Placement(Partial{})}) {
+        EXPECT_EQUAL(drawn(all[i].run, line, {placement}), expected[i]) << to_string(placement);
+      }
+      EXPECT_EQUAL(drawn(all[i].run, square, {Shard{0}, Shard{0}}), expected[i]);
+      EXPECT_EQUAL(drawn(all[i].run, square, {Replicate{}, Shard{1}}), expected[i]);
+    }
   });
 }
 
@@ -183,149 +158,115 @@ TEST(NativeDropout, DropsAlikeOnEveryMeshInBothDirections) {
   });
 }
 
-TEST(NativeDropout, KeepsOrDropsAllAtTheEnds) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = distribute_tensor(at::ones(kSizes), rank.mesh({2}, {"x"}), {Shard{0}});
-    EXPECT_TRUE(
-        at::equal(full_tensor(std::get<0>(at::native_dropout(x, 0.5, false))), at::ones(kSizes)));
-    EXPECT_TRUE(full_tensor(std::get<1>(at::native_dropout(x, 0.0, true))).all().item<bool>());
-    EXPECT_TRUE(
-        at::equal(full_tensor(std::get<0>(at::native_dropout(x, 1.0, true))), at::zeros(kSizes)));
-  });
+TEST_ON_MESH(NativeDropout, KeepsOrDropsAllAtTheEnds, {2}, {"x"}) {
+  const at::Tensor x = distribute_tensor(at::ones(kSizes), mesh, {Shard{0}});
+  EXPECT_EQUAL(std::get<0>(at::native_dropout(x, 0.5, false)), at::ones(kSizes));
+  EXPECT_TRUE(full_tensor(std::get<1>(at::native_dropout(x, 0.0, true))).all().item<bool>());
+  EXPECT_EQUAL(std::get<0>(at::native_dropout(x, 1.0, true)), at::zeros(kSizes));
 }
 
-TEST(RandomOperators, HaveTheDistributionThatIsAskedFor) {
-  RunOnMesh({1}, {"x"}, [](const DeviceMesh& mesh) {
-    manual_seed(1);
-    const at::Tensor x = distribute_tensor(at::zeros({40'000}), mesh, {Shard{0}});
-    const auto mean = [](const at::Tensor& t) {
-      return local_tensor(t).to(at::kDouble).mean().item<double>();
-    };
-    EXPECT_NEAR(mean(x.exponential_(2)), 0.5, 0.02);
-    EXPECT_NEAR(mean(x.geometric_(0.2)), 5, 0.2);
-    EXPECT_EQ(local_tensor(x).min().item<double>(), 1);
-    EXPECT_NEAR(local_tensor(x.cauchy_(1, 2)).median().item<double>(), 1, 0.1);
-    EXPECT_NEAR(mean(x.log_normal_(0, 0.5).log()), 0, 0.02);
-    EXPECT_NEAR(mean(x.random_(-5, 90)), 42, 1);
-    EXPECT_EQ(local_tensor(x).min().item<double>(), -5);
-    EXPECT_EQ(local_tensor(x).max().item<double>(), 89);
-    // All 63 bits are drawn.
-    const at::Tensor integers = local_tensor(at::empty_like(x, at::kLong).random_());
-    for (const int bit : {0, 20, 31, 32, 52, 62}) {
-      const at::Tensor bits = integers.bitwise_right_shift(bit).bitwise_and(1);
-      EXPECT_NEAR(mean(bits), 0.5, 0.02) << "bit " << bit;
-    }
-    EXPECT_NEAR(mean(at::empty_like(x, at::kBool).random_()), 0.5, 0.02);
-    EXPECT_NEAR(mean(at::empty_like(x, at::kBool).bernoulli_(0.3)), 0.3, 0.02);
-    EXPECT_NEAR(mean(at::bernoulli(x, 0.3)), 0.3, 0.02);
-    EXPECT_NEAR(mean(at::bernoulli(at::full_like(x, 0.3))), 0.3, 0.02);
-  });
+TEST_ON_MESH(RandomOperators, HaveTheDistributionThatIsAskedFor, {1}, {"x"}) {
+  manual_seed(1);
+  const at::Tensor x = distribute_tensor(at::zeros({40'000}), mesh, {Shard{0}});
+  const auto mean = [](const at::Tensor& t) {
+    return local_tensor(t).to(at::kDouble).mean().item<double>();
+  };
+  EXPECT_NEAR(mean(x.exponential_(2)), 0.5, 0.02);
+  EXPECT_NEAR(mean(x.geometric_(0.2)), 5, 0.2);
+  EXPECT_EQ(local_tensor(x).min().item<double>(), 1);
+  EXPECT_NEAR(local_tensor(x.cauchy_(1, 2)).median().item<double>(), 1, 0.1);
+  EXPECT_NEAR(mean(x.log_normal_(0, 0.5).log()), 0, 0.02);
+  EXPECT_NEAR(mean(x.random_(-5, 90)), 42, 1);
+  EXPECT_EQ(local_tensor(x).min().item<double>(), -5);
+  EXPECT_EQ(local_tensor(x).max().item<double>(), 89);
+  // All 63 bits are drawn.
+  const at::Tensor integers = local_tensor(at::empty_like(x, at::kLong).random_());
+  for (const int bit : {0, 20, 31, 32, 52, 62}) {
+    const at::Tensor bits = integers.bitwise_right_shift(bit).bitwise_and(1);
+    EXPECT_NEAR(mean(bits), 0.5, 0.02) << "bit " << bit;
+  }
+  EXPECT_NEAR(mean(at::empty_like(x, at::kBool).random_()), 0.5, 0.02);
+  EXPECT_NEAR(mean(at::empty_like(x, at::kBool).bernoulli_(0.3)), 0.3, 0.02);
+  EXPECT_NEAR(mean(at::bernoulli(x, 0.3)), 0.3, 0.02);
+  EXPECT_NEAR(mean(at::bernoulli(at::full_like(x, 0.3))), 0.3, 0.02);
 }
 
-TEST(RandomOperators, DrawAllIntegersUpToTheLast) {
-  RunRanks(1, [](Rank& rank) {
-    const at::Tensor x = distribute_tensor(at::zeros({20'000}), rank.mesh({1}, {"x"}), {Shard{0}});
-    const std::map<c10::ScalarType, std::int64_t> last{{at::kBool, 1},
-                                                       {at::kByte, 255},
-                                                       {at::kChar, 127},
-                                                       {at::kHalf, 2048},
-                                                       {at::kBFloat16, 256}};
-    for (const auto& [type, largest] : last) {
-      const auto drawn = at::zeros_like(x, type).random_(0, std::optional<std::int64_t>{});
-      EXPECT_EQ(local_tensor(drawn).max().to(at::kLong).item<std::int64_t>(), largest) << type;
-    }
-    // More than 2^63 integers.
-    using Limits = std::numeric_limits<std::int64_t>;
-    const auto wide =
-        local_tensor(at::zeros_like(x, at::kLong).random_(Limits::min(), Limits::max()));
-    EXPECT_NEAR(wide.ge(0).to(at::kDouble).mean().item<double>(), 0.5, 0.02);
-    const auto all = local_tensor(
-        at::zeros_like(x, at::kLong)
-            .random_(std::numeric_limits<std::int64_t>::min(), std::optional<std::int64_t>{}));
-    EXPECT_NEAR(all.lt(0).to(at::kDouble).mean().item<double>(), 0.5, 0.02);
-  });
+TEST_ON_MESH(RandomOperators, DrawAllIntegersUpToTheLast, {1}, {"x"}) {
+  const at::Tensor x = distribute_tensor(at::zeros({20'000}), mesh, {Shard{0}});
+  const std::map<c10::ScalarType, std::int64_t> last{
+      {at::kBool, 1}, {at::kByte, 255}, {at::kChar, 127}, {at::kHalf, 2048}, {at::kBFloat16, 256}};
+  for (const auto& [type, largest] : last) {
+    const auto drawn = at::zeros_like(x, type).random_(0, std::optional<std::int64_t>{});
+    EXPECT_EQ(local_tensor(drawn).max().to(at::kLong).item<std::int64_t>(), largest) << type;
+  }
+  // More than 2^63 integers.
+  using Limits = std::numeric_limits<std::int64_t>;
+  const auto wide =
+      local_tensor(at::zeros_like(x, at::kLong).random_(Limits::min(), Limits::max()));
+  EXPECT_NEAR(wide.ge(0).to(at::kDouble).mean().item<double>(), 0.5, 0.02);
+  const auto all = local_tensor(
+      at::zeros_like(x, at::kLong)
+          .random_(std::numeric_limits<std::int64_t>::min(), std::optional<std::int64_t>{}));
+  EXPECT_NEAR(all.lt(0).to(at::kDouble).mean().item<double>(), 0.5, 0.02);
 }
 
-TEST(RandomOperators, RefuseWhatLibtorchRefuses) {
-  RunRanks(1, [](Rank& rank) {
-    const at::Tensor x = distribute_tensor(at::zeros({4}), rank.mesh({1}, {"x"}), {Shard{0}});
-    EXPECT_ERROR(x.exponential_(0), "exponential numbers of rate 0 were asked for");
-    EXPECT_ERROR(x.geometric_(1), "geometric numbers of probability 1");
-    EXPECT_ERROR(x.cauchy_(0, 0), "Cauchy numbers of sigma 0");
-    EXPECT_ERROR(x.log_normal_(0, 0), "log-normal numbers of std 0");
-    EXPECT_ERROR(x.random_(3, 3), "random integers from 3 to 3");
-    const auto of = [&x](c10::ScalarType type) { return at::zeros_like(x, type); };
-    EXPECT_ERROR(of(at::kChar).random_(0, 300), "but Char has no 299");
-    EXPECT_ERROR(of(at::kByte).random_(-5, 5), "but Byte has no -5");
-    EXPECT_ERROR(of(at::kBool).random_(3), "but Bool has no 2");
-    EXPECT_ERROR(of(at::kHalf).random_(1'000'000), "but Half has no 999999");
-    EXPECT_ERROR(of(at::kHalf).uniform_(0, 1e6), "which Half does not hold");
-    EXPECT_ERROR(of(at::kDouble).uniform_(0, INFINITY), "which Double does not hold");
-    EXPECT_ERROR(of(at::kInt).exponential_(), "were asked for in a tensor of Int");
-  });
+TEST_ON_MESH(RandomOperators, RefuseWhatLibtorchRefuses, {1}, {"x"}) {
+  const at::Tensor x = distribute_tensor(at::zeros({4}), mesh, {Shard{0}});
+  EXPECT_ERROR(x.exponential_(0), "exponential numbers of rate 0 were asked for");
+  EXPECT_ERROR(x.geometric_(1), "geometric numbers of probability 1");
+  EXPECT_ERROR(x.cauchy_(0, 0), "Cauchy numbers of sigma 0");
+  EXPECT_ERROR(x.log_normal_(0, 0), "log-normal numbers of std 0");
+  EXPECT_ERROR(x.random_(3, 3), "random integers from 3 to 3");
+  const auto of = [&x](c10::ScalarType type) { return at::zeros_like(x, type); };
+  EXPECT_ERROR(of(at::kChar).random_(0, 300), "but Char has no 299");
+  EXPECT_ERROR(of(at::kByte).random_(-5, 5), "but Byte has no -5");
+  EXPECT_ERROR(of(at::kBool).random_(3), "but Bool has no 2");
+  EXPECT_ERROR(of(at::kHalf).random_(1'000'000), "but Half has no 999999");
+  EXPECT_ERROR(of(at::kHalf).uniform_(0, 1e6), "which Half does not hold");
+  EXPECT_ERROR(of(at::kDouble).uniform_(0, INFINITY), "which Double does not hold");
+  EXPECT_ERROR(of(at::kInt).exponential_(), "were asked for in a tensor of Int");
 }
 
-TEST(RandomOperators, DifferFromCallToCallAndRepeatFromAState) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({2}, {"x"}), {Shard{0}});
-    const auto state = random_state();
-    const auto first = DistributedTensor(at::rand_like(x)).full_tensor();
-    EXPECT_FALSE(at::equal(DistributedTensor(at::rand_like(x)).full_tensor(), first));
-    set_random_state(state);
-    EXPECT_TRUE(at::equal(DistributedTensor(at::rand_like(x)).full_tensor(), first));
-  });
+TEST_ON_MESH(RandomOperators, DifferFromCallToCallAndRepeatFromAState, {2}, {"x"}) {
+  const at::Tensor x = distribute_tensor(at::zeros(kSizes), mesh, {Shard{0}});
+  const auto state = random_state();
+  const auto first = DistributedTensor(at::rand_like(x)).full_tensor();
+  EXPECT_FALSE(at::equal(DistributedTensor(at::rand_like(x)).full_tensor(), first));
+  set_random_state(state);
+  EXPECT_EQUAL(at::rand_like(x), first);
 }
 
-TEST(RandomOperators, DrawFromTheGeneratorThatIsPassed) {
-  const auto own = at::empty(kSizes).uniform_(0, 1, at::detail::createCPUGenerator(3));
-  RunRanks(2, [&](Rank& rank) {
-    const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({2}, {"x"}), {Shard{0}});
-    x.uniform_();  // its own plan, and not this one's
-    x.uniform_(0, 1, at::detail::createCPUGenerator(3));
-    EXPECT_TRUE(at::equal(DistributedTensor(x).full_tensor(), own));
-  });
-}
-
-TEST(Bernoulli, DrawsFromTheGeneratorThatIsPassed) {
+TEST_ON_MESH(RandomOperators, DrawFromTheGeneratorThatIsPassed, {2}, {"x"}) {
   const auto generator = [] { return at::detail::createCPUGenerator(3); };
-  const at::Tensor own = at::bernoulli(at::full(kSizes, 0.5), generator());
-  RunRanks(2, [&](Rank& rank) {
-    const at::Tensor x =
-        distribute_tensor(at::full(kSizes, 0.5), rank.mesh({2}, {"x"}), {Shard{0}});
-    EXPECT_TRUE(at::equal(full_tensor(at::bernoulli(x, generator())), own));
-    EXPECT_TRUE(at::equal(full_tensor(x.clone().bernoulli_(x, generator())), own));
-  });
+  const at::Tensor half = at::full(kSizes, 0.5);
+  const at::Tensor x = distribute_tensor(half.clone(), mesh, {Shard{0}});
+  const at::Tensor bits = at::bernoulli(half, generator());
+  EXPECT_EQUAL(at::bernoulli(x, generator()), bits);
+  EXPECT_EQUAL(x.clone().bernoulli_(x, generator()), bits);
+  x.uniform_();  // its own plan, and not this one's
+  EXPECT_EQUAL(x.uniform_(0, 1, generator()), at::empty(kSizes).uniform_(0, 1, generator()));
 }
 
-TEST(Bernoulli, RefusesPlainProbabilities) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({2}, {"x"}), {Shard{0}});
-    const auto before = random_state();
-    EXPECT_ERROR(x.bernoulli_(at::full(kSizes, 0.5)), "aten::bernoulli_.Tensor mixes distributed");
-    EXPECT_EQ(random_state().calls, before.calls);
-    EXPECT_TRUE(at::equal(full_tensor(x.bernoulli_(at::scalar_tensor(1.0))), at::ones(kSizes)));
-  });
+TEST_ON_MESH(Bernoulli, RefusesPlainProbabilities, {2}, {"x"}) {
+  const at::Tensor x = distribute_tensor(at::zeros(kSizes), mesh, {Shard{0}});
+  const auto before = random_state();
+  EXPECT_ERROR(x.bernoulli_(at::full(kSizes, 0.5)), "aten::bernoulli_.Tensor mixes distributed");
+  EXPECT_EQ(random_state().calls, before.calls);
+  EXPECT_EQUAL(x.bernoulli_(at::scalar_tensor(1.0)), at::ones(kSizes));
 }
 
-TEST(RandomOperators, LeaveLibtorchsGeneratorAlone) {
-  RunRanks(1, [](Rank& rank) {
-    const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({1}, {"x"}), {Shard{0}});
-    at::manual_seed(3);
-    const auto expected = at::rand({4});
-    at::manual_seed(3);
-    x.exponential_();
-    x.uniform_();
-    EXPECT_TRUE(at::equal(at::rand({4}), expected));
-  });
+TEST_ON_MESH(RandomOperators, LeaveLibtorchsGeneratorAlone, {1}, {"x"}) {
+  const at::Tensor x = distribute_tensor(at::zeros(kSizes), mesh, {Shard{0}});
+  at::manual_seed(3);
+  const auto expected = at::rand({4});
+  at::manual_seed(3);
+  x.exponential_();
+  x.uniform_();
+  EXPECT_TRUE(at::equal(at::rand({4}), expected));
 }
-
-}  // namespace
 
 // Dropout inside attention: the same mask on every mesh, in both directions.
 
-namespace {
-
-using testing::full_tensor;
 using testing::values;
 
 // 3 and 5 divide by neither 2 nor 4.
@@ -349,34 +290,31 @@ Results attend(const DeviceMesh& mesh, const Placements& placements, bool causal
           full_tensor(value.grad())};
 }
 
-void expect_same(const Results& found, const Results& expected, const char* what) {
+void expect_same(const Results& found, const Results& expected, const std::string& what) {
   for (std::size_t i = 0; i < found.size(); ++i) {
     EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-9, 1e-12)) << what << ", result " << i;
   }
 }
 
-class AttentionDropout : public ::testing::TestWithParam<bool> {};
-
-TEST_P(AttentionDropout, DropsAlikeOnEveryMesh) {
-  Results expected;
-  RunOnMesh({1}, {"x"}, [&](const DeviceMesh& one) {
-    expected = attend(one, {Replicate{}}, GetParam());
-    EXPECT_FALSE(at::allclose(
-        expected[0], at::scaled_dot_product_attention(values(kHeads, 0), values(kHeads, 1),
-                                                      values(kHeads, 2), {}, 0, GetParam())));
-  });
-  RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& line) {
-    expect_same(attend(line, {Replicate{}}, GetParam()), expected, "replicated");
-    expect_same(attend(line, {Shard{0}}, GetParam()), expected, "batch");
-    expect_same(attend(line, {Shard{1}}, GetParam()), expected, "heads");
-    expect_same(attend(line, {Shard{2}}, GetParam()), expected, "sequence");
-    const DeviceMesh square = rank.mesh({2, 2}, {"dp", "tp"});
-    expect_same(attend(square, {Shard{0}, Shard{1}}, GetParam()), expected, "batch and heads");
-  });
+TEST(AttentionDropout, DropsAlikeOnEveryMesh) {
+  for (const bool causal : {false, true}) {
+    Results expected;
+    RunOnMesh({1}, {"x"}, [&](const DeviceMesh& one) {
+      expected = attend(one, {Replicate{}}, causal);
+      const at::Tensor undropped = at::scaled_dot_product_attention(
+          values(kHeads, 0), values(kHeads, 1), values(kHeads, 2), {}, 0, causal);
+      EXPECT_FALSE(at::allclose(expected[0], undropped));
+    });
+    RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& line) {
+      for (const Placement& placement : {Placement(Replicate{}), Placement(Shard{0}),
+                                         Placement(Shard{1}), Placement(Shard{2})}) {
+        expect_same(attend(line, {placement}, causal), expected, to_string(placement));
+      }
+      const DeviceMesh square = rank.mesh({2, 2}, {"dp", "tp"});
+      expect_same(attend(square, {Shard{0}, Shard{1}}, causal), expected, "batch and heads");
+    });
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(Masks, AttentionDropout, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "causal" : "none"; });
 
 }  // namespace
 }  // namespace tessera

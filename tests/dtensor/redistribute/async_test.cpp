@@ -1,10 +1,9 @@
 // Redistributions that are waited for at the first use of their values.
 
-#include <span>
-
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/detail/deferred_sums.h"
 #include "testing/distributed.h"
+#include "testing/forwarding_communicator.h"
 
 namespace tessera {
 namespace {
@@ -30,29 +29,19 @@ class LoggedWork final : public comm::Work {
 };
 
 /// Notes when collectives of a group start and when they are waited for.
-class LoggedCommunicator final : public comm::Communicator {
+class LoggedCommunicator final : public testing::ForwardingCommunicator {
  public:
   LoggedCommunicator(CommunicatorPtr inner, std::string name, Log& log, bool on_device)
-      : Communicator(inner->rank(), inner->size()),
-        inner_(std::move(inner)),
+      : ForwardingCommunicator(std::move(inner)),
         name_(std::move(name)),
         log_(log),
         on_device_(on_device) {}
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    return logged(inner_->all_gather(output, input));
+    return logged(inner().all_gather(output, input));
   }
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
-    return logged(inner_->all_reduce(tensor, op));
+    return logged(inner().all_reduce(tensor, op));
   }
-  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
-    return logged(inner_->reduce_scatter(output, input, op));
-  }
-  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
-                     std::span<const std::int64_t> output_counts,
-                     std::span<const std::int64_t> input_counts) override {
-    return logged(inner_->all_to_all(output, input, output_counts, input_counts));
-  }
-  std::string name() const override { return "logged"; }
   bool keeps_order_on_device() const override { return on_device_; }
 
  private:
@@ -61,7 +50,6 @@ class LoggedCommunicator final : public comm::Communicator {
     return std::make_shared<LoggedWork>(std::move(work), name_, log_);
   }
 
-  CommunicatorPtr inner_;
   std::string name_;
   Log& log_;
   bool on_device_;
@@ -80,75 +68,65 @@ DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
 const RedistributeOptions kAsync{.async = true};
 const Placements kWhole{Replicate{}, Replicate{}};
 
-TEST(Async, WaitsAtTheFirstUse) {
-  RunRanks(4, [](Rank& rank) {
-    Log log;
-    const auto mesh = logged_mesh(rank, log);
-    const auto x = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
-    const auto y = x.redistribute(kWhole, kAsync);
-    EXPECT_EQ(y.tensor().sizes(), (std::vector<std::int64_t>{7, 5}));
-    EXPECT_EQ(y.placements(), kWhole);
-    EXPECT_EQ(log, (Log{"start dp"}));
-    EXPECT_TRUE(at::equal(y.tensor().mul(2).sum(), y.tensor().sum().mul(2)));
-    EXPECT_TRUE(at::equal(y.to_local(), counting_values({7, 5})));
-    EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
-  });
+TEST_ON_RANKS(Async, WaitsAtTheFirstUse, 4) {
+  Log log;
+  const auto mesh = logged_mesh(rank, log);
+  const auto x = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
+  const auto y = x.redistribute(kWhole, kAsync);
+  EXPECT_EQ(y.tensor().sizes(), (std::vector<std::int64_t>{7, 5}));
+  EXPECT_EQ(y.placements(), kWhole);
+  EXPECT_EQ(log, (Log{"start dp"}));
+  EXPECT_TRUE(at::equal(y.tensor().mul(2).sum(), y.tensor().sum().mul(2)));
+  EXPECT_TRUE(at::equal(y.to_local(), counting_values({7, 5})));
+  EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
 // An empty tensor needs no collective; what is left to do is the change of its local sizes.
-TEST(Async, AnEmptyTensorHasTheSizesOfItsLayout) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(at::empty({0, 4}), mesh, {Shard{0}});
-    const auto y = x.redistribute({Replicate{}}, kAsync);
-    EXPECT_EQ(y.to_local().sizes(), (std::vector<std::int64_t>{0, 4}));
-    EXPECT_EQ(y.full_tensor().sizes(), (std::vector<std::int64_t>{0, 4}));
-  });
+TEST_ON_MESH(Async, AnEmptyTensorHasTheSizesOfItsLayout, {2}, {"dp"}) {
+  const auto x = distribute_tensor(at::empty({0, 4}), mesh, {Shard{0}});
+  const auto y = x.redistribute({Replicate{}}, kAsync);
+  EXPECT_EQ(y.to_local().sizes(), (std::vector<std::int64_t>{0, 4}));
+  EXPECT_EQ(y.full_tensor().sizes(), (std::vector<std::int64_t>{0, 4}));
 }
 
-TEST(Async, OverlapsOnTwoGroups) {
-  RunRanks(4, [](Rank& rank) {
-    Log log;
-    const auto mesh = logged_mesh(rank, log);
-    const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
-    const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
-    const auto whole_a = a.redistribute(kWhole, kAsync);
-    const auto whole_b = b.redistribute(kWhole, kAsync);
-    EXPECT_EQ(log, (Log{"start dp", "start tp"}));
-    EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
-    EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
-    EXPECT_EQ(log, (Log{"start dp", "start tp", "wait dp", "wait tp"}));
-  });
+TEST_ON_RANKS(Async, OverlapsOnTwoGroups, 4) {
+  Log log;
+  const auto mesh = logged_mesh(rank, log);
+  const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
+  const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
+  const auto whole_a = a.redistribute(kWhole, kAsync);
+  const auto whole_b = b.redistribute(kWhole, kAsync);
+  EXPECT_EQ(log, (Log{"start dp", "start tp"}));
+  EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
+  EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
+  EXPECT_EQ(log, (Log{"start dp", "start tp", "wait dp", "wait tp"}));
 }
 
 // The group decides, not where the tensors are: those of a GPU may go through the host's memory.
-TEST(Async, IsWaitedForInTheOrderOfUseWhereADeviceKeepsTheOrderOfCalls) {
-  RunRanks(4, [](Rank& rank) {
-    Log log;
-    const auto mesh = logged_mesh(rank, log, /*on_device=*/true);
-    const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
-    const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
-    const auto whole_a = a.redistribute(kWhole, kAsync);
-    const auto whole_b = b.redistribute(kWhole, kAsync);
-    EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
-    EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
-    EXPECT_EQ(log, (Log{"start dp", "start tp", "wait tp", "wait dp"}));
-  });
+TEST_ON_RANKS(Async, IsWaitedForInTheOrderOfUseWhereADeviceKeepsTheOrderOfCalls, 4) {
+  Log log;
+  const auto mesh = logged_mesh(rank, log, /*on_device=*/true);
+  const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
+  const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
+  const auto whole_a = a.redistribute(kWhole, kAsync);
+  const auto whole_b = b.redistribute(kWhole, kAsync);
+  EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
+  EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
+  EXPECT_EQ(log, (Log{"start dp", "start tp", "wait tp", "wait dp"}));
 }
 
 // A collective of more rounds than one needs its peers to continue while they use something else.
-TEST(Async, RanksMayUseResultsInUnlikeOrders) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    constexpr std::int64_t kLarge = 3 << 20;
-    const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
-    const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
-    const auto a = x.redistribute(kWhole, kAsync), b = y.redistribute(kWhole, kAsync);
-    if (rank.rank() != 2) {
-      const auto& first = rank.rank() == 1 ? a : b;
-      EXPECT_EQ(first.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
-    }
-    EXPECT_TRUE(at::equal(y.full_tensor(), at::arange(kLarge)));
-    EXPECT_TRUE(at::equal(a.to_local(), b.to_local()));
-  });
+TEST_ON_MESH(Async, RanksMayUseResultsInUnlikeOrders, {2, 2}, {"dp", "tp"}) {
+  constexpr std::int64_t kLarge = 3 << 20;
+  const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
+  const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
+  const auto a = x.redistribute(kWhole, kAsync), b = y.redistribute(kWhole, kAsync);
+  if (rank.rank() != 2) {
+    const auto& first = rank.rank() == 1 ? a : b;
+    EXPECT_EQ(first.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
+  }
+  EXPECT_EQUAL(y, at::arange(kLarge));
+  EXPECT_TRUE(at::equal(a.to_local(), b.to_local()));
 }
 
 TEST(Async, PendingCollectivesFinishBeforeASynchronousOne) {
@@ -174,56 +152,48 @@ TEST(Async, PendingCollectivesFinishBeforeASynchronousOne) {
   });
 }
 
-TEST(Async, MovesAllPairsUneven) {
+TEST_ON_MESH(Async, MovesAllPairsUneven, {2, 2}, {"dp", "tp"}) {
   const std::vector<Placements> all{{Replicate{}, Replicate{}}, {Shard{0}, Shard{1}},
                                     {Shard{0}, Shard{0}},       {Partial{}, Shard{1}},
                                     {Shard{1}, Partial{}},      {StridedShard{0, 2}, Shard{0}}};
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    for (const auto& from : all) {
-      for (const auto& to : all) {
-        const auto x =
-            distribute_tensor(counting_values({7, 5}), mesh, from).redistribute(to, kAsync);
-        EXPECT_EQ(x.placements(), to);
-        EXPECT_TRUE(at::equal(x.full_tensor(), counting_values({7, 5})));
-      }
+  for (const auto& from : all) {
+    for (const auto& to : all) {
+      const auto x =
+          distribute_tensor(counting_values({7, 5}), mesh, from).redistribute(to, kAsync);
+      EXPECT_EQ(x.placements(), to);
+      EXPECT_EQUAL(x, counting_values({7, 5}));
     }
-  });
+  }
 }
 
-TEST(Async, AnUnusedTensorIsFinished) {
-  RunRanks(4, [](Rank& rank) {
-    Log log;
-    const auto mesh = logged_mesh(rank, log);
-    const auto x = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
-    x.redistribute(kWhole, kAsync);
-    EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
-  });
+TEST_ON_RANKS(Async, AnUnusedTensorIsFinished, 4) {
+  Log log;
+  const auto mesh = logged_mesh(rank, log);
+  const auto x = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
+  x.redistribute(kWhole, kAsync);
+  EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
-TEST(Async, CarriesGradientsBack) {
+TEST_ON_MESH(Async, CarriesGradientsBack, {2, 2}, {"dp", "tp"}) {
   auto plain = counting_values({7, 5}).requires_grad_();
   plain.pow(2).sum().backward();
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    const auto leaf =
-        distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Shard{1}}).tensor().detach();
-    leaf.requires_grad_();
-    const auto moved = DistributedTensor(leaf).redistribute({Shard{1}, Shard{0}}, kAsync);
-    moved.tensor().pow(2).sum().backward();
-    EXPECT_EQ(DistributedTensor(leaf.grad()).placements(), (Placements{Shard{0}, Shard{1}}));
-    EXPECT_TRUE(at::allclose(DistributedTensor(leaf.grad()).full_tensor(), plain.grad()));
-  });
+  const auto leaf =
+      distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Shard{1}}).tensor().detach();
+  leaf.requires_grad_();
+  const auto moved = DistributedTensor(leaf).redistribute({Shard{1}, Shard{0}}, kAsync);
+  moved.tensor().pow(2).sum().backward();
+  EXPECT_EQ(DistributedTensor(leaf.grad()).placements(), (Placements{Shard{0}, Shard{1}}));
+  EXPECT_CLOSE(leaf.grad(), plain.grad());
 }
 
-TEST(Async, DoesNotShareTheVersionOfItsSource) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(counting_values({4}), mesh, {Shard{0}});
-    const auto y = x.redistribute({Replicate{}}, kAsync);
-    const auto before = x.tensor()._version();
-    y.tensor().add_(1);
-    EXPECT_EQ(x.tensor()._version(), before);
-    EXPECT_EQ(y.tensor()._version(), local_tensor(y)._version());
-    EXPECT_TRUE(at::equal(x.full_tensor(), counting_values({4})));
-  });
+TEST_ON_MESH(Async, DoesNotShareTheVersionOfItsSource, {2}, {"x"}) {
+  const auto x = distribute_tensor(counting_values({4}), mesh, {Shard{0}});
+  const auto y = x.redistribute({Replicate{}}, kAsync);
+  const auto before = x.tensor()._version();
+  y.tensor().add_(1);
+  EXPECT_EQ(x.tensor()._version(), before);
+  EXPECT_EQ(y.tensor()._version(), local_tensor(y)._version());
+  EXPECT_EQUAL(x, counting_values({4}));
 }
 
 TEST(Async, AFailureOfAPeerIsThrownWhereTheValuesAreUsed) {

@@ -2,7 +2,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <limits>
-#include <ostream>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/communication_scope.h"
@@ -70,21 +69,18 @@ TEST(Wrapper, SaysWhichFunctionAskedForItsMemory) {
                 "was asked for in the backward of tessera::", "ReadsMemory, which it lacks");
 }
 
-TEST(Wrapper, SharesMemoryOnlyIfReplicated) {
-  testing::RunRanks(2, [](testing::Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"x"});
-    const at::Tensor source = at::zeros({4});
-    const auto all = distribute_tensor(source, mesh, {Replicate{}});
-    const auto part = distribute_tensor(source, mesh, {Shard{0}});
-    const auto copy = distribute_tensor(source.clone(), mesh, {Replicate{}});
-    source.add_(1);
-    EXPECT_EQ(all.to_local()[0].item<float>(), 1);
-    EXPECT_EQ(part.to_local()[0].item<float>(), 0);
-    EXPECT_EQ(copy.to_local()[0].item<float>(), 0);
-    const auto alone = distribute_tensor(source, one_rank(), {Shard{0}});
-    source.add_(1);
-    EXPECT_EQ(alone.to_local()[0].item<float>(), 1);
-  });
+TEST_ON_MESH(Wrapper, SharesMemoryOnlyIfReplicated, {2}, {"x"}) {
+  const at::Tensor source = at::zeros({4});
+  const auto all = distribute_tensor(source, mesh, {Replicate{}});
+  const auto part = distribute_tensor(source, mesh, {Shard{0}});
+  const auto copy = distribute_tensor(source.clone(), mesh, {Replicate{}});
+  source.add_(1);
+  EXPECT_EQ(all.to_local()[0].item<float>(), 1);
+  EXPECT_EQ(part.to_local()[0].item<float>(), 0);
+  EXPECT_EQ(copy.to_local()[0].item<float>(), 0);
+  const auto alone = distribute_tensor(source, one_rank(), {Shard{0}});
+  source.add_(1);
+  EXPECT_EQ(alone.to_local()[0].item<float>(), 1);
 }
 
 TEST(Wrapper, SharesItsVersionWithItsPart) {
@@ -114,15 +110,12 @@ TEST(SetData, RefusesPlainForDistributedAndBack) {
   EXPECT_EQ(at::add(plain, 1)[0].item<float>(), 1);
 }
 
-TEST(SetData, TakesAnotherDistributedTensor) {
+TEST(SetData, TakesAnotherDistributedTensorAndItsType) {
   at::Tensor a = distribute_tensor(at::zeros({2}), one_rank(), {Replicate{}});
   at::Tensor b = distribute_tensor(at::ones({3}), one_rank(), {Replicate{}});
   a.set_data(b);
   EXPECT_EQ(a.numel(), 3);
   EXPECT_TRUE(at::equal(local_tensor(a), at::ones({3})));
-}
-
-TEST(SetData, TakesTheTypeToo) {
   const auto t = distribute_tensor(counting_values({2, 3}), one_rank(), {Shard{0}});
   at::Tensor leaf = t.tensor().detach().requires_grad_();
   leaf.set_data(leaf.to(at::kDouble));
@@ -141,48 +134,27 @@ TEST(FromLocal, NamesWhatDoesNotFit) {
   EXPECT_ERROR(DistributedTensor::from_local(at::zeros({3}), mesh, {}), "0 placements for");
 }
 
-TEST(OneRank, OperatorsAndBackwardRun) {
-  const auto mesh = one_rank();
-  const at::Tensor x = distribute_tensor(counting_values({4, 6}), mesh, {Shard{0}});
-  const at::Tensor w = distribute_tensor(counting_values({6, 5}).div(10), mesh, {Shard{1}})
-                           .tensor()
-                           .requires_grad_();
-  const auto y = at::silu(at::mm(x, w)).view({20}).pow(2).mean();
-  y.backward();
-  auto plain = counting_values({6, 5}).div(10).requires_grad_();
-  at::silu(at::mm(counting_values({4, 6}), plain)).view({20}).pow(2).mean().backward();
-  EXPECT_TRUE(at::allclose(local_tensor(w.grad()), plain.grad()));
-  EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Shard{1}});
-}
-
-}  // namespace
-
 // What is written may be brought to another layout without being moved on some ranks, or on all:
 // the same memory with other strides, or nothing to move.
-
-namespace {
 
 using testing::values;
 
 const std::vector<ReduceOp> kEveryReduction{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                             ReduceOp::kMin, ReduceOp::kProduct};
 
-TEST(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives) {
+TEST_ON_RANKS(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives, 3) {
   const auto expected = values({2, 7}).sin();
-  RunRanks(3, [&](Rank& rank) {
-    for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{1, 3}, {3, 1}}) {
-      const auto mesh = rank.mesh(sizes, {"a", "b"});
-      for (const auto op : kEveryReduction) {
-        for (const auto& placements :
-             {Placements{Partial{op}, Shard{1}}, Placements{Shard{1}, Partial{op}}}) {
-          const auto x = distribute_tensor(values({2, 7}), mesh, placements).tensor().detach();
-          x.movedim(0, -1).sin_();
-          EXPECT_TRUE(at::allclose(DistributedTensor(x).full_tensor(), expected))
-              << to_string(placements);
-        }
+  for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{1, 3}, {3, 1}}) {
+    const auto mesh = rank.mesh(sizes, {"a", "b"});
+    for (const auto op : kEveryReduction) {
+      for (const auto& placements :
+           {Placements{Partial{op}, Shard{1}}, Placements{Shard{1}, Partial{op}}}) {
+        const auto x = distribute_tensor(values({2, 7}), mesh, placements).tensor().detach();
+        x.movedim(0, -1).sin_();
+        EXPECT_CLOSE(x, expected) << to_string(placements);
       }
     }
-  });
+  }
 }
 
 TEST(AliasedWrite, ToAPartOfAPendingReductionArrives) {
@@ -200,34 +172,25 @@ TEST(AliasedWrite, ToAPartOfAPendingReductionArrives) {
     for (const auto& placement : placements) {
       const auto x = distribute_tensor(values({1, 5}), mesh, {placement}).tensor().detach();
       twice(x);
-      EXPECT_TRUE(at::allclose(DistributedTensor(x).full_tensor(), expected))
-          << to_string(placement);
+      EXPECT_CLOSE(x, expected) << to_string(placement);
     }
   });
 }
 
 // An empty tensor that is reduced stays where it lies, which may be another tensor's memory.
-TEST(AliasedWrite, ToAnEmptyPartOfAPendingReductionChangesNoOtherTensor) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    for (const auto op : kEveryReduction) {
-      const auto x = distribute_tensor(values({4}), mesh, {Partial{op}}).tensor().detach();
-      const auto value = distribute_tensor(at::zeros({2}, at::kDouble), mesh, {Shard{0}});
-      at::Tensor part = x.narrow(0, 0, 0);
-      at::add_out(part, value, value);
-      EXPECT_TRUE(at::equal(DistributedTensor(x).full_tensor(), values({4})));
-      EXPECT_TRUE(at::equal(DistributedTensor(part).full_tensor(), at::zeros({2}, at::kDouble)));
-    }
-  });
+TEST_ON_MESH(AliasedWrite, ToAnEmptyPartOfAPendingReductionChangesNoOtherTensor, {2}, {"x"}) {
+  for (const auto op : kEveryReduction) {
+    const auto x = distribute_tensor(values({4}), mesh, {Partial{op}}).tensor().detach();
+    const auto value = distribute_tensor(at::zeros({2}, at::kDouble), mesh, {Shard{0}});
+    at::Tensor part = x.narrow(0, 0, 0);
+    at::add_out(part, value, value);
+    EXPECT_EQUAL(x, values({4}));
+    EXPECT_EQUAL(part, at::zeros({2}, at::kDouble));
+  }
 }
-
-}  // namespace
 
 // Numbers that Python wraps in tensors (x + 1e-6) don't widen the result, and pending sums meet
 // infinite ones as their values do.
-
-namespace {
-
-using testing::values;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -235,24 +198,12 @@ const std::vector<Placement> kReductions{Partial{}, Partial{ReduceOp::kAvg},
                                          Partial{ReduceOp::kMax}, Partial{ReduceOp::kMin},
                                          Partial{ReduceOp::kProduct}};
 
-at::Tensor gathered(const at::Tensor& tensor) {
-  return DistributedTensor(tensor).full_tensor();
-}
-
-struct WithNumber {
-  const char* name;
-  std::function<at::Tensor(const at::Tensor& x, const at::Tensor& number)> run;
-};
-std::ostream& operator<<(std::ostream& out, const WithNumber& c) {
-  return out << c.name;
-}
-
-class WrappedNumber : public ::testing::TestWithParam<WithNumber> {};
+using WithNumber = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& number)>;
 
 /// Every type of `x` with every type of number; both of 0 and of 2 dimensions.
-void expect_types_of_libtorch(const DeviceMesh& mesh, const WithNumber& c, const at::Tensor& x,
+void expect_types_of_libtorch(const DeviceMesh& mesh, const WithNumber& run, const at::Tensor& x,
                               const at::Scalar& number) {
-  const auto expected = c.run(x.clone(), at::native::wrapped_scalar_tensor(number));
+  const auto expected = run(x.clone(), at::native::wrapped_scalar_tensor(number));
   std::vector<Placement> placements = kReductions;
   placements.push_back(Replicate{});
   if (x.dim() > 0) {
@@ -263,135 +214,102 @@ void expect_types_of_libtorch(const DeviceMesh& mesh, const WithNumber& c, const
       continue;
     }
     const auto spread = distribute_tensor(x.clone(), mesh, {placement}).tensor().detach();
-    const auto found = c.run(spread, at::native::wrapped_scalar_tensor(number));
+    const auto found = run(spread, at::native::wrapped_scalar_tensor(number));
     EXPECT_EQ(found.scalar_type(), expected.scalar_type())
         << x.scalar_type() << " " << to_string(placement) << " " << number;
     EXPECT_EQ(local_tensor(found).scalar_type(), expected.scalar_type());
-    EXPECT_TRUE(at::allclose(gathered(found), expected)) << to_string(placement);
+    EXPECT_CLOSE(found, expected) << to_string(placement);
   }
 }
 
-TEST_P(WrappedNumber, GivesTheTypeThatLibtorchGives) {
-  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
+TEST_ON_MESH(WrappedNumbers, GiveTheTypeThatLibtorchGives, {3}, {"x"}) {
+  const std::vector<testing::Named<at::Tensor(const at::Tensor&, const at::Tensor&)>> all{
+      {"add", [](auto& x, auto& n) { return at::add(x, n); }},
+      {"add_with_alpha", [](auto& x, auto& n) { return at::add(x, n, 2); }},
+      {"sub", [](auto& x, auto& n) { return at::sub(x, n); }},
+      {"subtracted", [](auto& x, auto& n) { return at::sub(n, x); }},
+      {"rsub", [](auto& x, auto& n) { return at::rsub(x, n); }},
+      {"mul", [](auto& x, auto& n) { return at::mul(x, n); }},
+      {"div", [](auto& x, auto& n) { return at::div(x, n); }},
+      {"divided", [](auto& x, auto& n) { return at::div(n, x); }},
+      {"pow", [](auto& x, auto& n) { return at::pow(x, n); }},
+      {"maximum", [](auto& x, auto& n) { return at::maximum(x, n); }},
+      {"minimum", [](auto& x, auto& n) { return at::minimum(n, x); }},
+      {"where", [](auto& x, auto& n) { return at::where(x.gt(0), x, n); }},
+      {"remainder", [](auto& x, auto& n) { return at::remainder(x, n); }},
+      {"gt", [](auto& x, auto& n) { return at::gt(x, n); }},
+      {"add_in_place",
+       [](auto& x, auto& n) { return x.is_floating_point() ? x.add_(n) : x.add(n); }},
+      {"of_a_list",
+       [](auto& x, auto& n) { return at::stack(at::_foreach_add({x, x}, at::Scalar(n.item()))); }}};
+  for (const auto& [name, run] : all) {
+    SCOPED_TRACE(name);
     for (const auto type : {at::kInt, at::kLong, at::kFloat, at::kBFloat16, at::kDouble}) {
       for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{}, {5, 2}}) {
-        const auto x = at::full(sizes, 3, type);
         for (const at::Scalar& number : {at::Scalar(2), at::Scalar(1.5)}) {
-          expect_types_of_libtorch(mesh, GetParam(), x, number);
+          expect_types_of_libtorch(mesh, run, at::full(sizes, 3, type), number);
         }
       }
     }
-  });
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, WrappedNumber,
-    ::testing::Values(
-        WithNumber{"add", [](auto& x, auto& n) { return at::add(x, n); }},
-        WithNumber{"add_with_alpha", [](auto& x, auto& n) { return at::add(x, n, 2); }},
-        WithNumber{"sub", [](auto& x, auto& n) { return at::sub(x, n); }},
-        WithNumber{"subtracted", [](auto& x, auto& n) { return at::sub(n, x); }},
-        WithNumber{"rsub", [](auto& x, auto& n) { return at::rsub(x, n); }},
-        WithNumber{"mul", [](auto& x, auto& n) { return at::mul(x, n); }},
-        WithNumber{"div", [](auto& x, auto& n) { return at::div(x, n); }},
-        WithNumber{"divided", [](auto& x, auto& n) { return at::div(n, x); }},
-        WithNumber{"pow", [](auto& x, auto& n) { return at::pow(x, n); }},
-        WithNumber{"maximum", [](auto& x, auto& n) { return at::maximum(x, n); }},
-        WithNumber{"minimum", [](auto& x, auto& n) { return at::minimum(n, x); }},
-        WithNumber{"where", [](auto& x, auto& n) { return at::where(x.gt(0), x, n); }},
-        WithNumber{"remainder", [](auto& x, auto& n) { return at::remainder(x, n); }},
-        WithNumber{"gt", [](auto& x, auto& n) { return at::gt(x, n); }},
-        WithNumber{"add_in_place",
-                   [](auto& x, auto& n) { return x.is_floating_point() ? x.add_(n) : x.add(n); }},
-        WithNumber{"of_a_list",
-                   [](auto& x, auto& n) {
-                     return at::stack(at::_foreach_add({x, x}, at::Scalar(n.item())));
-                   }}),
-    [](const auto& param_info) { return param_info.param.name; });
-
-TEST(WrappedNumbers, ComplexOnesGiveLibtorchsType) {
-  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto number = at::native::wrapped_scalar_tensor(c10::complex<double>(0, 1));
-    for (const Placement& placement : {Placement(Partial{}), Placement(Replicate{})}) {
-      const at::Tensor x = distribute_tensor(at::ones({}), mesh, {placement});
-      EXPECT_EQ(at::add(x, number).scalar_type(), at::kComplexFloat);
-      EXPECT_EQ(at::mul(x, number).scalar_type(), at::kComplexFloat);
-    }
-  });
-}
-
-struct Scaled {
-  const char* name;
-  std::function<at::Tensor(const at::Tensor&)> run;
-};
-std::ostream& operator<<(std::ostream& out, const Scaled& c) {
-  return out << c.name;
-}
-
-class PendingSum : public ::testing::TestWithParam<Scaled> {};
-
-/// Terms of both signs, whose sum is of one.
-TEST_P(PendingSum, CombinesWithInfinityAsItsValueDoes) {
-  const auto value = at::tensor({1.0, -2.0, 3.0});
-  const auto expected = GetParam().run(value.clone());
-  RunOnMesh({3}, {"x"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    const auto term = value * (rank.rank() == 0 ? -3.0 : 2.0);
-    const auto spread = [&](ReduceOp op, double scale) {
-      return DistributedTensor::from_local(term * scale, mesh, {Partial{op}}).tensor().detach();
-    };
-    for (const auto& x : {spread(ReduceOp::kSum, 1), spread(ReduceOp::kAvg, 3)}) {
-      GetParam().run(x.clone().mul_(2.0));
-      EXPECT_TRUE(at::equal(gathered(GetParam().run(x.clone())), expected))
-          << gathered(GetParam().run(x.clone()));
-    }
-  });
+TEST_ON_MESH(WrappedNumbers, ComplexOnesGiveLibtorchsType, {3}, {"x"}) {
+  const auto number = at::native::wrapped_scalar_tensor(c10::complex<double>(0, 1));
+  for (const Placement& placement : {Placement(Partial{}), Placement(Replicate{})}) {
+    const at::Tensor x = distribute_tensor(at::ones({}), mesh, {placement});
+    EXPECT_EQ(at::add(x, number).scalar_type(), at::kComplexFloat);
+    EXPECT_EQ(at::mul(x, number).scalar_type(), at::kComplexFloat);
+  }
 }
 
 at::Tensor wrapped(double number) {
   return at::native::wrapped_scalar_tensor(number);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, PendingSum,
-    ::testing::Values(
-        Scaled{"mul", [](const at::Tensor& x) { return at::mul(x, kInfinity); }},
-        Scaled{"mul_in_place", [](at::Tensor x) { return x.mul_(-kInfinity); }},
-        Scaled{"mul_wrapped", [](const at::Tensor& x) { return at::mul(x, wrapped(kInfinity)); }},
-        Scaled{"mul_wrapped_in_place", [](at::Tensor x) { return x.mul_(wrapped(kInfinity)); }},
-        Scaled{"div", [](const at::Tensor& x) { return at::div(x, 0.0); }},
-        Scaled{"div_integer", [](const at::Tensor& x) { return at::div(x, 0); }},
-        Scaled{"div_in_place", [](at::Tensor x) { return x.div_(0.0); }},
-        Scaled{"div_wrapped", [](const at::Tensor& x) { return at::div(x, wrapped(0.0)); }},
-        Scaled{"add_with_alpha",
-               [](const at::Tensor& x) { return at::add(at::zeros_like(x), x, kInfinity); }},
-        Scaled{"list", [](const at::Tensor& x) { return at::_foreach_mul({x}, kInfinity)[0]; }},
-        Scaled{"list_div", [](const at::Tensor& x) { return at::_foreach_div({x}, 0.0)[0]; }},
-        Scaled{"list_of_numbers",
-               [](const at::Tensor& x) {
-                 at::_foreach_mul_({x}, at::ArrayRef<at::Scalar>({kInfinity}));
-                 return x;
-               }}),
-    [](const auto& param_info) { return param_info.param.name; });
-
-TEST(PendingSums, StayPendingWhereTheNumberIsFinite) {
-  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values({5}), mesh, {Partial{}});
-    const StrictScope strict;
-    for (const double factor : {2.0, 0.0, -1e300}) {
-      EXPECT_EQ(DistributedTensor(at::mul(x, factor)).placements(), Placements{Partial{}});
+/// Terms of both signs, whose sum is of one.
+TEST_ON_MESH(PendingSums, CombineWithInfinityAsTheirValuesDo, {3}, {"x"}) {
+  const std::vector<testing::Named<at::Tensor(at::Tensor)>> all{
+      {"mul", [](auto x) { return at::mul(x, kInfinity); }},
+      {"mul_in_place", [](auto x) { return x.mul_(-kInfinity); }},
+      {"mul_wrapped", [](auto x) { return at::mul(x, wrapped(kInfinity)); }},
+      {"mul_wrapped_in_place", [](auto x) { return x.mul_(wrapped(kInfinity)); }},
+      {"div", [](auto x) { return at::div(x, 0.0); }},
+      {"div_integer", [](auto x) { return at::div(x, 0); }},
+      {"div_in_place", [](auto x) { return x.div_(0.0); }},
+      {"div_wrapped", [](auto x) { return at::div(x, wrapped(0.0)); }},
+      {"add_with_alpha", [](auto x) { return at::add(at::zeros_like(x), x, kInfinity); }},
+      {"list", [](auto x) { return at::_foreach_mul({x}, kInfinity)[0]; }},
+      {"list_div", [](auto x) { return at::_foreach_div({x}, 0.0)[0]; }},
+      {"list_of_numbers", [](auto x) {
+         at::_foreach_mul_({x}, at::ArrayRef<at::Scalar>({kInfinity}));
+         return x;
+       }}};
+  const auto value = at::tensor({1.0, -2.0, 3.0});
+  const auto term = value * (rank.rank() == 0 ? -3.0 : 2.0);
+  const auto spread = [&](ReduceOp op, double scale) {
+    return DistributedTensor::from_local(term * scale, mesh, {Partial{op}}).tensor().detach();
+  };
+  for (const auto& [name, run] : all) {
+    const auto expected = run(value.clone());
+    for (const auto& x : {spread(ReduceOp::kSum, 1), spread(ReduceOp::kAvg, 3)}) {
+      run(x.clone().mul_(2.0));
+      EXPECT_EQUAL(run(x.clone()), expected) << name;
     }
-    EXPECT_EQ(DistributedTensor(at::div(x, 3.0)).placements(), Placements{Partial{}});
-  });
+  }
 }
 
-}  // namespace
+TEST_ON_MESH(PendingSums, StayPendingWhereTheNumberIsFinite, {3}, {"x"}) {
+  const at::Tensor x = distribute_tensor(values({5}), mesh, {Partial{}});
+  const StrictScope strict;
+  for (const double factor : {2.0, 0.0, -1e300}) {
+    EXPECT_EQ(DistributedTensor(at::mul(x, factor)).placements(), Placements{Partial{}});
+  }
+  EXPECT_EQ(DistributedTensor(at::div(x, 3.0)).placements(), Placements{Partial{}});
+}
 
 // What from_local and its kin take: the global sizes of a tensor that each rank has a part of,
 // where they were not given, and what must be given.
-
-namespace {
-
-using testing::values;
 
 /// This rank's part of `whole`, made anew from its local tensor alone.
 DistributedTensor from_part(const at::Tensor& whole, const DeviceMesh& mesh,
@@ -405,23 +323,20 @@ TEST(FromLocal, FindsTheSizesOfUnevenShards) {
     RunOnMesh({ranks}, {"x"}, [](const DeviceMesh& mesh) {
       for (const std::int64_t rows : {0, 1, 2, 5, 6}) {
         const at::Tensor whole = values({rows, 3});
-        EXPECT_TRUE(at::equal(from_part(whole, mesh, {Shard{0}}).full_tensor(), whole));
-        EXPECT_TRUE(at::equal(from_part(whole.t(), mesh, {Shard{-1}}).full_tensor(), whole.t()));
+        EXPECT_EQUAL(from_part(whole, mesh, {Shard{0}}), whole);
+        EXPECT_EQUAL(from_part(whole.t(), mesh, {Shard{-1}}), whole.t());
       }
     });
   }
 }
 
-TEST(FromLocal, FindsThemOnAMeshOfTwoDimensions) {
-  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
-    const at::Tensor whole = values({5, 3});
-    for (const Placements& placements :
-         {Placements{Shard{0}, Shard{0}}, Placements{Shard{1}, Shard{0}},
-          Placements{Replicate{}, Shard{0}}, Placements{Shard{0}, Replicate{}}}) {
-      EXPECT_TRUE(at::equal(from_part(whole, mesh, placements).full_tensor(), whole))
-          << to_string(placements);
-    }
-  });
+TEST_ON_MESH(FromLocal, FindsThemOnAMeshOfTwoDimensions, {2, 2}, {"a", "b"}) {
+  const at::Tensor whole = values({5, 3});
+  for (const Placements& placements :
+       {Placements{Shard{0}, Shard{0}}, Placements{Shard{1}, Shard{0}},
+        Placements{Replicate{}, Shard{0}}, Placements{Shard{0}, Replicate{}}}) {
+    EXPECT_EQUAL(from_part(whole, mesh, placements), whole) << to_string(placements);
+  }
 }
 
 TEST(FromLocal, RefusesOnEveryRankPartsThatAreNoChunks) {
@@ -436,105 +351,78 @@ TEST(FromLocal, RefusesOnEveryRankPartsThatAreNoChunks) {
   }
 }
 
-TEST(FromLocal, RefusesOnEveryRankPartsOfOtherTensors) {
-  RunOnMesh({3}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const bool other = rank.rank() == 1;
-    const auto expect_refused = [&](const at::Tensor& part) {
-      EXPECT_ERROR(DistributedTensor::from_local(part, mesh, {Shard{0}}),
-                   "from_local takes a plain tensor for [Shard(0)], but that of rank 1 has another "
-                   "type than that of rank 0, or other sizes");
-    };
-    expect_refused(at::zeros({2, other ? 4 : 3}));
-    expect_refused(other ? at::zeros({2}) : at::zeros({2, 3}));
-    expect_refused(at::zeros({2, 3}, other ? at::kDouble : at::kFloat));
-  });
+TEST_ON_MESH(FromLocal, RefusesOnEveryRankPartsOfOtherTensors, {3}, {"x"}) {
+  const bool other = rank.rank() == 1;
+  const auto expect_refused = [&](const at::Tensor& part) {
+    EXPECT_ERROR(DistributedTensor::from_local(part, mesh, {Shard{0}}),
+                 "from_local takes a plain tensor for [Shard(0)], but that of rank 1 has another "
+                 "type than that of rank 0, or other sizes");
+  };
+  expect_refused(at::zeros({2, other ? 4 : 3}));
+  expect_refused(other ? at::zeros({2}) : at::zeros({2, 3}));
+  expect_refused(at::zeros({2, 3}, other ? at::kDouble : at::kFloat));
 }
 
-TEST(LocalMap, FindsTheSizesOfUnevenResults) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor whole = values({5, 3});
-    const auto found =
-        local_map([](const std::vector<at::Tensor>& x) { return std::vector{x[0].square()}; },
-                  {distribute_tensor(whole, mesh, {Shard{0}}).tensor()}, mesh, {{Shard{0}}});
-    EXPECT_TRUE(at::equal(DistributedTensor(found[0]).full_tensor(), whole.square()));
-  });
+TEST_ON_MESH(FromLocal, NamesWhatIsMissing, {2}, {"x"}) {
+  const Placements rows{Shard{0}};
+  const std::vector<std::int64_t> sizes{4};
+  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows), "from_local of an undefined");
+  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows, sizes), "from_local of an undefined");
+  EXPECT_ERROR(DistributedTensor::from_local(values({2}), ShardingSpec{mesh, nullptr}, sizes),
+               "from_local: the spec has no layout");
+  EXPECT_ERROR(distribute_tensor({}, mesh, rows), "distribute_tensor of an undefined");
+  EXPECT_ERROR(distribute_tensor({}, mesh, rows, {.source = 0}),
+               "distribute_tensor of an undefined");
+  const DistributedTensor made = distribute_tensor(values({4}), mesh, rows);
+  EXPECT_ERROR(distribute_tensor(made, mesh, rows, {.source = 0}), "is distributed already");
+  EXPECT_ERROR(made.redistribute(LayoutPtr()), "redistribute to no layout");
+  EXPECT_ERROR(check_agreement(DistributedTensor()), "found an undefined one");
+  EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "of sizes [-4, 2] cannot be");
 }
 
-TEST(FromLocal, NamesWhatIsMissing) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const Placements rows{Shard{0}};
-    const std::vector<std::int64_t> sizes{4};
-    EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows), "from_local of an undefined");
-    EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows, sizes),
-                 "from_local of an undefined");
-    EXPECT_ERROR(DistributedTensor::from_local(values({2}), ShardingSpec{mesh, nullptr}, sizes),
-                 "from_local: the spec has no layout");
-    EXPECT_ERROR(distribute_tensor({}, mesh, rows), "distribute_tensor of an undefined");
-    EXPECT_ERROR(distribute_tensor({}, mesh, rows, {.source = 0}),
-                 "distribute_tensor of an undefined");
-    const DistributedTensor made = distribute_tensor(values({4}), mesh, rows);
-    EXPECT_ERROR(distribute_tensor(made, mesh, rows, {.source = 0}), "is distributed already");
-    EXPECT_ERROR(made.redistribute(LayoutPtr()), "redistribute to no layout");
-    EXPECT_ERROR(check_agreement(DistributedTensor()), "found an undefined one");
-    EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "of sizes [-4, 2] cannot be");
-  });
+TEST_ON_MESH(LocalMap, NamesWhatIsMissing, {2}, {"x"}) {
+  using Tensors = std::vector<at::Tensor>;
+  const Placements whole{Replicate{}};
+  const Tensors two{values({4}), values({4})};
+  const auto same = [](const Tensors& tensors) { return tensors; };
+  const auto none = [](const Tensors&) { return Tensors(2); };
+  EXPECT_ERROR(local_map({}, two, mesh, {whole, whole}), "local_map was given no function");
+  EXPECT_ERROR(local_map(none, two, mesh, {whole, whole}), "result 0 of the function");
+  EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.in_placements = {whole}}),
+               "in_placements has 1 items for 2 arguments");
+  EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.in_grad_placements = {whole}}),
+               "in_grad_placements has 1 items for 2 arguments");
+  EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.out_sizes = {{4}}}),
+               "out_sizes has 1 items for 2 lists of out_placements");
 }
-
-TEST(LocalMap, NamesWhatIsMissing) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    using Tensors = std::vector<at::Tensor>;
-    const Placements whole{Replicate{}};
-    const Tensors two{values({4}), values({4})};
-    const auto same = [](const Tensors& tensors) { return tensors; };
-    const auto none = [](const Tensors&) { return Tensors(2); };
-    EXPECT_ERROR(local_map({}, two, mesh, {whole, whole}), "local_map was given no function");
-    EXPECT_ERROR(local_map(none, two, mesh, {whole, whole}), "result 0 of the function");
-    EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.in_placements = {whole}}),
-                 "in_placements has 1 items for 2 arguments");
-    EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.in_grad_placements = {whole}}),
-                 "in_grad_placements has 1 items for 2 arguments");
-    EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.out_sizes = {{4}}}),
-                 "out_sizes has 1 items for 2 lists of out_placements");
-  });
-}
-
-}  // namespace
 
 // Where a program crosses between plain and distributed tensors it says how gradients lie.
 
-namespace {
-
-using testing::values;
-
-TEST(GradientPlacements, AReplicatedLocalTensorMayTakeItsTermAlone) {
+TEST_ON_MESH(GradientPlacements, AReplicatedLocalTensorMayTakeItsTermAlone, {2}, {"x"}) {
   auto plain = values({3, 4}).requires_grad_();
   at::mm(plain, values({4, 5})).pow(2).sum().backward();
-  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
-    const at::Tensor columns = distribute_tensor(values({4, 5}), mesh, {Shard{1}});
-    const auto local = values({3, 4}).requires_grad_();
-    const auto x =
-        DistributedTensor::from_local(local, mesh, {Replicate{}}, {}, Placements{Partial{}});
-    const auto loss = at::mm(x, columns).pow(2).sum();
-    const CommunicationScope communication(mesh);
-    loss.backward();
-    EXPECT_EQ(communication.total().calls, 0);
-    auto sum = local.grad().clone();
-    mesh.group().all_reduce(sum, ReduceOp::kSum)->wait();
-    EXPECT_TRUE(at::allclose(sum, plain.grad()));
-    EXPECT_FALSE(at::allclose(local.grad(), plain.grad()));
-  });
+  const at::Tensor columns = distribute_tensor(values({4, 5}), mesh, {Shard{1}});
+  const auto local = values({3, 4}).requires_grad_();
+  const auto x =
+      DistributedTensor::from_local(local, mesh, {Replicate{}}, {}, Placements{Partial{}});
+  const auto loss = at::mm(x, columns).pow(2).sum();
+  const CommunicationScope communication(mesh);
+  loss.backward();
+  EXPECT_EQ(communication.total().calls, 0);
+  auto sum = local.grad().clone();
+  mesh.group().all_reduce(sum, ReduceOp::kSum)->wait();
+  EXPECT_TRUE(at::allclose(sum, plain.grad()));
+  EXPECT_FALSE(at::allclose(local.grad(), plain.grad()));
 }
 
-TEST(GradientPlacements, AFullTensorsGradientMayBePartial) {
-  RunOnMesh({3}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();
-    leaf.requires_grad_();
-    const auto whole = DistributedTensor(leaf).full_tensor(Placements{Partial{}});
-    whole.mul(rank.rank() + 1).sum().backward();
-    const DistributedTensor gradient(leaf.grad());
-    EXPECT_EQ(gradient.placements(), Placements{Shard{0}});
-    EXPECT_TRUE(at::equal(gradient.full_tensor(), at::full({4, 2}, 6.0, at::kDouble)));
-  });
+TEST_ON_MESH(GradientPlacements, AFullTensorsGradientMayBePartial, {3}, {"x"}) {
+  const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();
+  leaf.requires_grad_();
+  const auto whole = DistributedTensor(leaf).full_tensor(Placements{Partial{}});
+  whole.mul(rank.rank() + 1).sum().backward();
+  const DistributedTensor gradient(leaf.grad());
+  EXPECT_EQ(gradient.placements(), Placements{Shard{0}});
+  EXPECT_EQUAL(gradient, at::full({4, 2}, 6.0, at::kDouble));
 }
 
 TEST(GradientPlacements, MustHavePartsOfTheSizeThatIsHandedOut) {
@@ -559,38 +447,37 @@ TEST(GradientPlacements, MustHavePartsOfTheSizeThatIsHandedOut) {
   });
 }
 
-TEST(GradientPlacements, MayBeOthersOfTheSameSize) {
-  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
-    const Placements whole{Replicate{}, Replicate{}};
-    const DistributedTensor tensor = distribute_tensor(values({4, 4}), mesh, whole);
-    for (const Placement& other : {Placement(Replicate{}), Placement(Partial{})}) {
-      EXPECT_EQ(tensor.to_local(Placements{other, Replicate{}}).size(0), 4);
-      EXPECT_EQ(
-          tensor.redistribute({Partial{}, Shard{0}}).to_local(Placements{other, Shard{0}}).size(0),
-          2);
-    }
-    const DistributedTensor rows = tensor.redistribute({Shard{0}, Replicate{}});
-    EXPECT_EQ(rows.to_local(Placements{Replicate{}, Shard{0}}).size(0), 2);
-    const DistributedTensor both = tensor.redistribute({Shard{0}, Shard{0}});
-    EXPECT_EQ(both.to_local(Placements{StridedShard{0, 2}, Shard{0}}).size(0), 1);
-  });
+TEST_ON_MESH(GradientPlacements, MayBeOthersOfTheSameSize, {2, 2}, {"a", "b"}) {
+  const Placements whole{Replicate{}, Replicate{}};
+  const DistributedTensor tensor = distribute_tensor(values({4, 4}), mesh, whole);
+  for (const Placement& other : {Placement(Replicate{}), Placement(Partial{})}) {
+    EXPECT_EQ(tensor.to_local(Placements{other, Replicate{}}).size(0), 4);
+    EXPECT_EQ(
+        tensor.redistribute({Partial{}, Shard{0}}).to_local(Placements{other, Shard{0}}).size(0),
+        2);
+  }
+  const DistributedTensor rows = tensor.redistribute({Shard{0}, Replicate{}});
+  EXPECT_EQ(rows.to_local(Placements{Replicate{}, Shard{0}}).size(0), 2);
+  const DistributedTensor both = tensor.redistribute({Shard{0}, Shard{0}});
+  EXPECT_EQ(both.to_local(Placements{StridedShard{0, 2}, Shard{0}}).size(0), 1);
 }
-
-}  // namespace
 
 // The gradients of local_map's arguments that are replicated.
 
-namespace {
-
 using Tensors = std::vector<at::Tensor>;
-using testing::values;
 
-/// x, of 7 rows, times a replicated weight, on 4 ranks.
+Tensors multiplied(const Tensors& t) {
+  return {at::mm(t[0], t[1])};
+}
+
+/// x, of 7 rows, times a replicated weight.
 struct Product {
-  explicit Product(Rank& rank)
-      : mesh(rank.mesh({4}, {"x"})),
-        x(distribute_tensor(values({7, 3}), mesh, {Shard{0}})),
-        weight(distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}}).tensor().detach()) {
+  explicit Product(const DeviceMesh& on, const Placements& of_x = {Shard{0}})
+      : mesh(on),
+        x(distribute_tensor(values({7, 3}), mesh, of_x)),
+        weight(distribute_tensor(values({3, 2}, 1), mesh, Placements(of_x.size(), Replicate{}))
+                   .tensor()
+                   .detach()) {
     weight.requires_grad_();
   }
   DeviceMesh mesh;
@@ -603,101 +490,70 @@ at::Tensor gradient_alone() {
   return weight.grad();
 }
 
-TEST(LocalMapGradients, ArePartialForReplicatedArgumentsWhereTheResultIsSplit) {
-  RunRanks(4, [](Rank& rank) {
-    const Product p(rank);
-    local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {p.x, p.weight}, p.mesh,
-              {{Shard{0}}}, {.out_sizes = {{7, 2}}})[0]
-        .sum()
-        .backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(p.weight.grad()).full_tensor(), gradient_alone()));
-  });
+TEST_ON_RANKS(LocalMapGradients, OfReplicatedArgumentsFollowFromThePlacementsOfTheResult, 4) {
+  using Function = std::function<Tensors(const Tensors&)>;
+  const auto summed = [](const Tensors& t) { return Tensors{at::mm(t[0], t[1]).sum()}; };
+  const DeviceMesh line = rank.mesh({4}, {"x"}), square = rank.mesh({2, 2}, {"a", "b"});
+  struct Row {
+    DeviceMesh mesh;
+    Placements x, result;
+    bool sums = false;
+  };
+  for (const Row& row :
+       {Row{line, {Shard{0}}, {Shard{0}}}, Row{line, {Shard{0}}, {Partial{}}, true},
+        Row{line, {Replicate{}}, {Replicate{}}},
+        Row{square, {Replicate{}, Shard{0}}, {Replicate{}, Shard{0}}}}) {
+    const Product p(row.mesh, row.x);
+    const LocalMapOptions options{
+        .out_sizes = {row.sums ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{7, 2}}};
+    const auto results = local_map(row.sums ? Function(summed) : Function(multiplied),
+                                   {p.x, p.weight}, row.mesh, {row.result});
+    results[0].sum().backward();
+    EXPECT_CLOSE(p.weight.grad(), gradient_alone()) << to_string(row.x) << to_string(row.result);
+  }
 }
 
-TEST(LocalMapGradients, ArePartialForReplicatedArgumentsWhereTheResultIsASum) {
-  RunRanks(4, [](Rank& rank) {
-    const Product p(rank);
-    local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1]).sum()}; }, {p.x, p.weight},
-              p.mesh, {{Partial{}}})[0]
-        .backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(p.weight.grad()).full_tensor(), gradient_alone()));
-  });
+TEST_ON_RANKS(LocalMapGradients, ArePlainAndWholeForPlainArguments, 4) {
+  const Product p(rank.mesh({4}, {"x"}));
+  const auto product = [&](const at::Tensor& weight, LocalMapOptions options) {
+    options.out_sizes = {{7, 2}};
+    return local_map(multiplied, {p.x, weight}, p.mesh, {{Shard{0}}}, options)[0];
+  };
+  const at::Tensor plain = DistributedTensor(p.weight).full_tensor().detach().requires_grad_();
+  product(plain, {}).sum().backward();
+  EXPECT_FALSE(tessera::is_distributed(plain.grad()));
+  EXPECT_TRUE(at::allclose(plain.grad(), gradient_alone()));
+  // A function may reduce one itself.
+  plain.mutable_grad().reset();
+  product(plain, {.in_grad_placements = {std::nullopt, Placements{Replicate{}}}}).sum().backward();
+  EXPECT_FALSE(at::allclose(plain.grad(), gradient_alone()));
+  // A local tensor brings its gradient to the distributed one.
+  product(DistributedTensor(p.weight).to_local(), {}).sum().backward();
+  EXPECT_CLOSE(p.weight.grad(), gradient_alone());
 }
 
-TEST(LocalMapGradients, AreReplicatedForReplicatedArgumentsWhereTheResultIs) {
-  RunRanks(4, [](Rank& rank) {
-    const Product p(rank);
-    const at::Tensor whole = distribute_tensor(values({7, 3}), p.mesh, {Replicate{}});
-    local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {whole, p.weight},
-              p.mesh, {{Replicate{}}})[0]
-        .sum()
-        .backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(p.weight.grad()).full_tensor(), gradient_alone()));
-  });
-}
-
-TEST(LocalMapGradients, ArePlacedForEachMeshDimensionSeparately) {
-  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Replicate{}, Shard{0}});
-    const at::Tensor weight =
-        distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}, Replicate{}}).tensor().detach();
-    weight.requires_grad_();
-    local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {x, weight}, mesh,
-              {{Replicate{}, Shard{0}}}, {.out_sizes = {{7, 2}}})[0]
-        .sum()
-        .backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(weight.grad()).full_tensor(), gradient_alone()));
-  });
-}
-
-TEST(LocalMapGradients, ArePlainAndWholeForPlainArguments) {
-  RunRanks(4, [](Rank& rank) {
-    const Product p(rank);
-    const auto product = [&](const at::Tensor& weight, LocalMapOptions options) {
-      options.out_sizes = {{7, 2}};
-      return local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {p.x, weight},
-                       p.mesh, {{Shard{0}}}, options)[0];
-    };
-    const at::Tensor plain = DistributedTensor(p.weight).full_tensor().detach().requires_grad_();
-    product(plain, {}).sum().backward();
-    EXPECT_FALSE(tessera::is_distributed(plain.grad()));
-    EXPECT_TRUE(at::allclose(plain.grad(), gradient_alone()));
-    // A function may reduce one itself.
-    plain.mutable_grad().reset();
-    product(plain, {.in_grad_placements = {std::nullopt, Placements{Replicate{}}}})
-        .sum()
-        .backward();
-    EXPECT_FALSE(at::allclose(plain.grad(), gradient_alone()));
-    // A local tensor brings its gradient to the distributed one.
-    product(DistributedTensor(p.weight).to_local(), {}).sum().backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(p.weight.grad()).full_tensor(), gradient_alone()));
-  });
-}
-
-TEST(LocalMapGradients, AreToBeSaidWhereResultsDisagree) {
-  RunRanks(4, [](Rank& rank) {
-    const Product p(rank);
-    const auto both = [&](const LocalMapOptions& options) {
-      return local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1]), t[1].square()}; },
-                       {p.x, p.weight}, p.mesh, {{Shard{0}}, {Replicate{}}}, options);
-    };
-    EXPECT_ERROR(both({.out_sizes = {{7, 2}, {3, 2}}}),
-                 "the gradient of argument 1, which is replicated",
-                 "results are placed as [Shard(0)], [Replicate()]", "in_grad_placements");
-    EXPECT_EQ(both({.in_grad_placements = {std::nullopt, Placements{Partial{}}},
-                    .out_sizes = {{7, 2}, {3, 2}}})
-                  .size(),
-              2);
-    const c10::NoGradGuard none;
-    EXPECT_EQ(both({.out_sizes = {{7, 2}, {3, 2}}}).size(), 2);
-  });
+TEST_ON_RANKS(LocalMapGradients, AreToBeSaidWhereResultsDisagree, 4) {
+  const Product p(rank.mesh({4}, {"x"}));
+  const auto both = [&](const LocalMapOptions& options) {
+    return local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1]), t[1].square()}; },
+                     {p.x, p.weight}, p.mesh, {{Shard{0}}, {Replicate{}}}, options);
+  };
+  EXPECT_ERROR(both({.out_sizes = {{7, 2}, {3, 2}}}),
+               "the gradient of argument 1, which is replicated",
+               "results are placed as [Shard(0)], [Replicate()]", "in_grad_placements");
+  EXPECT_EQ(both({.in_grad_placements = {std::nullopt, Placements{Partial{}}},
+                  .out_sizes = {{7, 2}, {3, 2}}})
+                .size(),
+            2);
+  const c10::NoGradGuard none;
+  EXPECT_EQ(both({.out_sizes = {{7, 2}, {3, 2}}}).size(), 2);
 }
 
 // A function that adds up its terms itself: no placement says so.
 TEST(LocalMapGradients, AreComparedInDebugMode) {
   const testing::DebugChecks checks("1");
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {
-    const Product p(rank);
+    const Product p(rank.mesh({4}, {"x"}));
     local_map(
         [&](const Tensors& t) {
           const at::Tensor term = at::mm(t[0], t[1]).sum();

@@ -20,49 +20,15 @@ namespace {
 
 using testing::values;
 
-TEST(LocalMap, RunsOnPartsForwardAndBackward) {
-  auto plain = values({8, 3}).requires_grad_();
-  plain.pow(2).sum().backward();
-  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(values({8, 3}), mesh, {Shard{0}}).tensor().detach();
-    x.requires_grad_();
-    const auto results =
-        local_map([](const std::vector<at::Tensor>& t) { return std::vector{t[0].pow(2).sum()}; },
-                  {x}, mesh, {{Partial{}}});
-    results[0].backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), plain.grad()));
-  });
-}
-
-// The rows of x are shared out, so that each rank has its own term of w's gradient.
-TEST(LocalMap, AddsUpTheTermsOfAReplicatedArgumentsGradient) {
-  auto w = values({3, 2}, 1).requires_grad_();
-  at::mm(values({7, 3}), w).pow(2).sum().backward();
-  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Shard{0}});
-    const auto weight = distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}}).tensor().detach();
-    weight.requires_grad_();
-    const auto results = local_map(
-        [](const std::vector<at::Tensor>& t) { return std::vector{at::mm(t[0], t[1])}; },
-        {x, weight}, mesh, {{Shard{0}}},
-        {.in_grad_placements = {std::nullopt, Placements{Partial{}}}, .out_sizes = {{7, 2}}});
-    results[0].pow(2).sum().backward();
-    EXPECT_EQ(DistributedTensor(weight.grad()).placements(), Placements{Replicate{}});
-    EXPECT_TRUE(at::allclose(DistributedTensor(weight.grad()).full_tensor(), w.grad()));
-  });
-}
-
-TEST(LocalMap, RefusesOtherPlacementsUnlessAskedToMoveThem) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(values({4, 4}), mesh, {Shard{0}});
-    const auto identity = [](const std::vector<at::Tensor>& t) { return t; };
-    LocalMapOptions options{.in_placements = {Placements{Shard{1}}}};
-    EXPECT_ERROR(local_map(identity, {x}, mesh, {{Shard{1}}}, options),
-                 "argument 0 must have placements");
-    options.redistribute_inputs = true;
-    const auto moved = local_map(identity, {x}, mesh, {{Shard{1}}}, options);
-    EXPECT_TRUE(at::equal(DistributedTensor(moved[0]).full_tensor(), values({4, 4})));
-  });
+TEST_ON_MESH(LocalMap, RefusesOtherPlacementsUnlessAskedToMoveThem, {2}, {"x"}) {
+  const at::Tensor x = distribute_tensor(values({4, 4}), mesh, {Shard{0}});
+  const auto identity = [](const std::vector<at::Tensor>& t) { return t; };
+  LocalMapOptions options{.in_placements = {Placements{Shard{1}}}};
+  EXPECT_ERROR(local_map(identity, {x}, mesh, {{Shard{1}}}, options),
+               "argument 0 must have placements");
+  options.redistribute_inputs = true;
+  const auto moved = local_map(identity, {x}, mesh, {{Shard{1}}}, options);
+  EXPECT_EQUAL(moved[0], values({4, 4}));
 }
 
 TEST(Visualize, ShowsWhichRankHoldsWhat) {
@@ -74,16 +40,14 @@ TEST(Visualize, ShowsWhichRankHoldsWhat) {
                "tensors of 1 or 2 dimensions, found 3");
 }
 
-TEST(CommunicationScope, CountsCallsAndBytesByMeshDimension) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(at::zeros({4, 4}), mesh, {Replicate{}, Shard{0}});
-    const CommunicationScope communication(mesh);
-    x.full_tensor();
-    EXPECT_EQ(communication.total().calls, 1);
-    EXPECT_EQ(communication.total("tp").bytes, 2 * 4 * 4);
-    EXPECT_EQ(communication.total("dp").calls, 0);
-    EXPECT_CONTAINS(communication.report(), "all_gather");
-  });
+TEST_ON_MESH(CommunicationScope, CountsCallsAndBytesByMeshDimension, {2, 2}, {"dp", "tp"}) {
+  const auto x = distribute_tensor(at::zeros({4, 4}), mesh, {Replicate{}, Shard{0}});
+  const CommunicationScope communication(mesh);
+  x.full_tensor();
+  EXPECT_EQ(communication.total().calls, 1);
+  EXPECT_EQ(communication.total("tp").bytes, 2 * 4 * 4);
+  EXPECT_EQ(communication.total("dp").calls, 0);
+  EXPECT_CONTAINS(communication.report(), "all_gather");
 }
 
 TEST(CommunicationScope, ListsTheCallsInOrderWithWhatTheyAreFor) {
@@ -127,46 +91,35 @@ TEST(Agreement, NamesTheRanksThatDiffer) {
   EXPECT_CONTAINS(errors[1], "[7]");
 }
 
-TEST(RedistributeOptions, CastForwardAndBackward) {
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(values({4, 4}), mesh, {Shard{0}}).tensor().detach();
-    x.requires_grad_();
-    const auto y = DistributedTensor(x).redistribute(
-        {Replicate{}}, {.forward_dtype = at::kFloat, .backward_dtype = at::kBFloat16});
-    EXPECT_EQ(y.tensor().scalar_type(), at::kFloat);
-    y.tensor().mul(1.0 + 1e-4).sum().backward();
-    EXPECT_EQ(x.grad().scalar_type(), at::kDouble);
-    EXPECT_TRUE(
-        at::equal(DistributedTensor(x.grad()).full_tensor(), at::ones({4, 4}, at::kDouble)));
-  });
+TEST_ON_MESH(RedistributeOptions, CastForwardAndBackward, {2}, {"x"}) {
+  const auto x = distribute_tensor(values({4, 4}), mesh, {Shard{0}}).tensor().detach();
+  x.requires_grad_();
+  const auto y = DistributedTensor(x).redistribute(
+      {Replicate{}}, {.forward_dtype = at::kFloat, .backward_dtype = at::kBFloat16});
+  EXPECT_EQ(y.tensor().scalar_type(), at::kFloat);
+  y.tensor().mul(1.0 + 1e-4).sum().backward();
+  EXPECT_EQ(x.grad().scalar_type(), at::kDouble);
+  EXPECT_EQUAL(x.grad(), at::ones({4, 4}, at::kDouble));
 }
 
-TEST(Factories, MakeTheValuesOfTheirPlainNamesakes) {
-  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
-    for (const auto& placements :
-         {Placements{Shard{0}, Replicate{}}, Placements{Shard{0}, Shard{0}},
-          Placements{Partial{}, Shard{0}}, Placements{Replicate{}, Partial{}}}) {
-      EXPECT_TRUE(at::equal(zeros({5, 3}, mesh, placements).full_tensor(), at::zeros({5, 3})));
-      EXPECT_TRUE(at::equal(ones({5, 3}, mesh, placements).full_tensor(), at::ones({5, 3})));
-      EXPECT_TRUE(at::equal(full({5}, 2.5, mesh, placements, at::kDouble).full_tensor(),
-                            at::full({5}, 2.5, at::kDouble)));
-      EXPECT_TRUE(
-          at::equal(arange(2, 12, 3, mesh, placements).full_tensor(), at::arange(2, 12, 3)));
-      EXPECT_TRUE(
-          at::equal(arange(5, 0, -2, mesh, placements).full_tensor(), at::arange(5, 0, -2)));
-      EXPECT_EQ(DistributedTensor(zeros({5, 3}, mesh, placements)).placements(), placements);
-    }
-  });
+TEST_ON_MESH(Factories, MakeTheValuesOfTheirPlainNamesakes, {2, 2}, {"a", "b"}) {
+  for (const auto& placements :
+       {Placements{Shard{0}, Replicate{}}, Placements{Shard{0}, Shard{0}},
+        Placements{Partial{}, Shard{0}}, Placements{Replicate{}, Partial{}}}) {
+    EXPECT_EQUAL(zeros({5, 3}, mesh, placements), at::zeros({5, 3}));
+    EXPECT_EQUAL(ones({5, 3}, mesh, placements), at::ones({5, 3}));
+    EXPECT_EQUAL(full({5}, 2.5, mesh, placements, at::kDouble), at::full({5}, 2.5, at::kDouble));
+    EXPECT_EQUAL(arange(2, 12, 3, mesh, placements), at::arange(2, 12, 3));
+    EXPECT_EQUAL(arange(5, 0, -2, mesh, placements), at::arange(5, 0, -2));
+    EXPECT_EQ(DistributedTensor(zeros({5, 3}, mesh, placements)).placements(), placements);
+  }
 }
 
-TEST(Factories, MakeRoomWithoutValues) {
-  RunRanks(4, [](Rank& rank) {
-    const auto made =
-        empty({5, 3}, rank.mesh({4}, {"x"}), {Shard{0}}, at::TensorOptions(at::kDouble));
-    EXPECT_EQ(made.tensor().sizes(), (at::IntArrayRef{5, 3}));
-    EXPECT_EQ(made.tensor().scalar_type(), at::kDouble);
-    EXPECT_EQ(made.to_local().size(0), rank.rank() < 2 ? 2 : rank.rank() == 2 ? 1 : 0);
-  });
+TEST_ON_MESH(Factories, MakeRoomWithoutValues, {4}, {"x"}) {
+  const auto made = empty({5, 3}, mesh, {Shard{0}}, at::TensorOptions(at::kDouble));
+  EXPECT_EQ(made.tensor().sizes(), (at::IntArrayRef{5, 3}));
+  EXPECT_EQ(made.tensor().scalar_type(), at::kDouble);
+  EXPECT_EQ(made.to_local().size(0), rank.rank() < 2 ? 2 : rank.rank() == 2 ? 1 : 0);
 }
 
 TEST(Factories, DrawTheSameRandomTensorOnEveryMesh) {
@@ -178,10 +131,8 @@ TEST(Factories, DrawTheSameRandomTensorOnEveryMesh) {
     EXPECT_EQ(expected.ge(0).logical_and(expected.le(1)).all().item<bool>(),
               draw == &tessera::rand);
     RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
-      EXPECT_TRUE(
-          at::equal(draw({5, 3}, {1, 2}, mesh, {Shard{1}, Shard{0}}, {}).full_tensor(), expected));
-      EXPECT_TRUE(
-          at::equal(draw({5, 3}, {1, 2}, mesh, {Partial{}, Shard{0}}, {}).full_tensor(), expected));
+      EXPECT_EQUAL(draw({5, 3}, {1, 2}, mesh, {Shard{1}, Shard{0}}, {}), expected);
+      EXPECT_EQUAL(draw({5, 3}, {1, 2}, mesh, {Partial{}, Shard{0}}, {}), expected);
     });
   }
 }
@@ -198,36 +149,25 @@ TEST(Printing, ShowsPlacementsMeshAndThisRanksValues) {
                   "[Shard(0), Replicate()]", "rank 2 holds [4:7]:", " 4\n 5\n 6");
 }
 
-TEST(Printing, StreamsASpec) {
-  const auto x = zeros({8, 4}, square(0), {Shard{0}, Replicate{}});
-  EXPECT_EQ(detail::concat(x.spec()), "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]");
-}
-
-TEST(Printing, ShowsEveryBlockOfAPartInSeveral) {
-  const auto x =
-      zeros({8}, init_device_mesh(comm::fake_world(1, 2), {2}, {"x"}), {StridedShard{0, 2}});
-  EXPECT_CONTAINS(to_string(x), "holds [2:4] and [6:8]");
-}
-
-TEST(Printing, LeavesOutMany) {
-  EXPECT_CONTAINS(to_string(zeros({64, 64}, square(0), {Shard{0}, Replicate{}})),
-                  "(2048 elements)");
-}
-
-TEST(Printing, ShowsEmptyPartsAndScalars) {
+TEST(Printing, ShowsEmptyAndLargePartsSeveralBlocksScalarsAndNoValues) {
+  const Placements rows{Shard{0}, Replicate{}};
   EXPECT_CONTAINS(to_string(zeros({2}, square(3), {Shard{0}, Shard{0}})), "rank 3 holds nothing");
   EXPECT_CONTAINS(to_string(full({}, 2.5, square(3), {Replicate{}, Partial{}})), "Partial(sum)",
                   "0");
   EXPECT_EQ(to_string(DistributedTensor()), "DistributedTensor()");
+  const auto two = init_device_mesh(comm::fake_world(1, 2), {2}, {"x"});
+  EXPECT_CONTAINS(to_string(zeros({8}, two, {StridedShard{0, 2}})), "holds [2:4] and [6:8]");
+  EXPECT_CONTAINS(to_string(zeros({64, 64}, square(0), rows)), "(2048 elements)");
+  EXPECT_CONTAINS(to_string(zeros({4}, square(0), rows, at::kMeta)), "meta");
+  EXPECT_EQ(detail::concat(zeros({8, 4}, square(0), rows).spec()),
+            "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]");
 }
 
-TEST(Printing, ReducesWhatIsPartial) {
-  RunRanks(3, [](Rank& rank) {
-    const auto local = at::full({2}, rank.rank() + 1.0);
-    const auto x = DistributedTensor::from_local(local, rank.mesh({3}, {"x"}), {Partial{}});
-    EXPECT_CONTAINS(to_string(x), "Partial(sum)", "holds, reduced, [0:2]:", " 6\n 6");
-    EXPECT_EQ(x.placements(), Placements{Partial{}});
-  });
+TEST_ON_MESH(Printing, ReducesWhatIsPartial, {3}, {"x"}) {
+  const auto local = at::full({2}, rank.rank() + 1.0);
+  const auto x = DistributedTensor::from_local(local, mesh, {Partial{}});
+  EXPECT_CONTAINS(to_string(x), "Partial(sum)", "holds, reduced, [0:2]:", " 6\n 6");
+  EXPECT_EQ(x.placements(), Placements{Partial{}});
 }
 
 TEST(Printing, ShowsTheTermOfOneRankOnThatRankAlone) {
@@ -243,10 +183,6 @@ TEST(Printing, ShowsTheTermOfOneRankOnThatRankAlone) {
   });
 }
 
-TEST(Printing, NeedsNoValues) {
-  EXPECT_CONTAINS(to_string(zeros({4}, square(0), {Shard{0}, Replicate{}}, at::kMeta)), "meta");
-}
-
 TEST(Printing, AnErrorForAPlainHandleNamesToString) {
   for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {4}, {4, 3}}) {
     const at::Tensor x = zeros(sizes, square(0), {Replicate{}, Replicate{}});
@@ -255,7 +191,7 @@ TEST(Printing, AnErrorForAPlainHandleNamesToString) {
       EXPECT_THROWN(c10::Error, out << x, "tessera::to_string");
     }
     EXPECT_THROWN(c10::Error, x.add(1).data_ptr<float>(), "to_local()");
-    EXPECT_TRUE(at::equal(DistributedTensor(x.add(0)).full_tensor(), at::zeros(sizes)));
+    EXPECT_EQUAL(x.add(0), at::zeros(sizes));
   }
 }
 
@@ -274,12 +210,8 @@ TEST(Printing, ShowsALayoutThatHasNoPlacements) {
   EXPECT_CONTAINS(visualize(x), "[6] on", "[3:m0 x 2]", "0:4", "4:6");
 }
 
-}  // namespace
-
 // from_local and distribute_tensor compare the ranks' tensors where TESSERA_DEBUG asks for it: all
 // ranks throw, also where only one finds an error.
-
-namespace {
 
 /// The error that each of two ranks catches: the other rank must not wait for it.
 std::vector<std::string> errors_of(const testing::Body& body) {
@@ -288,92 +220,78 @@ std::vector<std::string> errors_of(const testing::Body& body) {
     errors[static_cast<std::size_t>(rank.rank())] = testing::message_of([&] { body(rank); });
     // Both are still in step.
     const auto x = distribute_tensor(at::ones({4}), rank.mesh({2}, {"x"}), {Shard{0}});
-    EXPECT_TRUE(at::equal(x.full_tensor(), at::ones({4})));
+    EXPECT_EQUAL(x, at::ones({4}));
   });
   return errors;
 }
 
-TEST(Agreement, FailsOnAllRanksIfOneRankFails) {
+/// What two ranks do differently, and a word of the error of each.
+struct Disagreement {
+  const char* what;
+  testing::Body act;
+  const char *of_rank_0, *of_rank_1;
+};
+
+TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
   const testing::DebugChecks debug("1");
-  const auto errors = errors_of([](Rank& rank) {
-    const auto local = at::zeros({rank.rank() == 0 ? 2 : 3});
-    DistributedTensor::from_local(local, rank.mesh({2}, {"x"}), {Shard{0}}, {{4}});
-  });
-  EXPECT_CONTAINS(errors[0], "disagree");
-  EXPECT_CONTAINS(errors[1], "rank 1 of");
+  const std::vector<Disagreement> rows{
+      {"a failure of one rank",
+       [](Rank& rank) {
+         const auto local = at::zeros({rank.rank() == 0 ? 2 : 3});
+         DistributedTensor::from_local(local, rank.mesh({2}, {"x"}), {Shard{0}}, {{4}});
+       },
+       "disagree", "rank 1 of"},
+      {"types",
+       [](Rank& rank) {
+         const ShardingSpec spec{rank.mesh({2}, {"x"}), Layout::replicated({2}, 1)};
+         const auto dtype = rank.rank() == 0 ? at::kFloat : at::kDouble;
+         DistributedTensor::from_local(at::zeros({3}, dtype), spec, {3});
+       },
+       "Float", "Double"},
+      {"sizes, before the source scatters",
+       [](Rank& rank) {
+         const auto own = at::zeros({rank.rank() == 0 ? 4 : 6});
+         distribute_tensor(own, rank.mesh({2}, {"x"}), {Shard{0}}, {.source = 0});
+       },
+       "[4]", "[6]"},
+      {"placements",
+       [](Rank& rank) {
+         distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
+       },
+       "Shard(0)", "Shard(1)"},
+      // As many elements, but of tensors of other sizes: nothing else would tell them apart.
+      {"sizes of a redistribution",
+       [](Rank& rank) {
+         const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});
+         const std::vector<std::int64_t> sizes{rank.rank() == 0 ? 2 : 8, rank.rank() == 0 ? 8 : 2};
+         DistributedTensor(x.tensor().view(sizes)).full_tensor();
+       },
+       "[8, 2]", "[2, 8]"},
+  };
+  for (const Disagreement& row : rows) {
+    SCOPED_TRACE(row.what);
+    const auto errors = errors_of(row.act);
+    EXPECT_CONTAINS(errors[0], row.of_rank_0);
+    EXPECT_CONTAINS(errors[1], row.of_rank_1);
+  }
 }
 
-TEST(Agreement, ComparesSpecs) {
-  const testing::DebugChecks debug("1");
-  const auto errors = errors_of([](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
-    const auto layout = Layout::replicated({2}, 1);
-    const auto dtype = rank.rank() == 0 ? at::kFloat : at::kDouble;
-    DistributedTensor::from_local(at::zeros({3}, dtype), ShardingSpec{mesh, layout}, {3});
-  });
-  EXPECT_CONTAINS(errors[0], "Float");
-  EXPECT_CONTAINS(errors[1], "Double");
-}
-
-TEST(Agreement, ComparesBeforeTheSourceScatters) {
-  const testing::DebugChecks debug("1");
-  const auto errors = errors_of([](Rank& rank) {
-    distribute_tensor(at::zeros({rank.rank() == 0 ? 4 : 6}), rank.mesh({2}, {"x"}), {Shard{0}},
-                      {.source = 0});
-  });
-  EXPECT_CONTAINS(errors[0], "[4]");
-  EXPECT_CONTAINS(errors[1], "[6]");
-}
-
-TEST(Agreement, ComparesPlacementsInDistributeTensor) {
-  const testing::DebugChecks debug("1");
-  const auto errors = errors_of([](Rank& rank) {
-    distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
-  });
-  EXPECT_CONTAINS(errors[0], "Shard(0)");
-  EXPECT_CONTAINS(errors[1], "Shard(1)");
-}
-
-// As many elements, but of tensors of other sizes: nothing else would tell them apart.
-TEST(Agreement, ComparesEveryRedistribution) {
-  const testing::DebugChecks debug("1");
-  const auto errors = errors_of([](Rank& rank) {
-    const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});
-    const auto sizes =
-        rank.rank() == 0 ? std::vector<std::int64_t>{2, 8} : std::vector<std::int64_t>{8, 2};
-    DistributedTensor(x.tensor().view(sizes)).full_tensor();
-  });
-  EXPECT_CONTAINS(errors, "Float [2, 8] [m0 | -] -> [- | -]", "Float [8, 2] [m0 | -] -> [- | -]");
-}
-
-TEST(Agreement, CostsNothingWhereItIsOff) {
-  const testing::DebugChecks debug("0");
-  RunRanks(2, [](Rank& rank) {
-    DistributedTensor::from_local(at::zeros({2}), rank.mesh({2}, {"x"}), {Shard{0}});
-    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
-  });
-}
-
-TEST(Agreement, IsCheckedByDefaultInBuildsWithoutNdebug) {
-  const testing::DebugChecks unset("");
+TEST(Agreement, CostsNothingWhereItIsOffAndIsCheckedByDefaultWithoutNdebug) {
 #ifdef NDEBUG
-  static constexpr int kCalls = 0;
+  constexpr int kByDefault = 0;
 #else
-  static constexpr int kCalls = 1;
+  constexpr int kByDefault = 1;
 #endif
-  RunRanks(2, [](Rank& rank) {
-    DistributedTensor::from_local(at::zeros({2}), rank.mesh({2}, {"x"}), {Shard{0}});
-    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, kCalls);
-  });
+  for (const auto& [value, calls] : {std::pair("0", 0), std::pair("", kByDefault)}) {
+    const testing::DebugChecks debug(value);
+    RunRanks(2, [calls = calls](Rank& rank) {
+      DistributedTensor::from_local(at::zeros({2}), rank.mesh({2}, {"x"}), {Shard{0}});
+      EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, calls);
+    });
+  }
 }
-
-}  // namespace
 
 // Optimizers on distributed parameters against the same on plain ones.
-
-namespace {
-
-using testing::values;
 
 std::vector<at::Tensor> parameters(const DeviceMesh* mesh) {
   std::vector<at::Tensor> result;
@@ -413,20 +331,8 @@ void expect_same(const std::function<std::vector<at::Tensor>(const DeviceMesh*)>
   RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
     const auto found = train(&mesh);
     for (std::size_t i = 0; i < found.size(); ++i) {
-      EXPECT_TRUE(at::allclose(testing::full_tensor(found[i]), expected[i])) << i;
+      EXPECT_CLOSE(found[i], expected[i]) << i;
     }
-  });
-}
-
-TEST(Optimizer, LibtorchsAdamWRuns) {
-  expect_same([](const DeviceMesh* mesh) {
-    return train<torch::optim::AdamW>(mesh, torch::optim::AdamWOptions(0.1).weight_decay(0.1));
-  });
-}
-
-TEST(Optimizer, LibtorchsSgdWithMomentumRuns) {
-  expect_same([](const DeviceMesh* mesh) {
-    return train<torch::optim::SGD>(mesh, torch::optim::SGDOptions(0.1).momentum(0.9));
   });
 }
 
@@ -446,23 +352,25 @@ std::vector<at::Tensor> fused_step(const DeviceMesh* mesh) {
   return p;
 }
 
-TEST(Optimizer, FusedAdamWRunsOnLists) {
+TEST(Optimizer, OfLibtorchAndFusedRun) {
+  using torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::SGD,
+      torch::optim::SGDOptions;
+  expect_same([](auto* mesh) { return train<AdamW>(mesh, AdamWOptions(0.1).weight_decay(0.1)); });
+  expect_same([](auto* mesh) { return train<SGD>(mesh, SGDOptions(0.1).momentum(0.9)); });
   expect_same(&fused_step);
 }
 
-TEST(Optimizer, ForeachOperatorsOnMatchingListsMoveNothing) {
-  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
-    const auto p = parameters(&mesh), expected = parameters(nullptr);
-    at::NoGradGuard no_grad;
-    {
-      StrictScope strict;
-      at::_foreach_add_(p, p, 0.1);
-      at::_foreach_mul_(p, 0.9);
-    }
-    for (std::size_t i = 0; i < p.size(); ++i) {
-      EXPECT_TRUE(at::allclose(testing::full_tensor(p[i]), expected[i].mul(1.1 * 0.9))) << i;
-    }
-  });
+TEST_ON_MESH(Optimizer, ForeachOperatorsOnMatchingListsMoveNothing, {2, 2}, {"a", "b"}) {
+  const auto p = parameters(&mesh), expected = parameters(nullptr);
+  at::NoGradGuard no_grad;
+  {
+    StrictScope strict;
+    at::_foreach_add_(p, p, 0.1);
+    at::_foreach_mul_(p, 0.9);
+  }
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    EXPECT_CLOSE(p[i], expected[i].mul(1.1 * 0.9)) << i;
+  }
 }
 
 }  // namespace

@@ -269,6 +269,13 @@ ncclResult_t check_places(const CommunicatorPtr& communicator) {
   return places.empty() ? ncclRemoteError : ncclSuccess;
 }
 
+/// A number of a communicator; 0 and an error for a communicator that does not exist.
+ncclResult_t query(ncclComm_t handle, int* out, int (Communicator::*number)() const) {
+  const CommunicatorPtr communicator = find(handle);
+  *out = communicator == nullptr ? 0 : ((*communicator).*number)();
+  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+}
+
 struct Wish {
   int color;
   int key;
@@ -415,21 +422,15 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
 }
 
 ncclResult_t ncclCommCount(ncclComm_t handle, int* count) {
-  const CommunicatorPtr communicator = find(handle);
-  *count = communicator == nullptr ? 0 : communicator->ranks();
-  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+  return query(handle, count, &Communicator::ranks);
 }
 
 ncclResult_t ncclCommUserRank(ncclComm_t handle, int* rank) {
-  const CommunicatorPtr communicator = find(handle);
-  *rank = communicator == nullptr ? 0 : communicator->rank();
-  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+  return query(handle, rank, &Communicator::rank);
 }
 
 ncclResult_t ncclCommCuDevice(ncclComm_t handle, int* device) {
-  const CommunicatorPtr communicator = find(handle);
-  *device = communicator == nullptr ? 0 : communicator->device();
-  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+  return query(handle, device, &Communicator::device);
 }
 
 // Registered buffers are used as any others.

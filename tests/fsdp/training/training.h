@@ -1,19 +1,91 @@
 #pragma once
 
-// A small model trained by several ranks, held against one rank that trains with the whole batch.
+// A small model that several ranks train, for comparison with one rank that trains on the whole
+// batch.
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
-#include "small_model.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
+#include "testing/distributed.h"
+#include "testing/module_values.h"
 
 namespace tessera::testing {
 
+/// The number of elements of a flat fp32 buffer that has these shards, each at a multiple of 64
+/// bytes.
+constexpr std::int64_t packed_numel(std::initializer_list<std::int64_t> shards) {
+  constexpr std::int64_t kUnit = 16;
+  std::int64_t numel = 0;
+  for (const std::int64_t shard : shards) {
+    numel += (shard + kUnit - 1) / kUnit * kUnit;
+  }
+  return numel;
+}
+
+/// x + down(silu(up(x))).
+class Block : public nn::Module<Block> {
+ public:
+  Block(std::int64_t dim, std::int64_t hidden) {
+    up = register_module("up", std::make_shared<nn::Linear>(dim, hidden));
+    down = register_module("down", std::make_shared<nn::Linear>(hidden, dim));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x + (*down)(at::silu((*up)(x))); }
+
+  std::shared_ptr<nn::Linear> up, down;
+};
+
+/// Blocks and a head: (rows, dim) -> (rows, classes).
+class SmallModel : public nn::Module<SmallModel> {
+ public:
+  SmallModel(std::int64_t dim, std::int64_t hidden, std::int64_t classes, int depth = 3) {
+    for (int i = 0; i < depth; ++i) {
+      blocks.push_back(
+          register_module("block" + std::to_string(i), std::make_shared<Block>(dim, hidden)));
+    }
+    head = register_module("head", std::make_shared<nn::Linear>(dim, classes));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& block : blocks) {
+      x = (*block)(x);
+    }
+    return (*head)(x);
+  }
+
+  std::vector<std::shared_ptr<Block>> blocks;
+  std::shared_ptr<nn::Linear> head;
+};
+
+/// One step of gradient descent on the shards; drops the gradients.
+inline void descend(nn::ModuleBase& module, double lr) {
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& [name, slot] : module.named_slots()) {
+    const at::Tensor& parameter = slot->persistent();
+    if (parameter.grad().defined()) {
+      local_tensor(parameter).sub_(local_tensor(parameter.grad()).mul(lr));
+      parameter.mutable_grad().reset();
+    }
+  }
+}
+
+/// Mean of squares of the outputs for rows [first, first + rows) of the batch.
+inline at::Tensor loss_of(SmallModel& model, const at::Tensor& batch, std::int64_t first,
+                          std::int64_t rows) {
+  return model(batch.narrow(0, first, rows)).square().mean();
+}
+
 constexpr std::int64_t kRows = 12;  // of the global batch; divides by 1, 2, 3, 4 and 6
 
-/// The model's sizes, unless a test says otherwise: 2, 3 and 4 ranks divide none or some of them.
+/// The model's default sizes: 2, 3 and 4 ranks divide none or some of them.
 constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3;
 
 struct Sizes {
@@ -24,13 +96,27 @@ inline at::Tensor batch(std::int64_t dim, int step) {
   return uniform_values({kRows, dim}, 100 + step);
 }
 
-/// Loss of this rank's rows of a batch.
+/// This rank's rows of the batch of step 0.
+inline at::Tensor rows_of_rank(const Rank& rank, std::int64_t dim = kDim) {
+  const std::int64_t rows = kRows / rank.size();
+  return batch(dim, 0).narrow(0, rank.rank() * rows, rows);
+}
+
+/// The loss of this rank's rows of a batch.
 inline at::Tensor local_loss(SmallModel& model, const Rank& rank, int step = 0) {
   const std::int64_t rows = kRows / rank.size();
   return loss_of(model, batch(model.head->in_features(), step), rank.rank() * rows, rows);
 }
 
-/// Blocks first, the root last.
+/// Makes each module a unit, in this order.
+inline void shard_units(const std::vector<nn::ModuleBase*>& units, const DeviceMesh& mesh,
+                        const fsdp::Options& options = {}) {
+  for (nn::ModuleBase* unit : units) {
+    fsdp::fully_shard(*unit, mesh, options);
+  }
+}
+
+/// Makes the blocks units, then the root. The root's parameters stay gathered after forward.
 inline void shard(SmallModel& model, const DeviceMesh& mesh, const fsdp::Options& options = {}) {
   for (const auto& block : model.blocks) {
     fsdp::fully_shard(*block, mesh, options);
@@ -50,21 +136,69 @@ struct ShardedModel : SmallModel {
   }
 };
 
-/// Runs `body` on `ranks` ranks, with a model that is sharded over all of them.
-inline void RunSharded(int ranks, const std::function<void(Rank&, ShardedModel&)>& body) {
-  RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    ShardedModel model(mesh);
-    body(rank, model);
-  });
-}
-
-/// A mesh and how a model lies on it: a case of a parametrized test.
+/// A mesh and the options of a model that is sharded over it: a case of a parametrized test.
 struct Arrangement {
   const char* name;
   std::vector<std::int64_t> sizes;
   std::vector<std::string> names;
   fsdp::Options options{};
 };
+
+/// Splits each parameter along its last dimension: gathers and reductions are packed.
+inline std::optional<Placement> by_columns(const std::string&, const at::Tensor& parameter) {
+  return Shard{parameter.dim() - 1};
+}
+
+/// The arrangements of these names.
+inline std::vector<Arrangement> arrangements(const std::vector<std::string>& names) {
+  const std::vector<Arrangement> all{
+      {"OneRank", {1}, {"dp"}},
+      {"Zero3", {3}, {"dp"}},
+      {"Uneven", {4}, {"dp"}},
+      {"EmptyShards", {12}, {"dp"}},
+      {"Zero2", {2}, {"dp"}, {.reshard_after_forward = false}},
+      {"Hpz", {4}, {"dp"}, {.post_forward_mesh_size = 2}},
+      {"Hsdp", {2, 2}, {"replicate", "shard"}},
+      {"Columns", {3}, {"dp"}, {.shard_placement = by_columns}},
+      {"Bf16", {4}, {"dp"}, {.mp_policy = {.param_dtype = at::kBFloat16}}},
+      {"Bf16OnOneRank", {1}, {"dp"}, {.mp_policy = {.param_dtype = at::kBFloat16}}},
+      {"Offloaded", {2}, {"dp"}, {.offload_policy = fsdp::OffloadPolicy{}}},
+      {"MayBeUnused", {2}, {"dp"}, {.may_be_unused = true}}};
+  std::vector<Arrangement> chosen;
+  for (const std::string& name : names) {
+    chosen.push_back(*std::ranges::find(all, name, [](const Arrangement& a) { return a.name; }));
+  }
+  return chosen;
+}
+
+using ShardedBody = std::function<void(Rank&, ShardedModel&)>;
+
+/// Runs `body` on the arrangement's ranks, with a model that is sharded over all of them.
+inline void RunArranged(const Arrangement& arrangement, const Sizes& sizes,
+                        const ShardedBody& body) {
+  RunOnMesh(arrangement.sizes, arrangement.names, [&](Rank& rank, const DeviceMesh& mesh) {
+    ShardedModel model(mesh, arrangement.options, sizes);
+    body(rank, model);
+  });
+}
+inline void RunArranged(const Arrangement& arrangement, const ShardedBody& body) {
+  RunArranged(arrangement, Sizes{}, body);
+}
+
+inline void RunSharded(int ranks, const fsdp::Options& options, const ShardedBody& body) {
+  RunArranged({"", {ranks}, {"dp"}, options}, body);
+}
+inline void RunSharded(int ranks, const ShardedBody& body) {
+  RunSharded(ranks, fsdp::Options{}, body);
+}
+
+/// Four ranks: two replicas of two shards.
+inline void RunHybrid(const fsdp::Options& options, const ShardedBody& body) {
+  RunArranged({"", {2, 2}, {"replicate", "shard"}, options}, body);
+}
+inline void RunHybrid(const ShardedBody& body) {
+  RunHybrid(fsdp::Options{}, body);
+}
 
 struct Training {
   std::vector<double> losses;
@@ -99,7 +233,18 @@ inline std::vector<at::Tensor> gradients_alone(const Sizes& sizes = {},
   return gradients_of(alone);
 }
 
-/// The whole gradients, which the parameters then have no longer. Collective.
+/// The whole gradient of a module's own parameter. Collective.
+inline at::Tensor full_grad(const nn::ModuleBase& module, const std::string& name = "weight") {
+  return full_tensor(module.slot(name)->persistent().grad());
+}
+
+inline void drop_gradients(const nn::ModuleBase& model) {
+  for (const auto& [name, slot] : model.named_slots()) {
+    slot->persistent().mutable_grad().reset();
+  }
+}
+
+/// The whole gradients, which it drops from the parameters. Collective.
 inline std::vector<at::Tensor> take_gradients(const nn::ModuleBase& model) {
   std::vector<at::Tensor> gradients;
   for (const auto& [name, slot] : model.named_slots()) {
@@ -109,7 +254,32 @@ inline std::vector<at::Tensor> take_gradients(const nn::ModuleBase& model) {
   return gradients;
 }
 
-/// Trains a model that has been sharded over all ranks, and expects what one rank does.
+inline std::vector<at::Tensor> parameters_of(const nn::ModuleBase& model) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, slot] : model.named_slots()) {
+    tensors.push_back(slot->persistent());
+  }
+  return tensors;
+}
+
+/// Expects the whole parameters of `model` to equal `expected`. Collective.
+inline void expect_parameters(const nn::ModuleBase& model,
+                              const std::vector<at::Tensor>& expected) {
+  std::size_t i = 0;
+  for (const auto& [name, slot] : model.named_slots()) {
+    const at::Tensor difference = full_tensor(slot->persistent()).sub(expected[i++]);
+    EXPECT_LT(difference.abs().max().item<double>(), 1e-6) << name;
+  }
+}
+
+/// Expects each slot to show its shard, as outside of forward and backward.
+inline void expect_all_sharded(const nn::ModuleBase& model) {
+  for (const auto& [name, slot] : model.named_slots()) {
+    EXPECT_TRUE(tessera::is_distributed(slot->get())) << name;
+  }
+}
+
+/// Trains a model that has been sharded over all ranks, and expects the results of one rank.
 inline void expect_training(SmallModel& model, const Rank& rank, const Training& expected) {
   const DeviceMesh all = rank.mesh({rank.size()}, {"all"});
   for (std::size_t step = 0; step < expected.losses.size(); ++step) {
@@ -123,11 +293,7 @@ inline void expect_training(SmallModel& model, const Rank& rank, const Training&
     }
     descend(model, 0.1);
   }
-  std::size_t i = 0;
-  for (const auto& [name, slot] : model.named_slots()) {
-    const at::Tensor difference = full_tensor(slot->persistent()).sub(expected.parameters[i++]);
-    EXPECT_LT(difference.abs().max().item<double>(), 1e-6) << name;
-  }
+  expect_parameters(model, expected.parameters);
 }
 
 inline comm::Traffic traffic_of(const comm::TrafficTable& traffic, const std::string& group,
@@ -136,25 +302,82 @@ inline comm::Traffic traffic_of(const comm::TrafficTable& traffic, const std::st
   return found == traffic.end() ? comm::Traffic{} : found->second;
 }
 
+/// The traffic of a rank since construction.
+class Sent {
+ public:
+  explicit Sent(const Rank& rank) : world_(rank.world()), before_(world_->traffic().table()) {}
+
+  comm::TrafficTable table() const { return world_->traffic().since(before_); }
+  comm::Traffic of(const std::string& group, const std::string& collective) const {
+    return traffic_of(table(), group, collective);
+  }
+  auto calls(const std::string& group, const std::string& collective) const {
+    return of(group, collective).calls;
+  }
+
+ private:
+  comm::WorldPtr world_;
+  comm::TrafficTable before_;
+};
+
+/// Collects libtorch's warnings of this thread that contain `part`, during its lifetime.
+class Warnings final : public c10::WarningHandler {
+ public:
+  explicit Warnings(std::string part = "") : part_(std::move(part)) {}
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find(part_) != std::string::npos) {
+      messages_.push_back(warning.msg());
+    }
+  }
+  const std::vector<std::string>& messages() const { return messages_; }
+
+ private:
+  std::string part_;
+  std::vector<std::string> messages_;
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
 }  // namespace tessera::testing
+
+/// Instantiates a suite with the arrangements of the names that follow.
+#define TESSERA_ARRANGED(suite, ...)                                                             \
+  INSTANTIATE_TEST_SUITE_P(Meshes, suite,                                                        \
+                           ::testing::ValuesIn(::tessera::testing::arrangements({__VA_ARGS__})), \
+                           ::tessera::testing::name_of_case<::tessera::testing::Arrangement>)
 
 namespace tessera::fsdp {
 
-// What most tests of FSDP use.
+// The names that most tests of FSDP use.
 using testing::Arrangement;
+using testing::arrangements;
+using testing::batch;
+using testing::Block;
+using testing::drop_gradients;
+using testing::ErrorsOfRanks;
+using testing::expect_all_sharded;
 using testing::expect_gradients;
 using testing::Filled;
+using testing::full_grad;
 using testing::full_tensor;
 using testing::gradients_alone;
+using testing::gradients_of;
 using testing::kClasses;
 using testing::kDim;
 using testing::kHidden;
 using testing::local_loss;
+using testing::name_of_case;
+using testing::parameters_of;
+using testing::rows_of_rank;
+using testing::RunArranged;
+using testing::RunHybrid;
 using testing::RunSharded;
+using testing::Sent;
 using testing::shard;
+using testing::shard_units;
 using testing::ShardedModel;
 using testing::SmallModel;
 using testing::take_gradients;
 using testing::traffic_of;
+using testing::uniform_values;
 
 }  // namespace tessera::fsdp

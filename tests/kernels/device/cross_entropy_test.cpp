@@ -7,12 +7,9 @@ namespace {
 
 const std::vector<Options> kOptions{{}, {0.1F, 0}, {0, 0.01F}, {0.3F, 0.02F}, {1, 0}};
 
-template <class T>
-class CrossEntropyOnDevice : public ::testing::Test {};
-TYPED_TEST_SUITE(CrossEntropyOnDevice, Elements);
+TEST_SUITE_OF_ELEMENTS(CrossEntropyOnDevice);
 
-TYPED_TEST(CrossEntropyOnDevice, TakesAnySize) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(CrossEntropyOnDevice, TakesAnySize) {
   for (const std::int64_t columns : {1, 2, 7, 8, 9, 31, 1000}) {
     for (const Options& options : kOptions) {
       const Case<T> in(5, columns, 3, options);
@@ -25,8 +22,7 @@ TYPED_TEST(CrossEntropyOnDevice, TakesAnySize) {
   EXPECT_TRUE(losses_of<T>(Case<T>(0, 8, 1).call()).losses.empty());
 }
 
-TYPED_TEST(CrossEntropyOnDevice, ReadsByVectorsFromAnyAddress) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(CrossEntropyOnDevice, ReadsByVectorsFromAnyAddress) {
   // Rows that begin at every distance of a multiple of 16 bytes, between numbers that are no
   // logits.
   const Case<T> in(9, 45, 2, {0.1F, 0});
@@ -57,8 +53,7 @@ TYPED_TEST(CrossEntropyOnDevice, ReadsByVectorsFromAnyAddress) {
   expect_gradient(in, gradient);
 }
 
-TYPED_TEST(CrossEntropyOnDevice, PutsTheGradientInThePlaceOfTheLogits) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(CrossEntropyOnDevice, PutsTheGradientInThePlaceOfTheLogits) {
   Case<T> in(4, 37, 3, {0.2F, 0.01F});
   const std::vector<T> apart = gradient_of<T>(in);
   const Losses losses = losses_of<T>(in.call());
@@ -70,8 +65,7 @@ TYPED_TEST(CrossEntropyOnDevice, PutsTheGradientInThePlaceOfTheLogits) {
   EXPECT_TRUE(std::ranges::equal(in.logits, apart, [](T a, T b) { return a == b; }));
 }
 
-TYPED_TEST(CrossEntropyOnDevice, MultipliesByOneNumberOrByNone) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(CrossEntropyOnDevice, MultipliesByOneNumberOrByNone) {
   Case<T> in(4, 16, 1);
   const Losses losses = losses_of<T>(in.call());
   std::ranges::fill(in.of_rows, 1.0F);
@@ -85,8 +79,7 @@ TYPED_TEST(CrossEntropyOnDevice, MultipliesByOneNumberOrByNone) {
   expect_gradient(in, gradient_of<T>(in, of_one));
 }
 
-TYPED_TEST(CrossEntropyOnDevice, SumsOfPartsAreThoseOfTheWhole) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(CrossEntropyOnDevice, SumsOfPartsAreThoseOfTheWhole) {
   for (const Options& options : kOptions) {
     const Case<T> in(6, 29, 3, options);
     for (const std::vector<std::int64_t>& first :
@@ -96,8 +89,7 @@ TYPED_TEST(CrossEntropyOnDevice, SumsOfPartsAreThoseOfTheWhole) {
   }
 }
 
-TYPED_TEST(CrossEntropyOnDevice, GradientOfAPartSubtractsOnlyItsTargets) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(CrossEntropyOnDevice, GradientOfAPartSubtractsOnlyItsTargets) {
   const Case<T> in(6, 24, 2, {0.1F, 0.01F});
   const Losses losses = losses_of<T>(in.call());
   std::vector<T> gradient(in.logits.size());
@@ -115,8 +107,7 @@ TYPED_TEST(CrossEntropyOnDevice, GradientOfAPartSubtractsOnlyItsTargets) {
   expect_gradient(in, gradient);
 }
 
-TYPED_TEST(CrossEntropyOnDevice, IgnoredRowsHaveNeitherLossNorGradient) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(CrossEntropyOnDevice, IgnoredRowsHaveNeitherLossNorGradient) {
   Case<T> in(3, 17, 1, {0.1F, 0.01F});
   std::ranges::fill(in.targets, kIgnored);
   in.at(1, 3) = std::numeric_limits<T>::quiet_NaN();
@@ -145,8 +136,7 @@ TEST(CrossEntropyOnDevice64, GradientIsTheSlopeOfTheLoss) {
   }
 }
 
-TYPED_TEST(CrossEntropyOnDevice, ScalesRoundingOnce) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(CrossEntropyOnDevice, ScalesRoundingOnce) {
   const float factor = 1.0F / 3;
   for (const std::int64_t size : {0, 1, 7, 8, 33}) {
     const std::vector<T> x = normals<T>(size, 2, 1);

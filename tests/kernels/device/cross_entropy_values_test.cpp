@@ -6,12 +6,9 @@
 namespace tessera::kernels::cross_entropy {
 namespace {
 
-template <class T>
-class CrossEntropyOfOddValues : public ::testing::Test {};
-TYPED_TEST_SUITE(CrossEntropyOfOddValues, Elements);
+TEST_SUITE_OF_ELEMENTS(CrossEntropyOfOddValues);
 
-TYPED_TEST(CrossEntropyOfOddValues, HugeLogitsDoNotOverflow) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(CrossEntropyOfOddValues, HugeLogitsDoNotOverflow) {
   const double largest = static_cast<float>(std::numeric_limits<T>::max());
   // A product of two of these would.
   const Case<T> in(6, 40, largest / 64);
@@ -27,8 +24,7 @@ TYPED_TEST(CrossEntropyOfOddValues, HugeLogitsDoNotOverflow) {
   EXPECT_NEAR(losses_of_parts<T>(shifted, {0, 200}).losses[0], shifted.loss(0), 1e-5);
 }
 
-TYPED_TEST(CrossEntropyOfOddValues, LogitsOfMinusInfinityHaveNoProbability) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(CrossEntropyOfOddValues, LogitsOfMinusInfinityHaveNoProbability) {
   const T none = static_cast<T>(-INFINITY);
   Case<T> in(2, 24, 1);
   for (std::int64_t i = 0; i < 16; ++i) {
@@ -50,8 +46,7 @@ TYPED_TEST(CrossEntropyOfOddValues, LogitsOfMinusInfinityHaveNoProbability) {
   }
 }
 
-TYPED_TEST(CrossEntropyOfOddValues, KeepsNaNAndInfinityInTheirRow) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(CrossEntropyOfOddValues, KeepsNaNAndInfinityInTheirRow) {
   for (const float odd : {NAN, INFINITY}) {
     for (const std::int64_t column : {0, 9, 23}) {
       Case<T> in(2, 24, 1, {0.1F, 0});

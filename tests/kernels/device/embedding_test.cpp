@@ -85,12 +85,9 @@ void expect_backward(const std::vector<T>& found, const std::vector<std::int64_t
   }
 }
 
-template <class T>
-class EmbeddingOnDevice : public ::testing::Test {};
-TYPED_TEST_SUITE(EmbeddingOnDevice, Elements);
+TEST_SUITE_OF_ELEMENTS(EmbeddingOnDevice);
 
-TYPED_TEST(EmbeddingOnDevice, CopiesRowsAsBitsAndZerosOtherRanks) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(EmbeddingOnDevice, CopiesRowsAsBitsAndZerosOtherRanks) {
   for (const std::int64_t size : {16, 24}) {
     std::vector<T> table = normals<T>(11 * size, 1, 1);
     table[3] = std::numeric_limits<T>::signaling_NaN();
@@ -128,8 +125,7 @@ TYPED_TEST(EmbeddingOnDevice, CopiesRowsAsBitsAndZerosOtherRanks) {
   }
 }
 
-TYPED_TEST(EmbeddingOnDevice, SumsEachRowsGradientsAndRoundsOnce) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(EmbeddingOnDevice, SumsEachRowsGradientsAndRoundsOnce) {
   for (const std::int64_t count : {0, 1, 5, 31, 32, 33, 64, 65, 700}) {
     for (const std::int64_t rows : {1, 3, 50, 5000}) {
       const std::vector<std::int64_t> indices = some_indices(count, rows);
@@ -139,8 +135,7 @@ TYPED_TEST(EmbeddingOnDevice, SumsEachRowsGradientsAndRoundsOnce) {
   }
 }
 
-TYPED_TEST(EmbeddingOnDevice, TakesRowsThatAreNotAligned) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(EmbeddingOnDevice, TakesRowsThatAreNotAligned) {
   const std::vector<std::int64_t> indices = some_indices(150, 9);
   for (const std::int64_t size : {1, 3, 7}) {
     const std::vector<T> grad = normals<T>(150 * size, 1, 2);
@@ -148,8 +143,7 @@ TYPED_TEST(EmbeddingOnDevice, TakesRowsThatAreNotAligned) {
   }
 }
 
-TYPED_TEST(EmbeddingOnDevice, EachRankSumsItsRows) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(EmbeddingOnDevice, EachRankSumsItsRows) {
   const std::vector<std::int64_t> indices = some_indices(300, 20);
   std::vector<T> grad = normals<T>(300 * 8, 1, 2);
   const std::vector<T> whole = backward<T, kVector<T>>(indices, grad, 0, 20, 8);
@@ -164,8 +158,7 @@ TYPED_TEST(EmbeddingOnDevice, EachRankSumsItsRows) {
   EXPECT_TRUE(std::ranges::equal(whole, parts, [](T a, T b) { return a == b; }));
 }
 
-TYPED_TEST(EmbeddingOnDevice, KeepsNaNInItsRow) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(EmbeddingOnDevice, KeepsNaNInItsRow) {
   std::vector<std::int64_t> indices(100, 0);
   indices[40] = indices[70] = 1;
   std::vector<T> grad(100 * 8, T(1.0F));

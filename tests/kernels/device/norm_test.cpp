@@ -46,12 +46,9 @@ double exact_squares(const std::vector<T>& tensor, std::size_t skip = 0) {
   return static_cast<double>(sum);
 }
 
-template <class T>
-class NormOnDevice : public ::testing::Test {};
-TYPED_TEST_SUITE(NormOnDevice, Elements);
+TEST_SUITE_OF_ELEMENTS(NormOnDevice);
 
-TYPED_TEST(NormOnDevice, SumsSquaresOfAnySize) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(NormOnDevice, SumsSquaresOfAnySize) {
   for (const std::int64_t size : {1, 7, 8, 9, 65536, 65537, 200000}) {
     const std::vector<T> x = normals<T>(size, 3, 1);
     const std::vector<double> sums = sums_of<T>({x});
@@ -61,8 +58,7 @@ TYPED_TEST(NormOnDevice, SumsSquaresOfAnySize) {
   }
 }
 
-TYPED_TEST(NormOnDevice, TakesManyAndMisaligned) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(NormOnDevice, TakesManyAndMisaligned) {
   std::vector<std::vector<T>> tensors;
   double exact = 0;
   for (unsigned i = 0; i < 200; ++i) {
@@ -74,14 +70,12 @@ TYPED_TEST(NormOnDevice, TakesManyAndMisaligned) {
   EXPECT_LE(sizeof(SquareSums), 4096U);
 }
 
-TYPED_TEST(NormOnDevice, SquaresOfHugeNumbersDoNotOverflow) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(NormOnDevice, SquaresOfHugeNumbersDoNotOverflow) {
   const std::vector<T> x(9, std::numeric_limits<T>::max());
   EXPECT_DOUBLE_EQ(sums_of<T>({x})[0], exact_squares(x));
 }
 
-TYPED_TEST(NormOnDevice, KeepsWhatIsNotFinite) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(NormOnDevice, KeepsWhatIsNotFinite) {
   std::vector<T> x(9, T(1.0F));
   x[8] = std::numeric_limits<T>::infinity();
   EXPECT_EQ(sums_of<T>({x})[0], kInf);

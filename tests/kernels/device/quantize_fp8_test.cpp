@@ -85,12 +85,9 @@ QuantizeFp8 call_of(const at::Tensor& x) {
           .columns = x.size(1)};
 }
 
-template <class T>
-class QuantizeFp8OnDevice : public ::testing::Test {};
-TYPED_TEST_SUITE(QuantizeFp8OnDevice, Elements);
+TEST_SUITE_OF_ELEMENTS(QuantizeFp8OnDevice);
 
-TYPED_TEST(QuantizeFp8OnDevice, IsThatOfTheComposedOperatorsForAnySize) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(QuantizeFp8OnDevice, IsThatOfTheComposedOperatorsForAnySize) {
   for (const auto& [rows, columns] : {std::pair(3, 64), {2, 1}, {5, 37}, {1, 8}, {33, 16}}) {
     for (const double scale : {1.0, 1e-3, 1e4}) {
       const std::vector<T> values = normals<T>(rows * columns, scale, 7);
@@ -105,16 +102,14 @@ TYPED_TEST(QuantizeFp8OnDevice, IsThatOfTheComposedOperatorsForAnySize) {
   }
 }
 
-TYPED_TEST(QuantizeFp8OnDevice, ReadsRowsThatAreApart) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(QuantizeFp8OnDevice, ReadsRowsThatAreApart) {
   const std::vector<T> values = normals<T>(4 * 48, 1, 3);
   const at::Tensor x = as_tensor(values, 4).narrow(1, 16, 16);
   expect_as_composed(by_rows<T, kVector<T>>(call_of<T>(x)), x);
   expect_as_composed(by_columns<T>(call_of<T>(x.t())), x.t());
 }
 
-TYPED_TEST(QuantizeFp8OnDevice, MultipliesColumnsByFactors) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(QuantizeFp8OnDevice, MultipliesColumnsByFactors) {
   const std::vector<T> values = normals<T>(3 * 32, 1, 5);
   std::vector<float> factors;
   for (int i = 0; i < 32; ++i) {
@@ -129,8 +124,7 @@ TYPED_TEST(QuantizeFp8OnDevice, MultipliesColumnsByFactors) {
   expect_as_composed(by_columns<T>(call), product);
 }
 
-TYPED_TEST(QuantizeFp8OnDevice, KeepsZerosAndMakesRowsThatAreNotFiniteNaN) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(QuantizeFp8OnDevice, KeepsZerosAndMakesRowsThatAreNotFiniteNaN) {
   using Limits = std::numeric_limits<T>;
   const std::vector<T> values{T(0.0F),
                               T(-0.0F),

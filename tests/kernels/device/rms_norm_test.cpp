@@ -179,36 +179,29 @@ void expect_of_sum(const Case<T, W>& in) {
   expect_same_bits(both.weight, alone.weight);
 }
 
-template <class T>
-class RmsNormOnDevice : public ::testing::Test {};
-TYPED_TEST_SUITE(RmsNormOnDevice, Elements);
+TEST_SUITE_OF_ELEMENTS(RmsNormOnDevice);
 
-TYPED_TEST(RmsNormOnDevice, IsRoundedOnceForAnySize) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RmsNormOnDevice, IsRoundedOnceForAnySize) {
   for (const std::int64_t size : {8, 64, 128, 1000}) {
     expect_both<T, T, kVector<T>>(Case<T, T>(3, size, 2));
   }
 }
 
-TYPED_TEST(RmsNormOnDevice, TakesAWeightInFloat) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RmsNormOnDevice, TakesAWeightInFloat) {
   expect_both<T, float, kVector<T>>(Case<T, float>(3, 128, 2));
 }
 
-TYPED_TEST(RmsNormOnDevice, TakesRowsThatAreNotAligned) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RmsNormOnDevice, TakesRowsThatAreNotAligned) {
   for (const std::int64_t size : {1, 7, 33}) {
     expect_both<T, T, 1>(Case<T, T>(5, size, 2));
   }
 }
 
-TYPED_TEST(RmsNormOnDevice, EndsOneRowWithAPartOfAVector) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RmsNormOnDevice, EndsOneRowWithAPartOfAVector) {
   expect_both<T, T, kVector<T>>(Case<T, T>(1, 13, 2));
 }
 
-TYPED_TEST(RmsNormOnDevice, TakesNoWeight) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RmsNormOnDevice, TakesNoWeight) {
   Case<T, T> in(2, 16, 2);
   std::ranges::fill(in.weight, T(1.0F));
   RmsNorm call = in.call();
@@ -218,20 +211,17 @@ TYPED_TEST(RmsNormOnDevice, TakesNoWeight) {
   expect_backward(in, backward<T, float, kVector<T>>(call, in.grad, found.rstd));
 }
 
-TYPED_TEST(RmsNormOnDevice, SquaresOfHugeElementsDoNotOverflow) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RmsNormOnDevice, SquaresOfHugeElementsDoNotOverflow) {
   const double largest = std::numeric_limits<T>::max();
   const Case<T, T> in(2, 24, largest / 8);
   expect_both<T, T, kVector<T>>(in);
 }
 
-TYPED_TEST(RmsNormOnDevice, TinyElementsAreBesideEpsilon) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RmsNormOnDevice, TinyElementsAreBesideEpsilon) {
   expect_both<T, T, kVector<T>>(Case<T, T>(2, 24, 1e-6));
 }
 
-TYPED_TEST(RmsNormOnDevice, KeepsNaNAndInfinityInTheirRow) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RmsNormOnDevice, KeepsNaNAndInfinityInTheirRow) {
   for (const float odd : {NAN, INFINITY}) {
     Case<T, T> in(2, 16, 1);
     in.x[3] = static_cast<T>(odd);
@@ -241,8 +231,7 @@ TYPED_TEST(RmsNormOnDevice, KeepsNaNAndInfinityInTheirRow) {
   }
 }
 
-TYPED_TEST(RmsNormOnDevice, NormsASumAsTwoOperationsDo) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RmsNormOnDevice, NormsASumAsTwoOperationsDo) {
   for (const std::int64_t size : {8, 64, 1000}) {
     expect_of_sum<T, T, kVector<T>>(Case<T, T>(3, size, 2));
   }
@@ -252,13 +241,11 @@ TYPED_TEST(RmsNormOnDevice, NormsASumAsTwoOperationsDo) {
   expect_of_sum<T, T, 1>(Case<T, T>(0, 7, 2));
 }
 
-TYPED_TEST(RmsNormOnDevice, NormsASumOfHugeElements) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RmsNormOnDevice, NormsASumOfHugeElements) {
   expect_of_sum<T, T, kVector<T>>(Case<T, T>(2, 24, std::numeric_limits<T>::max() / 8));
 }
 
-TYPED_TEST(RmsNormOnDevice, NormsASumThatIsNotFinite) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RmsNormOnDevice, NormsASumThatIsNotFinite) {
   for (const float odd : {NAN, INFINITY, -INFINITY}) {
     Case<T, T> in(2, 16, 1);
     in.x[3] = static_cast<T>(odd);

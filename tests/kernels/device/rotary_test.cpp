@@ -85,47 +85,39 @@ Rotary call_of(const void* x, std::int64_t heads, std::int64_t half, std::int64_
   return call;
 }
 
-template <class T>
-class RotaryOnDevice : public ::testing::Test {};
-TYPED_TEST_SUITE(RotaryOnDevice, Elements);
+TEST_SUITE_OF_ELEMENTS(RotaryOnDevice);
 
-TYPED_TEST(RotaryOnDevice, IsRoundedOnce) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RotaryOnDevice, IsRoundedOnce) {
   const std::vector<T> x = normals<T>(6 * 4 * 64, 2, 1);
   expect_rotated<T, kVector<T>>(call_of(x.data(), 4, 32, 4 * 64));
 }
 
-TYPED_TEST(RotaryOnDevice, TransposedIsRoundedOnce) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RotaryOnDevice, TransposedIsRoundedOnce) {
   const std::vector<T> x = normals<T>(6 * 4 * 64, 2, 1);
   Rotary call = call_of(x.data(), 4, 32, 4 * 64);
   call.transposed = true;
   expect_rotated<T, kVector<T>>(call);
 }
 
-TYPED_TEST(RotaryOnDevice, TakesAPartOfAJointProjection) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RotaryOnDevice, TakesAPartOfAJointProjection) {
   const std::vector<T> x = normals<T>(6 * 96, 2, 1);
   expect_rotated<T, kVector<T>>(call_of(x.data() + 32, 2, 16, 96));
 }
 
-TYPED_TEST(RotaryOnDevice, TakesHalvesThatAreNotAligned) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RotaryOnDevice, TakesHalvesThatAreNotAligned) {
   for (const std::int64_t half : {1, 3, 10}) {
     const std::vector<T> x = normals<T>(6 * 3 * 2 * half + 1, 2, 1);
     expect_rotated<T, 1>(call_of(x.data() + 1, 3, half, 3 * 2 * half));
   }
 }
 
-TYPED_TEST(RotaryOnDevice, TakesNoPositions) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RotaryOnDevice, TakesNoPositions) {
   Rotary call = call_of(nullptr, 2, 8, 32);
   call.batch = 0;
   EXPECT_TRUE((rotated<T, kVector<T>>(call, Tables(call)).empty()));
 }
 
-TYPED_TEST(RotaryOnDevice, KeepsNaNAndInfinityInTheirPair) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(RotaryOnDevice, KeepsNaNAndInfinityInTheirPair) {
   for (const float odd : {NAN, INFINITY}) {
     std::vector<T> x(6 * 32, T(1.0F));
     x[1] = static_cast<T>(odd);

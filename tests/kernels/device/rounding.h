@@ -17,6 +17,22 @@ namespace tessera::kernels {
 
 using Elements = ::testing::Types<float, c10::BFloat16, c10::Half>;
 
+/// A suite of tests of each type of element.
+#define TEST_SUITE_OF_ELEMENTS(suite)      \
+  template <class>                         \
+  class suite : public ::testing::Test {}; \
+  TYPED_TEST_SUITE(suite, Elements)
+
+/// Its test: TEST_OF_ELEMENTS(Suite, Name) { ... T ... }.
+#define TEST_OF_ELEMENTS(suite, name) \
+  template <class T>                  \
+  void suite##_##name();              \
+  TYPED_TEST(suite, name) {           \
+    suite##_##name<TypeParam>();      \
+  }                                   \
+  template <class T>                  \
+  void suite##_##name()
+
 /// How many elements the kernels take at once: as many as 16 bytes have, or one.
 template <class T>
 constexpr int kVector = 16 / sizeof(T);

@@ -85,12 +85,9 @@ void expect_backward(const SiluGradients<T>& found, const std::vector<T>& grad, 
   }
 }
 
-template <class T>
-class SiluMulOnDevice : public ::testing::Test {};
-TYPED_TEST_SUITE(SiluMulOnDevice, Elements);
+TEST_SUITE_OF_ELEMENTS(SiluMulOnDevice);
 
-TYPED_TEST(SiluMulOnDevice, IsRoundedOnceForAnySize) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(SiluMulOnDevice, IsRoundedOnceForAnySize) {
   for (const std::int64_t size : {0, 1, 7, 8, 9, 31, 1000}) {
     const std::vector<T> gate = normals<T>(size, 4, 1);
     const std::vector<T> up = normals<T>(size, 1, 2);
@@ -98,8 +95,7 @@ TYPED_TEST(SiluMulOnDevice, IsRoundedOnceForAnySize) {
   }
 }
 
-TYPED_TEST(SiluMulOnDevice, GradientsAreRoundedOnceForAnySize) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(SiluMulOnDevice, GradientsAreRoundedOnceForAnySize) {
   for (const std::int64_t size : {0, 1, 7, 8, 9, 31, 1000}) {
     const std::vector<T> gate = normals<T>(size, 4, 1);
     const std::vector<T> up = normals<T>(size, 1, 2);
@@ -108,8 +104,7 @@ TYPED_TEST(SiluMulOnDevice, GradientsAreRoundedOnceForAnySize) {
   }
 }
 
-TYPED_TEST(SiluMulOnDevice, TakesMisalignedInput) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(SiluMulOnDevice, TakesMisalignedInput) {
   const std::vector<T> gate = normals<T>(38, 4, 1);
   const std::vector<T> up = normals<T>(38, 1, 2);
   const std::vector<T> grad = normals<T>(37, 1, 3);
@@ -118,8 +113,7 @@ TYPED_TEST(SiluMulOnDevice, TakesMisalignedInput) {
   expect_backward(backward<T, 1>(call, grad), grad, gate.data() + 1, up.data() + 1);
 }
 
-TYPED_TEST(SiluMulOnDevice, TakesHalvesOfOneProduct) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(SiluMulOnDevice, TakesHalvesOfOneProduct) {
   // Rows of 24 gates and 24 ups.
   const std::vector<T> product = normals<T>(5 * 48, 2, 1);
   std::vector<T> gate, up;
@@ -138,8 +132,7 @@ TYPED_TEST(SiluMulOnDevice, TakesHalvesOfOneProduct) {
   expect_backward(backward<T, kVector<T>>(call, grad), grad, gate.data(), up.data());
 }
 
-TYPED_TEST(SiluMulOnDevice, WritesTheGradientsIntoHalvesOfOneTensor) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(SiluMulOnDevice, WritesTheGradientsIntoHalvesOfOneTensor) {
   const std::vector<T> product = normals<T>(5 * 48, 2, 1);
   const std::vector<T> grad = normals<T>(5 * 24, 1, 3);
   const SiluMul in{.gate = product.data(),
@@ -167,8 +160,7 @@ TYPED_TEST(SiluMulOnDevice, WritesTheGradientsIntoHalvesOfOneTensor) {
   }
 }
 
-TYPED_TEST(SiluMulOnDevice, HugeGatesOverflowOnlyWhereTheResultDoes) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(SiluMulOnDevice, HugeGatesOverflowOnlyWhereTheResultDoes) {
   const auto largest = static_cast<float>(std::numeric_limits<T>::max());
   std::vector<T> gate, up, grad;
   for (const float g : {-largest, -200.0F, -80.0F, -1.278F, 0.0F, 80.0F, 200.0F, largest}) {
@@ -182,8 +174,7 @@ TYPED_TEST(SiluMulOnDevice, HugeGatesOverflowOnlyWhereTheResultDoes) {
   expect_backward(backward<T, kVector<T>>(call_of(gate, up), grad), grad, gate.data(), up.data());
 }
 
-TYPED_TEST(SiluMulOnDevice, KeepsNaN) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(SiluMulOnDevice, KeepsNaN) {
   const T nan = std::numeric_limits<T>::quiet_NaN();
   const std::vector<T> a(9, nan), b(9, T(1.0F));
   for (const SiluMul& call : {call_of(a, b), call_of(b, a)}) {
@@ -196,8 +187,7 @@ TYPED_TEST(SiluMulOnDevice, KeepsNaN) {
   EXPECT_TRUE(std::isnan(static_cast<float>(of_nan.up[8])));
 }
 
-TYPED_TEST(SiluMulOnDevice, InfiniteGateStaysInfinite) {
-  using T = TypeParam;
+TEST_OF_ELEMENTS(SiluMulOnDevice, InfiniteGateStaysInfinite) {
   const std::vector<T> gate(9, static_cast<T>(static_cast<float>(kInfinity))), up(9, T(-2.0F));
   EXPECT_EQ(static_cast<float>(forward<T, kVector<T>>(call_of(gate, up))[8]), -kInfinity);
 }

@@ -10,21 +10,21 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Records that this thread makes progress with files. Other ranks that wait for its next
-/// collective count their time-out and the watchdog's limit from then on, so that a slow disk is no
-/// hang. Call it after each piece of some MiB; the thread's next collective ends the effect. On
-/// other hosts the record of any rank counts, a second later. Does nothing in a thread without
-/// collectives. Takes less than a microsecond; not collective.
+/// Records that this thread makes progress with files. Ranks that wait for this thread's next
+/// collective count their time-out and the watchdog's limit from this moment, so that a slow disk
+/// is not taken for a hang. Call it after each piece of some MiB; the thread's next collective ends
+/// the effect. On other hosts a record of any rank has this effect, with a delay of a second. Does
+/// nothing in a thread without collectives. Takes less than a microsecond; not collective.
 void note_progress(flight::Work work);
 
 /// A thread that calls collectives, as listed in the flight records.
 class ListedThread;
 
-/// The calling thread, or the one that it works for.
+/// The calling thread, or the thread that it works for (WorkFor).
 const ListedThread& listed_thread();
 
-/// While it exists, note_progress() on this thread counts for `thread`, which waits for this one
-/// and must neither end nor call collectives meanwhile.
+/// While it exists, note_progress() on this thread counts for `thread`. `thread` must wait for this
+/// thread and must neither end nor call collectives in this time.
 class WorkFor {
  public:
   explicit WorkFor(const ListedThread& thread);
@@ -36,16 +36,17 @@ class WorkFor {
   const ListedThread* before_;
 };
 
-/// All ranks of a world of this size, in order.
+/// All ranks of a world of `size` ranks, in order.
 inline std::vector<int> ranks_of_world(int size) {
   std::vector<int> ranks(static_cast<std::size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
 
-/// Shows the warnings of this thread in the form of the rank's main thread: one line, once a job.
-/// libtorch's warning handler is per thread: each thread of the library that may warn calls this
-/// first. Does nothing before world_from_environment(), or if the thread has its own handler.
+/// Shows this thread's warnings in the form of the rank's main thread: one line, each text once for
+/// the whole job. libtorch's warning handler is per thread, so each thread of the library that may
+/// warn calls this first. Does nothing before world_from_environment(), or if the thread has its
+/// own handler.
 void take_warnings_of_thread();
 
 }  // namespace tessera::comm

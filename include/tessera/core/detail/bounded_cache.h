@@ -17,17 +17,17 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Remembers results of a pure function, at most `capacity` of them. When it is full, an entry goes
-/// that was not used lately: second chance, the replacement of CLOCK (Corbato 1968). A hit then
-/// only sets a mark, so that readers share the lock. Thread safe; two threads that miss on one key
-/// may both compute it, and then share the first result. `Hash` and `Equal` may be transparent, to
-/// look up without making a Key.
+/// Caches at most `capacity` results of a pure function. When it is full, it removes an entry that
+/// was not used recently, by the second-chance algorithm CLOCK (Corbato 1968). A hit only sets a
+/// mark, so readers share the lock. Thread safe; two threads that miss on one key may both compute
+/// the value, and then share the first result. `Hash` and `Equal` may be transparent, to look up
+/// without making a Key.
 template <class Key, class Value, class Hash = std::hash<Key>, class Equal = std::equal_to<Key>>
 class BoundedCache {
  public:
   using ValuePtr = std::shared_ptr<const Value>;
 
-  /// Holds at most `capacity` entries, at least 1.
+  /// A cache of at most `capacity` entries; `capacity` must be at least 1.
   explicit BoundedCache(std::size_t capacity) : capacity_(capacity) {
     TESSERA_CHECK(capacity > 0, "a cache of capacity 0 was asked for; give it at least 1");
   }
@@ -46,7 +46,7 @@ class BoundedCache {
     return found->second.value;
   }
 
-  /// Keeps `value` for `key`, unless there is one already; returns the one in the cache.
+  /// Stores `value` for `key` unless the key already has a value; returns the cached value.
   ValuePtr insert(Key key, Value value) {
     auto made = std::make_shared<const Value>(std::move(value));
     const std::unique_lock lock(mutex_);
@@ -62,8 +62,8 @@ class BoundedCache {
     return entry->second.value;
   }
 
-  /// The value of `key`, computed by `compute(key)` if it is not there. What `compute` throws
-  /// passes through and nothing is stored.
+  /// The value of `key`, computed by `compute(key)` if it is not cached. An exception of `compute`
+  /// is passed on, and nothing is stored.
   template <class Compute>
   ValuePtr get(const Key& key, const Compute& compute) {
     if (auto found = find(key)) {
@@ -94,7 +94,7 @@ class BoundedCache {
   };
   using Entries = std::unordered_map<Key, Entry, Hash, Equal>;
 
-  /// Drops the oldest entry that was not used since it was last looked at here.
+  /// Removes the oldest entry that was not used since evict() last visited it.
   void evict() {
     while (order_.front()->second.used.exchange(false, std::memory_order_relaxed)) {
       order_.splice(order_.end(), order_, order_.begin());

@@ -10,18 +10,18 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// CRC-32C (Castagnoli; RFC 3720), as iSCSI, ext4 and btrfs use it. `before`: that of the bytes in
-/// front of these, so that a sum may be taken piece by piece. In the fastest way that the processor
-/// has.
+/// CRC-32C (Castagnoli; RFC 3720), as in iSCSI, ext4 and btrfs, by the processor's fastest method.
+/// `before`: the checksum of the preceding bytes, so that a checksum can be computed in pieces.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
-/// One of several ways to the same sum.
+/// One of several methods of computing CRC-32C.
 struct Crc32cWay {
   const char* name;
   std::uint32_t (*sum)(std::span<const std::byte> bytes, std::uint32_t before);
 };
 
-/// Those that this processor has, the fastest first; the last is a table, which all have.
+/// The methods that this processor supports, the fastest first. The last method uses a table and
+/// works on every processor.
 std::vector<Crc32cWay> crc32c_ways();
 
 }  // namespace tessera::detail

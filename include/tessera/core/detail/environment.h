@@ -1,4 +1,4 @@
-// The environment of the process.
+// Reads settings from the environment of the process.
 #pragma once
 
 #include <dlfcn.h>
@@ -13,12 +13,12 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Whether an environment variable is on ("1", "true", "on") or off ("0", "false", "off"); nullopt
-/// if it is not set, or empty. Throws Error, naming these, for any other value. Reads the
-/// environment at each call, so ask once where it counts. Thread safe unless somebody calls
-/// setenv() meanwhile.
+/// if it is not set, or empty. Throws Error, with the allowed values, for any other value. Reads
+/// the environment at each call, so hot code should store the result. Thread safe unless another
+/// thread calls setenv().
 std::optional<bool> environment_switch(const char* name);
 
-/// Whether TESSERA_DEBUG is on: ranks then compare what they do, at the cost of collectives and
+/// Whether TESSERA_DEBUG is on: ranks then compare their actions, at the cost of collectives and
 /// synchronisation. `unset`: the result if the variable is not set.
 bool debug_checks(bool unset = false);
 

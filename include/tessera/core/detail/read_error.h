@@ -12,11 +12,11 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// A file that could not be opened, looked at or read: nothing is known of its bytes, and a moment
-/// later it may be readable.
+/// A file that could not be opened, examined or read. Nothing is known about its bytes, and it may
+/// become readable later.
 class ReadError : public Error {
  public:
-  /// `missing`: the file, where there is none of that name.
+  /// `missing`: the path of a file that does not exist.
   explicit ReadError(const std::string& message, std::filesystem::path missing = {})
       : Error(message), missing_(std::move(missing)) {}
 
@@ -26,13 +26,14 @@ class ReadError : public Error {
   std::filesystem::path missing_;
 };
 
-/// The mark that some editors write before a text.
+/// The byte order mark that some editors write at the beginning of a text.
 inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
-/// What to add to a JSON parser's message: a hint where the fault is NaN or Infinity; else "".
+/// A hint to append to a JSON parser's message if the invalid text is NaN or Infinity; else "".
 std::string json_hint(std::string_view fault);
 
-/// Throws Error for a git-lfs pointer, which a repository holds in place of the file itself.
+/// Throws Error if the content is a git-lfs pointer, which a repository contains in place of the
+/// file itself.
 void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view content);
 
 }  // namespace tessera::detail

@@ -14,7 +14,7 @@ constexpr T ceil_div(T a, std::type_identity_t<T> b) {
   return (a + b - 1) / b;
 }
 
-/// The first multiple of `unit` from `value` on; value >= 0, unit > 0.
+/// The smallest multiple of `unit` that is not less than `value`; value >= 0, unit > 0.
 template <std::integral T>
 constexpr T round_up(T value, std::type_identity_t<T> unit) {
   return ceil_div(value, unit) * unit;

@@ -9,8 +9,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Parses a JSON object of a file that a stranger may have made. Throws Error as
-/// check_strict_json() does.
+/// Parses a JSON object from an untrusted file. Throws Error as check_strict_json() does.
 nlohmann::json parse_strict_json(std::string_view text, const JsonLimits& limits = {});
 
 }  // namespace tessera::detail

@@ -8,50 +8,51 @@
 
 #include "tessera/export.h"
 
-/// How tessera::attention runs a call; nn/attention_kernel.h says what for.
+/// Selects the kernel of tessera::attention; nn/attention_kernel.h documents the public functions.
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// A kernel of libtorch's, and its inputs.
+/// A libtorch attention kernel, and how its inputs are prepared.
 struct AttentionKernel {
   at::SDPBackend backend = at::SDPBackend::math;
-  /// Makes as many key-value heads as there are heads. libtorch's fp32 kernels on a GPU take no
-  /// fewer: it would compute such a call by formula, with all scores in memory, which are larger
-  /// than repeated heads.
+  /// Whether key and value heads are repeated until there are as many as query heads. libtorch's
+  /// fp32 kernels on a GPU need this. Otherwise libtorch would compute the call by formula, whose
+  /// score matrix is larger than the repeated heads.
   bool repeats_heads = false;
 };
 
-/// (batch, kv heads, keys, width) -> (batch, heads, keys, width): head i of the result is head
-/// i / group of `kv`.
+/// (batch, kv heads, keys, width) -> (batch, heads, keys, width). Head i of the result is head i /
+/// group of `kv`, where group = heads / kv heads.
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
-/// Which of `keys` keys each of `queries` queries sees: the last `length` of those up to its own,
-/// which is key `own` for the first query.
+/// Which of `keys` keys each of `queries` queries sees: its own key and the keys before, at most
+/// `length` in total. The own key of the first query is key number `own`.
 struct KeyWindow {
   std::int64_t queries, keys, own, length;
 };
-/// What that adds to the scores, (queries, keys), in their type, as `q` is: libtorch would convert
-/// flags in each call.
+/// The term for a window that is added to the scores, (queries, keys), in the type of `q`. A bool
+/// mask would be converted by libtorch in each call.
 at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
 
-/// Which back end libtorch takes for (q, k, v).
+/// Returns the back end that libtorch selects for (q, k, v).
 using AskBackend =
     std::function<at::SDPBackend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
-/// libtorch's own choice for such a call.
+/// Queries libtorch for the back end that it selects for such a call.
 AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask = {}, double dropout = 0);
 
-/// The kernel for (q, k, v) by the answers of `ask`.
+/// The kernel for (q, k, v), based on the back ends that `ask` returns.
 AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const AskBackend& ask);
 
-/// Whether training on a GPU may compute attention by formula, which tessera::attention otherwise
-/// refuses.
+/// Sets whether training on a GPU may compute attention by formula, which tessera::attention
+/// otherwise refuses.
 void allow_math_attention(bool allowed);
-/// Throws Error if `kernel` is none, where that is not allowed. `masked`: with a mask tensor.
+/// Throws Error if `kernel` computes attention by formula and allow_math_attention() has not
+/// permitted this. `masked`: whether a mask tensor is used.
 void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::Tensor& k,
                  bool masked);
 
-/// The call of tessera::attention. mask: undefined for none.
+/// Calls the operator tessera::attention. `mask`: undefined for none.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask, double dropout);
 

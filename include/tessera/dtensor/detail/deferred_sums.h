@@ -16,24 +16,24 @@ class Communicator;
 
 namespace detail {
 
-/// The group over which `gradient` is still to be summed before it has the layout of `leaf`, if a
-/// sum is all that is missing; else nullptr. Such a gradient comes from a leaf that
-/// leave_gradient_pending() was called for. Both tensors are distributed. Not collective.
+/// If `gradient` lacks only a sum over some ranks to have the layout of `leaf`: the process group
+/// of this sum; else nullptr. Such gradients belong to leaves for which leave_gradient_pending()
+/// was called. Both tensors are distributed. Not collective.
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf);
 
-/// Sums of many small tensors over the ranks of a group, such as the gradients of norm weights
-/// under sequence parallelism. They are done together: one all-reduce per group and type instead of
-/// a tiny one each. One thread at a time. No gradient.
+/// Sums of many small tensors over the ranks of a process group, such as the gradients of norm
+/// weights under sequence parallelism. They are combined into one all-reduce per group and type,
+/// instead of one tiny all-reduce each. One thread at a time. Without autograd.
 class DeferredSums {
  public:
   using Then = std::function<void(const at::Tensor& sum)>;
 
-  /// `value`: this rank's term. `then` gets the sum, of the same sizes, in run(). `owner`: see
-  /// forget(). Not collective.
+  /// Adds a sum. `value`: this rank's term. run() calls `then` with the sum, which has the same
+  /// sizes. `owner`: see forget(). Not collective.
   void add(comm::Communicator& group, at::Tensor value, Then then, const void* owner = nullptr);
-  /// Does all sums. Collective over each group that something was added for.
+  /// Computes all sums that were added. Collective over each group in use.
   void run();
-  /// Drops what was added for `owner`. All ranks of the group must do so.
+  /// Drops the sums that were added for `owner`. All ranks of the group must do so.
   void forget(const void* owner);
 
  private:

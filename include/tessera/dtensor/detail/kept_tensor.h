@@ -11,27 +11,28 @@ namespace tessera::detail {
 /// A tensor that a node saves for backward. The result of an RMS norm or of silu_mul is not saved:
 /// the node that made it saves its inputs anyway, and recomputes the result in backward, once for
 /// all nodes that need it (as Korthikanti et al. 2022 do for the cheap parts of attention). Any
-/// other tensor is saved as autograd does. So are results that were written to, results of
-/// operators that redistributed their inputs, and all tensors while saved-tensor hooks are active
-/// (activation checkpointing).
+/// other tensor is saved as autograd does. The same applies to results that were written to, to
+/// results of operators that redistributed their inputs, and to all tensors while saved-tensor
+/// hooks are active (activation checkpointing).
 ///
-/// Recomputed values are equal to the bit. In a recorded backward (create_graph) autograd records
-/// the operator again.
+/// Recomputed values are bit-equal. In a recorded backward (create_graph) autograd records the
+/// operator again.
 class KeptTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor);
-  /// Throws libtorch's errors if the tensor, or an input from which it is recomputed, was written
-  /// to or released.
-  /// `gradient`: of the tensor, where takes_gradient(); undefined: it is not known yet.
+  /// Returns the tensor, recomputed if necessary. Throws libtorch's errors if the tensor, or an
+  /// input of its recomputation, was written to or released. `gradient`: the tensor's gradient,
+  /// used if takes_gradient(); undefined: not known yet.
   at::Tensor unpack(const at::Tensor& gradient = {}) const;
-  /// Whether the tensor is computed together with what its own backward gives for `gradient`, which
-  /// reads the same once instead of twice.
+  /// Whether unpack() can compute the tensor together with the backward of its own operator for
+  /// `gradient`; both read the same inputs, so they are then read once instead of twice.
   bool takes_gradient() const;
-  /// No further backward runs the node that saved it.
+  /// Call it when no further backward will run the node that saved the tensor.
   void release() { saved_.reset_data(); }
 
  private:
-  NodePtr<Node> maker_;  ///< computes the tensor again; nullptr: it is kept
+  NodePtr<Node> maker_;  ///< the node that recomputes the tensor; nullptr: the tensor itself is
+                         ///< saved
   SavedVariable saved_;
 };
 

@@ -7,8 +7,8 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// While it exists, factory functions on this thread that name no device make meta tensors. The
-/// implementation of nn::MetaDevice. Scopes nest.
+/// During the scope, factory functions on this thread that are called without a device make meta
+/// tensors. Implements nn::MetaDevice. Scopes nest.
 class MetaFactoryGuard {
  public:
   MetaFactoryGuard();
@@ -18,11 +18,12 @@ class MetaFactoryGuard {
 
  private:
   bool outer_;
-  /// Sends operators without distributed tensors to the fallback as well.
+  /// Includes the dispatch key that sends operators without distributed tensors to the fallback,
+  /// too.
   IncludeKeys guard_;
 };
 
-/// Whether this thread is inside such a scope.
+/// Whether this thread is inside a MetaFactoryGuard scope.
 bool makes_meta_tensors();
 
 }  // namespace tessera::detail

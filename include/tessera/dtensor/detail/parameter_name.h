@@ -9,11 +9,11 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Notes, for messages, that `tensor` is the parameter of this FQN.
-/// libtorch stores the name with the tensor's gradient: copies and results have none.
+/// Records, for messages, that `tensor` is the parameter of this FQN. libtorch stores the name with
+/// the tensor's gradient, so copies and results do not have it.
 void name_parameter(const at::Tensor& tensor, const std::string& fqn);
 
-/// The FQN of the parameter that `tensor` is, or is a view of; empty if it is none.
+/// The FQN if `tensor` is a parameter or a view of one; otherwise empty.
 std::string parameter_name(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

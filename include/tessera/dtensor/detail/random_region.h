@@ -21,82 +21,86 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Where the elements of a local tensor are in the tensor that one rank would have.
+/// The place of a local tensor's elements in the tensor that a single rank would have.
 struct RandomPlace {
   kernels::GlobalPlace elements;
-  /// The sizes that the local tensor is viewed with, where `elements` divides its dimensions.
+  /// The sizes that the local tensor is viewed with if `elements` splits its dimensions.
   std::vector<std::int64_t> local_sizes;
   /// Whether ranks draw for different elements.
   bool is_part = false;
 };
 
-/// The elements of a tensor by its own layout; all elements of a plain one.
+/// The place that the tensor's own layout defines; all elements of a plain tensor.
 RandomPlace own_place(const at::Tensor& tensor);
 
-/// Fills `local`, a plain tensor of a floating-point type. Without autograd.
+/// Fills `local`, a plain floating-point tensor, with random numbers. Without autograd.
 void fill_random(const at::Tensor& local, const RandomPlace& place,
                  const kernels::Distribution& distribution, RandomKey key);
 
-/// What a random operator draws for.
+/// The call of a random operator.
 struct RandomCall {
-  std::string_view name;  ///< for messages
-  at::Tensor tensor;      ///< the one that is filled, or dropped from; plain or distributed
-  /// A tensor of the model that it has its sizes from; undefined: it was made of sizes alone.
+  std::string_view name;  ///< the operator's name, for messages
+  at::Tensor tensor;      ///< the tensor that is filled, or that dropout is applied to; plain or
+                          ///< distributed
+  /// The model's tensor from which the result has its sizes; undefined: the result was made from
+  /// sizes alone.
   at::Tensor source;
-  /// Identifies this call; the same in its recomputation.
+  /// Identifies this call; equal in a recomputation.
   RandomKey id;
 };
 
-/// The rows that data-parallel ranks give to one forward, the first rank's first.
+/// The rows that the data-parallel ranks contribute to one forward, in the order of the ranks.
 class BatchRows {
  public:
-  /// This rank's rows of an input of `sizes` (none: the forward had no tensor), on ranks that are
+  /// This rank's rows of an input with `sizes` (nullopt: the forward had no tensor). Ranks are
   /// numbered by `dims`, 1-D meshes, the outermost first.
   BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes);
-  /// Every tensor is part `index` of `count` equal ones.
+  /// Every tensor is part `index` of `count` equal parts.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
-  /// Whether a BatchPart of the program set it, and not the input of a forward.
+  /// Whether the program's BatchPart set the rows, instead of a forward's input.
   bool is_given() const { return index_ >= 0; }
-  /// Asks the other ranks how many rows they have, once. Returns the largest of each of `values` on
-  /// any rank; equally many on all. Collective, between the hosts.
+  /// Exchanges the numbers of rows with the other ranks, once. Returns the maximum over all ranks
+  /// of each element of `values`, which must have the same length on all ranks. Collective, between
+  /// the hosts.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
-  /// Moves `place`, of a tensor that would have these sizes on this rank alone, to its place in the
-  /// tensor of all rows. Collective as settle(). Throws Error where that place is unknown.
+  /// Moves `place` to the place in the tensor of all ranks' rows. The tensor has `sizes` on this
+  /// rank. Collective like settle(). Throws Error if the place is unknown.
   void move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes);
 
  private:
   bool begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const;
 
-  std::int64_t index_ = -1;  ///< < 0: that of rows
+  std::int64_t index_ = -1;  ///< index of this rank's part; < 0: derived from the rows
   std::vector<DeviceMesh> dims_;
   std::int64_t ranks_ = 1;
   std::optional<std::vector<std::int64_t>> sizes_;
   bool settled_ = false;
-  bool any_has_one_ = false;  ///< a rank that has exactly one row
+  bool any_has_one_ = false;  ///< whether some rank has exactly one row
   std::int64_t before_ = 0;
 };
 
-/// A part of a program, usually the forward of a model, whose random operators draw on each rank
-/// what one rank would draw: those of at:: on plain tensors too, with the numbers of manual_seed.
-/// If tensor parallelism began it, plain tensors in it are the same on every rank of a mesh.
-/// Recomputations share it with their forward.
+/// A part of a program, usually a model's forward, in which random operators draw on each rank the
+/// numbers that a single rank would draw. This includes at:: operators on plain tensors, which then
+/// use manual_seed. If tensor parallelism opened the region, plain tensors in it are the same on
+/// every rank of a mesh. Recomputations share the region of their forward.
 class RandomRegion {
  public:
-  /// Within `outer` (or nullptr), and with its rows unless `rows` are given. `replicated_on`: the
-  /// mesh whose ranks all have the same plain tensors; undefined: only that of `outer`.
+  /// Nests inside `outer` (or nullptr) and uses its rows unless `rows` are given. `replicated_on`:
+  /// the mesh whose ranks all have the same plain tensors; undefined: only that of `outer`.
   RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows,
                DeviceMesh replicated_on = {});
 
   const std::shared_ptr<BatchRows>& rows() const { return rows_; }
   /// Whether plain tensors are the same on every rank of `mesh`.
   bool replicates_on(const DeviceMesh& mesh) const;
-  /// A distributed tensor has handed out a local one that is not the same on all ranks (to_local).
-  /// From now on no random operator on a plain tensor knows for which elements it draws.
+  /// Records that to_local() of a distributed tensor has returned a local tensor that differs
+  /// between ranks. From now on a random operator on a plain tensor cannot know for which elements
+  /// it draws.
   void note_part();
-  /// Where the elements that `call` draws for are. Collective at the first call where data-parallel
-  /// ranks have rows to compare. Throws Error where that is unknown.
+  /// The place of the elements that `call` draws for. Collective at the first call if data-parallel
+  /// ranks have rows to compare. Throws Error if the place is unknown.
   RandomPlace place_of(const RandomCall& call);
 
  private:
@@ -109,23 +113,25 @@ class RandomRegion {
   std::shared_ptr<BatchRows> rows_;
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
-  /// The places that the outermost region found in forward, for recomputations, whose inputs look
-  /// like parameters.
+  /// The places that the outermost region found in forward. Recomputations need them because their
+  /// inputs look like parameters.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
 
-/// That of this thread, or nullptr. A backward has that of the thread that calls it.
+/// This thread's region, or nullptr. A backward has the region of the thread that called it.
 const RandomRegionPtr& random_region();
-/// In this thread's region; outside of one, every plain tensor is whole.
+/// The place of the elements of `call` in this thread's region. Outside of a region every plain
+/// tensor is whole.
 RandomPlace random_place(const RandomCall& call);
-/// Whether a plain tensor next to a distributed one on `mesh` counts as the same on every rank
-/// of it: in the forward of a module that was parallelized on that mesh, in a ReplicationScope, and
-/// in the formulas of backward, but not where a hook or a function of the program may run.
+/// Whether a plain tensor that an operator combines with a distributed one on `mesh` counts as the
+/// same on every rank. True in the forward of a module that was parallelized on this mesh, in a
+/// ReplicationScope, and in backward formulas; false where a hook or a function of the program may
+/// run.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
-/// While it exists, local tensors go to code that returns none of them: after it, draws know the
-/// places of their elements again.
+/// Scope around code that gets local parts from to_local() but returns none of them. After the
+/// scope, random operators know the places of their elements again.
 class LocalPartsScope {
  public:
   LocalPartsScope();
@@ -143,8 +149,8 @@ struct ActiveRandomRegion {
   bool replays = false;
 };
 
-/// While it exists, `region` is that of this thread; nullptr: none. `replays`: it has drawn the
-/// same numbers before, in forward.
+/// Sets this thread's region during the scope; nullptr: none. `replays`: the scope is a
+/// recomputation, and the region drew the same numbers in forward.
 class RandomRegionScope {
  public:
   explicit RandomRegionScope(RandomRegionPtr region, bool replays = false);

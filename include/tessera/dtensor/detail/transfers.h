@@ -1,4 +1,4 @@
-// Work that must be done before a collective starts or a backward ends.
+// Callbacks and transfers that must complete before a collective starts or a backward ends.
 #pragma once
 
 #include <functional>
@@ -12,11 +12,11 @@ namespace comm {
 class Communicator;
 }
 
-/// Finishes the transfers that this rank runs in the background
-/// (RedistributeOptions::async), its backward's too, and returns `group`. For a collective that is
-/// waited for at once: ranks may use the results of those transfers in different orders, and would
-/// otherwise wait for one another. On CPU; on a GPU the streams keep the order. Does not throw: a
-/// transfer that failed throws where its result is used. Not collective.
+/// Finishes this rank's background transfers (RedistributeOptions::async), including those of its
+/// backward, and returns `group`. Call it before a collective that is waited for at once: ranks may
+/// use the results of background transfers in different orders, and would otherwise wait for one
+/// another. Only a CPU needs this; on a GPU the streams preserve the order. Does not throw: a
+/// failed transfer throws when its result is used. Not collective.
 ///
 ///     flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
 comm::Communicator& flush_pending_transfers(comm::Communicator& group);
@@ -25,9 +25,9 @@ comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 
 namespace tessera::detail {
 
-/// Calls `callback` when the current backward has ended, with the state of the calling rank
-/// (counts, random numbers, waits), on any thread of autograd. Must be called within a backward or
-/// such a callback. Callbacks run in the order of these calls.
+/// Calls `callback` at the end of the current backward, on any autograd thread but with the state
+/// of the calling rank (counts, random numbers, waits). Must be called inside a backward or inside
+/// such a callback. Callbacks run in the order of registration.
 void call_at_end_of_backward(std::function<void()> callback);
 
 }  // namespace tessera::detail

@@ -12,12 +12,12 @@ namespace tessera::fsdp {
 
 class Unit;
 
-/// The units of a model, found once. For callers that often ask which unit runs, such as a log of
-/// all operators.
+/// The units of a model, found once. For callers that frequently query which unit runs, such as a
+/// log of all operators.
 class ActiveUnits {
  public:
   explicit ActiveUnits(const nn::ModuleBase& model);
-  /// The same as fsdp::current_unit().
+  /// The same text as fsdp::current_unit() returns.
   std::string text() const;
 
  private:

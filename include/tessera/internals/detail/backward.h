@@ -17,29 +17,29 @@ struct Node;
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// The backward that this thread runs. libtorch's public functions start a backward, but do not
+// The backward that runs on this thread. libtorch's public functions start a backward, but do not
 // describe a running one.
 //
-// No version differs, except in the pointer type of nodes.
+// libtorch versions differ only in the pointer type of nodes.
 //
 // Canary: RunningBackwardCanary.
 
 /// A number for each backward of the process; -1 outside of a backward.
 int backward_id();
-/// Whether the graph stays for another backward (retain_graph).
+/// Whether the graph is kept for another backward (retain_graph).
 bool keeps_graph();
 
-/// The name of the running node: libtorch's, or "T" for a torch::autograd::Function T. Empty if
-/// this thread runs none.
+/// The name of the running node: libtorch's name, or "T" for a torch::autograd::Function T. Empty
+/// if this thread runs no node.
 std::string running_node();
-/// The thread that made it, as at::RecordFunction::currentThreadId() counts.
+/// The thread that made the running node, numbered as by at::RecordFunction::currentThreadId().
 std::optional<std::uint64_t> origin_of_running_node();
 
-/// Whether this thread's backward runs the node, earlier or later.
+/// Whether this thread's backward has run or will run the node.
 bool is_in_backward(const torch::autograd::Node* node);
 
-/// Runs at the end of this thread's backward, in the order of queueing. It may queue further calls.
-/// Throws outside of a backward.
+/// Queues a function to run at the end of this thread's backward, in the order of queueing. The
+/// function may queue further ones. Throws outside of a backward.
 void queue_end_of_backward(std::function<void()> callback);
 
 // Distinguishes the library's hooks on gradients from those of the program, and calls or moves the
@@ -55,11 +55,11 @@ void queue_end_of_backward(std::function<void()> callback);
 
 enum class OwnHook : std::uint8_t {
   kLayout,     ///< brings a gradient to its leaf's layout
-  kMakePlain,  ///< makes a plain tensor's gradient plain and whole
-  kNotice,     ///< notes that backward has come there, or what came
+  kMakePlain,  ///< makes a plain tensor's gradient plain and complete
+  kNotice,     ///< observes that backward has reached the tensor, or observes its gradient
 };
 
-/// As Tensor::register_hook.
+/// Like Tensor::register_hook, but marks the hook as the library's.
 void add_own_hook(const at::Tensor& tensor, OwnHook what,
                   std::function<at::Tensor(const at::Tensor&)> hook);
 
@@ -68,8 +68,8 @@ bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 
 enum class BackwardCode : std::uint8_t {
   kNone,              ///< this thread runs no backward
-  kFormula,           ///< autograd's, or the library's
-  kFormulaOrProgram,  ///< the node is the program's, or has its hooks
+  kFormula,           ///< autograd's formula, or the library's
+  kFormulaOrProgram,  ///< the node is the program's, or has hooks of the program
 };
 
 /// The kind of code that runs on this thread.
@@ -80,14 +80,14 @@ bool has_hooks_of_program(torch::autograd::Node& node);
 
 /// Whether Tensor::register_hook was ever called on `leaf`. Removing a hook does not change this.
 bool has_hooks(const at::Tensor& leaf);
-/// The result of the hooks of `leaf`, one after another, for `gradient`.
+/// Runs the hooks of `leaf` one after another on `gradient` and returns the result.
 at::Tensor call_hooks(const at::Tensor& leaf, const at::Tensor& gradient);
-/// Calls the hook that runs after a gradient was added to `.grad`, as optimizers in backward use
-/// it. Does nothing if there is none.
+/// Calls the post-accumulate-grad hook of `leaf`, which runs after a gradient was added to `.grad`;
+/// optimizers that step in backward use it. Does nothing if there is none.
 void call_hook_after_grad(const at::Tensor& leaf);
 
-/// Gives `to` the hooks of `from` as well. Both share the list, so that a hook that the program
-/// removes from `from` is removed from `to`. `from` must require a gradient.
+/// Gives `to` the hooks of `from` as well. Both share the list, so a hook that the program removes
+/// from `from` is also removed from `to`. `from` must require a gradient.
 void move_hooks(const at::Tensor& from, const at::Tensor& to);
 
 }  // namespace tessera::detail

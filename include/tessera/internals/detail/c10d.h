@@ -16,55 +16,57 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// The stores of c10d, in which the ranks of a job find each other. c10d is documented for Python
-// alone; its C++ headers warn that they may change. Only `comm` includes this
-// header and c10d_nccl.h.
+// The stores of c10d, by which the ranks of a job find each other. c10d is documented for Python
+// only; its C++ headers warn that they may change. Only `comm` includes this header and
+// c10d_nccl.h.
 //
-// No version differs in what is used.
+// libtorch versions do not differ in the parts used here.
 //
 // Canary: C10dStoreCanary.
 
 using c10d::Store;
 using StorePtr = c10::intrusive_ptr<Store>;
 
-/// In this process.
+/// A store in the memory of this process.
 StorePtr memory_store();
 
-/// Whether `store`, without its prefixes, is a memory_store(). Its calls do not wait.
+/// Whether `store`, without its prefixes, is a memory_store(), whose calls do not wait.
 bool is_in_memory(const StorePtr& store);
 
-/// Keys of `store` that begin with `prefix`.
+/// The part of `store` whose keys begin with `prefix`.
 StorePtr store_below(const std::string& prefix, const StorePtr& store);
 
 struct TcpStore {
   std::string address;
   std::uint16_t port = 0;
-  bool serves = false;                           ///< the others connect to this rank's
-  std::optional<int> listens_on = std::nullopt;  ///< a bound socket, which the server takes over
+  bool serves = false;  ///< the other ranks connect to this rank's server
+  /// a bound socket, which the server takes over
+  std::optional<int> listens_on = std::nullopt;
   std::chrono::milliseconds timeout{0};
 };
-/// Does not wait for other ranks. A client waits without a time-out for the first answer of the
-/// process that listens on the port.
+/// Connects to a store. Does not wait for other ranks. A client waits without a time-out for the
+/// first answer of the process that listens on the port.
 StorePtr connect_store(const TcpStore& where);
 
-// c10d's process groups, with the interface that Gloo and NCCL share. Documented for Python alone,
+// c10d's process groups, with the interface that Gloo and NCCL share. Documented for Python only,
 // where torch.distributed calls them through an operator of the dispatcher.
 //
-// No version differs in what is used. Some of these functions may get other names: of 2.15 the
-// headers have both.
+// libtorch versions do not differ in the parts used here. Some of these functions may be renamed:
+// the headers of 2.15 contain both names.
 //
 // Canary: C10dGroupCanary, on Gloo.
 
 using Group = c10d::Backend;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-/// wait(time) throws after the time-out and after a failure; isCompleted() distinguishes them.
+/// wait(time) throws both after the time-out and after a failure; isCompleted() distinguishes the
+/// two cases.
 using GroupWork = c10d::Work;
 using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 
 using GroupReduceOp = c10d::ReduceOp;
 
-// Each is collective, and owns its tensors until the work is done.
+// Each function below is collective and owns its tensors until the work is done.
 
 GroupWorkPtr start_all_gather(Group& group, at::Tensor output, at::Tensor input);
 GroupWorkPtr start_all_gather(Group& group, std::vector<at::Tensor> outputs,
@@ -74,17 +76,17 @@ GroupWorkPtr start_reduce_scatter(Group& group, at::Tensor output, at::Tensor in
                                   GroupReduceOp op);
 GroupWorkPtr start_reduce_scatter(Group& group, std::vector<at::Tensor> outputs,
                                   std::vector<at::Tensor> inputs, GroupReduceOp op);
-/// Counts of elements of the first dimension.
+/// Counts are numbers of elements of the first dimension.
 GroupWorkPtr start_all_to_all(Group& group, at::Tensor output, at::Tensor input,
                               std::vector<std::int64_t> output_counts,
                               std::vector<std::int64_t> input_counts);
 GroupWorkPtr start_broadcast(Group& group, const at::Tensor& tensor, int root);
 GroupWorkPtr start_barrier(Group& group);
 
-// A group of Gloo's, through c10d's ProcessGroupGloo. Gloo's symbols are in libtorch, but no wheel
-// has its headers. Debian's headers, of another version, are used for the names of types only.
+// A Gloo group, through c10d's ProcessGroupGloo. libtorch contains Gloo's symbols, but no wheel
+// contains its headers. Debian's headers, of another version, are used only for the names of types.
 //
-// No version differs in what is used.
+// libtorch versions do not differ in the parts used here.
 //
 // Canary: C10dGroupCanary.
 
@@ -92,11 +94,11 @@ struct GlooPlace {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{0};
-  /// This host's address for the peers. By default Gloo would take the host name's address, which
-  /// may be of another interface.
+  /// This host's address for the other ranks. Gloo's default is the address of the host name, which
+  /// may belong to another interface.
   std::string address;
 };
-/// Collective; `store` is this group's alone.
+/// Makes a Gloo group. Collective; only this group may use `store`.
 GroupPtr make_gloo_group(const StorePtr& store, const GlooPlace& place);
 
 // Filters libtorch's log: after an error that the library reports in one line, libtorch's stores
@@ -104,12 +106,12 @@ GroupPtr make_gloo_group(const StorePtr& store, const GlooPlace& place);
 // threads write at any time. Each message is one write to std::cerr, so the filter replaces the
 // buffer of std::cerr and drops messages by severity and source file.
 //
-// No version differs in the form of a line or the names of the files.
+// libtorch versions differ neither in the form of a line nor in the names of the files.
 //
 // Canary: QuietLogCanary.
 
-/// While one exists, these lines are dropped and all others are shown. TORCH_CPP_LOG_LEVEL takes
-/// precedence if it is set. Thread safe.
+/// While a QuietLog exists, these log lines are dropped and all others are shown.
+/// TORCH_CPP_LOG_LEVEL takes precedence if it is set. Thread safe.
 class QuietLog {
  public:
   QuietLog();

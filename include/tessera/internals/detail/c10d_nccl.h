@@ -17,13 +17,13 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// A group of NCCL through c10d's ProcessGroupNCCL, which has libtorch's streams, memory pool and
-// flight record. The public interface of NCCL has none of these.
+// An NCCL group through c10d's ProcessGroupNCCL, which provides libtorch's streams, memory pool and
+// flight record. NCCL's public interface provides none of these.
 //
-// For libtessera_cuda.so: its sources define USE_C10D_NCCL, and have the header of libtorch's NCCL.
+// For libtessera_cuda.so: its sources define USE_C10D_NCCL and use the header of libtorch's NCCL.
 //
-// Versions differ in their NCCL: 2.28.9 of 2.11, 2.30.7 of 2.15. comm compares the header's with
-// the library that is loaded.
+// libtorch versions use different NCCL versions: 2.11 uses 2.28.9, 2.15 uses 2.30.7. comm compares
+// the header's version with that of the loaded library.
 //
 // Canary: C10dNcclCanary, on a stand-in for CUDA (tests/fake_cuda).
 
@@ -35,14 +35,14 @@ struct NcclGroupPlace {
   int size = 1;
   std::chrono::milliseconds timeout{0};
   std::string name;               ///< for libtorch's flight record
-  std::vector<int> ranks;         ///< world ranks, for the same
-  NcclProcessGroupPtr from = {};  ///< a group that is split into several now; nullptr: none is
-  int color = 0;                  ///< tells the groups of one split apart
+  std::vector<int> ranks;         ///< world ranks, for libtorch's flight record
+  NcclProcessGroupPtr from = {};  ///< the group to split this group from; nullptr: none
+  int color = 0;                  ///< distinguishes the groups of one split
 };
-/// Collective; `store` is this group's alone.
+/// Makes an NCCL group. Collective; only this group may use `store`.
 inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGroupPlace& place) {
-  // High priority: a collective starts when its input is ready, not behind the kernels that compute
-  // has queued.
+  // High priority, so that a collective starts as soon as its input is ready and not after the
+  // kernels that are queued in the compute stream.
   auto options = NcclProcessGroup::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = place.timeout;
   options->group_name = place.name;
@@ -56,7 +56,7 @@ inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGrou
   return c10::make_intrusive<NcclProcessGroup>(store, place.rank, place.size, std::move(options));
 }
 
-/// Connects a GPU of a group now instead of in its first collective. Collective.
+/// Connects a group's GPU now instead of in its first collective. Collective.
 inline void connect_gpu(NcclProcessGroup& group, c10::Device device) {
   group.eagerConnectSingleDevice(device);
 }
@@ -66,23 +66,24 @@ inline ncclComm_t communicator_of(NcclProcessGroup& group) {
   return reinterpret_cast<ncclComm_t>(group.getCommPtr());
 }
 
-/// In the format of NCCL_VERSION_CODE. libtorch packs three numbers into one.
+/// libtorch's NCCL version in the format of NCCL_VERSION_CODE. libtorch packs its three numbers
+/// into one.
 inline int nccl_of_libtorch() {
   const std::uint64_t packed = torch::cuda::nccl::version();
   constexpr std::uint64_t kPart = 0xffff;
   return static_cast<int>((packed >> 32) * 10000 + (packed >> 16 & kPart) * 100 + (packed & kPart));
 }
 
-/// libtorch's record of this process's last calls of NCCL, as PyTorch's torchfrtrace reads it.
+/// libtorch's record of this process's last NCCL calls, in the format of PyTorch's torchfrtrace.
 inline std::string nccl_record() {
   return c10d::dump_nccl_trace(/*includeCollectives=*/true, /*includeStackTraces=*/false,
                                /*onlyActive=*/false);
 }
 
-// Whether the current stream is captured into a CUDA graph. An event recorded there may not be
-// queried later. The public function is CUDA's, which creates a context where there is none.
+// Whether the current stream is being captured into a CUDA graph. An event recorded in a capture
+// may not be queried later. CUDA's public function would create a context where there is none.
 //
-// For libtessera_cuda.so. No version differs.
+// For libtessera_cuda.so. libtorch versions do not differ.
 //
 // Canary: C10dNcclCanary.
 

@@ -14,37 +14,37 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Queries on a device of any kind, for a program that does not link its libraries: libtorch_cuda
-// registers the answers with libtorch_cpu when it is loaded. The public functions are CUDA's, in
-// c10_cuda.
+// Queries on a device of any kind, for a program that does not link the device's libraries:
+// libtorch_cuda registers its implementations with libtorch_cpu when it is loaded. The public
+// functions are CUDA's, in c10_cuda.
 //
-// No version differs in what is used.
+// libtorch versions do not differ in the parts used here.
 //
 // Canary: DevicesCanary.
 
-/// The stream that this thread uses.
+/// The index of the device that this thread uses.
 c10::DeviceIndex current_device(c10::DeviceType type);
 c10::Stream current_stream(c10::Device device);
-/// Waits for all work of the stream.
+/// Waits for all work on the device.
 void synchronize(c10::Device device);
 
 /// The memory that libtorch's caching allocator has on a device.
 struct CachedMemory {
-  std::int64_t peak_reserved = 0;  ///< the limit for larger batches
-  std::int64_t peak_active = 0;    ///< what the program needs
+  std::int64_t peak_reserved = 0;  ///< bounds how much larger a batch can be
+  std::int64_t peak_active = 0;    ///< the memory that the program needs
 };
-/// Peaks since the last call, of all kinds of blocks.
+/// The peaks since the last call, over all kinds of blocks.
 CachedMemory take_cached_memory(c10::Device device);
-/// All memory of the device, in bytes. The device waits for the answer.
+/// The total memory of the device in bytes. The device waits for the answer.
 std::int64_t memory_capacity(c10::Device device);
-/// Returns unused memory to the driver.
+/// Returns unused cached memory to the driver.
 void empty_cache(c10::DeviceType type);
 
-// Whether libtorch has found its CUDA half, and with which cuDNN. It checks once, at the first
-// backward on a CPU for example, and remembers the result: torch::cuda::is_available() would run
-// that check.
+// Whether libtorch has found its CUDA part, and with which cuDNN. libtorch checks once, for example
+// at the first backward on a CPU, and stores the result; torch::cuda::is_available() would start
+// this check.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: CudaPresenceCanary.
 
@@ -54,7 +54,7 @@ struct CudnnVersions {
   int built_with = 0;
   int loaded = 0;
 };
-/// nullopt: libtorch has none.
+/// The cuDNN versions; nullopt if libtorch has no cuDNN.
 std::optional<CudnnVersions> cudnn_versions();
 
 // Replaces libtorch's allocator for the CPU. Deriving from c10::Allocator is public. Setting an
@@ -65,23 +65,25 @@ std::optional<CudnnVersions> cudnn_versions();
 // Canary: CpuAllocatorCanary.
 
 c10::Allocator* cpu_allocator();
-/// It cannot be undone: tensors may outlive main(), and so must `allocator`.
+/// Sets libtorch's CPU allocator. It cannot be undone: tensors may outlive main(), so `allocator`
+/// must live as long as the process.
 void set_cpu_allocator(c10::Allocator* allocator);
 
 // libtorch's profiler of operators and kernels, which torch.profiler uses in Python. In C++ only
 // the legacy profiler has a class.
 //
-// No version differs in what is used.
+// libtorch versions do not differ in the parts used here.
 //
 // Canary: KernelProfilerCanary.
 
-/// At most one profile runs in a process, including profiles of Python.
+/// Whether a profile is being recorded. A process records at most one, including profiles started
+/// in Python.
 bool profiler_runs();
-/// `gpu`: also records the kernels of the GPU.
+/// Starts a profile. `gpu`: also records the GPU's kernels.
 void begin_profile(bool gpu);
-/// Drops the record.
+/// Ends the profile and drops it.
 void drop_profile();
-/// Writes the record as a Chrome trace, and ends the profile. Errors are not reported.
+/// Ends the profile and writes it as a Chrome trace. Errors are not reported.
 void save_profile(const std::string& file);
 
 }  // namespace tessera::detail

@@ -1,5 +1,5 @@
-// Dispatch keys: those that the library uses for its own purposes, and scopes that include or
-// exclude keys on a thread.
+// Dispatch keys that the library uses for its own purposes, and scopes that include or exclude keys
+// on a thread.
 #pragma once
 
 #include <c10/core/DispatchKey.h>
@@ -8,7 +8,7 @@
 
 #include "tessera/export.h"
 
-// As TORCH_LIBRARY_IMPL takes them.
+// Names of dispatch keys in the form that TORCH_LIBRARY_IMPL takes.
 #define TESSERA_DISTRIBUTED_KEY Fake
 #define TESSERA_RANDOM_KEY DeferredInit
 #define TESSERA_FAKE_MODE_KEY CustomRNGKeyId
@@ -17,13 +17,13 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Dispatch keys that libtorch defines for other uses, reserved for this library. There is no public
-// way to add a key to libtorch's enum. PrivateUse1, the public extension key, is the key of a
-// device, below the others.
+// Dispatch keys that libtorch defines for other uses and that this library uses for its own. There
+// is no public way to add a key to libtorch's enum. PrivateUse1, the public extension key, is the
+// key of a device, below the others.
 //
-// The order of keys decides which one sees a call first. To 2.14 Fake is below Python's keys,
-// from 2.15 above them: both are below autograd and above the backends. libtorch uses Fake for
-// fake tensors, whose fallbacks exist in Python only.
+// The order of keys decides which key handles a call first. Up to 2.14 Fake is below Python's keys,
+// from 2.15 above them; both are below autograd and above the backends. libtorch uses Fake for fake
+// tensors, whose fallbacks exist only in Python.
 //
 // Canary: LentKeysCanary.
 
@@ -32,39 +32,40 @@ namespace tessera::detail {
 inline constexpr auto kDistributedKey = c10::DispatchKey::TESSERA_DISTRIBUTED_KEY;
 
 /// The key of random operators in a RandomRegion: above autograd, where a tensor still has its
-/// history. Only they have kernels for it, so that including it costs the others nothing.
+/// history. Only random operators have kernels for it, so including it costs other operators
+/// nothing.
 inline constexpr auto kRandomKey = c10::DispatchKey::TESSERA_RANDOM_KEY;
 
-/// The key of a FakeMode: below that of distributed tensors, so that it sees local tensors.
+/// The key of a FakeMode: below the key of distributed tensors, so that it sees local tensors.
 inline constexpr auto kFakeModeKey = c10::DispatchKey::TESSERA_FAKE_MODE_KEY;
 
 /// The key of placeholder tensors, which have no other key and cannot be read.
 inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KEY;
 
 // The dispatch keys that a thread includes and excludes for every call. libtorch's public scopes
-// (InferenceMode, NoGradGuard, AutoDispatchBelowADInplaceOrView) set certain keys only. The scopes
+// (InferenceMode, NoGradGuard, AutoDispatchBelowADInplaceOrView) set only certain keys. The scopes
 // for any key are in c10::impl.
 //
-// Aliases and inline functions: every dispatch of a distributed tensor goes through them. No
-// version differs.
+// Aliases and inline functions, because every dispatch of a distributed tensor uses them. libtorch
+// versions do not differ.
 //
 // Canary: KeyScopesCanary.
 
-/// While one exists, operators on this thread go to a key that their tensors lack.
+/// While one exists, operators on this thread are dispatched to a key that their tensors lack.
 using IncludeKeys = c10::impl::IncludeDispatchKeyGuard;
-/// While one exists, operators on this thread pass keys that their tensors have.
+/// While one exists, operators on this thread skip keys that their tensors have.
 using ExcludeKeys = c10::impl::ExcludeDispatchKeyGuard;
 
-/// What a thread includes and excludes.
+/// The keys that a thread includes and excludes.
 using KeysOfThread = c10::impl::LocalDispatchKeySet;
-/// While one exists, this thread has these keys instead.
+/// While one exists, this thread has the given keys instead of its own.
 using RestoreKeys = c10::impl::ForceDispatchKeyGuard;
 
 inline KeysOfThread keys_of_thread() {
   return c10::impl::tls_local_dispatch_key_set();
 }
 
-/// Reads thread-local memory once.
+/// Whether the thread includes the key. Reads thread-local memory once.
 inline bool is_included(c10::DispatchKey key) {
   return c10::impl::tls_is_dispatch_key_included(key);
 }

@@ -1,10 +1,11 @@
-// Autograd's engine, with two functions of this library. One chooses the hooks for a tensor that is
-// saved for backward: libtorch's stack of saved-tensor hooks takes only Python objects, and in C++
-// libtorch calls the engine instead. The other finds the gradient of a parameter for which the
+// Autograd's engine with two functions of this library. One chooses the hooks for a tensor that is
+// saved for backward: libtorch's stack of saved-tensor hooks accepts only Python objects, and in
+// C++ libtorch calls the engine instead. The other finds the gradient of a parameter for which the
 // graph contains another tensor.
 //
-// set_default_engine_stub, which libtorch uses for Python's engine, replaces the engine. A process
-// has one. To 2.12 graphs are owned by shared_ptr, from 2.13 by intrusive_ptr: not seen here.
+// set_default_engine_stub, which libtorch uses for Python's engine, replaces the process's engine.
+// Up to 2.12 graphs are owned by shared_ptr, from 2.13 by intrusive_ptr; this header does not
+// depend on it.
 //
 // Canary: EngineCanary.
 #pragma once
@@ -26,20 +27,21 @@ struct BackwardCall {
   variable_list gradients;
   bool keep_graph = false;
   bool create_graph = false;
-  bool accumulate = false;  ///< into `.grad` of `outputs`; false: return their gradients
-  edge_list outputs;        ///< none: a whole backward, into all leaves
+  /// true: add to `.grad` of `outputs`; false: return their gradients
+  bool accumulate = false;
+  edge_list outputs;  ///< empty: a whole backward, into all leaves
 };
 using RunBackward = std::function<variable_list(const BackwardCall&)>;
 
 struct EngineAnswers {
-  /// The hooks of the next tensor that autograd keeps on this thread; nullptr: it is saved
+  /// The hooks of the next tensor that autograd saves on this thread; nullptr: it is saved
   /// unchanged.
   std::unique_ptr<SavedVariableHooks> (*hooks)();
   /// Computes a call for given outputs by one or more calls of libtorch's engine.
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
 };
 
-/// libtorch's engine except for these two functions. A test derives from it.
+/// libtorch's engine with the two functions of EngineAnswers. A test derives from it.
 class AnsweringEngine : public torch::autograd::Engine {
  public:
   AnsweringEngine() = default;
@@ -52,9 +54,9 @@ class AnsweringEngine : public torch::autograd::Engine {
                         bool create_graph, bool accumulate, const edge_list& outputs) override;
 };
 
-/// Installs these functions in the engine of the process. The first call decides. Returns false if
-/// the process has an engine that is neither libtorch's own nor an AnsweringEngine, such as
-/// Python's: replacing it would break its users.
+/// Installs these functions in the engine of the process; only the first call has an effect.
+/// Returns false if the process has an engine that is neither libtorch's own nor an AnsweringEngine
+/// (for example Python's): replacing it would break its users.
 bool install_engine(const EngineAnswers& answers);
 
 }  // namespace tessera::detail

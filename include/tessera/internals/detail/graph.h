@@ -22,13 +22,13 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Nodes of autograd's graph for our own functions. The public way to add a function to the graph is
-// torch::autograd::Function, whose node stores its values in a dictionary. The nodes below store
-// their values as members, as libtorch's own nodes do.
+// Nodes of autograd's graph for this library's functions. The public way to add a function to the
+// graph is torch::autograd::Function, whose node stores its values in a dictionary. The nodes below
+// store their values as members, as libtorch's own nodes do.
 //
-// To 2.12 nodes are owned by std::shared_ptr, and freed by deleteNode so that a long chain of nodes
-// that free each other does not overflow the stack. From 2.13 they are owned by c10::intrusive_ptr,
-// which does this itself.
+// Up to 2.12 nodes are owned by std::shared_ptr and freed by deleteNode, so that a long chain of
+// nodes that free each other does not overflow the stack. From 2.13 they are owned by
+// c10::intrusive_ptr, which handles long chains itself.
 //
 // Canary: GraphNodeCanary.
 
@@ -47,7 +47,7 @@ NodePtr<T> make_node(Arguments&&... arguments) {
   return NodePtr<T>(new T(std::forward<Arguments>(arguments)...), torch::autograd::deleteNode);
 }
 
-/// A node that lives, as one that refers to it.
+/// An owning pointer to a live node.
 inline NodePtr<Node> pointer_to(Node& node) {
   return node.shared_from_this();
 }
@@ -68,7 +68,7 @@ NodePtr<T> make_node(Arguments&&... arguments) {
   return c10::make_intrusive<T>(std::forward<Arguments>(arguments)...);
 }
 
-/// A node that lives, as one that refers to it.
+/// An owning pointer to a live node.
 inline NodePtr<Node> pointer_to(Node& node) {
   return NodePtr<Node>::unsafe_reclaim_from_nonowning(&node);
 }
@@ -88,13 +88,14 @@ bool is_recorded(const Tensors&... inputs) {
   return torch::autograd::compute_requires_grad(inputs...);
 }
 
-/// The edges of a node whose backward sends gradients to these tensors, or to a list of tensors.
+/// Sets the edges of a node whose backward sends gradients to these tensors, or to a list of
+/// tensors.
 template <class... Tensors>
 void set_inputs(Node& node, const Tensors&... inputs) {
   node.set_next_edges(torch::autograd::collect_next_edges(inputs...));
 }
 
-/// The edge to which the gradient of `tensor` goes.
+/// The edge that receives the gradient of `tensor`.
 inline Edge edge_to(const at::Tensor& tensor) {
   return torch::autograd::impl::gradient_edge(tensor);
 }
@@ -104,12 +105,13 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
   torch::autograd::set_history(output, node);
 }
 
-// A tensor that a node of autograd's graph saves for backward. It makes no cycle if the tensor is a
-// result of the node, it detects later writes, and saved-tensor hooks apply to it.
-// torch::autograd::Function has such tensors in a list; the library's nodes have them as members.
+// A tensor that a node of autograd's graph saves for backward. It makes no reference cycle if the
+// tensor is a result of the node, it detects later writes, and saved-tensor hooks apply to it.
+// torch::autograd::Function stores such tensors in a list; the library's nodes have them as
+// members.
 //
-// To 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr: pointer_to() of
-// GraphNode gives either.
+// Up to 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr; pointer_to() of a
+// GraphNode gives the right one.
 //
 // Canary: SavedTensorCanary.
 
@@ -131,14 +133,15 @@ bool hooks_keep_tensors();
 //
 // Canary: LeafNodeCanary.
 
-/// Has the leaf as `variable`.
+/// libtorch's node of a leaf; its member `variable` is the leaf.
 using LeafNode = torch::autograd::AccumulateGrad;
 
 inline LeafNode* as_leaf(const Edge& edge) {
   return dynamic_cast<LeafNode*>(edge.function.get());
 }
 
-/// libtorch's node in the graph of a call of grad() for a tensor that no root leads to.
+/// Whether the edge leads to libtorch's node for a tensor that no root leads to, in the graph of a
+/// grad() call.
 inline bool is_unreachable(const Edge& edge) {
   return dynamic_cast<const torch::autograd::Identity*>(edge.function.get()) != nullptr;
 }
@@ -155,15 +158,16 @@ using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
 #endif
 
 /// `.grad` of a leaf, for a node whose result would only be added to it. The node may add its
-/// result directly, and return an undefined gradient. This object has the lock of the leaf's node.
+/// result directly and return an undefined gradient. While this object exists, it holds the lock of
+/// the leaf's node.
 class OpenGradient {
  public:
-  /// For the gradient that `node`, which runs on this thread, returns for `edge`. It is undefined
-  /// if other code could see that gradient: if the backward returns gradients or is recorded, or if
-  /// `edge` leads to no leaf, or to a leaf without `.grad`, with hooks of the program, or of
-  /// another stream.
+  /// For the gradient that `node`, which runs on this thread, returns for `edge`. tensor() is
+  /// undefined if other code could see that gradient. This is so if the backward returns gradients
+  /// or is recorded, if `edge` leads to no leaf, or if the leaf has no `.grad`, has hooks of the
+  /// program, or belongs to another stream.
   OpenGradient(Node& node, const Edge& edge);
-  /// Undefined: there is none.
+  /// The leaf's `.grad`; undefined if it must not be used.
   const at::Tensor& tensor() const { return tensor_; }
 
  private:
@@ -171,34 +175,35 @@ class OpenGradient {
   at::Tensor tensor_;
 };
 
-/// The caller keeps `node` alive.
+/// Replaces the node of a leaf. The caller must keep `node` alive.
 inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
   torch::autograd::impl::set_grad_accumulator(leaf, WeakNodePtr(node));
 }
 
-// Calls before and after a node of autograd's graph runs. Public in C++ are hooks on tensors, which
-// run before the node that made the tensor. Hooks on nodes are public in Python only.
+// Calls before and after a node of autograd's graph runs. C++ has public hooks only on tensors,
+// which run before the node that made the tensor. Hooks on nodes are public only in Python.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: NodeHooksCanary.
 
-/// Both run on the thread of the node. Gradients pass unchanged.
+/// Adds both functions to the node. They run on the node's thread and do not change gradients.
 void watch_node(Node& node, std::function<void()> before, std::function<void()> after);
 
-// The numbers of the nodes of autograd's graph. Its engine runs the ready node with the highest
-// number first. Two numbers tell which nodes a forward has made. at::RecordFunction says which
-// number runs. There is no public way to ask for one.
+// The sequence numbers of the nodes of autograd's graph. The engine first runs the ready node with
+// the highest number. The numbers before and after a forward tell which nodes it has made.
+// at::RecordFunction gives the number of the running node; there is no public way to query the next
+// one.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: SequenceNumberCanary.
 
-/// The number of the node that this thread makes next.
+/// The sequence number of the node that this thread makes next.
 inline std::uint64_t next_sequence_number() {
   return at::sequence_number::peek();
 }
-/// As next_sequence_number(), and takes the number: no other node gets it.
+/// Like next_sequence_number(), but reserves the number: no other node gets it.
 inline std::uint64_t take_sequence_number() {
   return at::sequence_number::get_and_increment();
 }

@@ -1,4 +1,4 @@
-// libtorch's kernels, called past its dispatcher.
+// Calls libtorch's kernels directly, without its dispatcher.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,23 +26,24 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// libtorch's compositions of operators, called directly. For some operators the library registers a
-// kernel that then calls libtorch's composition. at:: has only the call that dispatches, and would
-// call that kernel again.
+// libtorch's composite operators, called directly. For some operators the library registers a
+// kernel that then calls libtorch's composite implementation. The functions in at:: dispatch, and
+// would call the library's kernel again.
 //
-// A new version may write a composition differently. The tests of operators find reads of memory,
-// or plain tensors, inside one; this canary sees only that each exists and is still a composition.
+// A new libtorch version may implement a composite operator differently. The tests of operators
+// find reads of memory, or plain tensors, inside one; this canary only checks that each exists and
+// is still composite.
 //
 // Canary: CompositeKernelsCanary.
 
 namespace composite = at::compositeimplicitautograd;
 
-// Products of matrices on a CPU, called past the dispatcher: libtorch's own, and oneDNN's in fp32,
-// which libtorch uses only if the user allows fp32 in fewer bits. The public operators of oneDNN
-// (mkldnn::_linear_pointwise) neither add to a result nor write to a given one. The function that
-// libtorch uses is exported, but in no header.
+// Matrix products on a CPU, called without the dispatcher: libtorch's own, and oneDNN's in fp32,
+// which libtorch uses only if the user allows reduced precision for fp32. The public operators of
+// oneDNN (mkldnn::_linear_pointwise) neither add to a result nor write to a given one. The function
+// that libtorch uses is exported, but declared in no header.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: CpuProductsCanary.
 
@@ -56,35 +57,35 @@ bool has_onednn();
 void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& result, float beta,
                     float alpha);
 
-// Turns a call on a stack back into one with typed results, in kernels that take both. libtorch's
-// KernelFunction makes such calls itself, of kernels that are registered boxed, and does not export
-// the conversion.
+// Converts a call on a stack back into a call with typed results, for kernels that support both.
+// libtorch's KernelFunction does the same for kernels that are registered boxed, and does not
+// export the conversion.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: UnboxedCallCanary.
 
-/// The results that an operator of this type has left on the stack.
+/// Takes the results of type `Result` that an operator has left on the stack.
 template <class Result>
 Result take_result(torch::jit::Stack& stack) {
   return c10::impl::PopResult<Result>::call(stack);
 }
 
-// An autograd kernel for an operator without a gradient: a backward through it throws; tensors that
-// need no gradient pass. In Python an operator without a formula gets this kernel. In C++ it is a
-// function that libtorch exports without documentation.
+// An autograd kernel for an operator without a gradient: a backward through the operator throws; a
+// forward on tensors that need no gradient works. In Python an operator without a formula gets this
+// kernel. In C++ it is a function that libtorch exports without documentation.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: RefusedGradientCanary.
 
 torch::CppFunction refuse_gradient();
 
-// Sizes and strides as libtorch's operators compute them: of a convolution and of a view; and a
-// meta tensor of given strides, without a dispatch. Only the operators are public, and they need a
-// tensor on a device with a kernel.
+// Sizes and strides as libtorch's operators compute them, of a convolution and of a view; and a
+// meta tensor of given strides, made without dispatching. Only the operators are public, and they
+// need a tensor on a device with a kernel.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: ShapesByLibtorchCanary.
 
@@ -95,7 +96,7 @@ struct Convolution {
   std::int64_t groups = 1;
 };
 
-/// The sizes of the result.
+/// The sizes of a convolution's result.
 std::vector<std::int64_t> convolution_sizes(c10::IntArrayRef input, c10::IntArrayRef weight,
                                             const Convolution& of);
 
@@ -103,7 +104,8 @@ std::vector<std::int64_t> convolution_sizes(c10::IntArrayRef input, c10::IntArra
 std::optional<std::vector<std::int64_t>> strides_of_view(const at::Tensor& tensor,
                                                          c10::IntArrayRef sizes);
 
-/// On the meta device. No operator runs: no mode or key of the thread sees it.
+/// A tensor on the meta device, made without an operator, so that no mode or key of the thread sees
+/// it.
 at::Tensor meta_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype);
 
 }  // namespace tessera::detail

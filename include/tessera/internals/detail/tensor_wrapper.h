@@ -1,4 +1,4 @@
-// Tensor types of our own, without memory.
+// Tensor types of this library, without memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,8 @@ namespace tessera::detail {
 // The public way to define a tensor type is __torch_dispatch__, in Python. In C++ it needs a
 // subclass of c10::TensorImpl, which must set the fields of the base class itself.
 //
-// Inline: a wrapper is made for every result of every operator. No version differs in what is used.
+// Inline: a wrapper is made for every result of every operator. libtorch versions do not differ in
+// the parts used here.
 //
 // Canary: TensorWrapperCanary.
 
@@ -39,9 +40,9 @@ class TensorWrapper : public c10::TensorImpl {
     assign(dynamic_cast<const TensorWrapper*>(other.get()));
   }
 
-  /// Autograd's state is there: the tensor requires a gradient, or has a history.
+  /// Whether autograd's state exists: the tensor requires a gradient, or has a history.
   bool has_autograd_state() const { return autograd_meta() != nullptr; }
-  /// Makes a tensor that becomes the inner one later share the wrapper's count of writes.
+  /// Makes `inner`, which will become the inner tensor, share the wrapper's count of writes.
   void give_count_to(const at::Tensor& inner) const {
     if (version_counter().enabled() && !inner.is_inference()) {
       inner.unsafeGetTensorImpl()->set_version_counter(version_counter());
@@ -49,23 +50,23 @@ class TensorWrapper : public c10::TensorImpl {
   }
 
  protected:
-  /// Another wrapper of the same tensor, for detach() and the like.
+  /// Another wrapper of the same tensor, for detach() and similar functions.
   virtual c10::intrusive_ptr<TensorWrapper> copy() const = 0;
-  /// For set_data. nullptr: the other tensor is no wrapper.
+  /// Implements set_data. `other` is nullptr if the other tensor is no wrapper.
   virtual void assign(const TensorWrapper* other) = 0;
 
-  /// Has the device of `inner`. The caller sets the sizes and the count of writes.
+  /// A wrapper with the device of `inner`. The caller sets the sizes and the count of writes.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype)
       : TensorImpl(keys_of(inner), c10::scalarTypeToTypeMeta(dtype), inner.device()) {
     set_storage_access_should_throw();
   }
 
-  /// The same, faster, for an `inner` that has memory and is no inference tensor. The wrapper
+  /// A faster constructor for an `inner` that has memory and is no inference tensor. The wrapper
   /// shares its count of writes.
   ///
   /// This constructor of TensorImpl takes the keys unchanged. Without autograd's keys it makes no
-  /// version counter, which is replaced in any case: that saves an allocation on every call. It
-  /// reads only the device from the storage, so a borrowed one will do.
+  /// version counter, which would be replaced anyway; this saves an allocation on every call. It
+  /// only reads the device from the storage, so a borrowed storage is enough.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
       : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
                    inner.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,
@@ -76,7 +77,7 @@ class TensorWrapper : public c10::TensorImpl {
     version_counter_ = inner.unsafeGetTensorImpl()->version_counter();
   }
 
-  /// Sets what set_sizes_and_strides would compute.
+  /// Sets the values that set_sizes_and_strides would compute.
   void set_shape(c10::IntArrayRef sizes, c10::IntArrayRef strides, const ShapeGeometry& geometry) {
     sizes_and_strides_.set_sizes(sizes);
     std::copy(strides.begin(), strides.end(), sizes_and_strides_.strides_begin());
@@ -89,21 +90,21 @@ class TensorWrapper : public c10::TensorImpl {
     is_non_overlapping_and_dense_ = geometry.non_overlapping_and_dense;
   }
 
-  /// A write to either is a write to both. An inference tensor has no count to share.
+  /// Makes a write to either tensor count for both. An inference tensor has no count to share.
   void count_with(const at::Tensor& inner) {
     if (!is_inference() && !inner.is_inference()) {
       set_version_counter(inner.unsafeGetTensorImpl()->version_counter());
     }
   }
 
-  /// Type, device and keys, as set_data does between plain tensors.
+  /// Copies type, device and keys, as set_data does between plain tensors.
   void take_kind_of(const TensorWrapper& other) {
     data_type_ = other.data_type_;
     device_opt_ = other.device_opt_;
     key_set_ = other.key_set_;
   }
 
-  /// Sets libtorch's message for calls of data_ptr(). Not thread safe.
+  /// Sets libtorch's error message for calls of data_ptr(). Not thread safe.
   void set_memory_error(std::string message) {
     if (extra_meta_ == nullptr) {
       extra_meta_ = std::make_unique<c10::ExtraMeta>();
@@ -117,7 +118,7 @@ class TensorWrapper : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<TensorImpl> copy_with(Version&& version, bool allow_change) const {
     c10::intrusive_ptr<TensorWrapper> result = copy();
-    // A copy of an ordinary tensor is not an inference tensor, also in inference mode.
+    // A copy of an ordinary tensor is not an inference tensor, even in inference mode.
     if (key_set_.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView)) {
       result->key_set_ = key_set_;
     }
@@ -128,8 +129,9 @@ class TensorWrapper : public c10::TensorImpl {
     return result;
   }
 
-  /// The inner tensor's backend, ours above it, and the lazy bits, which libtorch's kernels for
-  /// them resolve before a call comes to ours. The base class adds autograd's.
+  /// The key of the inner tensor's backend, the library's key above it, and the keys of lazy bits,
+  /// whose libtorch kernels resolve the bits before a call reaches the library's kernel. The base
+  /// class adds autograd's keys.
   static c10::DispatchKeySet keys_of(const at::Tensor& inner) {
     constexpr c10::DispatchKeySet kLazyBits(
         {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
@@ -139,8 +141,8 @@ class TensorWrapper : public c10::TensorImpl {
   }
 };
 
-/// `tensor` as a `Wrapper`, a final class, or nullptr. Compares the type, not the key: set_data
-/// copies keys.
+/// `tensor` as a `Wrapper`, a final class, or nullptr. Compares the class and not the key, because
+/// set_data copies keys.
 template <class Wrapper>
 Wrapper* wrapper_cast(const at::TensorBase& tensor) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -150,7 +152,7 @@ Wrapper* wrapper_cast(const at::TensorBase& tensor) {
   return &typeid(*impl) == &typeid(Wrapper) ? static_cast<Wrapper*>(impl) : nullptr;
 }
 
-/// Empty if the tensor has none, where Tensor::storage() throws.
+/// The tensor's storage; empty if it has none, for which Tensor::storage() throws.
 inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage();
 }
@@ -160,23 +162,23 @@ inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
 /// libtorch's guards restore.
 void replay_views();
 
-// A tensor that is only stored, not read. Every operator on it reaches the library's fallback,
+// A tensor that is only stored, never read. Every operator on it reaches the library's fallback,
 // through a key that no other tensor has (dispatch_keys.h). No public function makes a tensor
 // without any backend's key.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: PlaceholderTensorCanary.
 
 class PlaceholderTensor : public c10::TensorImpl {
  public:
-  /// Has the sizes, type and device of `like`, for messages.
+  /// A placeholder with the sizes, type and device of `like`, for messages.
   explicit PlaceholderTensor(const at::Tensor& like);
 
-  /// Throws the error for reading it.
+  /// Throws the error for reading the placeholder.
   [[noreturn]] virtual void refuse() const = 0;
 
-  // For Tensor::data(), which some optimizers call first.
+  // Implements Tensor::data(), which some optimizers call first.
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&,
                                                          bool) const override;
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&,

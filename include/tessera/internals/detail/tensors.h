@@ -15,46 +15,46 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// The count of writes of a tensor, with which autograd detects a saved tensor that has changed.
-// Only Tensor::_version() is public, and it throws for an inference tensor. Writes that no operator
-// makes must be counted explicitly, and a wrapper shares the counter of its inner tensor.
+// A tensor's count of writes, by which autograd detects that a saved tensor has changed. Only
+// Tensor::_version() is public, and it throws for an inference tensor. Writes without an operator
+// must be counted explicitly, and a wrapper shares the counter of its inner tensor.
 //
-// Inline: views share counters on the hot path. No version differs.
+// Inline, because views share counters on the hot path. libtorch versions do not differ.
 //
 // Canary: VersionCounterCanary.
 
-/// 0 for a tensor made in inference mode, which has no count.
+/// The count of writes; 0 for an inference tensor, which has no count.
 inline std::uint32_t writes_of(const at::TensorBase& tensor) {
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
   return counter.enabled() ? counter.current_version() : 0;
 }
 
-/// Counts a write that no operator made. For a tensor without a count it throws, or does nothing in
-/// inference mode.
+/// Counts a write without an operator. For a tensor without a count it does nothing in inference
+/// mode, and otherwise throws.
 inline void count_write(const at::TensorBase& tensor) {
   tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-/// From now on a write to one counts for both. Both must have a count.
+/// From now on a write to one tensor counts for both. Both must have a count.
 inline void count_with(const at::TensorBase& tensor, const at::TensorBase& other) {
   tensor.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
 }
 
-// Another tensor of the same memory, sizes and count of writes, without autograd's state.
+// Another tensor with the same memory, sizes and count of writes, without autograd's state.
 // Tensor::detach() is an operator that modes see, and makes a view; variable_data() has a separate
 // count.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: AliasTensorCanary.
 
-/// `allows_change`: an argument of c10::TensorImpl that libtorch, to 2.15, ignores.
-/// Any tensor may be changed.
+/// An alias of the tensor of `impl`. `allows_change` is an argument of c10::TensorImpl that
+/// libtorch, up to 2.15, ignores: any tensor may be changed.
 inline at::Tensor alias_tensor(const c10::TensorImpl& impl, bool allows_change) {
   return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), allows_change));
 }
 
-/// `allows_change` as `tensor` does.
+/// An alias of `tensor`, with its value of `allows_change`.
 inline at::Tensor alias_tensor(const at::TensorBase& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   return alias_tensor(impl, impl.allow_tensor_metadata_change());
@@ -63,19 +63,20 @@ inline at::Tensor alias_tensor(const at::TensorBase& tensor, bool allows_change)
   return alias_tensor(*tensor.unsafeGetTensorImpl(), allows_change);
 }
 
-/// Whether set_data of `tensor` may give it the state of `other`: both are of one kind.
+/// Whether set_data of `tensor` may give it the state of `other`, which requires that both are of
+/// one kind.
 inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase& other) {
   return tensor.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(other.key_set());
 }
 
 // The identity of a tensor. Tensor::is_same() compares two handles. A table of tensors, a weak
-// reference, or the way from an impl to a handle needs the address itself.
+// reference, or a conversion from an impl to a handle needs the address itself.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: TensorIdentityCanary.
 
-/// Equal for handles of one tensor while one of them exists.
+/// Equal for all handles of one tensor while one of them exists.
 using TensorIdentity = const c10::TensorImpl*;
 inline TensorIdentity identity_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl();
@@ -95,7 +96,7 @@ class WeakTensor {
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl_;
 };
 
-/// A handle of the tensor with this impl, which another handle owns.
+/// A handle of the tensor with this impl, which another handle must own.
 inline at::Tensor tensor_of(c10::TensorImpl& impl) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl));
 }
@@ -110,17 +111,18 @@ Impl* impl_cast(const at::TensorBase& tensor) {
 // Tensor::name() only reads. is_leaf() and requires_grad() cost two virtual calls. _base() works
 // only for differentiable views.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: AutogradRecordCanary.
 
 /// Sets the result of Tensor::name().
 void set_name(const at::Tensor& tensor, const std::string& name);
 
-/// `impl` must have autograd's state.
+/// Whether the tensor is a leaf that requires a gradient. `impl` must have autograd's state.
 bool is_trainable_leaf(const c10::TensorImpl& impl);
 
-/// The tensor of which `tensor` is a view, directly or not; else `tensor`.
+/// The tensor of which `tensor` is a view, directly or indirectly; `tensor` itself if it is no
+/// view.
 const at::TensorBase& viewed_by(const at::TensorBase& tensor);
 
 // Whether libtorch made a tensor from a number, as at::mul(x, 2.0) does from 2.0. Such a tensor
@@ -138,42 +140,43 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
 }
 
-// The same values as a view that must not be changed in place. A function that returns its argument
-// must not return the tensor itself; torch::autograd::Function does the same for its own results,
-// and does not export it.
+// A view with the same values that must not be changed in place. A function that returns its
+// argument must not return the tensor itself; torch::autograd::Function uses the same kind of view
+// for its own results, and does not export it.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: GuardedViewCanary.
 
-/// libtorch refuses to change it in place, which would lose its node and change `tensor` without
-/// its history. The view has no history yet.
+/// A view that libtorch refuses to change in place: a change would lose the view's node and change
+/// `tensor` without its history. The view has no history yet.
 at::Tensor guarded_view(const at::Tensor& tensor);
 
 // Frees and allocates the memory of existing tensors, and moves tensors to other memory. PyTorch
 // calls this storage resize. The public functions are Tensor::set_(), an operator that counts as a
-// write, and set_data(), which replaces the state of the tensor. Here no operator runs: no count of
-// writes changes, and autograd accepts its saved tensors.
+// write, and set_data(), which replaces the tensor's state. The functions below run no operator:
+// counts of writes do not change, so autograd accepts its saved tensors.
 //
-// No version differs in what is used. From 2.15 a storage materializes its data when it is asked
-// for; memory that is set here is not of that kind.
+// libtorch versions do not differ in the parts used here. From 2.15 a storage can materialise its
+// data on access; memory set by these functions is not of that kind.
 //
 // Canary: MemoryUnderTensorsCanary.
 
 /// Sets the memory of `storage`; its old memory is freed.
 void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t bytes);
-/// Tensors keep their sizes and strides. They must not be read until memory is set again.
+/// Frees the memory of `storage`. Its tensors keep their sizes and strides, and must not be read
+/// until memory is set again.
 void free_memory(const c10::Storage& storage);
 /// Whether the elements of a plain tensor have memory now.
 inline bool has_memory(const at::Tensor& tensor) {
   return tensor.numel() == 0 || tensor.storage().nbytes() > 0;
 }
 
-/// Makes `tensor`, the same object, use the memory of `storage` from `offset`, in elements. Sizes,
-/// strides and type stay.
+/// Makes `tensor`, the same object, use the memory of `storage` from `offset` (in elements). Sizes,
+/// strides and type do not change.
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset);
 
-/// A contiguous tensor of a storage, which may have no memory at the moment.
+/// A contiguous tensor over a storage, which may have no memory at the moment.
 at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::IntArrayRef sizes,
                        c10::ScalarType dtype);
 
@@ -181,10 +184,10 @@ at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::In
 void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 // The fields of a tensor that follow from its sizes and strides. They are computed once for many
-// tensors, and copied into each (tensor_wrapper.h). Most have a public function, each a virtual
+// tensors and copied into each (tensor_wrapper.h). Most have a public function, each a virtual
 // call; "channels last, but not contiguous" has none.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: ShapeGeometryCanary.
 

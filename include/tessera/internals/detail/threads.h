@@ -16,16 +16,16 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Values of a thread that a backward copies to the threads that it runs on. libtorch's
-// ThreadLocalState carries libtorch's values and its debug info, which any library may add to;
-// there is no public way to carry anything else.
+// Values of a thread that a backward copies to the threads on which it runs. libtorch's
+// ThreadLocalState copies libtorch's values and its debug info, to which any library may add; there
+// is no public way to copy anything else.
 //
-// To 2.12 the kinds of debug info are an enum, whose values beyond libtorch's own are free;
-// from 2.13 a kind is the address of its name.
+// Up to 2.12 the kinds of debug info are an enum, whose values beyond libtorch's own are free; from
+// 2.13 a kind is the address of its name.
 //
 // Canary: CarriedSlotCanary.
 
-/// The values; each is a kind of debug info.
+/// The values that are copied; each is a kind of debug info.
 enum class Carried : std::uint8_t {
   kStrict,
   kOperatorMode,
@@ -35,12 +35,12 @@ enum class Carried : std::uint8_t {
   kModuleWatch,
 };
 
-/// The same in every call and every library of the process.
+/// The kind of debug info of a value; the same in every call and every library of the process.
 c10::DebugInfoKind kind_of(Carried what);
 
 /// While it exists, `value` is active on this thread, and on autograd's threads while they run a
-/// backward that this thread calls. (With CUDA a backward runs on another thread.) Inner scopes
-/// replace outer ones. Scopes end in reverse order, on the thread that began them.
+/// backward that this thread has started. (With CUDA a backward runs on another thread.) Inner
+/// scopes replace outer ones. Scopes end in reverse order, on the thread that began them.
 template <Carried kWhat, class T>
 class CarriedScope {
  public:
@@ -63,22 +63,22 @@ class CarriedScope {
 };
 
 // libtorch's state of a thread: dispatch keys, gradient mode, debug info, callbacks. Used to
-// continue a call on another thread, as libtorch's backward and at::parallel_for do.
-// torch::autograd has no name for it.
+// continue a call on another thread, as libtorch's backward and at::parallel_for do. It has no
+// public name in torch::autograd.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: StateOfThreadCanary.
 
-/// The state of the thread that makes it.
+/// A copy of the state of the thread that makes it.
 using StateOfThread = at::ThreadLocalState;
-/// While one exists, this thread has that state.
+/// While one exists, this thread has the given state.
 using StateOfThreadScope = at::ThreadLocalStateGuard;
 
-// The state of autocast, without the dispatch key that turns it on (dispatch_keys.h): the types
-// by device, and whether casts of weights are cached. Public is torch.autocast, in Python.
+// The state of autocast, without the dispatch key that enables it (dispatch_keys.h): the types by
+// device, and whether casts of weights are cached. Only torch.autocast, in Python, is public.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: AutocastStateCanary.
 
@@ -90,7 +90,7 @@ struct AutocastState {
 
 AutocastState autocast_state();
 void set_autocast_state(const AutocastState& state);
-/// Whether operators on tensors of such devices are cast on this thread.
+/// Whether operators on tensors of this device type are cast on this thread.
 bool autocasts(c10::DeviceType device);
 
 }  // namespace tessera::detail

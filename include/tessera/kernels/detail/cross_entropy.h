@@ -6,9 +6,9 @@
 
 #include "tessera/export.h"
 
-/// The cross entropy of rows of logits, local tensors without autograd. fp32, bf16 and fp16 on
-/// CUDA, and fp32 and bf16 on a CPU, are read once, by kernels that compute in fp32 and give the
-/// same bits in every run; of other types and devices the same formulas are ATen operators.
+/// Cross entropy of rows of logits; local tensors, without autograd. Kernels handle fp32, bf16 and
+/// fp16 on CUDA, and fp32 and bf16 on a CPU: they read the logits once, compute in fp32 and give
+/// the same bits in every run. For other types and devices the same formulas are ATen operators.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
@@ -19,7 +19,7 @@ struct RowLossOptions {
   double z_loss = 0;
 };
 
-/// Rows, and this rank's columns of the vocabulary.
+/// Rows of logits, with this rank's columns of the vocabulary.
 struct LossRows {
   at::Tensor logits;   ///< (rows, columns)
   at::Tensor targets;  ///< (rows) int64
@@ -28,49 +28,49 @@ struct LossRows {
   RowLossOptions options{};
 };
 
-/// (rows) each.
+/// The results for each row: (rows).
 struct RowLosses {
-  at::Tensor losses;  ///< in loss_type(); 0 where the target is ignored
-  /// Over all columns, in fp64: what large logits are relative to keeps the digits of their
-  /// differences.
+  at::Tensor losses;  ///< the loss of each row, in loss_type(); 0 if the target is ignored
+  /// Over all columns. In fp64, because differences to large logits must keep their precision.
   at::Tensor log_sum_exp;
 };
-/// Without values, for these logits.
+/// Uninitialised tensors for the losses of these logits.
 RowLosses empty_losses(const at::Tensor& logits);
 
-/// What one rank's columns say of the losses of a split vocabulary.
+/// The contribution of one rank's columns to the losses of a split vocabulary.
 struct RowTerms {
-  at::Tensor maximum;      ///< (rows)
-  at::Tensor all_maximum;  ///< (rows): the same, to be reduced over the ranks
+  at::Tensor maximum;      ///< (rows): the maximum over this rank's columns
+  at::Tensor all_maximum;  ///< (rows): a copy of `maximum`, to be reduced over the ranks
   /// (2 or 3, rows): the sum of exponentials, the target's logit, and with label smoothing the sum
   /// of the logits.
   at::Tensor terms;
 };
 
-/// fp32, or fp64 of fp64: sums of exponentials over a vocabulary need more than the 8 or 11 bits of
-/// a half type.
+/// fp32, or fp64 for fp64 logits: sums of exponentials over a vocabulary need more than the 8 or 11
+/// bits of a half type.
 at::ScalarType loss_type(const at::Tensor& logits);
 
-/// Writes the losses of a whole vocabulary.
+/// Writes the losses of rows with the whole vocabulary.
 void row_losses(const LossRows& rows, const RowLosses& into);
 
-/// For a split vocabulary: the terms; after the maximum over the ranks is in all_maximum, the terms
-/// relative to it, in their place; and after the sum over the ranks is in terms, the losses.
+/// The steps for a split vocabulary. row_terms() computes the terms. After the all-reduce (maximum)
+/// of all_maximum, make_relative() makes the terms relative to it, in place. After the all-reduce
+/// (sum) of `terms`, losses_of_terms() computes the losses.
 RowTerms row_terms(const LossRows& rows);
 void make_relative(const LossRows& rows, const RowTerms& terms);
 void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosses& into);
 
-/// Writes the gradient of the sum of `of_row` times the rows' losses to `gradient`, which may be
-/// the logits. `of_row`: (rows) in loss_type(), or undefined for ones.
+/// Writes the logits' gradient to `gradient`, which may be the logits. `of_row`: the gradient of
+/// each row's loss, (rows) in loss_type(), or undefined for ones.
 void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                      const at::Tensor& gradient);
 
-/// `tensor`, of `type` or of that of `factor`, times the number `factor`, which is on its device
-/// and of loss_type(); rounded once to `type`.
+/// `tensor` times the number `factor`, rounded once to `type`. `tensor` has type `type` or the type
+/// of `factor`; `factor` is a tensor on the same device, of loss_type().
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type);
 
-/// On CUDA: asserts there, without a wait of the host, that each of `indices` is from 0 to below
-/// `size` or is `ignored`.
+/// On CUDA: asserts on the device, without a wait of the host, that each of `indices` is in [0,
+/// size) or equal to `ignored`.
 void assert_indices(const at::Tensor& indices, std::int64_t size, std::int64_t ignored);
 
 }  // namespace tessera::kernels

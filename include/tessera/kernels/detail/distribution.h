@@ -8,19 +8,19 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-// Distributions as functions of one uniform number u in (0, 1), by inversion of their distribution
-// function. For host and device: the same bits on both. One number makes one value, so that the
-// value of an element does not depend on those before it.
+// Distributions as functions of one uniform number u in (0, 1), by inversion of the distribution
+// function. They give the same bits on host and device. One random number makes one value, so an
+// element's value does not depend on earlier elements.
 
-/// Uniform in (from, from + width).
+/// The uniform distribution on (from, from + width).
 struct Uniform {
   double from;
   double width;
   TESSERA_HOST_DEVICE double operator()(double u) const { return from + width * u; }
 };
 
-/// A normal distribution. Distributions with normal quantiles have probability() and
-/// from_quantile() apart, so that random.cpp can draw many at once:
+/// A normal distribution. Distributions that use normal quantiles have separate functions
+/// probability() and from_quantile(), so that random.cpp can draw many numbers at once:
 /// from_quantile(normal_quantile(probability(u))).
 struct Normal {
   double mean;
@@ -32,9 +32,9 @@ struct Normal {
   }
 };
 
-/// A normal distribution truncated to [low, high]. Where most of the interval is in the upper tail,
-/// the mirrored lower tail is drawn with a negative `std`: probabilities near 0 are represented
-/// more exactly than those near 1.
+/// A normal distribution truncated to [low, high]. If most of the interval is in the upper tail,
+/// the mirrored lower tail is drawn with a negative `std`, because probabilities near 0 are
+/// represented more precisely than those near 1.
 struct TruncatedNormal {
   double mean;
   double std;

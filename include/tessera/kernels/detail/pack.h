@@ -1,4 +1,4 @@
-// Many tensors in one pass: copies and casts, and their norm.
+// Operations on many tensors in one pass: copies with casts, and the 2-norm.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,33 +10,35 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// Copies each tensor of `from` into the tensor of `to` at its place, of equal sizes and of any
-/// type. On CUDA it is one launch for dozens of tensors of fp32, bf16 or fp16 that lie in rows;
-/// others are copied one by one. Without autograd, also without a count of the writes on CUDA.
+/// Copies each tensor of `from` into the corresponding tensor of `to`, with equal sizes and any
+/// types. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors that consist of rows;
+/// other tensors are copied one by one. Without autograd; on CUDA the version counters are not
+/// incremented.
 void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from,
               bool non_blocking = false);
 
-// The 2-norm of many tensors on CUDA in three steps: squares of this rank, their sum over ranks by
-// the caller, the root.
+// The 2-norm of many tensors on CUDA in three steps: this rank's sums of squares, their sum over
+// the ranks (by the caller), the root.
 
-/// Whether squares_on_cuda() takes them: tensors of `device`, a GPU, of fp32, bf16 or fp16, and
-/// dense.
+/// Whether squares_on_cuda() supports the tensors: they must be dense fp32, bf16 or fp16 tensors on
+/// `device`, a GPU.
 bool has_norm_kernels(const std::vector<at::Tensor>& tensors, c10::Device device);
 
-/// fp64 (2): what the ranks are to add up, and the sum of the squares of `plain`, which all ranks
-/// have. The first is that of `owned`; values that are not finite in `plain` or `copies` make it
-/// so, too. With the same bits for the same sizes, whatever the device. Two launches for a hundred
-/// tensors of one type.
+/// fp64 (2). The first number must be summed over the ranks: the sum of squares of `owned`; it is
+/// not finite if a value in `plain` or `copies` is not finite. The second is the sum of squares of
+/// `plain`, which all ranks have. The bits depend only on the values and sizes, not on the device.
+/// Two launches for a hundred tensors of one type.
 at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
                            const std::vector<at::Tensor>& plain,
                            const std::vector<at::Tensor>& copies, c10::Device device);
 
 struct NormAndFactor {
-  at::Tensor norm;     ///< 0-d fp64
+  at::Tensor norm;     ///< the norm, 0-d fp64
   at::Tensor factor;   ///< 0-d fp64: min(1, max_norm / (norm + 1e-6))
-  at::Tensor rounded;  ///< the norm, 0-d fp32
+  at::Tensor rounded;  ///< the norm rounded to fp32, 0-d
 };
-/// From what squares_on_cuda() returned. One launch.
+/// The norm and the clip factor, from the result of squares_on_cuda(), summed over the ranks. One
+/// launch.
 NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm);
 
 }  // namespace tessera::kernels

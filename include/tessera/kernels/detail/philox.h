@@ -46,8 +46,8 @@ TESSERA_HOST_DEVICE inline PhiloxBlock philox4x32_10(PhiloxBlock counter, std::u
 }
 
 /// A number in (0, 1), one of 2^52 equally spaced ones, as a function of (seed, stream, index): the
-/// key is the seed, the counter is (index, stream). Must never change: a seed has to give the same
-/// weights in all versions.
+/// key is the seed, the counter is (index, stream). Must never change, because a seed has to give
+/// the same weights in all versions.
 TESSERA_HOST_DEVICE inline double uniform_at(std::uint64_t seed, std::uint64_t stream,
                                              std::uint64_t index) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };

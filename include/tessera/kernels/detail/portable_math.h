@@ -7,13 +7,13 @@
 #include "tessera/export.h"
 #include "tessera/kernels/detail/philox.h"
 
-/// Elementary functions that give the same bits on all machines, hosts and GPUs alike. They use
-/// IEEE doubles and + - * / and sqrt only, which are correctly rounded everywhere; libm's functions
-/// are not. Compile with -ffp-contract=off and --fmad=false, so that no compiler fuses a*b+c.
+/// Elementary functions that give the same bits on all machines, on hosts and GPUs. They only use
+/// IEEE doubles with + - * / and sqrt, which are correctly rounded everywhere, unlike libm's
+/// functions. Compile with -ffp-contract=off and --fmad=false, so that no compiler fuses a*b+c.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// c[0] + c[1] x + ... by Horner's rule.
+/// The polynomial c[0] + c[1] x + ... by Horner's rule.
 template <int N>
 TESSERA_HOST_DEVICE inline double polynomial(const double (&c)[N], double x) {
   double sum = c[N - 1];
@@ -43,12 +43,13 @@ TESSERA_HOST_DEVICE inline double portable_log(double x) {
                       1.479819860511658591e-01};
   const double r = z * polynomial(c, z);
   const double half_square = 0.5 * f * f;
-  const double ln2_high = 6.93147180369123816490e-01;  // 32 bits: k * ln2_high is exact
+  const double ln2_high = 6.93147180369123816490e-01;  // has only 32 significant bits, so k *
+                                                       // ln2_high is exact
   const double ln2_low = 1.90821492927058770002e-10;
   return k * ln2_high - ((half_square - (s * (half_square + r) + k * ln2_low)) - f);
 }
 
-/// normal_quantile(p) where is_central(p).
+/// The central part of normal_quantile(p), for p with is_central(p).
 TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   const double a[] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
                       1.3731693765509461125e+4, 4.5921953931549871457e+4, 6.7265770927008700853e+4,
@@ -66,7 +67,7 @@ TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   return q * polynomial(a, r) / polynomial(b, r);
 }
 
-/// normal_quantile(p) in the two tails.
+/// The tails of normal_quantile(p), for p without is_central(p).
 TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   const double c[] = {1.42343711074968357734e0,  4.63033784615654529590e0,
                       5.76949722146069140550e0,  3.64784832476320460504e0,
@@ -126,7 +127,7 @@ inline double portable_exp(double x) {
   return sum * power;
 }
 
-/// Standard normal distribution function, also far out in the lower tail: the series of Marsaglia
+/// Standard normal distribution function, accurate far into the lower tail: the series of Marsaglia
 /// ("Evaluating the normal distribution", 2004) near 0, Laplace's continued fraction beyond 3.
 inline double normal_cdf(double x) {
   const double distance = x < 0.0 ? -x : x;

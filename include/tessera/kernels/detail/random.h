@@ -13,24 +13,25 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// Which elements of a global tensor a local tensor holds. The random number of an element depends
-/// on its row-major index in the global tensor, plus `first_element`.
+/// The elements of a global tensor that a local tensor contains. An element's random number depends
+/// on `first_element` plus its row-major index in the global tensor.
 struct GlobalPlace {
   std::vector<Box> boxes;
-  std::vector<std::int64_t> sizes;  ///< global
+  std::vector<std::int64_t> sizes;  ///< sizes of the global tensor
   std::int64_t first_element = 0;
 
-  /// The place of a plain tensor: all elements.
+  /// The place of a plain tensor, which contains all elements.
   static GlobalPlace whole(std::vector<std::int64_t> sizes, std::int64_t first_element = 0);
 };
 
-// On CPU and CUDA, with the same bits. Without autograd. Throw Error for types that are not fp64,
-// fp32, fp16 or bf16, and on CUDA if libtessera_cuda.so is not loaded.
+// Random fills on CPU and CUDA, with the same bits. Without autograd. Throw Error for types other
+// than fp64, fp32, fp16 and bf16, and on CUDA if libtessera_cuda.so is not loaded.
 
-/// Fills `local`, of any strides. Each value is drawn in fp64 and rounded once.
+/// Fills `local`, which may have any strides. Each value is drawn in fp64 and rounded once.
 void fill_random(const at::Tensor& local, const GlobalPlace& place,
                  const Distribution& distribution, PhiloxKey key);
-/// x with each element zeroed with probability p, and the others multiplied by 1/(1-p); contiguous.
+/// x with each element zeroed with probability p, and the others multiplied by 1/(1-p). The result
+/// is contiguous.
 at::Tensor dropout(const at::Tensor& x, const GlobalPlace& place, double p, PhiloxKey key);
 
 }  // namespace tessera::kernels

@@ -13,7 +13,7 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// Calls `visit` with each defined tensor of `values`, those of lists included.
+/// Calls `visit` with each defined tensor in `values`, including those in lists.
 template <class Visit>
 void visit_tensors(std::span<const c10::IValue> values, Visit&& visit) {
   const auto visit_one = [&visit](const at::Tensor& tensor) {
@@ -36,7 +36,7 @@ void visit_tensors(std::span<const c10::IValue> values, Visit&& visit) {
   }
 }
 
-/// `value` with `make(tensor)` in the place of each of its defined tensors.
+/// A copy of `value` in which each defined tensor is replaced by `make(tensor)`.
 template <class Make>
 c10::IValue with_tensors(const c10::IValue& value, Make&& make) {
   const auto made = [&make](const at::Tensor& tensor) {

@@ -16,31 +16,33 @@ namespace tessera::nn {
 
 namespace detail {
 
-/// Names of a module's own parameters and buffers, and the members of its class with these tensors.
+/// The parameters and buffers of one module, without its children: the name of each, and a function
+/// that returns the class member with the tensor.
 using ModuleMembers = std::vector<std::pair<std::string, std::function<at::Tensor&()>>>;
-/// Adds the members of a module of one class. Adds nothing for a module of another class.
+/// Appends the members of `module` to `found` if it has the class that the function is made for;
+/// otherwise appends nothing.
 using FindMembers = void (*)(torch::nn::Module& module, ModuleMembers& found);
 
-/// A module with the parameters of a module of libtorch.
+/// Interface of a module that wraps a libtorch module and uses its parameters.
 class AdoptsModule {
  public:
   virtual ~AdoptsModule() = default;
   virtual const torch::nn::Module& adopted_module() const = 0;
 };
 
-/// Claims a module for one owner, until the returned pointer is destroyed. Throws Error if another
-/// owner has claimed it: both would shard its parameters separately.
+/// Claims a libtorch module for one owner, until the returned pointer is destroyed. Throws Error if
+/// another owner has claimed it, because both would shard its parameters independently.
 std::shared_ptr<const void> claim_module(const torch::nn::Module& module);
 
-/// Fills the own parameters and buffers of `module` with the initial values of libtorch's class.
-/// `holder` has the slots. Does nothing for other classes.
+/// Fills the parameters and buffers of `module` (not of its children) with the initial values of
+/// its libtorch class. `holder` has the slots. Does nothing for classes that are not libtorch's.
 void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
                    const InitContext& init);
 
 }  // namespace detail
 
-/// A module inside an adopted one: its parameters in slots, under libtorch's names. The module
-/// around it calls libtorch's module directly, so that hooks of this one never run.
+/// A module inside an adopted module. It puts the parameters into slots under libtorch's names. The
+/// outer module calls libtorch's inner module directly, so hooks on an AdoptedModule never run.
 class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
  public:
   class Maker;
@@ -54,18 +56,19 @@ class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
   const torch::nn::Module& adopted_module() const override { return *module_; }
 
  private:
-  std::shared_ptr<torch::nn::Module> module_;  ///< the slots are bound to its members
+  std::shared_ptr<torch::nn::Module> module_;  ///< the wrapped module; its tensor members are bound
+                                               ///< to the slots
 };
 
-/// A module at several places in the adopted one has one entry.
+/// Builds the AdoptedModule objects. A module that is registered at several places gets one object.
 class AdoptedModule::Maker {
  public:
-  /// `classes`: those that are not libtorch's.
+  /// `classes`: finders for module classes that are not libtorch's.
   explicit Maker(std::vector<detail::FindMembers> classes) : classes_(std::move(classes)) {}
 
-  /// Makes slots of the parameters and buffers that `module` has itself, and parts of `holder` of
-  /// the modules in it. Throws Error for a parameter that no member is known of, and for a buffer
-  /// of such a class on the meta device. `fqn`: of the module, for messages.
+  /// Registers slots in `holder` for the parameters and buffers of `module`, and child modules for
+  /// the modules inside it. Throws Error for a parameter without a known member, and for a buffer
+  /// without one on the meta device. `fqn`: the FQN of `module`, for messages.
   void fill(ModuleBase& holder, torch::nn::Module& module, const std::string& fqn = "");
 
  private:

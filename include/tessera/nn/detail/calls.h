@@ -9,8 +9,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// Attached to a module by a higher layer: the context that an error of a call gets in its message,
-/// for example "unit 'layers.0'".
+/// Context that is added to the message of an error in a module's call, for example "unit
+/// 'layers.0'". A higher layer attaches it to the module.
 struct CallContext {
   std::function<std::string()> text;
 };
@@ -23,20 +23,20 @@ class ModuleBase;
 
 namespace detail {
 
-/// How many calls of modules this thread is in, one inside another: 1 in the outermost.
+/// Number of nested module calls on this thread: 1 in the outermost call, 0 outside.
 int call_depth();
-/// The module of the outermost; nullptr outside of calls.
+/// The module of this thread's outermost call; nullptr outside of calls.
 const ModuleBase* outermost_call();
 
 }  // namespace detail
 
-/// How many data-parallel ranks shared the batch of this thread's last forward in training; 1
-/// before the first. Losses read it, to know that they have a part of the batch.
+/// Number of data-parallel ranks that shared the batch of this thread's last training forward; 1
+/// before the first. Loss functions read it to learn whether they see only a part of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
-/// Whether this thread's program has ever used a function that turns a mean over ranks with
-/// different numbers of rows into one over all rows.
+/// Whether this thread has ever called a function that weights a mean over ranks by their numbers
+/// of rows.
 bool weighs_ranks();
 void note_weighing();
 

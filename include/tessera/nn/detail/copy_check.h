@@ -12,40 +12,43 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-// A tensor on a slice of a mesh has copies on the other slices: on (dp, tp), a parameter that only
-// a plan has put on mesh["tp"] has a copy for each coordinate of dp. Nothing reduces its gradient
-// over dp, so copies that see different data drift apart. Ranks therefore compare them.
+// Checks that copies of a tensor on different slices of a mesh are equal. On a mesh (dp, tp), a
+// parameter that only a tensor-parallel plan distributes, over mesh["tp"], has one copy per
+// coordinate of dp. Its gradient is not reduced over dp, so copies that see different data drift
+// apart. Therefore the ranks compare them.
 
-/// A tensor of which other ranks may hold copies.
+/// A tensor that may have copies on other ranks.
 struct CopiedTensor {
-  std::string name;  ///< for messages: "the gradient of parameter 'norm.weight'"
+  std::string name;  ///< the tensor's name for messages: "the gradient of parameter 'norm.weight'"
   const ParameterSlot* slot = nullptr;
-  at::Tensor values = {};  ///< local; undefined if this rank has none
-  /// Every rank that holds a part of the parameter must have the same values, such as a step count.
+  at::Tensor values = {};  ///< the local tensor; undefined if this rank has no part
+  /// Whether all shards must have the same value too, such as a step count.
   bool same_for_all_parts = false;
-  /// Whether rounding differences, of sums in another order, are allowed.
+  /// Whether rounding differences, from sums in another order, are allowed.
   bool rounded = false;
 };
 
-/// How copies are compared.
+/// Options of check_copies().
 struct CopyCheck {
-  std::string what = {};                         ///< begins the message: "clip_grad_norm_"
-  std::vector<std::string> distinct_along = {};  ///< dimensions along which parameters are distinct
-  /// Whether ranks that differ only along dimensions of `root` hold copies of plain tensors. No
-  /// mesh: all peers do.
+  std::string what = {};                         ///< the caller's name, which begins the message:
+                                                 ///< "clip_grad_norm_"
+  std::vector<std::string> distinct_along = {};  ///< mesh dimensions along which parameters are
+                                                 ///< distinct
+  /// Plain tensors are copies of each other if their ranks differ only along dimensions of `root`.
+  /// Undefined: plain tensors on all peers are copies.
   DeviceMesh root = {};
 };
 
 /// Throws Error, on all peers, if a tensor differs from its copy on another peer. The message names
 /// the tensor, two ranks, the mesh dimension between them and the call that would reduce over it.
-/// A tensor is compared with those of the same name that are at the same position of a mesh of the
-/// same sizes; a name that only one peer has is not compared. Collective over the peers: one
-/// exchange of digests between the hosts; a second one, of texts, if digests differ.
+/// Two tensors are compared if their names are equal and they are at the same position of meshes
+/// with the same sizes; a name that only one peer has is not compared. Collective over the peers:
+/// one exchange of digests between the hosts, and a second exchange, of texts, if digests differ.
 void check_copies(const tessera::detail::Peers& peers, const std::vector<CopiedTensor>& tensors,
                   const CopyCheck& check);
 
-/// The dimensions of the root of `mesh` along which its ranks differ. This rank must be in the
-/// root.
+/// For each dimension of the root of `mesh`, whether the ranks of `mesh` differ along it. This rank
+/// must be in the root mesh.
 std::vector<bool> dims_in_root(const DeviceMesh& mesh);
 
 }  // namespace tessera::nn::detail

@@ -5,12 +5,13 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// A module with a weight and a bias whose forward can leave out the bias, for a hook to add.
+/// A module with a weight and a bias. Its forward can leave out the bias so that a hook adds it
+/// later.
 class DeferredBias {
  public:
-  /// For row-wise tensor parallelism. With a weight sharded over its inputs the result is a pending
-  /// sum, and the bias must be added once, after the reduction. Not collective; every rank must set
-  /// the same.
+  /// Makes forward leave out the bias, for row-wise tensor parallelism. If the weight is sharded
+  /// over its inputs, forward's result is a pending sum (Partial), and the bias must be added once,
+  /// after the reduction. Not collective; set the same on every rank.
   void set_defer_bias(bool defer) { defer_bias_ = defer; }
 
  protected:

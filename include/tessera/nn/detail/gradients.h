@@ -13,41 +13,43 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Stands in `.grad` of a parameter whose gradient cannot be read. Every operator on it throws
-/// Error with the reason, except those that run() implements.
+/// A tensor in `.grad` of a parameter whose gradient cannot be read. Every operator on it throws
+/// Error with the reason, except the operators that run() implements.
 class PlaceholderGradient : public tessera::detail::PlaceholderTensor {
  public:
   using PlaceholderTensor::PlaceholderTensor;
-  /// Runs an operator whose first argument this is: true if it did.
+  /// Runs an operator whose first argument is this placeholder. Returns false if the operator is
+  /// not implemented.
   virtual bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 };
 
-/// `gradient` as one of them, or nullptr.
+/// `gradient` as a PlaceholderGradient, or nullptr.
 PlaceholderGradient* placeholder(const at::Tensor& gradient);
 
 using tessera::detail::BackwardCall;
 using tessera::detail::RunBackward;
 
-/// The gradient node of a persistent parameter (a shard) while forward uses another tensor (the
-/// unsharded one). In a graph of the parameter itself autograd uses libtorch's own node.
+/// The gradient node of a persistent parameter (an FSDP shard) while forward uses another tensor
+/// (the unsharded parameter). If a graph uses the shard itself, autograd uses libtorch's own node.
 class StandInGradient : public tessera::detail::LeafNode {
  public:
   using tessera::detail::LeafNode::LeafNode;
-  /// Executes `call`, whose outputs include this node, by calls of libtorch's engine, `run`.
+  /// Runs the backward call `call`, whose outputs include this node. `run` calls libtorch's engine.
   virtual tessera::detail::variable_list execute(const BackwardCall& call,
                                                  const RunBackward& run) = 0;
 };
 
-/// Makes autograd's engine use stand-ins; once for the process. Does nothing if another engine has
-/// replaced libtorch's already, as Python's does: there they are tensors outside of any graph.
+/// Makes autograd's engine use StandInGradient nodes; effective once for the process. Does nothing
+/// if another engine, such as Python's, has already replaced libtorch's: there the shards are
+/// outside of any graph.
 void ask_stand_ins();
 
 /// Marks a tensor that `by` ("fully_shard") has replaced in its slot. A stock torch::optim
-/// optimizer that was made earlier still holds it, and would update values that are not used. So
-/// its gradient becomes a tensor that every operator refuses: step() and zero_grad() of such an
-/// optimizer throw Error with the reason. The values can still be read. libtorch's hooks of
-/// `replaced` (register_hook, post-accumulate) become those of `replacement`, the leaf that is in
-/// the slot now.
+/// optimizer that was made earlier still has the old tensor and would update unused values.
+/// Therefore the old tensor's gradient becomes a placeholder that every operator refuses: step()
+/// and zero_grad() of such an optimizer throw Error with the reason. The values can still be read.
+/// libtorch's hooks of `replaced` (register_hook, post-accumulate) move to `replacement`, the leaf
+/// that is now in the slot.
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 

@@ -13,44 +13,47 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// Products of Linears with one x. In backward the products add the terms of x's gradient (`addmm_`
-/// with beta = 1), if they need no communication and are not recorded.
+/// The products of several Linears with one x. In backward the products add up x's gradient in
+/// place (`addmm_` with beta = 1), if this needs no communication and is not recorded.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
-  /// As linear_product(). Another x has a separate gradient.
+  /// Computes linear_product(x, weight, bias). If a call passes another x, that x gets a separate
+  /// gradient.
   virtual at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) = 0;
 };
 
-/// Makes one for an x.
+/// Creates a LinearProducts object for one x.
 using MakeLinearProducts = std::unique_ptr<LinearProducts> (*)();
-/// That of linear_product().
+/// Creates the LinearProducts implementation that computes linear_product().
 std::unique_ptr<LinearProducts> make_linear_products();
 
 /// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is saved for
 /// the weight's gradient.
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// The same in fp8 (convert_to_fp8), whose gradients are those of fp8_linear().
+/// linear_product() in fp8 (convert_to_fp8), with the gradients of fp8_linear().
 at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// sum + a b of matrices, in the memory of `sum` if there is no communication and no backward is
-/// recorded; `sum` may be undefined.
+/// sum + a b for matrices. Written in the memory of `sum` if there is no communication and no
+/// backward is recorded. `sum` may be undefined.
 at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
-/// The gradient of an input that products share: its inputs are the gradients of their results.
+/// The gradient node of an input that several products share. The node's inputs are the gradients
+/// of the products' results.
 class SharedInputNode final : public tessera::detail::Node {
  public:
-  /// sum + gradient weight, of matrices; `sum` may be undefined, and be written to.
+  /// sum + gradient weight, for matrices. `sum` may be undefined, and may be overwritten.
   using AddTerm = at::Tensor (*)(const at::Tensor& sum, const at::Tensor& gradient,
                                  const at::Tensor& weight);
   SharedInputNode(const at::Tensor& x, AddTerm add_term);
 
-  /// Whether its gradient is that of the current x: a write in place gives x another gradient edge.
+  /// Whether this node computes the gradient of the current x. A write in place gives x another
+  /// gradient edge.
   bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
-  /// In the order of edge_of().
+  /// Saves the weight of a product. Call it in the same order as edge_of().
   void keep(const at::Tensor& weight) { weights_.emplace_back(weight); }
-  /// The edge for the gradient of a result.
+  /// The graph edge that receives the gradient of a product's result.
   tessera::detail::Edge edge_of(const at::Tensor& result) {
     return {tessera::detail::pointer_to(*this), add_input_metadata(result)};
   }
@@ -63,17 +66,18 @@ class SharedInputNode final : public tessera::detail::Node {
   struct Weight {
     explicit Weight(const at::Tensor& weight) : saved(weight, /*is_output=*/false) {}
     tessera::detail::SavedVariable saved;
-    bool used = false;  ///< by a backward
+    bool used = false;  ///< whether a backward has used it
   };
 
   AddTerm add_term_;
   std::vector<Weight> weights_;
 };
 
-/// The gradient that the running `node` returns for the weight of a product, its `output`-th input:
-/// the product of rows^T, (out, tokens), and x, (tokens, in). Undefined if the product was added
-/// directly to the weight's gradient. This needs a backward of all leaves, a gradient of the same
-/// type, layout and mesh, and no hook on single terms. Communicates only what aten::mm does.
+/// The gradient that the running `node` returns for a product's weight, which is the node's
+/// `output`-th input: the product of rows^T, (out, tokens), and x, (tokens, in). Undefined if the
+/// product was added directly to the weight's `.grad`; this requires a backward of all leaves, a
+/// gradient of the same type, layout and mesh, and no hook on single gradient terms. Communicates
+/// only as aten::mm does.
 at::Tensor gradient_of_weight(tessera::detail::Node& node, std::size_t output,
                               const at::Tensor& rows, const at::Tensor& x);
 

@@ -16,37 +16,41 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-// The shards of a parameter must be parts of one tensor, or come from one seed. Their values do not
-// show this. So ranks compare the origin of their shards: the tensor that was cut, or the seed.
+// The shards of a parameter must be parts of one tensor, or be generated from one seed. Their
+// values do not show this, so the ranks compare the origin of their shards: the tensor that was
+// split, or the seed.
 
-/// The origin of the parameters of a module. Attached to the modules that own them.
+/// The origins of a module's own parameters. Attached to the module that owns them.
 struct Origins {
   struct Origin {
-    std::int64_t number = 0;                           ///< identifies it; not 0
-    tessera::detail::TensorIdentity tensor = nullptr;  ///< that was cut or filled
-    std::uint64_t version = 0;                         ///< then: a later write makes other values
+    std::int64_t number = 0;                           ///< identifies the origin; never 0
+    tessera::detail::TensorIdentity tensor = nullptr;  ///< the tensor that was split or filled
+    std::uint64_t version = 0;                         ///< version of `tensor` when the origin was
+                                                       ///< recorded; a later write changes it
   };
   std::unordered_map<const ParameterSlot*, Origin> of;
 };
 
 std::int64_t origin_of_seed(std::uint64_t seed);
-/// From a few elements along each dimension: other random numbers differ in any of them.
+/// A hash of a few elements along each dimension. Independent random numbers differ in all of these
+/// elements.
 std::int64_t origin_of_values(at::Tensor whole);
 
 /// Records the origin of the slot's persistent tensor.
 void note_origin(const ParameterSlot& slot, std::int64_t number);
-/// 0: this rank has no shard, or the values were written afterwards, for example by a load.
+/// 0 if this rank has no shard, or if the values were written after the origin was recorded, for
+/// example by a load.
 std::int64_t origin_of(const ParameterSlot& slot);
 
-/// "the shards of ... on rank 0 and rank 2 are parts of different tensors"; empty if there are
-/// none. All ranks of the mesh pass the same parameters: names for messages, and origins.
-/// Collective, between the hosts. Throws Error, on all ranks, if ranks pass different numbers of
-/// parameters.
+/// A message such as "the shards of ... on rank 0 and rank 2 are parts of different tensors"; empty
+/// if all origins are equal. All ranks of the mesh pass the same parameters as pairs (name for
+/// messages, origin). Collective, between the hosts. Throws Error, on all ranks, if ranks pass
+/// different numbers of parameters.
 std::string different_origins(const DeviceMesh& mesh,
                               const std::vector<std::pair<std::string, std::int64_t>>& origins);
 
-/// Grows with each write to `tensor` or its local tensor that autograd sees. 0 for a tensor that
-/// was made in inference mode.
+/// A version that grows with each write to `tensor` or its local tensor that autograd sees. 0 for a
+/// tensor that was made in inference mode.
 std::uint64_t written_version(const at::Tensor& tensor);
 
 }  // namespace tessera::nn::detail

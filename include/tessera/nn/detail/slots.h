@@ -13,19 +13,20 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// What FSDP keeps of parameters outside of their slots. The keeper attaches itself, as a
-/// SlotKeeper, to the modules that own the slots.
+/// Interface to parameter state that FSDP stores outside of the slots. FSDP attaches a SlotKeeper
+/// to each module that owns the slots.
 class SlotKeeper {
  public:
   virtual ~SlotKeeper() = default;
-  /// Whether `tensor` is the unsharded parameter, also while the slot has the shard.
+  /// Whether `tensor` is the unsharded parameter, even while the slot has the shard.
   virtual bool is_unsharded(const ParameterSlot& slot, const at::Tensor& tensor) const = 0;
-  /// Whether this rank's gradient of the parameter before the last reduction is known not to be
-  /// finite. Waits for the device.
+  /// Whether this rank's local gradient, before the last reduction, is known to be non-finite.
+  /// Waits for the device.
   virtual bool brought_nonfinite(const ParameterSlot& slot) const = 0;
 };
 
-/// Drops the gradient of the parameter in `slot`, with what FSDP keeps in it for a later reduction.
+/// Clears the gradient of the parameter in `slot`, and the gradient that FSDP saves for a later
+/// reduction.
 void drop_gradient(const ParameterSlot& slot);
 /// Whether forward uses, or has used, `tensor` as the parameter in `slot`.
 bool is_computed_with(const ParameterSlot& slot, const at::Tensor& tensor);
@@ -36,9 +37,9 @@ bool brought_nonfinite(const ParameterSlot& slot);
 
 namespace tessera::nn::detail {
 
-/// The parameters below `module` with an FQN that matches one of the patterns (matches_fqn): a tied
-/// one by any of its FQNs. Throws Error for a pattern that matches none. `caller`: the name in
-/// messages.
+/// The parameters below `module` whose FQN matches one of the patterns (matches_fqn). A tied
+/// parameter matches by any of its FQNs. Throws Error for a pattern that matches nothing. `caller`:
+/// the function's name in messages.
 std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);

@@ -20,30 +20,31 @@
 TESSERA_API_BEGIN
 namespace tessera::observe {
 
-/// Follows the tensors on the host of the one rank of this process, from its construction on. One
-/// at a time; made on the thread that makes the steps, before the lanes of the model's units
-/// (memory_lanes) and the model.
+/// Records the memory of host tensors in this single-rank process, from its construction on. Only
+/// one may exist at a time. Create it on the thread that runs the steps, before the lanes of the
+/// model's FSDP units (memory_lanes) and before the model.
 class MemoryLog final {
  public:
-  /// The observer in `options` is replaced.
+  /// An observer in `options` is replaced.
   explicit MemoryLog(TensorMemoryOptions options);
   ~MemoryLog();
   MemoryLog(const MemoryLog&) = delete;
   MemoryLog& operator=(const MemoryLog&) = delete;
 
-  /// Begins a step: the first one, or the one to examine. `where` returns the moment of a peak.
-  /// With `moments` it is called at each allocation, for StepMemory::moments.
+  /// Begins a step: the first step, or the step to examine. `where` returns the name of the current
+  /// moment; it is called at a peak, and with `moments` also at each allocation, for
+  /// StepMemory::moments.
   void begin_step(std::function<std::string()> where, bool moments = false);
-  /// The phase of the last allocation.
+  /// The phase at the last allocation.
   MemoryPhase phase() const { return phase_; }
-  /// Lanes whose memory the log can distinguish: pass them to comm::set_host_streams. They forward
-  /// to `lanes`. The log must outlive them.
+  /// Lanes that tell the log which lane allocates. Pass them to comm::set_host_streams. They
+  /// forward to `lanes`. The log must outlive them.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
-  /// The memory of this CPU tensor is a parameter's. Call it for all parameters.
+  /// Marks the memory of this CPU tensor as a parameter's. Call it for all parameters.
   void assign_parameter(const at::Tensor& tensor);
 
-  /// The memory of the step that began last, which must have ended. `on_host`: shards, gradients
-  /// and the optimizer's state are in the host's memory, and not counted in the peak.
+  /// The memory of the step that began last, which must have ended. With `on_host`, shards,
+  /// gradients and optimizer state are in host memory and do not count in the peak.
   StepMemory use(bool on_host) const;
 
  private:
@@ -55,15 +56,16 @@ class MemoryLog final {
     MemoryPhase born = MemoryPhase::kSetup;
     comm::Lane lane = comm::Lane::kCompute;
     bool is_parameter = false;
-    /// The number of phases before, and before the block was freed: of one that lives, the highest.
+    /// Index of the phase in which the block was allocated, and in which it was freed (the highest
+    /// index for a live block).
     int began = 0, ended = 0;
-    bool earlier = false;  ///< than the step
+    bool earlier = false;  ///< whether the block was allocated before the step
   };
   struct Event {
     std::uint64_t number;
     bool freed;
     MemoryPhase phase;
-    std::size_t moment;  ///< in moments_
+    std::size_t moment;  ///< index into moments_
   };
 
   void note(const TensorBlock& block);
@@ -74,10 +76,10 @@ class MemoryLog final {
 
   mutable std::mutex mutex_;
   bool reserve_only_;
-  std::thread::id thread_ = std::this_thread::get_id();  ///< that makes the steps
+  std::thread::id thread_ = std::this_thread::get_id();  ///< the thread that runs the steps
   std::unordered_map<std::uint64_t, Block> blocks_;
-  std::map<const void*, std::uint64_t> live_blocks_;  ///< by address
-  std::vector<Event> events_;                         ///< of the step
+  std::map<const void*, std::uint64_t> live_blocks_;  ///< number of each live block, by its address
+  std::vector<Event> events_;                         ///< allocations and frees of the step
   MemoryPhase phase_ = MemoryPhase::kSetup;
   int phases_ = 0;
   comm::Lane lane_ = comm::Lane::kCompute;
@@ -86,8 +88,8 @@ class MemoryLog final {
   std::function<std::string()> where_;
   std::string peak_moment_;
   bool follows_moments_ = false;
-  std::vector<std::string> moments_{""};  ///< names
-  std::size_t moment_ = 0;                ///< that of the last allocation
+  std::vector<std::string> moments_{""};  ///< names of the moments
+  std::size_t moment_ = 0;                ///< index of the moment of the last allocation
 };
 
 }  // namespace tessera::observe

@@ -11,27 +11,27 @@
 TESSERA_API_BEGIN
 namespace tessera::observe {
 
-/// "1,234,567.89": thousands are separated, whatever the locale.
+/// A number with thousands separators, independent of the locale: "1,234,567.89".
 std::string grouped(double value, int decimals = 0);
-/// "3.4 GiB", "512 B".
+/// A size in bytes for people: "3.4 GiB", "512 B".
 std::string bytes_text(double bytes);
-/// "42s", "3m20s", "2h05m", "1d04h".
+/// A duration for people: "42s", "3m20s", "2h05m", "1d04h".
 std::string duration_text(double seconds);
 
-/// A line at the bottom of a terminal that says how far a run is and when it will end. Silent if
-/// the stream is no terminal. Log lines go through line(), which keeps the two apart. For one
-/// thread.
+/// A progress line at the bottom of a terminal: the finished steps of a run and its estimated end.
+/// Draws nothing if the stream is not a terminal. Print log lines with line(), so that they do not
+/// mix with the progress line. Not thread safe.
 class Progress {
  public:
-  /// Draws on `stream`; line() writes to `log`.
+  /// Draws the progress line on `stream`; line() writes to `log`.
   explicit Progress(std::int64_t steps, std::FILE* stream = stderr, std::FILE* log = stdout);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Says that `step` steps are done. After the last one the line disappears.
+  /// Reports that `step` steps are done. After the last step the progress line disappears.
   void update(std::int64_t step, double loss, double tokens_per_s);
-  /// Prints a line of the log above the progress line.
+  /// Prints a log line above the progress line.
   void line(const std::string& text);
 
  private:
@@ -44,13 +44,13 @@ class Progress {
   std::FILE* log_;
   bool terminal_;
   bool drawn_ = false;
-  std::int64_t first_step_ = 0;  ///< the first update, from which the speed is measured
+  std::int64_t first_step_ = 0;  ///< the first update; the speed is measured from it
   Clock::time_point first_time_;
   Clock::time_point last_drawn_;
 };
 
-/// "step 120/2000 [===>      ]  6%  loss 2.3457  12,345 tokens/s  ETA 3m20s", cut to `width`.
-/// `seconds_left` < 0: not known yet.
+/// "step 120/2000 [===>   ] 6% loss 2.3457 12,345 tokens/s ETA 3m20s", cut to `width` characters. A
+/// negative `seconds_left` means unknown.
 std::string progress_text(std::int64_t step, std::int64_t steps, double loss, double tokens_per_s,
                           double seconds_left, std::size_t width);
 

@@ -1,0 +1,538 @@
+// Micro-batches whose gradients are reduced later: the collectives that they send, gradients that a
+// program drops in between, and products that are added to the accumulated gradients.
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "fsdp/recording_streams.h"
+#include "fsdp/training/training.h"
+#include "tessera/nn/activation_checkpointing.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/optim/clip_grad.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/added_terms.h"
+
+namespace tessera::fsdp {
+namespace accumulation {
+
+constexpr int kMicroBatches = 3, kUnits = 4;  // three blocks and the root
+
+/// Which units wait for the last micro-batch.
+enum class Waiting { kAll, kRoot, kTwoBlocks };
+
+using Set = void (*)(nn::ModuleBase&, bool, bool);
+
+void set_waiting(SmallModel& model, Waiting waiting, Set set, bool last) {
+  if (waiting == Waiting::kTwoBlocks) {
+    for (const int block : {0, 2}) {
+      set(*model.blocks[static_cast<std::size_t>(block)], last, false);
+    }
+  } else {
+    set(model, last, waiting == Waiting::kAll);
+  }
+}
+
+comm::TrafficTable accumulate(Rank& rank, SmallModel& model, Waiting waiting, Set set) {
+  const Sent sent(rank);
+  for (int i = 0; i < kMicroBatches; ++i) {
+    set_waiting(model, waiting, set, i + 1 == kMicroBatches);
+    local_loss(model, rank, i).backward();
+  }
+  return sent.table();
+}
+
+int reductions(Waiting waiting) {
+  const int wait = waiting == Waiting::kAll ? kUnits : waiting == Waiting::kRoot ? 1 : 2;
+  return wait + kMicroBatches * (kUnits - wait);
+}
+
+/// The root stays gathered between forward and backward.
+int gathers(bool reshard) {
+  return kMicroBatches * (reshard ? 2 * (kUnits - 1) + 1 : kUnits);
+}
+
+TEST(Accumulation, SendsExactlyTheCollectivesOfTheSettings) {
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
+  for (const Waiting waiting : {Waiting::kAll, Waiting::kRoot, Waiting::kTwoBlocks}) {
+    for (const bool reshard : {true, false}) {
+      const auto run = [&, waiting = waiting, reshard = reshard](Rank& rank, ShardedModel& model) {
+        const bool hybrid = rank.size() == 4;
+        if (reshard) {
+          set_reshard_after_forward(model, false, /*recurse=*/false);
+        }
+        const comm::TrafficTable traffic = accumulate(
+            rank, model, waiting, hybrid ? set_requires_all_reduce : set_requires_gradient_sync);
+        const std::string shards = hybrid ? "shard" : "dp";
+        EXPECT_EQ(traffic_of(traffic, shards, "all_gather").calls, gathers(reshard));
+        EXPECT_EQ(traffic_of(traffic, shards, "reduce_scatter").calls,
+                  hybrid ? kMicroBatches * kUnits : reductions(waiting));
+        EXPECT_EQ(traffic_of(traffic, "replicate", "all_reduce").calls,
+                  hybrid ? reductions(waiting) : 0);
+        expect_gradients(model, expected);
+      };
+      RunSharded(2, {.reshard_after_forward = reshard}, run);
+      RunHybrid({.reshard_after_forward = reshard}, run);
+    }
+  }
+}
+
+/// Two units. A call uses `b`, or both.
+struct Pair : nn::Module<Pair> {
+  Pair() { testing::fill(*this); }
+  at::Tensor forward(const at::Tensor& x, bool both) {
+    const at::Tensor y = (*b)(x).square().sum();
+    return both ? y + (*a)(x).square().sum() : y;
+  }
+
+  nn::Child<nn::Linear> a{*this, "a", 3, 5}, b{*this, "b", 3, 5};
+};
+
+TEST(AccumulatedGradients, AreReducedIfTheLastMicroBatchDoesNotUseTheUnit) {
+  const auto rows_of = [](int rank) { return uniform_values({2, 3}, rank); };
+  Pair alone;
+  for (const int rank : {0, 1, 2, 3}) {
+    alone(rows_of(rank), true).add(alone(rows_of(rank), false)).div(4).backward();
+  }
+  RunRanks(4, [&](Rank& rank) {
+    for (const bool hybrid : {false, true}) {
+      Pair model;
+      const DeviceMesh mesh =
+          hybrid ? rank.mesh({2, 2}, {"replicate", "shard"}) : rank.mesh({4}, {"dp"});
+      shard_units({&*model.a, &*model.b, &model}, mesh);
+      const auto set = hybrid ? &set_requires_all_reduce : &set_requires_gradient_sync;
+      set(model, false, true);
+      model(rows_of(rank.rank()), true).backward();
+      set(model, true, true);
+      model(rows_of(rank.rank()), false).backward();
+      expect_gradients(model, gradients_of(alone));
+    }
+  });
+}
+
+TEST(AccumulatedGradients, AreReducedForAParameterFrozenSince) {
+  for (const bool hybrid : {false, true}) {
+    RunOnMesh({hybrid ? 2 : 1, 2}, {"replicate", "shard"}, [&](const DeviceMesh& mesh) {
+      Filled<nn::Linear> linear(3, 4, {.bias = false});
+      fully_shard(linear, hybrid ? mesh : mesh["shard"]);
+      const auto set = hybrid ? &set_requires_all_reduce : &set_requires_gradient_sync;
+      const nn::SlotPtr slot = linear.slot("weight");
+      const at::Tensor x = at::ones({1, 3}).requires_grad_();
+      set(linear, false, true);
+      linear(x).sum().backward();
+      slot->persistent().set_requires_grad(false);
+      set(linear, true, true);
+      linear(x).sum().backward();
+      ASSERT_TRUE(slot->persistent().grad().defined());
+      EXPECT_TRUE(full_grad(linear).equal(at::ones({4, 3})));
+    });
+  }
+}
+
+TEST(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending) {
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
+  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
+    const auto streams = testing::record(model);
+    set_is_last_backward(model, false);
+    local_loss(model, rank, 0).backward();
+    // The root is reduced last; no one has waited for its reduction.
+    EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
+    EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
+    set_is_last_backward(model, true);
+    local_loss(model, rank, 1).backward();
+    expect_gradients(model, expected);
+    EXPECT_EQ(std::ranges::count_if(
+                  streams->notes(),
+                  [](const std::string& note) { return note.starts_with("reduce_scatter"); }),
+              8);
+  });
+}
+
+/// Two units in sequence. The gradient of the first needs its input alone.
+struct Scaled : nn::Module<Scaled> {
+  at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
+  nn::Child<nn::Linear> first{*this, "first", 3, 5}, second{*this, "second", 5, 5};
+};
+
+TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
+  Filled<Scaled> alone;
+  const at::Tensor x = uniform_values({4, 3}, 2);
+  alone(x).square().sum().backward();
+  const std::vector<at::Tensor> expected = gradients_of(alone);
+  RunRanks(2, [&](Rank& rank) {
+    for (const bool gather : {true, false}) {
+      Filled<Scaled> model;
+      const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+      shard_units({&*model.first, &*model.second, &model}, mesh);
+      set_unshard_in_backward(*model.first, gather);  // whose input needs no gradient
+      const Sent sent(rank);
+      model(x).square().sum().backward();
+      const comm::TrafficTable traffic = sent.table();
+      EXPECT_EQ(traffic_of(traffic, "dp", "all_gather").calls, gather ? 4 : 3);
+      EXPECT_EQ(traffic_of(traffic, "dp", "reduce_scatter").calls, 2);
+      expect_gradients(model, expected);
+    }
+  });
+}
+
+// Gradients that wait for a later reduction, and a program that drops them in between.
+
+/// A way to drop the gradients of a model.
+struct Drop {
+  const char* name;
+  void (*act)(SmallModel& model);
+};
+
+const std::vector<Drop>& drops() {
+  static const std::vector<Drop> all{
+      {"OurOptimizer", [](SmallModel& model) { optim::Sgd(model, {.lr = 0.1}).zero_grad(); }},
+      {"Module", [](SmallModel& model) { model.zero_grad(); }},
+      {"ModuleToZeros", [](SmallModel& model) { model.zero_grad(/*set_to_none=*/false); }},
+      {"StockOptimizer",
+       [](SmallModel& model) { torch::optim::SGD(parameters_of(model), 0.1).zero_grad(); }},
+      {"StockOptimizerToZeros",
+       [](SmallModel& model) { torch::optim::SGD(parameters_of(model), 0.1).zero_grad(false); }},
+      {"ByHand",
+       [](SmallModel& model) {
+         for (const at::Tensor& tensor : parameters_of(model)) {
+           tensor.mutable_grad() = at::Tensor();
+         }
+       }},
+  };
+  return all;
+}
+
+/// A setting that leaves gradients incomplete while it is false.
+struct Setting {
+  const char* name;
+  void (*set)(SmallModel& model, bool is_last);
+};
+
+const std::vector<Setting>& settings() {
+  static const std::vector<Setting> all{
+      {"Sync", [](SmallModel& model, bool last) { set_requires_gradient_sync(model, last); }},
+      {"AllReduce", [](SmallModel& model, bool last) { set_requires_all_reduce(model, last); }},
+      {"LastBackward", [](SmallModel& model, bool last) { set_is_last_backward(model, last); }},
+      {"AllReduceAndLastBackward",
+       [](SmallModel& model, bool last) {
+         set_requires_all_reduce(model, last);
+         set_is_last_backward(model, last);
+       }},
+  };
+  return all;
+}
+
+// Each way to drop gradients, with each setting that leaves them incomplete. A dropped gradient is
+// NaN, so any trace of it would show.
+TEST(DroppedGradients, DoNotComeBack) {
+  const std::vector<at::Tensor> expected = gradients_alone({}, {1});
+  const std::vector<at::Tensor> expected_of_two = gradients_alone({}, {1, 2});
+  for (const Drop& drop : drops()) {
+    for (const Setting& setting : settings()) {
+      SCOPED_TRACE(std::string(drop.name) + " of " + setting.name);
+      const auto run_nan = [](SmallModel& model, const Rank& rank, int step) {
+        local_loss(model, rank, step).mul(std::nan("")).backward();
+      };
+      const auto run = [&](Rank& rank, ShardedModel& model) {
+        setting.set(model, false);
+        run_nan(model, rank, 0);
+        drop.act(model);
+        setting.set(model, true);
+        local_loss(model, rank, 1).backward();
+        expect_gradients(model, expected);
+      };
+      RunHybrid(run);
+      RunHybrid({.offload_policy = OffloadPolicy{}}, run);
+      // Two micro-batches are dropped, and one follows before the last.
+      RunHybrid([&](Rank& rank, ShardedModel& model) {
+        run_nan(model, rank, 3);
+        setting.set(model, false);
+        run_nan(model, rank, 0);
+        run_nan(model, rank, 0);
+        drop.act(model);
+        local_loss(model, rank, 1).backward();
+        setting.set(model, true);
+        local_loss(model, rank, 2).backward();
+        expect_gradients(model, expected_of_two);
+      });
+    }
+  }
+}
+
+TEST(WaitingGradients, AreAddedToGradientsThatWereReducedBefore) {
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
+  for (const Setting& setting : settings()) {
+    RunHybrid([&](Rank& rank, ShardedModel& model) {
+      for (const int step : {0, 1, 2}) {
+        setting.set(model, step != 1);
+        local_loss(model, rank, step).backward();
+      }
+      expect_gradients(model, expected);
+    });
+  }
+}
+
+TEST(WaitingGradients, MayBeTakenAwayAndPutBack) {
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
+  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
+    set_requires_gradient_sync(model, false);
+    local_loss(model, rank, 0).backward();
+    std::vector<at::Tensor> aside;
+    for (const at::Tensor& tensor : parameters_of(model)) {
+      aside.push_back(std::exchange(tensor.mutable_grad(), at::Tensor()));
+    }
+    local_loss(model, rank, 2).backward();
+    for (std::size_t i = 0; i < aside.size(); ++i) {
+      parameters_of(model)[i].mutable_grad() = aside[i];
+    }
+    set_requires_gradient_sync(model, true);
+    local_loss(model, rank, 1).backward();
+    expect_gradients(model, expected);
+  });
+}
+
+/// When backward ends, the reduction of the last unit is still in progress.
+TEST(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction) {
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
+    const at::Tensor& head = model.head->slot("weight")->persistent();
+    set_is_last_backward(model, false);
+    local_loss(model, rank, 0).backward();
+    EXPECT_ERROR(head.grad().add(1), "'head.weight'", "set_is_last_backward(false)");
+    const at::Tensor aside = std::exchange(head.mutable_grad(), at::Tensor());
+    local_loss(model, rank, 1).backward();
+    head.mutable_grad() = aside;
+    EXPECT_ERROR(local_loss(model, rank, 2).backward(), "'head.weight'", "put back");
+  });
+}
+
+TEST(WaitingGradients, AreRefusedToEveryReader) {
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
+    const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
+    optim::Sgd ours(model, {.lr = 0.1});
+    torch::optim::SGD stock(parameters_of(model), 0.1);
+    set_requires_gradient_sync(model, false);
+    local_loss(model, rank, 0).backward();
+    EXPECT_ERROR(ours.step(), "'block0.up.weight'", "is not reduced", "zero_grad");
+    EXPECT_ERROR(stock.step(), "'block0.up.weight'", "is not reduced");
+    EXPECT_ERROR(optim::clip_grad_norm_(slots, 1.0), "'block0.up.weight'", "is not reduced");
+    EXPECT_ERROR(slots[0]->persistent().grad().add(1), "'block0.up.weight'", "is not reduced");
+  });
+}
+
+TEST(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain) {
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    Pair model;
+    fully_shard(*model.a, mesh, {.may_be_unused = true});
+    fully_shard(model, mesh);
+    const at::Tensor x = uniform_values({2, 3}, rank.rank());
+    set_is_last_backward(model, false);
+    model(x, true).backward();
+    model(x, true).backward();  // finishes the reductions of the first backward
+    model.zero_grad();
+    set_is_last_backward(model, true);
+    model(x, false).backward();
+    EXPECT_FALSE(model.a->slot("weight")->persistent().grad().defined());
+    EXPECT_TRUE(model.b->slot("weight")->persistent().grad().defined());
+  });
+}
+
+// Products of a later micro-batch are added to the gradients that FSDP has accumulated.
+
+using testing::AddedTerms;
+
+constexpr int kWeights = 7;  // three blocks of two, and the head
+
+/// The rows have three dimensions, so that every matrix is a weight or its gradient.
+at::Tensor loss_of_rows(SmallModel& model, const Rank& rank, int step) {
+  const std::int64_t rows = testing::kRows / rank.size();
+  const at::Tensor x = batch(kDim, step).narrow(0, rank.rank() * rows, rows);
+  return model(x.unsqueeze(0)).square().mean();
+}
+
+/// Three micro-batches. Only the last is reduced.
+void accumulate(SmallModel& model, const Rank& rank) {
+  for (int i = 0; i < 3; ++i) {
+    set_requires_gradient_sync(model, i == 2);
+    loss_of_rows(model, rank, i).backward();
+  }
+}
+
+class AddedProducts : public ::testing::TestWithParam<Arrangement> {};
+
+TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
+  const Arrangement& c = GetParam();
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
+  for (const bool checkpointed : {false, true}) {
+    AddedTerms::reset();
+    RunOnMesh(c.sizes, c.names, [&](Rank& rank, const DeviceMesh& mesh) {
+      Filled<SmallModel> model(kDim, kHidden, kClasses);
+      if (checkpointed) {
+        nn::apply_activation_checkpointing(model, {.select = nn::of_class<Block>()});
+      }
+      shard(model, mesh, c.options);
+      {
+        const AddedTerms counted;
+        accumulate(model, rank);
+      }
+      expect_gradients(model, expected);
+    });
+    EXPECT_EQ(AddedTerms::products(), 2 * kWeights * testing::ranks_of(c.sizes));
+    EXPECT_EQ(AddedTerms::additions(), 0);
+  }
+}
+
+TESSERA_ARRANGED(AddedProducts, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded", "MayBeUnused");
+
+// A product is added as it is computed if the reduction has the product's type, else separately.
+TEST(AddedProductsOfTypes, DependOnTheTypeOfTheReduction) {
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
+  for (const at::ScalarType reduce : {at::kBFloat16, at::kFloat}) {
+    AddedTerms::reset();
+    RunSharded(2, {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = reduce}},
+               [&](Rank& rank, ShardedModel& model) {
+                 {
+                   const AddedTerms counted;
+                   accumulate(model, rank);
+                 }
+                 const std::vector<at::Tensor> gradients = take_gradients(model);
+                 for (std::size_t i = 0; i < expected.size(); ++i) {
+                   EXPECT_TRUE(gradients[i].allclose(expected[i], 0.1, 0.02)) << i;
+                 }
+               });
+    const int terms = 2 * 2 * kWeights;
+    EXPECT_EQ(AddedTerms::products(), reduce == at::kFloat ? 0 : terms);
+    EXPECT_EQ(AddedTerms::additions(), reduce == at::kFloat ? terms : 0);
+  }
+}
+
+TEST(AddedProductsOfTensorParallelWeights, AreAddedToLocalParts) {
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
+  AddedTerms::reset();
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](Rank&, const DeviceMesh& mesh) {
+    using namespace tensor_parallel;
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
+    parallelize_module(model, mesh["tp"],
+                       {{"block*.up", colwise_parallel()}, {"block*.down", rowwise_parallel()}});
+    shard(model, mesh["dp"]);
+    const std::int64_t rows = testing::kRows / 2;
+    const std::int64_t first = mesh.local_rank("dp") * rows;
+    {
+      const AddedTerms counted;
+      for (int i = 0; i < 3; ++i) {
+        set_requires_gradient_sync(model, i == 2);
+        testing::loss_of(model, batch(kDim, i), first, rows).backward();
+      }
+    }
+    expect_gradients(model, expected);
+  });
+  // The head's product is not added: both tp ranks have the head, so its gradient may be Partial.
+  EXPECT_EQ(AddedTerms::products(), 2 * (kWeights - 1) * 4);
+}
+
+/// One unit; a call uses `b` once or twice, and `a` or not.
+struct Shared : nn::Module<Shared> {
+  at::Tensor forward(const at::Tensor& x, bool twice) {
+    const at::Tensor y = (*b)(x).square().sum();
+    return twice ? y + (*b)(x.mul(2)).square().sum() : y + (*a)(x).square().sum();
+  }
+  nn::Child<nn::Linear> a{*this, "a", 3, 5}, b{*this, "b", 3, 5};
+};
+
+at::Tensor shared_rows(int rank, int step) {
+  return uniform_values({1, 2, 3}, rank + 10 * step);
+}
+
+/// The mean over two ranks of the sum of these losses' gradients.
+std::vector<at::Tensor> shared_alone(const std::vector<int>& steps) {
+  Filled<Shared> alone;
+  for (const int rank : {0, 1}) {
+    for (const int step : steps) {
+      alone(shared_rows(rank, step), step > 0).div(2).backward();
+    }
+  }
+  return gradients_of(alone);
+}
+
+/// Runs `body` on two ranks with the model and the loss of a step on that rank's rows.
+void run_shared(
+    const std::function<void(Shared&, const std::function<at::Tensor(int)>& loss)>& body) {
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Shared> model;
+    fully_shard(model, rank.mesh({2}, {"dp"}));
+    set_requires_gradient_sync(model, false);
+    body(model, [&](int step) { return model(shared_rows(rank.rank(), step), step > 0); });
+  });
+}
+
+TEST(AddedProductsOfAUnit, IncludeEachUse) {
+  const std::vector<at::Tensor> expected = shared_alone({0, 1, 2});
+  for (const bool recorded : {false, true}) {
+    AddedTerms::reset();
+    run_shared([&](Shared& model, const auto& loss) {
+      const AddedTerms counted;
+      loss(0).backward();
+      loss(1).backward({}, /*keep_graph=*/recorded, /*create_graph=*/recorded);
+      set_requires_gradient_sync(model, true);
+      loss(2).backward();
+      expect_gradients(model, expected);
+    });
+    if (!recorded) {
+      EXPECT_EQ(AddedTerms::products(), 2 * 2 * 2);
+      EXPECT_EQ(AddedTerms::additions(), 0);
+    }
+  }
+}
+
+TEST(AddedProductsOfAUnit, AreNotInGradientsOfAutogradGrad) {
+  const std::vector<at::Tensor> expected = shared_alone({0, 2});
+  const std::vector<at::Tensor> asked = shared_alone({1});
+  run_shared([&](Shared& model, const auto& loss) {
+    loss(0).backward();
+    const at::Tensor weight = model.b->slot("weight")->persistent();
+    set_requires_gradient_sync(model, true);
+    const std::vector<at::Tensor> given = torch::autograd::grad({loss(1)}, {weight});
+    EXPECT_TRUE(full_tensor(given[0]).allclose(asked[2], 1e-4, 1e-6));
+    loss(2).backward();
+    expect_gradients(model, expected);
+  });
+}
+
+TEST(AddedProductsOfAUnit, OfABackwardThatFailsAreDropped) {
+  // The gradients of the step before are kept, or are NaN and dropped by the program.
+  for (const bool drops : {false, true}) {
+    const std::vector<at::Tensor> expected =
+        shared_alone(drops ? std::vector{0} : std::vector{0, 1});
+    run_shared([&](Shared& model, const auto& loss) {
+      (drops ? loss(0).mul(std::nan("")) : loss(0)).backward();
+      const at::Tensor failing = loss(1);
+      failing.register_hook([](const at::Tensor& gradient) -> at::Tensor {
+        fail("no gradient of sizes ", gradient.sizes());
+      });
+      EXPECT_ERROR(failing.mul(2).backward(), "no gradient");
+      if (drops) {
+        drop_gradients(model);
+      }
+      set_requires_gradient_sync(model, true);
+      loss(drops ? 0 : 1).backward();
+      expect_gradients(model, expected);
+    });
+  }
+}
+
+TEST(AddedProductsOfAUnit, AreNotDroppedWhileTheyAreAdded) {
+  run_shared([](Shared& model, const auto& loss) {
+    loss(0).backward();
+    const at::Tensor dropping = loss(1);
+    dropping.register_hook([&](const at::Tensor& gradient) {
+      drop_gradients(model);
+      return gradient;
+    });
+    EXPECT_ERROR(dropping.backward(), "'a.weight'", "was dropped", "before or after");
+  });
+}
+
+}  // namespace accumulation
+}  // namespace tessera::fsdp

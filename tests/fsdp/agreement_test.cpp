@@ -1,0 +1,414 @@
+// Ranks that disagree: on the copies of a parameter, on the seed of a parameter's shards, on the
+// parameters of a unit, or on the units that they run.
+
+#include <chrono>
+#include <functional>
+#include <optional>
+
+#include "fsdp/training/training.h"
+#include "fsdp/unit.h"
+#include "tessera/nn/initialization.h"
+#include "testing/environment.h"
+
+namespace tessera::fsdp {
+namespace agreement {
+
+using testing::DebugChecks;
+
+// Copies of parameters are compared before the first forward. With TESSERA_DEBUG=1 copies and their
+// gradients are compared after each backward too.
+
+void fill_differently(SmallModel& model, const Rank& rank) {
+  testing::fill(model);
+  if (rank.rank() > 0) {
+    model.head->weight->detach()[1][2] = rank.rank();
+  }
+}
+
+TEST(CopyAgreement, FailsInForwardUntilReplicasAreEqual) {
+  RunRanks(3, [](Rank& rank) {
+    SmallModel model(kDim, kHidden, kClasses);
+    fill_differently(model, rank);
+    replicate(model, rank.mesh({3}, {"dp"}));
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_ERROR(local_loss(model, rank), "the root unit", "'head.weight'", "rank 0",
+                   "ranks 1, 2", "[1, 2]");
+    }
+    testing::fill(model);
+    local_loss(model, rank).backward();
+  });
+}
+
+TEST(CopyAgreement, ComparesTheReplicasOfShards) {
+  const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
+    if (rank.rank() == 3) {
+      model.head->bias->detach()[2] = 5;  // the only element of the second shard
+    }
+    shard(model, rank.mesh({2, 2}, {"replicate", "shard"}));
+    local_loss(model, rank);
+  });
+  EXPECT_CONTAINS(errors[1], "'head.bias'", "rank 1", "ranks 3", "[0]");
+  EXPECT_CONTAINS(errors[3], "5 on rank 3");
+}
+
+TEST(CopyAgreement, ComparesReplicatedParametersOfAShardedUnit) {
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    SmallModel model(kDim, kHidden, kClasses);
+    fill_differently(model, rank);
+    shard(model, rank.mesh({2}, {"dp"}),
+          {.shard_placement = [](auto&, auto&) { return std::optional(Placement(Replicate{})); }});
+    local_loss(model, rank);
+  });
+  EXPECT_CONTAINS(errors[0], "'head.weight'", "rank 0", "ranks 1");
+}
+
+// After the first step rank 1 changes its parameter, or the gradient that it has accumulated.
+TEST(CopyAgreement, ComparesParametersAndGradientsAgainWithDebugChecks) {
+  const DebugChecks checks("1");
+  for (const bool of_gradient : {false, true}) {
+    const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+      Filled<SmallModel> model(kDim, kHidden, kClasses);
+      replicate(model, rank.mesh({2}, {"dp"}));
+      local_loss(model, rank).backward();
+      const at::Tensor weight = model.head->slot("weight")->persistent();
+      local_tensor(of_gradient ? weight.grad() : weight).add_(rank.rank());
+      local_loss(model, rank).backward();
+    });
+    EXPECT_CONTAINS(errors,
+                    of_gradient ? "gradient of parameter 'head.weight'" : "parameter 'head.weight'",
+                    "rank 0", "ranks 1");
+  }
+}
+
+// Shards record the tensor that they are parts of.
+
+TEST(Origins, OfDifferentSeedsAreRefused) {
+  RunRanks(3, [](Rank& rank) {
+    SmallModel model(kDim, kHidden, kClasses);
+    nn::init_weights(model, rank.rank() == 2 ? 1 : 0);
+    shard(model, rank.mesh({3}, {"dp"}));
+    EXPECT_ERROR(local_loss(model, rank), "'head.weight'", "rank 0 and rank 2",
+                 "different tensors");
+  });
+  RunRanks(4, [](Rank& rank) {
+    const auto model = testing::made_on_meta<SmallModel>(kDim, kHidden, kClasses);
+    shard(*model, rank.mesh({2, 2}, {"replicate", "shard"}));
+    nn::to_empty(*model, c10::kCPU);
+    nn::init_weights(*model, static_cast<std::uint64_t>(rank.rank() % 2));
+    EXPECT_ERROR(local_loss(*model, rank), "different tensors", "seed");
+  });
+}
+
+TEST(Origins, DoNotMatterOnceValuesWereWritten) {
+  RunRanks(2, [](Rank& rank) {
+    SmallModel model(kDim, kHidden, kClasses);
+    nn::init_weights(model, static_cast<std::uint64_t>(rank.rank()));
+    shard(model, rank.mesh({2}, {"dp"}));
+    const c10::AutoGradMode no_grad(false);
+    for (const auto& [name, slot] : model.named_slots()) {
+      slot->persistent().fill_(0.5);
+    }
+    const c10::AutoGradMode grad(true);
+    local_loss(model, rank).backward();
+  });
+}
+
+// With TESSERA_DEBUG=1 ranks compare the parameters of each unit before its first gather.
+
+// On two ranks the shards of 3 and of 4 rows have one padded size.
+TEST(ParameterAgreement, NamesTheParameterThatDiffers) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    Filled<SmallModel> model(kDim, kHidden, rank.rank() == 0 ? 3 : 4);
+    shard(model, rank.mesh({2}, {"dp"}));
+    local_loss(model, rank).backward();
+  });
+  EXPECT_CONTAINS(errors, "the root unit", "'head.weight'");
+  EXPECT_CONTAINS(errors[0], "rank 0", "[3, 7]");
+  EXPECT_CONTAINS(errors[1], "rank 1", "[4, 7]");
+}
+
+TEST(ParameterAgreement, ComparesTheNumberOfParameters) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
+    Filled<nn::Linear> linear(3, 3, {.bias = rank.rank() != 1});
+    fully_shard(linear, rank.mesh({3}, {"dp"}));
+    linear(uniform_values({2, 3}, 1));
+  });
+  EXPECT_CONTAINS(errors, "rank 0 has 2 parameters, rank 1 has 1");
+}
+
+// Only ranks 0 and 1 share the experts that differ. The other ranks of the unit fail too.
+TEST(ParameterAgreement, FailsOnTheRanksOfOtherMeshesToo) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"ep", "edp"});
+    Filled<SmallModel> model(kDim, kHidden, rank.rank() == 1 ? 3 : 4);
+    fully_shard(*model.head, mesh.flatten("dp"),
+                {.parameter_mesh = [&](auto&, auto&) { return std::optional(mesh["edp"]); }});
+    shard(model, mesh["dp"]);
+    local_loss(model, rank).backward();
+  });
+  EXPECT_CONTAINS(errors, "unit 'head'");
+}
+
+TEST(ParameterAgreement, AcceptsEqualModels) {
+  const std::vector<at::Tensor> expected = gradients_alone();
+  const DebugChecks checks("1");
+  RunHybrid([&](Rank& rank, ShardedModel& model) {
+    local_loss(model, rank).backward();
+    expect_gradients(model, expected);
+  });
+}
+
+// Ranks that run different units while the communicator does not notice: Gloo and NCCL accept any
+// tensors of one size.
+
+class Disagreement : public ::testing::Test {
+ protected:
+  const testing::SharedMemory without_shared_memory_{false};
+};
+
+/// Two units of one size. A call computes both or only one, and returns the result of the chosen
+/// one.
+struct Pair : nn::Module<Pair> {
+  explicit Pair(const DeviceMesh& mesh, const Options& options = {}, bool frozen = false) {
+    testing::fill(*this);
+    shard_units({&*a, &*b}, mesh, options);
+    fully_shard(*this, mesh, options.reshard_after_forward ? Options{} : options);
+    for (const auto& [name, slot] : named_slots()) {
+      slot->get().set_requires_grad(!frozen);
+    }
+  }
+  at::Tensor forward(const at::Tensor& x, bool take_a, bool run_both) {
+    const at::Tensor from_a = run_both || take_a ? (*a)(x) : at::Tensor();
+    const at::Tensor from_b = run_both || !take_a ? (*b)(x) : at::Tensor();
+    if (keep_inner) {
+      inner = take_a ? from_a : from_b;
+    }
+    return (take_a ? from_a : from_b).mul(1);
+  }
+
+  nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
+  bool keep_inner = false;
+  at::Tensor inner;  ///< the result of the unit that was chosen
+};
+
+at::Tensor input() {
+  return uniform_values({4, 3}, 9);
+}
+
+at::Tensor run_one(Pair& model, bool take_a) {
+  return model(input(), take_a, false);
+}
+at::Tensor run_both(Pair& model, bool take_a) {
+  return model(input(), take_a, true);
+}
+
+void expect_both_named(const std::vector<std::string>& errors) {
+  EXPECT_CONTAINS(errors, "unit 'a'", "unit 'b'", "may_be_unused");
+}
+
+/// Backward of the result begins below the root, and reduces the chosen unit last.
+at::Tensor run_below_root(Pair& model, bool take_a) {
+  model.keep_inner = true;
+  run_both(model, take_a);
+  model.keep_inner = false;
+  return std::exchange(model.inner, {});
+}
+
+/// The ranks' units differ in this act.
+struct Difference {
+  const char* name;
+  std::vector<std::int64_t> sizes;
+  Options options;
+  bool frozen;
+  std::function<void(Pair&, int rank)> act;
+};
+
+// The error comes before a wrong result is returned: in forward without gradients, in a backward
+// that reduces nothing, on the other replica, and where the last reduction alone differs.
+TEST_F(Disagreement, IsReportedOnEveryRank) {
+  const Options zero3{.reshard_after_forward = true}, zero2{.reshard_after_forward = false};
+  const auto both = [](Pair& model, int rank) { run_both(model, rank != 1).sum().backward(); };
+  const std::vector<Difference> rows{
+      {"forward", {3}, {}, false, [](Pair& model, int rank) { run_one(model, rank == 1); }},
+      {"evaluation",
+       {3},
+       {},
+       false,
+       [](Pair& model, int rank) {
+         const c10::AutoGradMode no_grad(false);
+         run_one(model, rank == 1);
+       }},
+      {"frozen",
+       {3},
+       zero3,
+       true,
+       [](Pair& model, int rank) {
+         model(input().requires_grad_(), rank == 1, true).sum().backward();
+       }},
+      {"other replica, ZeRO-3", {2, 2}, zero3, false, both},
+      {"other replica, ZeRO-2", {2, 2}, zero2, false, both},
+      {"last reduction", {2, 2}, zero2, false, [](Pair& model, int rank) {
+         run_below_root(model, rank < 2).sum().backward();
+       }}};
+  for (const Difference& row : rows) {
+    SCOPED_TRACE(row.name);
+    const bool hybrid = row.sizes.size() == 2;
+    expect_both_named(ErrorsOfRanks(testing::ranks_of(row.sizes), [&](Rank& rank) {
+      Pair model(
+          hybrid ? rank.mesh(row.sizes, {"replicate", "shard"}) : rank.mesh(row.sizes, {"dp"}),
+          row.options, row.frozen);
+      row.act(model, rank.rank());
+    }));
+  }
+}
+
+TEST_F(Disagreement, BetweenNeighboursNamesTheirGroup) {
+  const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
+    Pair model(rank.mesh({4}, {"dp"}), {.reshard_after_forward = true, .post_forward_mesh_size = 2},
+               /*frozen=*/true);
+    // Neighbours gather nothing else; the other pair receives the error.
+    model(input().requires_grad_(), rank.rank() != 1, true).sum().backward();
+  });
+  expect_both_named(errors);
+  for (const std::size_t rank : {0, 1, 2, 3}) {
+    EXPECT_CONTAINS(errors[rank], rank < 2 ? "'dp/2' (ranks 0, 1)" : "'dp' (ranks 0, 1, 2, 3)");
+  }
+}
+
+/// After an error the ranks continue and compute the values of one rank.
+TEST_F(Disagreement, LeavesNothingWrongBehind) {
+  Filled<nn::Linear> alone(3, 3);
+  const at::Tensor expected = alone(input());
+  expected.sum().backward();
+  RunRanks(2, [&](Rank& rank) {
+    for (const bool reshard : {false, true}) {
+      Pair model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = reshard});
+      run_one(model, true).sum().backward();
+      EXPECT_ERROR(run_one(model, rank.rank() == 0), "unit 'a'", "unit 'b'");
+      EXPECT_FALSE(model.a->attached<Unit>()->unsharded());
+      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());  // of the step before
+      set_reshard_after_backward(model, false);
+      EXPECT_ERROR(run_both(model, rank.rank() == 0).sum().backward(), "unit 'a'", "unit 'b'");
+      expect_all_sharded(model);
+      for (const auto& [name, slot] : model.named_slots()) {
+        EXPECT_FALSE(slot->persistent().grad().defined()) << name;
+      }
+      const at::Tensor out = run_one(model, true);
+      EXPECT_TRUE(out.allclose(expected));
+      out.sum().backward();
+      EXPECT_TRUE(full_grad(*model.a).allclose(alone.weight->grad()));
+    }
+  });
+}
+
+TEST_F(Disagreement, DropsGradientsOfEarlierMicroBatchesAndPendingReductions) {
+  RunRanks(2, [](Rank& rank) {
+    for (const bool keeps_gradients : {true, false}) {
+      Pair model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = keeps_gradients});
+      const auto set_last = [&](bool last) {
+        keeps_gradients ? set_requires_gradient_sync(model, last)
+                        : set_is_last_backward(model, last);
+      };
+      set_last(false);
+      if (keeps_gradients) {
+        run_both(model, true).sum().backward();
+        EXPECT_ERROR(run_both(model, rank.rank() == 0).sum().backward(), "unit 'a'", "unit 'b'");
+      } else {
+        EXPECT_ERROR(run_below_root(model, rank.rank() == 0).sum().backward(), "unit 'a'",
+                     "unit 'b'");
+      }
+      set_last(true);
+      run_one(model, false).sum().backward();
+      EXPECT_FALSE(model.a->slot("weight")->persistent().grad().defined());
+      EXPECT_TRUE(full_grad(*model.b).allclose(input().sum(0).expand({3, 3})));
+    }
+  });
+}
+
+// Forward sends nothing across replicas: one replica may evaluate more often than the other.
+TEST_F(Disagreement, IsNoneWhereReplicasEvaluateOnTheirOwn) {
+  RunRanks(4, [](Rank& rank) {
+    Pair model(rank.mesh({2, 2}, {"replicate", "shard"}));
+    {
+      const c10::AutoGradMode no_grad(false);
+      for (int i = 0; i < 1 + rank.rank() / 2; ++i) {
+        run_one(model, rank.rank() < 2);
+      }
+    }
+    run_both(model, true).sum().backward();
+  });
+}
+
+TEST_F(Disagreement, IsReportedForReplicatedUnits) {
+  expect_both_named(ErrorsOfRanks(2, [](Rank& rank) {
+    struct Replicated : nn::Module<Replicated> {
+      at::Tensor forward(const at::Tensor& x, bool take_a) { return (take_a ? *a : *b)(x); }
+      nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
+    } model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    replicate(*model.a, mesh);
+    replicate(*model.b, mesh);
+    replicate(model, mesh);
+    model(input(), rank.rank() == 0).sum().backward();
+  }));
+}
+
+TEST_F(Disagreement, OfARankThatSkipsAUnitIsReportedAtTheTimeout) {
+  const testing::RanksOptions options{.world = {.timeout = std::chrono::seconds(2)}};
+  const std::vector<std::string> errors = ErrorsOfRanks(
+      3,
+      [](Rank& rank) {
+        Pair model(rank.mesh({3}, {"dp"}));
+        model(input(), true, rank.rank() != 2);
+      },
+      options);
+  EXPECT_CONTAINS(errors[0], "all_gather for unit 'b'");
+  EXPECT_CONTAINS(errors[1], "all_gather for unit 'b'");
+  EXPECT_CONTAINS(errors[2], "'dp'", "all_gather for unit 'a'");
+}
+
+TEST_F(Disagreement, CheckSendsNoExtraBytes) {
+  RunRanks(2, [](Rank& rank) {
+    Pair model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = true});
+    const Sent sent(rank);
+    run_both(model, true).sum().backward();
+    EXPECT_EQ(sent.table().size(), 2U);
+    // 2 rows of 3 and their bias; 'a' is gathered again in backward.
+    const std::int64_t bytes = 4 * testing::packed_numel({2 * 3, 2});
+    EXPECT_EQ(sent.of("dp", "all_gather").bytes, 3 * bytes);
+    EXPECT_EQ(sent.of("dp", "reduce_scatter").bytes, 2 * bytes);
+  });
+}
+
+// With shared memory the communicator compares the calls itself.
+TEST(DifferentReductions, AreNamedByEveryRank) {
+  for (const bool shared : {false, true}) {
+    const testing::SharedMemory shared_memory(shared);
+    const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
+      Pair model(rank.mesh({4}, {"dp"}), {.reshard_after_forward = false});
+      run_below_root(model, rank.rank() < 2).sum().backward();
+    });
+    for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+      EXPECT_CONTAINS(errors[rank], rank < 2 ? "unit 'a'" : "unit 'b'");
+    }
+  }
+}
+
+TEST(DifferentReductions, AreDetectedWithoutChangingValues) {
+  const testing::SharedMemory without_shared_memory(false);
+  const std::vector<at::Tensor> expected = gradients_alone();
+  for (const char* name : {"Uneven", "Hsdp"}) {
+    RunArranged(arrangements({name}).front(), [&](Rank& rank, ShardedModel& model) {
+      local_loss(model, rank).backward();
+      expect_gradients(model, expected);
+    });
+  }
+}
+
+}  // namespace agreement
+}  // namespace tessera::fsdp

@@ -1,0 +1,236 @@
+// The flat buffers of a parameter group: offsets, types, packing, and the pool of memory. No ranks
+// are needed.
+#include "fsdp/buffers.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "fsdp/recording_streams.h"
+#include "tessera/comm/world.h"
+
+namespace tessera::fsdp {
+namespace buffers {
+
+using comm::Lane;
+using testing::RecordingStreams;
+using Log = std::vector<std::string>;
+
+const ShardHome kOnCpu{c10::kCPU};
+const ShardHome kPinned{c10::kCPU, /*pinned=*/true};
+
+FlatBufferLayout layout_of(const std::vector<ShardShape>& shapes,
+                           const MixedPrecisionPolicy& policy = {},
+                           const ShardHome& home = kOnCpu) {
+  return {shapes, at::kFloat, policy, home, c10::kCPU};
+}
+
+TEST(FlatBufferLayout, PutsPaddedShardsOneAfterAnotherAligned) {
+  // 5 rows over 3 ranks: 2, 2, 1; 4 columns: 2, 2, none.
+  const FlatBufferLayout layout =
+      layout_of({{{5, 3}, 0, 3}, {{2, 4}, 1, 3}, {{}, std::nullopt, 3}});
+  ASSERT_EQ(layout.segments().size(), 3u);
+  EXPECT_EQ(layout.segments()[0].offset, 0);
+  // Segments of 6, 4 and 1 elements begin at multiples of 16 elements: 64 bytes.
+  EXPECT_EQ(layout.segments()[1].offset, 16);
+  EXPECT_EQ(layout.segments()[2].offset, 16 + 16);
+  EXPECT_EQ(flat_numel(layout.segments()), 16 + 16 + 16);
+  EXPECT_EQ(layout.ranks(), 3);
+  EXPECT_FALSE(layout.splits_rows());
+  EXPECT_TRUE(layout_of({{{5, 3}, 0, 3}, {{2}, 0, 3}}).splits_rows());
+}
+
+TEST(FlatBufferLayout, AlignsInTheNarrowerOfTheTypesOfShardsAndGathers) {
+  const FlatBufferLayout layout =
+      layout_of({{{12}, 0, 2}, {{12}, 0, 2}}, {.param_dtype = at::kBFloat16});
+  EXPECT_EQ(layout.segments()[1].offset, 32);
+  EXPECT_EQ(flat_numel(layout.segments()), 64);
+}
+
+TEST(FlatBufferLayout, LeavesNoGapsBetweenShardsOfWholeUnits) {
+  const std::vector<Segment> segments = segments_of({{{64, 3}, 0, 2}, {{64}, 0, 2}}, at::kHalf);
+  EXPECT_EQ(segments[1].offset, 32 * 3);
+  EXPECT_EQ(flat_numel(segments), 32 * 3 + 32);
+}
+
+TEST(FlatBufferLayout, ComputesAndReducesInTheTypesOfThePolicy) {
+  const auto types_of = [](c10::ScalarType dtype, const MixedPrecisionPolicy& policy) {
+    const FlatBufferLayout layout({{{4}, 0, 2}}, dtype, policy, kOnCpu, c10::kCPU);
+    return std::pair(layout.compute_dtype(), layout.reduce_dtype());
+  };
+  using Types = std::pair<c10::ScalarType, c10::ScalarType>;
+  EXPECT_EQ(types_of(at::kFloat, {}), (Types{at::kFloat, at::kFloat}));
+  EXPECT_EQ(types_of(at::kFloat, {.param_dtype = at::kHalf}), (Types{at::kHalf, at::kHalf}));
+  EXPECT_EQ(types_of(at::kFloat, {.param_dtype = at::kHalf, .reduce_dtype = at::kFloat}),
+            (Types{at::kHalf, at::kFloat}));
+  EXPECT_EQ(types_of(at::kLong, {.param_dtype = at::kHalf}).first, at::kLong);
+}
+
+TEST(FlatBufferLayout, SharesMemoryWhereOneRankComputesWithItsShards) {
+  const std::vector<ShardShape> alone{{{4}, 0, 1}};
+  EXPECT_TRUE(layout_of(alone).shares_memory());
+  EXPECT_FALSE(layout_of(alone).has_flat());
+  EXPECT_FALSE(layout_of(alone, {.param_dtype = at::kBFloat16}).shares_memory());
+  EXPECT_TRUE(layout_of(alone, {}, kPinned).has_flat());
+  const std::vector<ShardShape> shared{{{4}, 0, 2}};
+  EXPECT_FALSE(layout_of(shared).shares_memory());
+  EXPECT_TRUE(layout_of(shared).has_flat());
+}
+
+/// Rank `rank`'s part by torch.chunk, flat and padded with zeros to `room`.
+at::Tensor padded_chunk(const at::Tensor& whole, std::int64_t ranks, std::int64_t rank,
+                        std::int64_t dim, std::int64_t room) {
+  const std::vector<at::Tensor> chunks = whole.chunk(ranks, dim);
+  at::Tensor flat = at::zeros({room}, whole.options());
+  if (rank < static_cast<std::int64_t>(chunks.size())) {
+    const at::Tensor chunk = chunks[static_cast<std::size_t>(rank)].reshape({-1});
+    flat.narrow(0, 0, chunk.numel()).copy_(chunk);
+  }
+  return flat;
+}
+
+// A missing tensor counts as zeros.
+TEST(Packing, ClearsGapsBetweenSegmentsAndAfterThem) {
+  const std::vector<Segment> segments = segments_of({{{6}, 0, 2}, {{2}, 0, 2}}, at::kFloat);
+  at::Tensor buffer = at::full({2, flat_numel(segments)}, 7.0);
+  pack({at::ones({6}), at::Tensor()}, segments, buffer);
+  // 3 elements and 1, each from a multiple of 16 on.
+  const at::Tensor row = at::arange(16 + 16).lt(3).to(at::kFloat);
+  EXPECT_TRUE(buffer.equal(at::stack({row, row})));
+}
+
+TEST(Packing, PutsEachRanksChunkIntoItsRowAndBack) {
+  struct Case {
+    std::vector<std::int64_t> sizes;
+    std::int64_t ranks, dim;
+  };
+  const Case cases[] = {{{8, 3}, 4, 0}, {{7, 3}, 4, 0},    {{5}, 4, 0},      {{2, 2}, 4, 0},
+                        {{1}, 3, 0},    {{0, 4}, 2, 0},    {{6, 5}, 1, 0},   {{3, 8}, 4, 1},
+                        {{3, 7}, 4, 1}, {{2, 5, 3}, 3, 2}, {{4, 1, 2}, 2, 1}};
+  for (const auto& [sizes, ranks, dim] : cases) {
+    SCOPED_TRACE(::testing::PrintToString(sizes));
+    const at::Tensor whole =
+        at::arange(c10::multiply_integers(sizes), at::kFloat).add(1).view(sizes);
+    const ShardShape first{{3, 2}, 0, ranks};
+    const std::vector<Segment> segments{{first, 0}, {{sizes, dim, ranks}, first.padded_numel()}};
+    at::Tensor buffer = at::full({ranks, flat_numel(segments)}, -1.0);
+    pack({at::zeros({3, 2}), whole}, segments, buffer);
+    const std::int64_t room = buffer.size(1) - first.padded_numel();
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      EXPECT_TRUE(buffer[rank]
+                      .narrow(0, first.padded_numel(), room)
+                      .equal(padded_chunk(whole, ranks, rank, dim, room)));
+    }
+    const at::Tensor back = at::full(sizes, -1.0);
+    unpack(buffer, segments, {at::zeros({3, 2}), back});
+    EXPECT_TRUE(back.equal(whole));
+  }
+}
+
+// Any strides and another type.
+TEST(Packing, CastsTransposedTensors) {
+  const at::Tensor whole = at::arange(15, at::kBFloat16).view({3, 5}).t();
+  const std::vector<Segment> segments{{{{5, 3}, 0, 2}, 0}};
+  at::Tensor buffer = at::empty({2, flat_numel(segments)});
+  pack({whole}, segments, buffer);
+  EXPECT_TRUE(buffer[1].equal(padded_chunk(whole.to(at::kFloat), 2, 1, 0, 9)));
+}
+
+struct Pool {
+  std::shared_ptr<RecordingStreams> streams = std::make_shared<RecordingStreams>();
+  BufferPool pool{streams, at::kCPU};
+};
+
+TEST(BufferPool, ReusesMemoryOfOneLaneAfterItsEvent) {
+  Pool p;
+  BufferPool::Buffer first = p.pool.acquire(100, at::kFloat, Lane::kAllGather);
+  EXPECT_EQ(first.tensor.sizes(), at::IntArrayRef({100}));
+  EXPECT_TRUE(p.streams->log().empty());
+  const void* memory = first.tensor.data_ptr();
+  p.pool.release(std::move(first), p.streams->record(Lane::kCompute));
+  EXPECT_NE(p.pool.acquire(100, at::kFloat, Lane::kCompute).tensor.data_ptr(), memory);
+  const BufferPool::Buffer second = p.pool.acquire(160, at::kHalf, Lane::kAllGather);
+  EXPECT_EQ(second.tensor.scalar_type(), at::kHalf);
+  EXPECT_EQ(second.tensor.data_ptr(), memory);
+  EXPECT_EQ(p.streams->log(), (Log{"compute: record 1", "all_gather: wait 1"}));
+}
+
+TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
+  // Too small for the request, or so large that the request would waste it.
+  for (const std::int64_t numel : {101, 10}) {
+    Pool p;
+    p.pool.release(p.pool.acquire(100, at::kFloat, Lane::kAllGather),
+                   p.streams->record(Lane::kCompute));
+    EXPECT_EQ(p.pool.idle_bytes(), 400);
+    const BufferPool::Buffer buffer = p.pool.acquire(numel, at::kFloat, Lane::kAllGather);
+    EXPECT_EQ(p.pool.idle_bytes(), 0);
+    // The lane that owns the memory waits before the allocator gets it back.
+    EXPECT_EQ(p.streams->log(), (Log{"compute: record 1", "all_gather: wait 1"}));
+  }
+}
+
+TEST(BufferPool, TakesTheSmallestThatFits) {
+  Pool p;
+  BufferPool::Buffer large = p.pool.acquire(150, at::kFloat, Lane::kCompute);
+  BufferPool::Buffer small = p.pool.acquire(100, at::kFloat, Lane::kCompute);
+  const void* memory = small.tensor.data_ptr();
+  p.pool.release(std::move(large), nullptr);
+  p.pool.release(std::move(small), nullptr);
+  EXPECT_EQ(p.pool.acquire(90, at::kFloat, Lane::kCompute).tensor.data_ptr(), memory);
+}
+
+TEST(BufferPool, KeepsNothingAfterClear) {
+  Pool p;
+  p.pool.release(p.pool.acquire(100, at::kFloat, Lane::kCompute),
+                 p.streams->record(Lane::kReduceScatter));
+  p.pool.clear();
+  EXPECT_EQ(p.pool.idle_bytes(), 0);
+  EXPECT_EQ(p.streams->log(), (Log{"reduce_scatter: record 1", "compute: wait 1"}));
+}
+
+void refill(const at::Tensor& tensor, double value) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  tensor.fill_(value);
+}
+
+TEST(ReusableStorage, LetsBackwardReadWhatItWasRefilledWith) {
+  ReusableStorage storage(3 * sizeof(float), c10::kCPU);
+  const at::Tensor weight = storage.tensor({3}, at::kFloat, 0).requires_grad_();
+  storage.allocate();
+  refill(weight, 2);
+  const at::Tensor x = at::ones({3}).requires_grad_();
+  const at::Tensor y = x.mul(weight).sum();
+  storage.free();
+  storage.allocate();
+  refill(weight, 5);
+  y.backward();
+  EXPECT_TRUE(x.grad().equal(at::full({3}, 5.0)));
+}
+
+TEST(ReusableStorage, FreesItsMemory) {
+  ReusableStorage storage(64, c10::kCPU);
+  const at::Tensor tensor = storage.tensor({16}, at::kFloat, 0);
+  EXPECT_FALSE(storage.allocated());
+  storage.allocate();
+  EXPECT_EQ(tensor.storage().nbytes(), 64u);
+  storage.free();
+  EXPECT_EQ(tensor.storage().nbytes(), 0u);
+  EXPECT_FALSE(storage.allocated());
+}
+
+TEST(ReusableStorage, PlacesTensorsAtTheirOffsets) {
+  ReusableStorage storage(6 * sizeof(float), c10::kCPU);
+  const at::Tensor first = storage.tensor({2}, at::kFloat, 0);
+  const at::Tensor second = storage.tensor({2, 2}, at::kFloat, 2 * sizeof(float));
+  storage.allocate();
+  refill(first, 1);
+  refill(second, 2);
+  EXPECT_TRUE(first.equal(at::full({2}, 1.0)));
+  EXPECT_TRUE(second.equal(at::full({2, 2}, 2.0)));
+}
+
+}  // namespace buffers
+}  // namespace tessera::fsdp

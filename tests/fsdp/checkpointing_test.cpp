@@ -1,0 +1,219 @@
+// Activation checkpointing inside, around and across FSDP units, over tensor parallelism.
+#include "tessera/nn/activation_checkpointing.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/training/training.h"
+#include "tessera/dtensor/communication_scope.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
+#include "testing/small_llama.h"
+
+namespace tessera::fsdp {
+namespace checkpointing {
+
+nn::ActivationCheckpointing blocks(nn::CheckpointOptions options = {}) {
+  return {.select = nn::of_class<Block>(), .options = std::move(options)};
+}
+
+/// The traffic of a step, and its whole gradients.
+using Step = std::pair<comm::TrafficTable, std::vector<at::Tensor>>;
+
+const MixedPrecisionPolicy kBfloat16{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+
+/// One step of a sharded SmallModel. `forward` computes the loss.
+Step step(Rank& rank, const Options& options, const std::function<void(SmallModel&)>& prepare,
+          const std::function<at::Tensor(SmallModel&, const at::Tensor&)>& forward) {
+  Filled<SmallModel> model(kDim, kHidden, kClasses);
+  prepare(model);
+  shard(model, rank.mesh({rank.size()}, {"dp"}), options);
+  const Sent sent(rank);
+  forward(model, rows_of_rank(rank)).backward();
+  comm::TrafficTable traffic = sent.table();
+  return {std::move(traffic), take_gradients(model)};
+}
+
+at::Tensor loss_of(SmallModel& model, const at::Tensor& x) {
+  return model(x).to(at::kFloat).square().mean();
+}
+
+void expect_same_gradients(const Step& plain, const Step& checkpointed) {
+  for (std::size_t i = 0; i < plain.second.size(); ++i) {
+    EXPECT_TRUE(at::equal(plain.second[i], checkpointed.second[i])) << "parameter " << i;
+  }
+}
+
+void expect_same(const Step& plain, const Step& checkpointed) {
+  expect_same_gradients(plain, checkpointed);
+  ASSERT_EQ(plain.first.size(), checkpointed.first.size());
+  for (const auto& [key, traffic] : plain.first) {
+    EXPECT_EQ(checkpointed.first.at(key).calls, traffic.calls);
+    EXPECT_EQ(checkpointed.first.at(key).bytes, traffic.bytes);
+  }
+}
+
+TEST(FsdpCheckpointing, InsideAndAroundUnitsAddsNoCollective) {
+  const std::vector<std::pair<int, Options>> cases{
+      {3, {}},
+      {1, {}},
+      {2, {.reshard_after_forward = false}},
+      {2, {.mp_policy = kBfloat16}},
+      {3, {.mp_policy = kBfloat16, .reshard_after_forward = false}},
+      {4, {.post_forward_mesh_size = 2}}};
+  for (const auto& [ranks, options] : cases) {
+    SCOPED_TRACE(to_string(options));
+    RunRanks(ranks, [options = options](Rank& rank) {
+      const auto nothing = [](SmallModel&) {};
+      const Step plain = step(rank, options, nothing, loss_of);
+      const auto counts = std::make_shared<nn::CheckpointCounts>();
+      const auto inside = [&](SmallModel& model) {
+        nn::apply_activation_checkpointing(model, blocks({.counts = counts}));
+      };
+      expect_same(plain, step(rank, options, inside, loss_of));
+      EXPECT_EQ(counts->recomputations, 3);
+      // Around the loss too: backward needs its tensors before any unit's results.
+      const auto around = [](SmallModel& model, const at::Tensor& x) {
+        return nn::checkpoint([&](const at::Tensor& y) { return loss_of(model, y); }, x);
+      };
+      expect_same(plain, step(rank, options, nothing, around));
+    });
+  }
+}
+
+/// Calls its blocks through checkpoint(), outside of the hooks of the blocks' units.
+class Around : public nn::Module<Around> {
+ public:
+  explicit Around(int depth) {
+    for (int i = 0; i < depth; ++i) {
+      blocks.push_back(
+          register_module("block" + std::to_string(i), std::make_shared<Block>(7, 10)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    const auto call = [](Block* block, const at::Tensor& y) { return (*block)(y).sin(); };
+    for (const auto& block : blocks) {
+      x = checkpointed ? nn::checkpoint(call, block.get(), x) : call(block.get(), x);
+    }
+    return x;
+  }
+  std::vector<std::shared_ptr<Block>> blocks;
+  bool checkpointed = false;
+};
+
+// The sin after the block makes backward need a tensor of the region before the block's result has
+// its gradient, so that the recomputation gathers the block for backward.
+TEST(FsdpCheckpointing, AroundEachBlockGathersOnceForBackward) {
+  RunRanks(2, [](Rank& rank) {
+    const auto run = [&](bool checkpointed, const MixedPrecisionPolicy& policy) {
+      Around model(3);
+      model.checkpointed = checkpointed;
+      testing::fill(model);
+      const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+      for (const auto& block : model.blocks) {
+        fully_shard(*block, mesh, {.mp_policy = policy});
+      }
+      fully_shard(model, mesh, {.mp_policy = policy});
+      const CommunicationScope communication(mesh);
+      model(uniform_values({3, 7}, rank.rank())).sum().backward();
+      comm::TrafficTable traffic = communication.table();
+      return Step{std::move(traffic), take_gradients(model)};
+    };
+    for (const MixedPrecisionPolicy& policy : {MixedPrecisionPolicy{}, kBfloat16}) {
+      const Step plain = run(false, policy);
+      EXPECT_EQ(plain.first.at({"dp", "all_gather"}).calls, 6);
+      expect_same(plain, run(true, policy));
+    }
+  });
+}
+
+TEST(FsdpCheckpointing, FailedRecomputationEndsAllRanksAndMayBeFollowedByAStep) {
+  for (const bool on_one_rank : {true, false}) {
+    const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
+      Filled<SmallModel> model(kDim, kHidden, kClasses);
+      nn::apply_activation_checkpointing(model, blocks());
+      bool fails = !on_one_rank || rank.rank() == 1;
+      model.blocks[1]->up->add_forward_pre_hook([&](nn::ModuleBase&, nn::TensorList) {
+        if (nn::is_recomputing() && std::exchange(fails, false)) {
+          fail("a broken recomputation");
+        }
+      });
+      shard(model, rank.mesh({3}, {"dp"}));
+      if (on_one_rank) {
+        local_loss(model, rank).backward();
+        return;
+      }
+      EXPECT_ERROR(local_loss(model, rank).backward(), "a broken recomputation");
+      drop_gradients(model);  // of units whose backward was complete
+      local_loss(model, rank).backward();
+      expect_gradients(model, gradients_alone());
+    });
+    if (on_one_rank) {
+      EXPECT_CONTAINS(errors[1], "a broken recomputation", "'block1.up'");
+    }
+    for (const std::string& error : errors) {
+      EXPECT_EQ(error.empty(), !on_one_rank) << error;
+    }
+  }
+}
+
+/// The gradients and traffic of a Llama on dp x tp. `halves`: the mixer and the MLP of each block
+/// are units too, which gather their inputs.
+Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options, bool halves = false) {
+  const DeviceMesh mesh = rank.mesh({rank.size() / tp, tp}, {"dp", "tp"});
+  Filled<testing::SmallLlama> model;
+  tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
+  if (options != nullptr) {
+    nn::apply_activation_checkpointing(
+        model, {.select = nn::of_class<testing::LlamaBlock>(), .options = *options});
+  }
+  for (const auto& block : model.blocks) {
+    if (halves) {
+      shard_units({&*block->mixer, &*block->mlp}, mesh["dp"]);
+    }
+    fully_shard(*block, mesh["dp"]);
+  }
+  fully_shard(model, mesh["dp"]);
+  const StrictScope strict;
+  const Sent sent(rank);
+  const at::Tensor ids = at::arange(7, at::kLong).mul(5).add(mesh.local_rank("dp")).remainder(13);
+  tensor_parallel::cross_entropy(model(ids.narrow(0, 0, 6)), ids.narrow(0, 1, 6)).backward();
+  comm::TrafficTable traffic = sent.table();
+  return {std::move(traffic), take_gradients(model)};
+}
+
+TEST(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust) {
+  RunRanks(4, [](Rank& rank) {
+    nn::CheckpointOptions full, selective{.policy = nn::save_matmuls_and_attention(),
+                                          .counts = std::make_shared<nn::CheckpointCounts>()};
+    nn::CheckpointOptions collectives{.policy = nn::save_operators({"tessera::redistribute"})};
+    const Step plain = llama_step(rank, 2, nullptr), again = llama_step(rank, 2, &full);
+    expect_same_gradients(plain, again);
+    for (const char* collective : {"all_gather", "reduce_scatter"}) {
+      EXPECT_EQ(again.first.at({"dp", collective}).calls, plain.first.at({"dp", collective}).calls);
+    }
+    // A block gathers before the mixer and before the MLP, and scatters after each. The last
+    // scatter is not repeated: no saved tensor needs it.
+    const std::int64_t depth = 2;
+    EXPECT_EQ(again.first.at({"tp", "all_gather"}).calls,
+              plain.first.at({"tp", "all_gather"}).calls + 2 * depth);
+    EXPECT_EQ(again.first.at({"tp", "reduce_scatter"}).calls,
+              plain.first.at({"tp", "reduce_scatter"}).calls + depth);
+    // No collective is repeated if its result is saved.
+    expect_same(plain, llama_step(rank, 2, &collectives));
+    expect_same_gradients(plain, llama_step(rank, 2, &selective));
+    // q, k, v, o, gate, up and down are saved; down comes after the last tensor that backward
+    // needs.
+    EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
+    EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);
+    // If the halves are units, the unit's node lies between the gather and the products.
+    const Step halves = llama_step(rank, 2, nullptr, true);
+    expect_same_gradients(halves, llama_step(rank, 2, &full, true));
+    expect_same_gradients(halves, llama_step(rank, 2, &selective, true));
+  });
+}
+
+}  // namespace checkpointing
+}  // namespace tessera::fsdp

@@ -1,0 +1,425 @@
+// Hooks of parameters and of reductions, autograd::grad and backward with inputs of units'
+// parameters, and backward through gradients (create_graph).
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/training/training.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/tensor_parallel/parallelize.h"
+
+namespace tessera::fsdp {
+namespace hooks {
+
+/// Doubles every gradient, and counts.
+void double_gradients(const nn::ModuleBase& model, int& calls) {
+  for (const auto& [name, slot] : model.named_slots()) {
+    slot->persistent().register_hook([&calls](const at::Tensor& gradient) {
+      ++calls;
+      return gradient * 2;
+    });
+  }
+}
+
+class ParameterHooks : public ::testing::TestWithParam<Arrangement> {};
+
+TEST_P(ParameterHooks, FromBeforeOrAfterShardingChangeTheReducedGradient) {
+  const Arrangement& c = GetParam();
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
+  for (const bool before : {true, false}) {
+    RunOnMesh(c.sizes, c.names, [&](Rank& rank, const DeviceMesh& mesh) {
+      Filled<SmallModel> model(kDim, kHidden, kClasses);
+      int calls = 0;
+      if (before) {
+        double_gradients(model, calls);
+      }
+      shard(model, mesh, c.options);
+      if (!before) {
+        double_gradients(model, calls);
+      }
+      local_loss(model, rank, 0).backward();
+      local_loss(model, rank, 1).backward();
+      EXPECT_EQ(calls, 2 * std::ssize(expected));
+      expect_gradients(model, expected, 2);
+    });
+  }
+}
+
+TESSERA_ARRANGED(ParameterHooks, "OneRank", "Zero3", "Uneven", "Hsdp", "Offloaded");
+
+TEST(ParameterHook, IsNotCalledOnceRemovedBeforeSharding) {
+  const std::vector<at::Tensor> expected = gradients_alone();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
+    const at::Tensor before = *model.head->weight;
+    const auto hook = before.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
+    shard(model, rank.mesh({2}, {"dp"}));
+    before.remove_hook(hook);
+    local_loss(model, rank).backward();
+    expect_gradients(model, expected);
+  });
+}
+
+TEST(ParameterHook, IsCalledForAParameterThatAPlanDistributes) {
+  Filled<nn::Linear> alone(4, 6);
+  const at::Tensor x = uniform_values({3, 4}, 1);
+  alone(x).square().sum().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<nn::Linear> linear(4, 6);
+    int calls = 0;
+    double_gradients(linear, calls);
+    tensor_parallel::parallelize_module(linear, rank.mesh({2}, {"tp"}),
+                                        {{"", tensor_parallel::colwise_parallel()}});
+    DistributedTensor(linear(x).square().sum()).full_tensor().backward();
+    EXPECT_EQ(calls, 2);
+    EXPECT_TRUE(full_grad(linear).allclose(alone.weight->grad() * 2, 1e-4, 1e-5));
+  });
+}
+
+TEST(AnotherLayout, IsRefusedOfHooksGradientsAndShards) {
+  const auto replicated = [](const at::Tensor& shard) {
+    return DistributedTensor(shard).redistribute({Replicate{}}).tensor();
+  };
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
+    model.head->slot("weight")->persistent().register_hook(
+        [](const at::Tensor& gradient) { return DistributedTensor(gradient).full_tensor(); });
+    EXPECT_ERROR(local_loss(model, rank).backward(), "hook", "'head.weight'", "plain");
+  });
+  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
+    const at::Tensor& weight = model.head->slot("weight")->persistent();
+    weight.mutable_grad() = replicated(weight.detach());
+    EXPECT_ERROR(local_loss(model, rank).backward(), "gradient", "'head.weight'", "redistribute");
+  });
+  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
+    at::Tensor weight = model.head->slot("weight")->persistent();
+    const at::Tensor whole = replicated(weight.detach());
+    EXPECT_ERROR(weight.set_data(whole), "set_data", "'head.weight'", "copy_");
+    weight.requires_grad_(false);
+    weight.set_data(whole);
+    EXPECT_ERROR(local_loss(model, rank), "'head.weight'", "not laid out as its shard was");
+  });
+}
+
+// libtorch's post-accumulate-grad hooks: an optimizer that steps in backward.
+
+/// Updates one parameter as soon as its gradient is complete, and drops the gradient.
+struct StepInBackward final : torch::autograd::PostAccumulateGradHook {
+  StepInBackward(optim::Sgd& sgd, int& count) : optimizer(sgd), calls(count) {}
+
+  void operator()(const at::Tensor& parameter) override {
+    EXPECT_TRUE(tessera::is_distributed(parameter));
+    EXPECT_TRUE(parameter.grad().defined());
+    optimizer.step();
+    optimizer.zero_grad();
+    ++calls;
+  }
+
+  optim::Sgd& optimizer;
+  int& calls;
+};
+
+/// An optimizer for each parameter, which steps in backward.
+std::vector<std::unique_ptr<optim::Sgd>> step_in_backward(SmallModel& model, int& calls) {
+  std::vector<std::unique_ptr<optim::Sgd>> optimizers;
+  for (const auto& [name, slot] : model.named_slots()) {
+    optimizers.push_back(
+        std::make_unique<optim::Sgd>(std::vector{slot}, optim::SgdOptions{.lr = 0.1}));
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        slot->persistent(), std::make_unique<StepInBackward>(*optimizers.back(), calls));
+  }
+  return optimizers;
+}
+
+class OptimizerInBackward : public ::testing::TestWithParam<Arrangement> {};
+
+TEST_P(OptimizerInBackward, StepsAsAfterBackward) {
+  const testing::Training expected = testing::train_alone({}, 3);
+  RunArranged(GetParam(), [&](Rank& rank, ShardedModel& model) {
+    int calls = 0;
+    const auto optimizers = step_in_backward(model, calls);
+    for (int step = 0; step < 3; ++step) {
+      local_loss(model, rank, step).backward();
+    }
+    testing::expect_parameters(model, expected.parameters);
+    for (const at::Tensor& parameter : parameters_of(model)) {
+      EXPECT_FALSE(parameter.grad().defined());
+    }
+    EXPECT_EQ(calls, 3 * std::ssize(expected.parameters));
+  });
+}
+
+TESSERA_ARRANGED(OptimizerInBackward, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded");
+
+TEST(PostAccumulateHook, IsCalledForReducedGradientsOnly) {
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
+    int calls = 0;
+    const auto optimizers = step_in_backward(model, calls);
+    set_requires_gradient_sync(model, false);
+    local_loss(model, rank, 0).backward();
+    EXPECT_EQ(calls, 0);
+    set_requires_gradient_sync(model, true);
+    local_loss(model, rank, 1).backward();
+    EXPECT_EQ(calls, static_cast<int>(model.named_slots().size()));
+  });
+}
+
+// A unit that is called several times in one forward.
+
+struct Repeated : nn::Module<Repeated> {
+  at::Tensor forward(at::Tensor x, int calls) {
+    for (int i = 0; i < calls; ++i) {
+      x = at::tanh((*inner)(x));
+    }
+    return x.square().sum();
+  }
+  nn::Child<nn::Linear> inner{*this, "inner", 5, 5};
+};
+
+TEST(RepeatedUnit, CallsAHookOnceAndReducesOnce) {
+  const auto run = [](int ranks, int calls, bool input_needs_gradient) {
+    const at::Tensor x = uniform_values({6, 5}, 3).requires_grad_(input_needs_gradient);
+    Filled<Repeated> alone;
+    const auto normalize = [](const at::Tensor& g) { return g / g.norm(); };
+    alone.inner->weight.slot()->get().register_hook(normalize);
+    for (int i = 0; i < 2; ++i) {
+      alone(x, calls).backward();
+    }
+    RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+      Filled<Repeated> model;
+      shard_units({&*model.inner, &model}, mesh);
+      int hooks = 0;
+      model.inner->weight.slot()->persistent().register_hook([&](const at::Tensor& g) {
+        ++hooks;
+        return g / DistributedTensor(g).full_tensor().norm();
+      });
+      const Sent sent(rank);
+      for (int i = 0; i < 2; ++i) {
+        const at::Tensor loss = model(x.detach().requires_grad_(input_needs_gradient), calls);
+        loss.backward(/*gradient=*/{}, /*retain_graph=*/i == 1);
+      }
+      EXPECT_EQ(hooks, 2);
+      EXPECT_EQ(sent.calls("dp", "reduce_scatter"), ranks == 1 ? 0 : 2);
+      EXPECT_TRUE(full_grad(*model.inner).allclose(alone.inner->weight->grad(), 1e-4, 1e-5));
+    });
+  };
+  for (const int ranks : {1, 2, 4}) {
+    for (const int calls : {1, 2, 3}) {
+      SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << calls << " calls");
+      run(ranks, calls, false);
+      run(ranks, calls, true);
+    }
+  }
+}
+
+TEST(RepeatedUnit, ReducesAtTheEndWhereOneCallGetsNoGradient) {
+  const at::Tensor x = uniform_values({6, 5}, 3);
+  Filled<Repeated> alone;
+  (*alone.inner)(x).sum().backward();
+  RunOnMesh({2}, {"dp"}, [&](const DeviceMesh& mesh) {
+    Filled<Repeated> model;
+    shard_units({&*model.inner, &model}, mesh);
+    const at::Tensor unused = model(x, 2);
+    (*model.inner)(x).sum().backward();
+    EXPECT_TRUE(full_grad(*model.inner).allclose(alone.inner->weight->grad(), 1e-4, 1e-5));
+  });
+}
+
+TEST(AllReduceHook, SeesTheReducedGradientsBeforeTheyAreDivided) {
+  const std::vector<at::Tensor> expected = gradients_alone();
+  for (const int ranks : {1, 3}) {
+    RunSharded(ranks, [&](Rank& rank, ShardedModel& model) {
+      set_all_reduce_hook(model, [](const at::Tensor& gradients) { gradients.mul_(3); });
+      local_loss(model, rank).backward();
+      expect_gradients(model, expected, 3);
+    });
+  }
+}
+
+TEST(AllReduceHook, RunsAfterTheReplicasAreSummed) {
+  RunRanks(4, [](Rank& rank) {
+    Filled<nn::Linear> linear(3, 4, {.bias = false});
+    fully_shard(linear, rank.mesh({2, 2}, {"replicate", "shard"}));
+    double seen = 0;
+    set_all_reduce_hook(
+        linear, [&](const at::Tensor& gradients) { seen = gradients.max().item<double>(); });
+    linear(uniform_values({1, 3}, 0).mul(0).add(1)).sum().backward();
+    EXPECT_EQ(seen, 4.0);
+  });
+}
+
+// autograd::grad, and a backward with inputs.
+
+using torch::autograd::grad;
+using Tensors = std::vector<at::Tensor>;
+
+void expect_equal(const Tensors& gradients, const Tensors& expected) {
+  ASSERT_EQ(gradients.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_TRUE(gradients[i].defined()) << i;
+    EXPECT_TRUE(full_tensor(gradients[i]).allclose(expected[i], 1e-4, 1e-6)) << i;
+  }
+}
+
+/// The indices of the parameters that have a gradient.
+std::string defined_gradients(const Tensors& parameters) {
+  std::string text;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    text += parameters[i].grad().defined() ? std::to_string(i) + " " : "";
+  }
+  return text;
+}
+
+class RequestedGradients : public ::testing::TestWithParam<Arrangement> {};
+
+TEST_P(RequestedGradients, EqualTheGradientsOfOneRank) {
+  const Tensors first = gradients_alone({}, {0}), second = gradients_alone({}, {1});
+  RunArranged(GetParam(), [&](Rank& rank, ShardedModel& model) {
+    const Tensors parameters = parameters_of(model);
+    for (int step = 0; step < 2; ++step) {
+      expect_equal(grad({local_loss(model, rank, 0)}, parameters), first);
+      EXPECT_EQ(defined_gradients(parameters), "");
+      // A whole backward in between leaves its result in `.grad`.
+      local_loss(model, rank, 1).backward();
+      expect_equal(grad({local_loss(model, rank, 0)}, parameters), first);
+      expect_gradients(model, second);
+      model.zero_grad();
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const std::size_t j = (i + 5) % parameters.size();
+      expect_equal(grad({local_loss(model, rank, 0)}, {parameters[i], parameters[j]}),
+                   {first[i], first[j]});
+      EXPECT_EQ(defined_gradients(parameters), "");
+    }
+    // A backward with inputs adds to their gradients alone.
+    for (int i = 0; i < 2; ++i) {
+      local_loss(model, rank, 0)
+          .backward({}, std::nullopt, false, Tensors{parameters[1], parameters[6]});
+    }
+    EXPECT_EQ(defined_gradients(parameters), "1 6 ");
+    expect_equal({parameters[1].grad(), parameters[6].grad()}, {first[1] * 2, first[6] * 2});
+  });
+}
+
+TESSERA_ARRANGED(RequestedGradients, "OneRank", "Zero3", "Hsdp", "Zero2", "Offloaded",
+                 "EmptyShards");
+
+TEST(RequestedGradient, MayBeTogetherWithThatOfAPlainLeaf) {
+  Filled<SmallModel> alone(kDim, kHidden, kClasses);
+  const at::Tensor x = batch(kDim, 0).requires_grad_();
+  const Tensors expected = grad({alone(x).square().sum()}, {x, *alone.head->weight});
+  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
+    const at::Tensor rows = x.detach().narrow(0, 6 * rank.rank(), 6).clone().requires_grad_();
+    rows.mutable_grad() = at::ones_like(rows);
+    const Tensors found =
+        grad({model(rows).square().sum()}, {rows, model.head->slot("weight")->persistent()});
+    EXPECT_TRUE(found[0].allclose(expected[0].narrow(0, 6 * rank.rank(), 6), 1e-4, 1e-6));
+    EXPECT_TRUE(rows.grad().equal(at::ones_like(rows)));
+    EXPECT_TRUE(full_tensor(found[1]).mul(2).allclose(expected[1], 1e-4, 1e-6));
+  });
+}
+
+/// Its second layer is gathered but may not run.
+struct MayStop : nn::Module<MayStop> {
+  at::Tensor forward(const at::Tensor& x, bool stops) { return stops ? (*a)(x) : (*b)((*a)(x)); }
+
+  nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
+};
+
+/// Which of `gradients` are defined: "1100".
+std::string defined_of(const Tensors& gradients) {
+  std::string text;
+  for (const at::Tensor& gradient : gradients) {
+    text += gradient.defined() ? "1" : "0";
+  }
+  return text;
+}
+
+TEST(RequestedGradient, MayBeOfAUnitThatWasGatheredAndDidNotRun) {
+  for (const bool prefetched : {false, true}) {
+    RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+      Filled<MayStop> model;
+      fully_shard(*model.b, mesh, {.may_be_unused = !prefetched});
+      fully_shard(model, mesh);
+      if (prefetched) {
+        set_forward_prefetch(model, {&*model.b});
+      }
+      const Tensors parameters = parameters_of(model);
+      const auto loss = [&](bool stops) { return model(at::ones({2, 3}), stops).square().mean(); };
+      EXPECT_EQ(defined_of(grad({loss(true)}, parameters, {}, std::nullopt, false, true)), "1100");
+      loss(true).backward({}, std::nullopt, false, parameters);
+      EXPECT_TRUE(parameters[0].grad().defined());
+      EXPECT_FALSE(parameters[2].grad().defined());
+      if (!prefetched) {
+        EXPECT_EQ(defined_of(grad({loss(rank.rank() == 1)}, parameters, {}, std::nullopt, false,
+                                  /*allow_unused=*/true)),
+                  "1111");
+      }
+    });
+  }
+}
+
+TEST(RequestedGradient, IsRefusedWhereItCannotBe) {
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
+    const Tensors parameters = parameters_of(model);
+    EXPECT_ERROR(grad({local_loss(model, rank, 0)}, parameters, {}, true, /*create_graph=*/true),
+                 "'block0.up.weight'", "create_graph");
+    set_requires_gradient_sync(model, false);
+    EXPECT_ERROR(grad({local_loss(model, rank, 0)}, parameters), "set_requires_gradient_sync");
+    set_requires_gradient_sync(model, true);
+    const at::Tensor loss = local_loss(model, rank, 0);
+    const at::Tensor doubled = loss * 2;
+    EXPECT_ERROR(grad({doubled}, {parameters[0], loss}), "result of operators");
+    // A refused call leaves no state behind.
+    expect_equal(grad({doubled}, {parameters[0]}), {gradients_alone({}, {0})[0] * 2});
+  });
+}
+
+TEST(RequestedGradient, APenaltyOnShardsIsLeftToAutograd) {
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
+    const at::Tensor weight = model.head->slot("weight")->persistent();
+    local_loss(model, rank, 0).backward();
+    model.zero_grad();
+    const at::Tensor penalty = weight.pow(3).sum();
+    const Tensors first = grad({penalty}, {weight}, {}, true, /*create_graph=*/true);
+    const Tensors second = grad({first[0].sum()}, {weight});
+    EXPECT_TRUE(full_tensor(second[0]).allclose(full_tensor(weight).detach() * 6, 1e-4, 1e-6));
+    weight.pow(2).sum().backward();
+    EXPECT_TRUE(full_tensor(weight.grad()).allclose(full_tensor(weight).detach() * 2, 1e-4, 1e-6));
+  });
+}
+
+/// Backward of the loss plus the squared norm of its gradient with respect to the input.
+void penalised_backward(SmallModel& model) {
+  const at::Tensor x = uniform_values({3, kDim}, 5).requires_grad_();
+  const at::Tensor loss = model(x).square().sum();
+  const Tensors gradient = grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+  (loss + gradient[0].square().sum()).backward();
+}
+
+class SecondDerivative : public ::testing::TestWithParam<Arrangement> {};
+
+TEST_P(SecondDerivative, ReadsParametersThatWereFreed) {
+  Filled<SmallModel> alone(kDim, kHidden, kClasses);
+  penalised_backward(alone);
+  const std::vector<at::Tensor> expected = gradients_of(alone);
+  RunArranged(GetParam(), [&](Rank&, ShardedModel& model) {
+    for (const int times : {1, 2}) {
+      penalised_backward(model);
+      expect_gradients(model, expected, times);
+      expect_all_sharded(model);
+    }
+  });
+}
+
+TESSERA_ARRANGED(SecondDerivative, "OneRank", "Zero3", "Zero2", "Hsdp", "Hpz", "MayBeUnused");
+
+}  // namespace hooks
+}  // namespace tessera::fsdp

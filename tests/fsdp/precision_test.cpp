@@ -1,0 +1,320 @@
+// The types of computation and of reduction, the divisor of gradients, and models that are
+// converted after they were sharded.
+
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "fsdp/training/training.h"
+#include "tessera/tensor_parallel/parallelize.h"
+
+namespace tessera::fsdp {
+namespace precision {
+
+/// One rank's training step in bf16 computation with fp32 masters, written out.
+std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
+  Filled<SmallModel> compute(5, 7, 3);
+  compute.to(at::kBFloat16);
+  testing::loss_of(compute, batch.to(at::kBFloat16), 0, testing::kRows).backward();
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& gradient : gradients_of(compute)) {
+    gradients.push_back(gradient.to(at::kFloat));
+  }
+  return gradients;
+}
+
+TEST(MixedPrecision, ComputesInBfloat16AndKeepsMastersInFp32) {
+  const at::Tensor batch = uniform_values({testing::kRows, 5}, 3);
+  const std::vector<at::Tensor> expected = reference_gradients(batch);
+  for (const int ranks : {1, 2, 3}) {
+    RunArranged({"",
+                 {ranks},
+                 {"dp"},
+                 {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}}},
+                {5, 7, 3}, [&](Rank& rank, ShardedModel& model) {
+                  const std::int64_t rows = testing::kRows / rank.size();
+                  const at::Tensor loss = testing::loss_of(model, batch, rank.rank() * rows, rows);
+                  EXPECT_EQ(loss.scalar_type(), at::kBFloat16);
+                  loss.backward();
+                  std::size_t i = 0;
+                  for (const at::Tensor& parameter : parameters_of(model)) {
+                    EXPECT_EQ(parameter.scalar_type(), at::kFloat);
+                    EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat);
+                    // bf16 has 8 bits; ranks round their parts of the batch.
+                    EXPECT_TRUE(full_tensor(parameter.grad()).allclose(expected[i], 3e-2, 3e-3))
+                        << i;
+                    ++i;
+                  }
+                });
+  }
+}
+
+/// The gradient of two micro-batches on two replicas of two ranks. Rank 0's gradient is large, the
+/// others' are small.
+float gradient_over_replicas(Rank& rank, at::ScalarType reduce_dtype, bool zero3) {
+  Filled<nn::Linear> linear(1, 1, {.bias = false});
+  fully_shard(linear, rank.mesh({2, 2}, {"dp_replicate", "dp"}),
+              {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = reduce_dtype},
+               .reshard_after_forward = zero3});
+  const at::Tensor x = at::ones({1, 1}).mul(rank.rank() == 0 ? 2.0 : 1.0 / 256);
+  linear(x).sum().backward();
+  linear(x).sum().backward();
+  return full_grad(linear).item<float>();
+}
+
+TEST(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBatches) {
+  RunRanks(4, [](Rank& rank) {
+    for (const bool zero3 : {true, false}) {
+      // A mean of four, twice. In bf16 each sum loses the small terms: 2 + 2^-7 is rounded to 2.
+      EXPECT_EQ(gradient_over_replicas(rank, at::kFloat, zero3), 2 * (2 + 3.0F / 256) / 4);
+      EXPECT_EQ(gradient_over_replicas(rank, at::kBFloat16, zero3), 2 * 2.0F / 4);
+    }
+  });
+}
+
+/// Records the types that its forward receives.
+class Looking : public nn::Module<Looking> {
+ public:
+  Looking() {
+    weight = register_slot("weight", at::ones({3}));
+    table = register_buffer_slot("table", {3});
+  }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& ids) {
+    seen = {x.scalar_type(), ids.scalar_type(), weight->scalar_type(), table->scalar_type()};
+    return x.to(at::kFloat) * *weight;
+  }
+
+  nn::Parameter weight, table;
+  std::vector<at::ScalarType> seen;
+};
+
+TEST(MixedPrecision, CastsOnlyFloatingInputsAndOnlyOnRequest) {
+  RunRanks(2, [](Rank& rank) {
+    for (const bool cast : {true, false}) {
+      Looking module;
+      module.table->zero_();
+      fully_shard(module, rank.mesh({2}, {"dp"}),
+                  {.mp_policy = {.param_dtype = at::kBFloat16, .cast_forward_inputs = cast}});
+      module(at::ones({3}), at::ones({3}, at::kLong));
+      EXPECT_EQ(module.seen, (std::vector<at::ScalarType>{cast ? at::kBFloat16 : at::kFloat,
+                                                          at::kLong, at::kBFloat16, at::kFloat}));
+    }
+  });
+}
+
+TEST(MixedPrecision, CastsResultsToTheOutputTypeOrTheTypeOfTheInput) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = uniform_values({4, 3}, 0);
+    Filled<nn::Linear> to_float(3, 2), to_input(3, 2);
+    fully_shard(to_float, mesh,
+                {.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
+    EXPECT_EQ(to_float(x).scalar_type(), at::kFloat);
+    fully_shard(to_input, mesh,
+                {.mp_policy = {.param_dtype = at::kFloat, .restore_input_dtype = true}});
+    EXPECT_EQ(to_input(x.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+    EXPECT_EQ(to_input(x).scalar_type(), at::kFloat);
+  });
+}
+
+TEST(Replicate, ComputesInAnotherTypeAndSumsInAThird) {
+  RunRanks(4, [](Rank& rank) {
+    Filled<nn::Linear> linear(3, 4, {.bias = false});
+    const at::Tensor filled = linear.weight->detach().clone();
+    replicate(linear, rank.mesh({4}, {"dp"}),
+              {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+    const at::Tensor out = linear(at::ones({1, 3}));
+    EXPECT_EQ(out.scalar_type(), at::kBFloat16);
+    out.sum().mul(rank.rank() == 3 ? 1.0 / 512 : 1.0).backward();
+    const at::Tensor& weight = linear.slot("weight")->persistent();
+    EXPECT_TRUE(full_tensor(weight).equal(filled));
+    // A sum in bf16 would lose the last rank's gradient.
+    EXPECT_TRUE(full_tensor(weight.grad()).equal(at::ones({4, 3}).mul((3 + 1.0 / 512) / 4)));
+  });
+}
+
+// Gradients are summed and divided in reduce_dtype, also in groups of one rank.
+
+struct Scale : nn::Module<Scale> {
+  Scale() { w = register_slot("w", at::ones({3})); }
+  at::Tensor forward(const at::Tensor& x) { return x * *w; }
+  nn::Parameter w;
+};
+
+struct ScaleNet : nn::Module<ScaleNet> {
+  at::Tensor forward(const at::Tensor& x) { return (*scale)(x).sum(); }
+  nn::Child<Scale> scale{*this, "scale"};
+};
+
+/// A (replicas, dp, tp) mesh, and how two micro-batches are reduced.
+struct ReduceCase {
+  std::vector<std::int64_t> sizes;
+  bool offload = false;
+  bool accumulates_unsharded = false;  ///< the first micro-batch without gradient sync
+  bool accumulates_sums = false;       ///< the first micro-batch without all-reduce
+  double divisor = 0;                  ///< 0: the number of data-parallel ranks
+};
+
+/// Rank 0's gradients are 256 and 256, the others' 1 and 1. bf16 cannot represent 257 or 513.
+TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
+  const std::vector<ReduceCase> cases{{{1, 1, 1}, false, false, false, 3},
+                                      {{1, 1, 2}},
+                                      {{1, 1, 4}},
+                                      {{1, 2, 2}},
+                                      {{2, 1, 2}},
+                                      {{1, 1, 2}, false, false, false, 3},
+                                      {{1, 2, 1}, false, false, false, 3},
+                                      {{1, 1, 2}, true},
+                                      {{1, 2, 2}, true},
+                                      {{1, 1, 2}, false, true},
+                                      {{1, 2, 2}, false, true},
+                                      {{1, 1, 2}, false, false, true},
+                                      {{1, 2, 1}, false, false, true},
+                                      {{2, 1, 1}, false, false, true},
+                                      {{1, 1, 1}, false, true, false, 3}};
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    SCOPED_TRACE(i);
+    const ReduceCase& c = cases[i];
+    RunOnMesh(c.sizes, {"rep", "dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+      ScaleNet model;
+      tensor_parallel::parallelize_module(
+          model, mesh["tp"], {{"scale", tensor_parallel::sequence_parallel({.sequence_dim = 0})}});
+      Options options{.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
+      if (c.offload) {
+        options.offload_policy = OffloadPolicy{};
+      }
+      fully_shard(model, mesh[{"rep", "dp"}], options);
+      if (c.divisor != 0) {
+        set_gradient_divide_factor(model, c.divisor);
+      }
+      // The rows are split over tp: one row for each of its ranks.
+      const std::int64_t tp_ranks = c.sizes[2];
+      at::Tensor x = at::ones({tp_ranks, 3});
+      if (rank.rank() < tp_ranks) {
+        x[0].fill_(256);
+      }
+      for (const bool last : {false, true}) {
+        set_requires_gradient_sync(model, last || !c.accumulates_unsharded);
+        set_requires_all_reduce(model, last || !c.accumulates_sums);
+        model(x).backward();
+      }
+      const double data_ranks = static_cast<double>(rank.size()) / static_cast<double>(tp_ranks);
+      const double sum = 2 * (256 + rank.size() - 1);
+      const at::Tensor gradient = full_tensor(model.scale->w.slot()->persistent().grad());
+      EXPECT_EQ(gradient.scalar_type(), at::kFloat);
+      EXPECT_TRUE(gradient.allclose(at::full({3}, sum / (c.divisor != 0 ? c.divisor : data_ranks)),
+                                    1e-6, 0))
+          << gradient;
+    });
+  }
+}
+
+// The parameters are bf16: sums of micro-batches would be rounded in `.grad`.
+TEST(ReduceDtypeOfReplicas, IsUsedBetweenMicroBatchesForOneReplicaToo) {
+  for (const int ranks : {1, 2}) {
+    RunOnMesh({1, ranks}, {"rep", "dp"}, [&](const DeviceMesh& mesh) {
+      ScaleNet model;
+      model.to(at::kBFloat16);
+      fully_shard(model, mesh, {.mp_policy = {.reduce_dtype = at::kFloat}});
+      set_gradient_divide_factor(model, 256.0 * ranks);
+      for (const double value : {256.0, 1.0, 1.0, 254.0}) {
+        set_requires_all_reduce(model, value == 254.0);
+        model(at::full({1, 3}, value, at::kBFloat16)).backward();
+      }
+      const at::Tensor gradient = full_tensor(model.scale->w.slot()->persistent().grad());
+      EXPECT_TRUE(gradient.equal(at::full({3}, 2, at::kBFloat16))) << gradient;
+    });
+  }
+}
+
+/// The reduced gradient if the gradient of each rank is `value`, in fp16.
+at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(nn::Linear&)>& set) {
+  Filled<nn::Linear> linear(3, 4, {.bias = false});
+  fully_shard(linear, rank.mesh({rank.size()}, {"dp"}), {.mp_policy = {.reduce_dtype = at::kHalf}});
+  set(linear);
+  linear(at::ones({1, 3})).sum().mul(value).backward();
+  return full_grad(linear);
+}
+
+TEST(ForceSum, SumsBeforeAnyDivision) {
+  RunRanks(4, [](Rank& rank) {
+    const auto force = [](nn::Linear& linear) { set_force_sum_reduction(linear, true); };
+    // 4 * 20000 overflows fp16. 2^-24 is the smallest fp16 number: a division by 2 makes it 0.
+    EXPECT_TRUE(gradient_in_half(rank, 20000, force).isinf().all().item<bool>());
+    EXPECT_TRUE(gradient_in_half(rank, 20000, [](auto&) {}).equal(at::ones({4, 3}).mul(20000)));
+    const double least = std::ldexp(1.0, -24);
+    EXPECT_TRUE(gradient_in_half(rank, least, force).equal(at::ones({4, 3}).mul(least)));
+    EXPECT_TRUE(gradient_in_half(rank, least, [](auto&) {}).equal(at::zeros({4, 3})));
+  });
+}
+
+// PyTorch divides by the factor before and after on one rank.
+TEST(DivideFactor, DividesOnce) {
+  const std::vector<at::Tensor> expected = gradients_alone();
+  for (const int ranks : {1, 3}) {
+    RunSharded(ranks, [&](Rank& rank, ShardedModel& model) {
+      set_gradient_divide_factor(model, 0.5);  // of the units below too
+      local_loss(model, rank).backward();
+      expect_gradients(model, expected, rank.size() / 0.5);
+    });
+  }
+  for (const int ranks : {1, 4}) {
+    RunRanks(ranks, [](Rank& rank) {
+      for (const bool force : {false, true}) {
+        const at::Tensor gradient = gradient_in_half(rank, 2, [&](nn::Linear& linear) {
+          set_force_sum_reduction(linear, force);
+          set_gradient_divide_factor(linear, 8);
+        });
+        EXPECT_TRUE(gradient.equal(at::ones({4, 3}).mul(rank.size() / 4.0)));
+      }
+    });
+  }
+}
+
+TEST(Conversion, AppliesToTheNextForward) {
+  const at::Tensor batch_in_double = batch(kDim, 0).to(at::kDouble);
+  Filled<SmallModel> alone(kDim, kHidden, kClasses);
+  alone.to(at::kDouble);
+  testing::loss_of(alone, batch_in_double, 0, testing::kRows).backward();
+  const std::vector<at::Tensor> expected = gradients_of(alone);
+  for (const int ranks : {1, 3}) {
+    for (const bool trains_before : {false, true}) {
+      RunSharded(ranks, [&](Rank& rank, ShardedModel& model) {
+        if (trains_before) {
+          local_loss(model, rank).backward();
+          drop_gradients(model);
+        }
+        model.to(at::kDouble);
+        const std::int64_t rows = testing::kRows / rank.size();
+        testing::loss_of(model, batch_in_double, rank.rank() * rows, rows).backward();
+        EXPECT_EQ(model.head->slot("weight")->persistent().grad().scalar_type(), at::kDouble);
+        expect_gradients(model, expected, 1, 1e-10, 1e-12);
+      });
+    }
+  }
+}
+
+TEST(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit) {
+  RunRanks(2, [](Rank& rank) {
+    Filled<nn::Linear> linear(3, 4);
+    fully_shard(linear, rank.mesh({2}, {"dp"}));
+    linear.slot("bias")->set(linear.bias->detach().to(at::kDouble).requires_grad_());
+    EXPECT_ERROR(linear(at::ones({2, 3})), "'bias'");
+  });
+}
+
+TEST(Conversion, IsRefusedWhileAUnitIsGathered) {
+  RunRanks(2, [](Rank& rank) {
+    Filled<nn::Linear> linear(3, 5);
+    const at::Tensor before = linear.weight->detach().to(at::kDouble);
+    fully_shard(linear, rank.mesh({2}, {"dp"}));
+    unshard(linear);
+    EXPECT_ERROR(linear.to(at::kDouble), "'weight'");
+    reshard(linear);
+    linear.to(at::kDouble);
+    unshard(linear);
+    EXPECT_TRUE(linear.weight->detach().equal(before));
+  });
+}
+
+}  // namespace precision
+}  // namespace tessera::fsdp

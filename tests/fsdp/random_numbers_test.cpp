@@ -1,0 +1,413 @@
+// The random numbers of a forward: in models that draw on some ranks only, not in every step, or in
+// other methods than forward; operators that are refused; and the keys of dropouts.
+
+#include <functional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/training/random_model.h"
+#include "fsdp/training/training.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/dtensor/local_map.h"
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/fsdp/forward_method.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/files.h"
+
+namespace tessera::fsdp {
+namespace random_numbers {
+
+using drawing::DrawingModel;
+using drawing::Draws;
+using drawing::kModules;
+using drawing::kSequence;
+using drawing::token_ids;
+
+// A weight is the same on all data-parallel ranks, and so must be its dropout mask.
+TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
+  class DropConnect : public nn::Module<DropConnect> {
+   public:
+    DropConnect() { weight = register_slot("weight", {6, kSequence}); }
+    at::Tensor forward(const at::Tensor& x) {
+      return at::linear(x, at::dropout(*weight, 0.5, true));
+    }
+    void reset_parameters(const nn::InitContext& init) override {
+      init.fill(weight, nn::init::ones());
+    }
+    nn::Parameter weight;
+  };
+  const auto run = [](Rank& rank) {
+    manual_seed(3);
+    DropConnect model;
+    const DeviceMesh mesh = rank.mesh({rank.size()}, {"dp"});
+    fully_shard(model, mesh);
+    nn::init_weights(model, 1);
+    return model(at::ones({2, kSequence})).detach();
+  };
+  at::Tensor expected;
+  RunRanks(1, [&](Rank& rank) { expected = run(rank); });
+  RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(at::equal(run(rank), expected)); });
+}
+
+/// Applies dropout to rows of kind 0, and not to rows of kind 1.
+class DroppingBranches : public nn::Module<DroppingBranches> {
+ public:
+  DroppingBranches() {
+    for (const char* name : {"dropping", "plain"}) {
+      branches.push_back(
+          register_module(name, std::make_shared<nn::Linear>(drawing::kDim, drawing::kDim)));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x, std::size_t kind) {
+    const at::Tensor y = (*branches[kind])(x);
+    return kind == 0 ? drawing::dropped(y) : y;
+  }
+  std::vector<std::shared_ptr<nn::Linear>> branches;
+};
+
+// The other ranks report their rows too.
+TEST(RandomNumbers, MayBeDrawnBySomeRanksAlone) {
+  const auto run = [](Rank& rank, std::int64_t rows, std::size_t kind) {
+    manual_seed(6);
+    const DeviceMesh mesh = rank.mesh({rank.size()}, {"dp"});
+    DroppingBranches model;
+    for (const auto& branch : model.branches) {
+      fully_shard(*branch, mesh, {.may_be_unused = true});
+    }
+    fully_shard(model, mesh);
+    nn::init_weights(model, 5);
+    const at::Tensor y = model(at::ones({rows, drawing::kDim}), kind);
+    y.sum().backward();
+    return y.detach();
+  };
+  at::Tensor expected;
+  RunRanks(1, [&](Rank& rank) { expected = run(rank, 4, 0); });
+  RunRanks(2, [&](Rank& rank) {
+    const bool draws = rank.rank() == 1;
+    const at::Tensor y = run(rank, draws ? 1 : 3, draws ? 0 : 1);
+    EXPECT_TRUE(!draws || y.allclose(expected.narrow(0, 3, 1)));
+  });
+}
+
+// A rank without rows reports its rows all the same, and counts the draws of the others. The ranks
+// exchange nothing after two forwards that have drawn nothing, until one draws.
+TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
+  Draws operators = drawing::everywhere(), modules = kModules;
+  for (Draws* draws : {&operators, &modules}) {
+    draws->skips_empty = true;
+    drawing::expect_as_alone({"dp3", {3}, {"dp"}}, *draws, {1, 5, 2, 5});
+    drawing::expect_as_alone({"dp2_tp2", {2, 2}, {"dp", "tp"}}, *draws, {1, 5});
+    draws->quiet_forwards = 3;
+    drawing::expect_as_alone({"dp3", {3}, {"dp"}}, *draws, {3, 3, 3, 3, 1, 5});
+  }
+}
+
+// In evaluation nothing is drawn. After a forward, also one that throws, numbers are libtorch's
+// again.
+TEST(RandomNumbers, OutsideOfTrainingForwardsAreLibtorchs) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    Draws draws;
+    draws.residual = [](const at::Tensor& x) -> at::Tensor {
+      return x.size(0) == 2 * kSequence ? x : throw std::runtime_error("a bad batch");
+    };
+    DrawingModel dropping(kModules), throwing(draws);
+    for (DrawingModel* model : {&dropping, &throwing}) {
+      fully_shard(*model, mesh);
+      nn::init_weights(*model, 5);
+    }
+    dropping.eval();
+    manual_seed(1);
+    dropping(token_ids(2, 0));
+    EXPECT_EQ(dropping.blocks[0]->drop_residual->calls(), 0);
+    EXPECT_THROWN(std::runtime_error, throwing(token_ids(1, 0)), "a bad batch");
+    at::rand({4});
+    throwing(token_ids(2, 0));
+    at::rand({4});
+    EXPECT_EQ(random_state().calls, 0);
+  });
+}
+
+TEST(RandomNumbers, InAMethodDependOnItsRows) {
+  struct Encoder : nn::Module<Encoder> {
+    at::Tensor forward(const at::Tensor& x) { return (*linear)(x); }
+    at::Tensor encode(const at::Tensor& x) {
+      TESSERA_CHECK(x.size(0) < 9, "too many rows");
+      return drawing::dropped((*linear)(x));
+    }
+    nn::Child<nn::Linear> linear{*this, "linear", drawing::kDim, drawing::kDim};
+  };
+  const auto run = [](Rank& rank) {
+    manual_seed(8);
+    Encoder model;
+    fully_shard(model, rank.mesh({rank.size()}, {"dp"}));
+    nn::init_weights(model, 1);
+    const auto encode = register_forward_method(model, &Encoder::encode);
+    EXPECT_ERROR(encode(at::ones({9, drawing::kDim})), "too many rows");
+    at::rand({3});
+    EXPECT_EQ(random_state().calls, 0);
+    return encode(at::ones({8 / rank.size(), drawing::kDim})).detach();
+  };
+  at::Tensor expected;
+  RunRanks(1, [&](Rank& rank) { expected = run(rank); });
+  RunRanks(2, [&](Rank& rank) {
+    EXPECT_TRUE(run(rank).allclose(expected.narrow(0, 4 * rank.rank(), 4)));
+  });
+}
+
+// Random operators are refused if the draws of one rank alone are not known: on all ranks, with the
+// name of the operator and the remedy.
+
+constexpr std::int64_t kSide = 8;
+
+using Draw = std::function<at::Tensor(const at::Tensor&)>;
+
+struct OneDraw : nn::Module<OneDraw> {
+  explicit OneDraw(Draw d) : draw(std::move(d)) {}
+  at::Tensor forward(const at::Tensor& x) { return draw((*linear)(x)); }
+  Draw draw;
+  nn::Child<nn::Linear> linear{*this, "linear", kSide, kSide};
+};
+
+/// The errors of two ranks whose model is a unit, or gives out the local part of its linear's
+/// result.
+std::vector<std::string> errors_of(const Draw& draw, std::int64_t rows, bool local_part = false,
+                                   int ranks = 2) {
+  return ErrorsOfRanks(ranks, [&](Rank& rank) {
+    OneDraw model(draw);
+    if (local_part) {
+      tensor_parallel::parallelize_module(
+          model, rank.mesh({ranks}, {"tp"}),
+          {{"linear", tensor_parallel::colwise_parallel({.use_local_output = true})}});
+    } else {
+      fully_shard(model, rank.mesh({ranks}, {"dp"}));
+    }
+    nn::init_weights(model, 5);
+    model(at::ones({rows, kSide}));
+  });
+}
+
+at::Tensor dropout_with_batch_second(const at::Tensor& y, std::int64_t first) {
+  return at::dropout(y.unsqueeze(0).expand({first, 4, kSide}), 0.4, true);
+}
+
+struct RandomRefusal {
+  Draw draw;
+  std::int64_t rows;
+  std::vector<std::string_view> words;
+  bool local_part = false;
+};
+
+TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
+  const std::vector<RandomRefusal> cases{
+      // The batch is not first.
+      {[](const at::Tensor& y) { return dropout_with_batch_second(y, 3); },
+       4,
+       {"bernoulli_", "[3, 4, 8]", "2 data-parallel ranks", "4 rows", "put the batch first"}},
+      {[](const at::Tensor& y) { return dropout_with_batch_second(y, 8); },
+       4,
+       {"[8, 4, 8]", "second dimension"}},
+      // Rows may be of any dimension.
+      {[](const at::Tensor& y) { return y + at::rand({4, 1}).sum(); },
+       2,
+       {"uniform_", "[4, 1]", "first dimension", "BatchPart(0, 1)"}},
+      // Operators that draw their numbers one after another.
+      {[](const at::Tensor& y) { return at::poisson(y.detach().abs()); },
+       2,
+       {"aten::poisson", "one after another"}},
+      {[](const at::Tensor& y) { return at::multinomial(y.detach().softmax(-1), 2, true); },
+       2,
+       {"aten::multinomial", "one after another"}},
+      {[](const at::Tensor& y) { return at::normal(y.detach(), 1.0); },
+       2,
+       {"aten::normal.Tensor_float", "one after another"}},
+      {[](const at::Tensor& y) { return y.index_select(0, at::randperm(y.size(0))); },
+       2,
+       {"aten::randperm.generator_out", "one after another"}},
+      {[](const at::Tensor& y) { return at::rrelu(y, 0.1, 0.3, true); },
+       2,
+       {"aten::rrelu_with_noise", "one after another"}},
+      {[](const at::Tensor& y) {
+         return at::empty_like(y.detach()).normal_(0, 1, at::detail::createCPUGenerator(3));
+       },
+       2,
+       {"aten::normal_", "generator", "manual_seed"}},
+      // A local part that a module returns.
+      {[](const at::Tensor& y) { return at::dropout(y, 0.4, true); },
+       2,
+       {"[2, 4]", "local part", "BatchPart", "ReplicationScope"},
+       true},
+      {[](const at::Tensor& y) { return y.mul(at::rand({2, y.size(1)})); },
+       2,
+       {"aten::uniform_", "[2, 4]"},
+       true}};
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const RandomRefusal& c = cases[i];
+    EXPECT_TRUE(testing::Contains(errors_of(c.draw, c.rows, c.local_part), c.words))
+        << "case " << i;
+  }
+}
+
+TEST(RandomRefusals, AreNoneForALocalPartInAScopeAndOnOneRank) {
+  const auto in_scope = [](const at::Tensor& y) {
+    const BatchPart part(0, 1);
+    return at::dropout(y, 0.4, true);
+  };
+  EXPECT_EQ(errors_of(in_scope, 2, true), (std::vector<std::string>{"", ""}));
+  const auto dropout = [](const at::Tensor& y) { return at::dropout(y, 0.4, true); };
+  EXPECT_EQ(errors_of(dropout, 2, true, 1), std::vector<std::string>{""});
+}
+
+// On the rank with one row, {1, 1} may be one number for the row or one number for all. The other
+// ranks refuse either, and no rank waits for another.
+TEST(RandomRefusals, DrawsBySizeFailOnAllRanksIfOneHasASingleRow) {
+  for (const bool of_rows : {false, true}) {
+    const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
+      OneDraw model(
+          [&](const at::Tensor& y) { return y * at::rand({of_rows ? y.size(0) : 1, 1}); });
+      fully_shard(model, rank.mesh({3}, {"dp"}));
+      nn::init_weights(model, 5);
+      model(at::ones({1 + rank.rank(), kSide}));
+    });
+    EXPECT_CONTAINS(errors, "aten::uniform_", "a rank has just one", "BatchPart(0, 1)");
+  }
+}
+
+TEST(RandomRefusals, AreNoneInAScopeThatNamesTheRows) {
+  std::vector<at::Tensor> found(2);
+  RunRanks(2, [&](Rank& rank) {
+    manual_seed(4);
+    at::Tensor drawn;
+    OneDraw model([&](const at::Tensor& y) {
+      const BatchPart whole(0, 1);
+      drawn = at::rand({4, 1});
+      return y;
+    });
+    fully_shard(model, rank.mesh({2}, {"dp"}));
+    nn::init_weights(model, 5);
+    model(at::ones({2, kSide}));
+    found[static_cast<std::size_t>(rank.rank())] = drawn;
+  });
+  EXPECT_TRUE(at::equal(found[0], found[1]));
+}
+
+TEST(RandomRefusals, NoneBehindALocalMap) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    OneDraw model([&](const at::Tensor& y) {
+      const auto twice = [](const std::vector<at::Tensor>& locals) {
+        return std::vector{locals[0] * 2};
+      };
+      const at::Tensor doubled =
+          local_map(twice, {y}, mesh, {{Shard{1}}}, {.out_sizes = {y.sizes().vec()}}).front();
+      return at::dropout(doubled, 0.4, true).mul(at::rand({2, y.size(1)}));
+    });
+    tensor_parallel::parallelize_module(model, mesh,
+                                        {{"linear", tensor_parallel::colwise_parallel()}});
+    nn::init_weights(model, 5);
+    EXPECT_EQ(model(at::ones({2, kSide})).size(1), kSide);
+  });
+}
+
+// Dropouts of a model whose weights are loaded, or made by constructors.
+
+struct DropBlock : nn::Module<DropBlock> {
+  at::Tensor forward(const at::Tensor& x) { return x + (*down)((*drop)(at::gelu((*up)(x)))); }
+  nn::Child<nn::Linear> up{*this, "up", kDim, 5};
+  nn::Child<nn::Dropout> drop{*this, "drop", 0.5};
+  nn::Child<nn::Linear> down{*this, "down", 5, kDim};
+};
+
+/// (rows, dim) -> a loss.
+struct DropModel : nn::Module<DropModel> {
+  DropModel() {
+    for (int i = 0; i < 3; ++i) {
+      blocks->push_back(std::make_shared<DropBlock>());
+    }
+    testing::fill(*this);
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (std::size_t i = 0; i < 3; ++i) {
+      x = (*blocks->at<DropBlock>(i))(x);
+    }
+    return x.square().mean();
+  }
+  /// The streams of the blocks' keys.
+  auto streams() const {
+    std::vector<decltype(RandomKey::stream)> found;
+    for (std::size_t i = 0; i < 3; ++i) {
+      found.push_back(blocks->at<DropBlock>(i)->drop->key().value().stream);
+    }
+    return found;
+  }
+  nn::Child<nn::ModuleList> blocks{*this, "blocks"};
+};
+
+/// Part `rank` of `ranks` equal parts of a batch.
+at::Tensor part_of_batch(std::int64_t rank = 0, std::int64_t ranks = 1) {
+  const std::int64_t rows = testing::kRows / ranks;
+  return batch(kDim, 0).narrow(0, rank * rows, rows);
+}
+
+void shard_units(DropModel& model, const DeviceMesh& mesh) {
+  using namespace tensor_parallel;
+  parallelize_module(model, mesh["tp"],
+                     {{"blocks.*.up", colwise_parallel()}, {"blocks.*.down", rowwise_parallel()}});
+  // The blocks become units, and need their dropouts' names, before the model does.
+  for (std::size_t i = 0; i < 3; ++i) {
+    fully_shard(*model.blocks->at<DropBlock>(i), mesh["dp"]);
+  }
+  fully_shard(model, mesh["dp"]);
+}
+
+TEST(DropoutKeys, FollowFromNamesAndDropTheSameOnEveryMesh) {
+  DropModel first, second;  // the calls of another model do not matter
+  first(part_of_batch());
+  second(part_of_batch()).backward();
+  for (const auto& sizes :
+       std::vector<std::vector<std::int64_t>>{{1, 1}, {2, 1}, {1, 2}, {3, 1}, {2, 2}}) {
+    RunOnMesh(sizes, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+      DropModel model;
+      shard_units(model, mesh);
+      model(part_of_batch(mesh.local_rank("dp"), sizes[0])).backward();
+      expect_gradients(model, gradients_of(second));
+      const auto streams = model.streams();
+      EXPECT_EQ(std::set(streams.begin(), streams.end()).size(), 3u);
+    });
+  }
+}
+
+TEST(DropoutKeys, AreTheSameAfterALoadAndContinue) {
+  testing::TemporaryFolder folder;
+  DropModel first;
+  RunRanks(1, [&](Rank& rank) {
+    first(part_of_batch());
+    checkpoint::save(*rank.world(), folder.path(), 1, {first});
+    first(part_of_batch()).backward();  // with the masks of the second call
+  });
+  RunOnMesh({2, 1}, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    DropModel again;
+    shard_units(again, mesh);
+    checkpoint::load(*rank.world(), folder.path(), {again});
+    again(part_of_batch(rank.rank(), 2)).backward();
+    expect_gradients(again, gradients_of(first));
+    EXPECT_EQ(again.streams(), first.streams());
+  });
+}
+
+TEST(LibtorchError, NamesTheModuleAndItsUnit) {
+  RunRanks(2, [](Rank& rank) {
+    DropModel model;
+    shard_units(model, rank.mesh({2, 1}, {"dp", "tp"}));
+    EXPECT_THROWN(c10::Error, model(at::ones({2, kDim + 1})), "mat1 and mat2 shapes",
+                  "module 'blocks.0.up'", "unit 'blocks.0'");
+  });
+}
+
+}  // namespace random_numbers
+}  // namespace tessera::fsdp

@@ -1,0 +1,400 @@
+// The phases of iterations, units and gathers: docs/fsdp.md has the transitions of the code, models
+// take every transition and recover, and an error names the unit in which it occurred.
+#include "fsdp/state.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <regex>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "fsdp/training/training.h"
+#include "fsdp/unit.h"
+#include "tessera/fsdp/forward_method.h"
+
+namespace tessera::fsdp {
+namespace state {
+
+using Row = std::tuple<std::string, std::string, std::string>;
+
+/// The lines of the page from this heading to the next.
+std::vector<std::string> section(const std::string& heading) {
+  std::ifstream page(TESSERA_FSDP_DOC);
+  std::vector<std::string> lines;
+  bool inside = false;
+  for (std::string line; std::getline(page, line);) {
+    if (line.starts_with("#")) {
+      inside = line == "### " + heading;
+    } else if (inside) {
+      lines.push_back(line);
+    }
+  }
+  EXPECT_FALSE(lines.empty()) << heading;
+  return lines;
+}
+
+std::vector<Row> rows_of_page(const std::string& heading) {
+  const std::regex row("\\| `(k\\w+)` \\| `(k\\w+)` \\| (.*) \\|");
+  std::vector<Row> rows;
+  for (const std::string& line : section(heading)) {
+    if (std::smatch match; std::regex_match(line, match, row)) {
+      rows.emplace_back(match[1], match[2], match[3]);
+    }
+  }
+  return rows;
+}
+
+template <class P>
+void expect_page(const std::string& heading) {
+  std::vector<Row> rows;
+  for (const Transition<P>& transition : legal_transitions<P>()) {
+    rows.emplace_back(to_string(transition.from), to_string(transition.to), transition.cause);
+  }
+  EXPECT_EQ(rows_of_page(heading), rows);
+}
+
+TEST(FsdpPage, HasTheTransitionsOfTheCode) {
+  expect_page<IterationPhase>("An iteration");
+  expect_page<UnitPhase>("A unit");
+  expect_page<GatherPhase>("The parameters of a group");
+}
+
+template <class P>
+bool is_legal(P from, P to) {
+  return std::ranges::any_of(legal_transitions<P>(), [&](const Transition<P>& transition) {
+    return transition.from == from && transition.to == to;
+  });
+}
+
+/// Every pair of phases: legal ones are entered, others are an error that changes nothing.
+template <class P>
+void expect_table_is_enforced(int phases) {
+  for (int i = 0; i < phases * phases; ++i) {
+    const P from = static_cast<P>(i / phases);
+    const P to = static_cast<P>(i % phases);
+    Phase<P> phase(from);
+    if (is_legal(from, to)) {
+      phase.enter(to, "unit 'a'");
+      EXPECT_EQ(phase.now(), to);
+      continue;
+    }
+    EXPECT_ERROR(phase.enter(to, "unit 'a'"), "unit 'a'", to_string(from), to_string(to));
+    EXPECT_EQ(phase.now(), from);
+  }
+}
+
+TEST(Phase, RefusesTransitionsThatTheTableLacks) {
+  expect_table_is_enforced<IterationPhase>(4);
+  expect_table_is_enforced<UnitPhase>(6);
+  expect_table_is_enforced<GatherPhase>(3);
+}
+
+// Calls that take every documented transition.
+
+using Arrow = std::pair<std::string, std::string>;
+using Arrows = std::set<Arrow>;
+
+/// The transitions that the phases made.
+struct Walked {
+  Arrows iterations, units, gathers;
+
+  void add(PhaseRecorder& recorder) {
+    add(iterations, recorder.changes<IterationPhase>());
+    add(units, recorder.changes<UnitPhase>());
+    add(gathers, recorder.changes<GatherPhase>());
+  }
+
+ private:
+  static void add(Arrows& arrows, const std::vector<PhaseRecorder::Change>& changes) {
+    for (const PhaseRecorder::Change& change : changes) {
+      arrows.emplace(change.from, change.to);
+    }
+  }
+};
+
+template <class P>
+Arrows table() {
+  Arrows arrows;
+  for (const Transition<P>& transition : legal_transitions<P>()) {
+    arrows.emplace(to_string(transition.from), to_string(transition.to));
+  }
+  return arrows;
+}
+
+/// The transitions on rank 0 of `ranks`.
+Walked walk(const std::function<void(Rank&)>& body, int ranks = 2) {
+  Walked walked;
+  RunRanks(ranks, [&](Rank& rank) {
+    PhaseRecorder recorder;
+    body(rank);
+    if (rank.rank() == 0) {
+      walked.add(recorder);
+    }
+  });
+  return walked;
+}
+
+at::Tensor input() {
+  return batch(kDim, 0).requires_grad_();
+}
+
+at::Tensor walk_loss(SmallModel& model) {
+  return model(input()).square().mean();
+}
+
+/// After any state, the next step has the gradients of one rank.
+void expect_correct_step(SmallModel& model) {
+  drop_gradients(model);
+  set_is_last_backward(model, true);
+  walk_loss(model).backward();
+  expect_gradients(model, gradients_alone());
+}
+
+void train_and_evaluate(Rank& rank) {
+  ShardedModel model(rank.mesh({rank.size()}, {"dp"}));
+  for (const bool last : {true, false, true}) {
+    set_is_last_backward(model, last);
+    walk_loss(model).backward();
+    const c10::AutoGradMode no_grad(false);
+    walk_loss(model);
+  }
+  expect_correct_step(model);
+}
+
+void run_backward_again(Rank& rank) {
+  ShardedModel model(rank.mesh({2}, {"dp"}));
+  const at::Tensor loss = walk_loss(model);
+  loss.backward({}, /*retain_graph=*/true);
+  loss.backward();
+  expect_correct_step(model);
+}
+
+/// Outside of the root's forward.
+void call_a_block_twice(Rank& rank) {
+  ShardedModel model(rank.mesh({2}, {"dp"}));
+  walk_loss(model).backward();  // connects the block with its root
+  const at::Tensor x = input();
+  (*model.blocks[1])((*model.blocks[1])(x)).sum().backward();
+  expect_correct_step(model);
+}
+
+/// All forwards, then all backwards.
+void run_a_pipeline(Rank& rank) {
+  ShardedModel model(rank.mesh({2}, {"dp"}));
+  set_is_last_backward(model, false);
+  const at::Tensor first = walk_loss(model);
+  const at::Tensor second = walk_loss(model);
+  first.backward();
+  set_is_last_backward(model, true);
+  second.backward();
+  expect_correct_step(model);
+}
+
+/// Fails in the forward of its first block, once.
+void fail_in_forward(Rank& rank) {
+  ShardedModel model(rank.mesh({2}, {"dp"}));
+  const at::Tensor earlier = walk_loss(model);
+  bool fails = true;
+  model.blocks[0]->up->add_forward_hook(
+      [&](nn::ModuleBase&, nn::TensorList) { TESSERA_CHECK(!fails, "not this time"); });
+  EXPECT_ERROR(walk_loss(model), "not this time");
+  EXPECT_EQ(model.blocks[0]->attached<Unit>()->phase(), UnitPhase::kForward);
+  EXPECT_ERROR(walk_loss(model), "not this time");  // the root's forward begins again
+  fails = false;
+  earlier.backward();  // of the graph before the failure
+  expect_correct_step(model);
+}
+
+/// Fails once, when backward reaches block 1.
+void run_a_backward_that_fails(SmallModel& model) {
+  const auto fails = std::make_shared<bool>(true);
+  model.blocks[1]->add_forward_hook([fails](nn::ModuleBase&, nn::TensorList outputs) {
+    if (*fails) {
+      outputs[0]->register_hook([](const at::Tensor&) { fail("not this time"); });
+    }
+  });
+  EXPECT_ERROR(walk_loss(model).backward(), "not this time");
+  *fails = false;
+}
+
+void fail_in_backward(Rank& rank) {
+  ShardedModel model(rank.mesh({2}, {"dp"}));
+  run_a_backward_that_fails(model);
+  expect_correct_step(model);
+}
+
+void free_what_was_gathered_ahead(Rank& rank) {
+  ShardedModel model(rank.mesh({2}, {"dp"}));
+  start_unshard(*model.blocks[0]);
+  reshard(*model.blocks[0]);
+  expect_correct_step(model);
+}
+
+/// Has a method that calls forward.
+class WithLoss : public SmallModel {
+ public:
+  WithLoss() : SmallModel(kDim, kHidden, kClasses) {}
+  at::Tensor loss(const at::Tensor& x) { return (*this)(x).square().mean(); }
+};
+
+void call_forward_from_a_method(Rank& rank) {
+  Filled<WithLoss> model;
+  shard(model, rank.mesh({2}, {"dp"}));
+  register_forward_method(model, &WithLoss::loss)(input()).backward();
+  expect_gradients(model, gradients_alone());
+}
+
+/// Runs its block twice. The backward in between may fail.
+struct RunsBackward : nn::Module<RunsBackward> {
+  at::Tensor forward(const at::Tensor& x, bool fails) {
+    const at::Tensor y = (*block)(x);
+    if (fails) {
+      y.register_hook([](const at::Tensor&) { fail("not this time"); });
+    }
+    try {
+      y.sum().backward();
+    } catch (const Error&) {
+      EXPECT_TRUE(fails);
+    }
+    return (*block)(x);
+  }
+
+  nn::Child<Block> block{*this, "block", kDim, 5};
+};
+
+void run_backward_in_forward(Rank& rank) {
+  Filled<RunsBackward> model;
+  fully_shard(*model.block, rank.mesh({2}, {"dp"}));
+  fully_shard(model, rank.mesh({2}, {"dp"}));
+  for (const bool last : {true, false}) {
+    set_is_last_backward(model, last);
+    model(input(), /*fails=*/false).sum().backward();
+  }
+  set_is_last_backward(model, true);
+  model(input(), /*fails=*/true);
+  model(input(), /*fails=*/false).sum().backward();
+}
+
+/// Two modules that are one unit.
+struct TwoAsOne : nn::Module<TwoAsOne> {
+  at::Tensor forward(const at::Tensor& x, bool backward_between) {
+    const at::Tensor y = (*first)(x);
+    if (backward_between) {
+      y.sum().backward({}, /*retain_graph=*/true);
+    }
+    return (*second)(y);
+  }
+
+  nn::Child<nn::Linear> first{*this, "first", kDim, 4}, second{*this, "second", 4, 3};
+};
+
+void stop_between_modules(Rank& rank) {
+  Filled<TwoAsOne> model;
+  fully_shard({&*model.first, &*model.second}, rank.mesh({2}, {"dp"}));
+  fully_shard(model, rank.mesh({2}, {"dp"}));
+  bool fails = true;
+  model.second->add_forward_pre_hook(
+      [&](nn::ModuleBase&, nn::TensorList) { TESSERA_CHECK(!fails, "not this time"); });
+  EXPECT_ERROR(model(input(), false), "not this time");
+  fails = false;
+  model(input(), true).sum().backward();
+}
+
+TEST(PhaseWalk, TakesEveryTransition) {
+  Walked all;
+  const auto add = [&](const Walked& walked) {
+    all.iterations.insert(walked.iterations.begin(), walked.iterations.end());
+    all.units.insert(walked.units.begin(), walked.units.end());
+    all.gathers.insert(walked.gathers.begin(), walked.gathers.end());
+  };
+  add(walk(train_and_evaluate, 1));
+  for (const auto body :
+       {train_and_evaluate, run_backward_again, call_a_block_twice, run_a_pipeline, fail_in_forward,
+        fail_in_backward, free_what_was_gathered_ahead, call_forward_from_a_method,
+        run_backward_in_forward, stop_between_modules}) {
+    add(walk(body));
+  }
+  EXPECT_EQ(all.iterations, table<IterationPhase>());
+  EXPECT_EQ(all.units, table<UnitPhase>());
+  EXPECT_EQ(all.gathers, table<GatherPhase>());
+}
+
+/// The phases of type P that `whose` entered.
+template <class P>
+std::string phases_of(PhaseRecorder& recorder, const std::string& whose) {
+  std::string phases;
+  for (const PhaseRecorder::Change& change : recorder.changes<P>()) {
+    phases += change.whose == whose ? change.to + " " : "";
+  }
+  return phases;
+}
+
+TEST(PhaseWalk, AStepFollowsTheFirstColumnOfTheDocumentedTable) {
+  RunSharded(2, [](Rank&, ShardedModel& model) {
+    walk_loss(model).backward();
+    PhaseRecorder recorder;
+    walk_loss(model).backward();
+    EXPECT_EQ(phases_of<UnitPhase>(recorder, "unit 'block1'"),
+              "kForward kForwardRecorded kAwaitingBackward kBackward kIdle ");
+    EXPECT_EQ(phases_of<IterationPhase>(recorder, "the iteration of the root unit"),
+              "kForward kAwaitingBackward kBackward kIdle ");
+    EXPECT_EQ(phases_of<GatherPhase>(recorder, "unit 'block1'"),
+              "kGathering kUnsharded kSharded kGathering kUnsharded kSharded ");
+  });
+}
+
+// Such a forward would lose the pending gradients.
+TEST(PhaseWalk, AForwardWithinBackwardIsRefused) {
+  RunSharded(2, [](Rank&, ShardedModel& model) {
+    const at::Tensor x = input();
+    const at::Tensor loss = model(x).square().mean();
+    x.register_hook([&](const at::Tensor&) { walk_loss(model); });
+    EXPECT_ERROR(loss.backward(), "the root unit", "within its own backward", "nn::checkpoint");
+    expect_correct_step(model);
+  });
+}
+
+// The backward in progress is not the backward that failed.
+TEST(PhaseWalk, AFailedIterationRecoversWithinAnotherModelsBackward) {
+  RunSharded(2, [](Rank&, ShardedModel& model) {
+    run_a_backward_that_fails(model);
+    const at::Tensor other = at::ones({1}).requires_grad_() * 2;
+    other.register_hook([&](const at::Tensor&) { walk_loss(model); });
+    other.sum().backward();
+    EXPECT_EQ(model.attached<Unit>()->phase(), UnitPhase::kIdle);
+    expect_correct_step(model);
+  });
+}
+
+// An exception of libtorch, such as out of memory, is attributed to a unit.
+
+TEST(CurrentUnit, IsTheUnitThatFailed) {
+  RunSharded(1, [](Rank&, ShardedModel& model) {
+    bool in_forward = false, in_backward = false;
+    model.blocks[1]->up->add_forward_hook([&](nn::ModuleBase&, nn::TensorList outputs) {
+      TORCH_CHECK(!in_forward, "no memory");
+      outputs[0]->register_hook([&](const at::Tensor&) { TORCH_CHECK(!in_backward, "no memory"); });
+    });
+    EXPECT_EQ(current_unit(model), "");
+    for (bool* fails : {&in_forward, &in_backward}) {
+      *fails = true;
+      EXPECT_THROWN(c10::Error, walk_loss(model).backward(), "no memory");
+      EXPECT_EQ(current_unit(model), fails == &in_forward ? "the forward of unit 'block1'"
+                                                          : "the backward of unit 'block1'");
+      *fails = false;
+      walk_loss(model).backward();
+      EXPECT_EQ(current_unit(model), "");
+    }
+    const at::Tensor loss = walk_loss(model);  // between forward and backward
+    EXPECT_EQ(current_unit(model), "");
+  });
+}
+
+}  // namespace state
+}  // namespace tessera::fsdp

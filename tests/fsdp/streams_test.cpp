@@ -1,0 +1,485 @@
+// The order in which units gather, compute and reduce, and the events that they wait for. The
+// streams only record, so no GPU is needed.
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdp/recording_streams.h"
+#include "fsdp/training/training.h"
+#include "fsdp/unit.h"
+#include "testing/placement_text.h"
+
+namespace tessera::fsdp {
+namespace streams {
+
+using testing::record;
+using testing::RecordingStreams;
+using Log = std::vector<std::string>;
+
+/// "compute: record 7" -> "7"
+std::string number_in(const std::string& line) {
+  return line.substr(line.rfind(' ') + 1);
+}
+
+std::string number_of(const comm::StreamEventPtr& event) {
+  return std::to_string(static_cast<const RecordingStreams::Event&>(*event).number);
+}
+
+/// Unit notes in short: "+1" for the gather of block 1, "=1" for its unshard, "-1" for its reshard,
+/// and "r1" for its reduction. "." stands for the root.
+Log notes(const Log& words) {
+  Log lines;
+  for (const std::string& word : words) {
+    for (const std::string& note : testing::split(word, ' ')) {
+      const char* act = note[0] == '+'   ? "all_gather"
+                        : note[0] == '=' ? "unshard"
+                        : note[0] == '-' ? "reshard"
+                                         : "reduce_scatter";
+      const std::string unit =
+          note[1] == '.' ? "the root unit" : "unit 'block" + note.substr(1) + "'";
+      lines.push_back(act + (" " + unit));
+    }
+  }
+  return lines;
+}
+
+/// The notes of the last of `steps` steps of a model of three blocks on two ranks.
+Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options& options = {},
+                  int steps = 1) {
+  Log notes;
+  RunSharded(2, options, [&](Rank& rank, ShardedModel& model) {
+    const auto streams = record(model);
+    prepare(model);
+    for (int step = 0; step < steps; ++step) {
+      streams->clear();
+      local_loss(model, rank).backward();
+    }
+    if (rank.rank() == 0) {
+      notes = streams->notes();
+    }
+  });
+  return notes;
+}
+
+// FSDP2's order: in backward each unit gathers the unit before it while it computes.
+TEST(Streams, PrefetchBackwardInReverseOrderOfForward) {
+  EXPECT_EQ(notes_of_step([](SmallModel&) {}),
+            notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // forward
+                   "+2 =2 +1 -2 r2", "=1 +0 -1 r1", "=0 -0 r0", "-. r."}));
+}
+
+TEST(Streams, GatherOnceWithoutResharding) {
+  EXPECT_EQ(notes_of_step([](SmallModel&) {}, {.reshard_after_forward = false}),
+            notes({"+. =. +0 =0 +1 =1 +2 =2", "-2 r2 -1 r1 -0 r0 -. r."}));
+}
+
+TEST(Streams, PrefetchTheRequestedUnitsInForward) {
+  // In the second step too, although the order of the last forward differs.
+  for (const int steps : {1, 2}) {
+    const Log found = notes_of_step(
+        [](SmallModel& model) {
+          set_forward_prefetch(model, {model.blocks[0].get(), model.blocks[1].get()});
+          set_forward_prefetch(*model.blocks[1], {model.blocks[2].get()});
+        },
+        {}, steps);
+    EXPECT_EQ(Log(found.begin(), found.begin() + 10), notes({"+. =. +0 +1 =0 -0 =1 +2 -1 =2"}));
+  }
+}
+
+TEST(Streams, PrefetchTheRequestedUnitsInBackwardAndFreeUnusedUnits) {
+  const Log found = notes_of_step([](SmallModel& model) {
+    set_backward_prefetch(*model.blocks[2], {model.blocks[0].get()});
+    set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});  // too late
+  });
+  EXPECT_EQ(Log(found.begin() + 11, found.end()),
+            notes({"+2 =2 +0 -2 r2", "+1 =1 -1 r1", "=0 +2 -0 r0", "-. r."}));
+}
+
+/// The whole log of one step of a single unit on two ranks, after the use of its gathered
+/// parameter.
+Log log_after_gather(const Options& options) {
+  Log log;
+  RunRanks(2, [&](Rank& rank) {
+    Filled<nn::Linear> linear(3, 4, {.bias = false});
+    fully_shard(linear, rank.mesh({2}, {"dp"}), options);
+    const auto streams = record(linear);
+    linear(uniform_values({2, 3}, 1)).sum().backward();
+    if (rank.rank() == 0) {
+      log = streams->log();
+    }
+  });
+  const Log gathered{"compute: record 1",
+                     "all_gather: wait 1",  // for the optimizer's update of the shards
+                     "compute: record 2",
+                     "all_gather: wait 2",  // for the layout, which the first step makes
+                     "all_gather the root unit", "enter all_gather", "leave",
+                     "unshard the root unit",    "enter all_gather", "leave",
+                     "all_gather: record 3",     "compute: wait 3"};
+  EXPECT_EQ(Log(log.begin(), log.begin() + std::ssize(gathered)), gathered);
+  log.erase(log.begin(), log.begin() + std::ssize(gathered));
+  return log;
+}
+
+TEST(Streams, WaitForEachOtherWherePackingNeedsIt) {
+  EXPECT_EQ(log_after_gather({.shard_placement = testing::by_columns}),
+            (Log{"compute: record 4",  // unpacked into compute's own memory: the buffer is free
+                 "reshard the root unit",
+                 "all_gather: wait 4",  // the gather buffer is freed
+                 "reduce_scatter the root unit", "compute: record 5",
+                 "reduce_scatter: wait 5",  // packed
+                 "enter reduce_scatter", "leave", "enter reduce_scatter",
+                 "reduce_scatter: record 6", "leave", "reduce_scatter: record 7",
+                 "compute: wait 7",     // gradients for the optimizer
+                 "compute: wait 6"}));  // the packed gradients are freed
+}
+
+TEST(Streams, KeepGradientsUntilTheyAreReducedInPlace) {
+  EXPECT_EQ(log_after_gather({}),
+            (Log{"reshard the root unit", "compute: record 4", "all_gather: wait 4",
+                 "reduce_scatter the root unit", "compute: record 5", "reduce_scatter: wait 5",
+                 "enter reduce_scatter", "leave", "enter reduce_scatter",
+                 "reduce_scatter: record 6", "leave", "reduce_scatter: record 7", "compute: wait 7",
+                 "compute: wait 6"}));  // then autograd's gradient is freed
+}
+
+TEST(Streams, LetTheNextGathersWaitForTheUpdateAlone) {
+  RunRanks(2, [](Rank& rank) {
+    Filled<nn::Linear> linear(3, 4, {.bias = false});
+    fully_shard(linear, rank.mesh({2}, {"dp"}));
+    const auto streams = record(linear);
+    const auto waits_of_step = [&] {
+      streams->clear();
+      linear(uniform_values({2, 3}, 1)).sum().backward();
+      const Log& log = streams->log();
+      return Log(log.begin(), std::ranges::find(log, "all_gather the root unit"));
+    };
+    waits_of_step();
+    const comm::StreamEventPtr update = streams->record(comm::Lane::kCompute);
+    const std::string wait = "all_gather: wait " + number_of(update);
+    set_post_optim_event(linear, update);
+    EXPECT_EQ(waits_of_step(), Log{wait});
+    // The event counts once: the next step waits for all of the compute lane again.
+    const Log next = waits_of_step();
+    ASSERT_EQ(next.size(), 2u);
+    EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
+    EXPECT_NE(next[1], wait);
+    set_post_optim_event(linear, nullptr);  // an event that has passed
+    EXPECT_EQ(waits_of_step(), Log{});
+  });
+}
+
+TEST(Streams, StayInTheComputeLaneOnOneRank) {
+  RunSharded(1, [](Rank& rank, ShardedModel& model) {
+    set_gradient_divide_factor(model, 2);
+    const auto streams = record(model);
+    local_loss(model, rank).backward();
+    for (const std::string& line : streams->log()) {
+      EXPECT_FALSE(line.starts_with("enter")) << line;
+    }
+  });
+}
+
+// A program may have changed the parameters just before, as an optimizer's step does.
+TEST(ExplicitGather, WaitsForTheComputeLane) {
+  for (const auto gather :
+       {+[](nn::ModuleBase& module) { unshard(module); },
+        +[](nn::ModuleBase& module) { start_unshard(module).wait(); },
+        +[](nn::ModuleBase& module) { const UnshardScope unsharded(module); }}) {
+    RunRanks(2, [&](Rank& rank) {
+      Filled<nn::Linear> linear(3, 4);
+      fully_shard(linear, rank.mesh({2}, {"dp"}));
+      const auto streams = record(linear);
+      linear(uniform_values({2, 3}, 1)).sum().backward();
+      streams->clear();
+      gather(linear);
+      const Log& log = streams->log();
+      ASSERT_GE(log.size(), 3u);
+      EXPECT_TRUE(log[0].starts_with("compute: record ")) << log[0];
+      EXPECT_EQ(log[1], "all_gather: wait " + number_in(log[0]));
+      EXPECT_EQ(log[2], "all_gather the root unit");
+    });
+  }
+}
+
+// Forward gathers the next unit while it computes with a unit, in the order of the last forward.
+
+/// The log of a forward.
+Log log_of_forward(SmallModel& model, const Rank& rank, testing::RecordingStreams& streams) {
+  streams.clear();
+  const at::Tensor loss = local_loss(model, rank);
+  Log log = streams.log();
+  loss.backward();
+  return log;
+}
+
+/// The lines from `first` up to `last`, without `last`.
+Log between(const Log& log, const std::string& first, const std::string& last) {
+  const auto begin = std::ranges::find(log, first);
+  const auto end = std::find(begin, log.end(), last);
+  EXPECT_NE(end, log.end()) << first << " ... " << last;
+  return {begin, end};
+}
+
+Log notes_of(const Log& log) {
+  Log notes;
+  std::ranges::copy_if(log, std::back_inserter(notes), [](const std::string& line) {
+    return line.starts_with("all_gather unit") || line.starts_with("unshard unit") ||
+           line.starts_with("reshard unit");
+  });
+  return notes;
+}
+
+TEST(GatherAhead, FollowsTheLastForward) {
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
+    const auto streams = record(model);
+    EXPECT_EQ(notes_of(log_of_forward(model, rank, *streams)),
+              notes({"+0 =0 -0", "+1 =1 -1", "+2 =2 -2"}));
+    for (int step = 0; step < 2; ++step) {
+      EXPECT_EQ(notes_of(log_of_forward(model, rank, *streams)),
+                notes({"+0 =0 +1 -0", "=1 +2 -1", "=2 -2"}));
+    }
+  });
+}
+
+// The unit before last has released its memory, with the end of its forward.
+TEST(GatherAhead, WaitsOnlyForTheMemoryThatItReuses) {
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
+    const auto streams = record(model);
+    log_of_forward(model, rank, *streams);
+    const Log log = log_of_forward(model, rank, *streams);
+    // In newly allocated memory, before any has been freed.
+    EXPECT_EQ(between(log, "all_gather unit 'block1'", "reshard unit 'block0'"),
+              (Log{"all_gather unit 'block1'", "enter all_gather", "leave"}));
+    const Log left = between(log, "reshard unit 'block0'", "unshard unit 'block1'");
+    ASSERT_EQ(left.size(), 2u);
+    EXPECT_TRUE(left[1].starts_with("compute: record ")) << left[1];
+    EXPECT_EQ(between(log, "all_gather unit 'block2'", "reshard unit 'block1'"),
+              (Log{"all_gather unit 'block2'", "enter all_gather",
+                   "all_gather: wait " + number_in(left[1]), "leave"}));
+  });
+}
+
+// Compute unpacks a packed unit into separate memory. The gather buffer is free afterwards.
+TEST(GatherAhead, WaitsOnlyForTheUnpackingOfPackedUnits) {
+  RunSharded(2, {.shard_placement = testing::by_columns}, [](Rank& rank, ShardedModel& model) {
+    const auto streams = record(model);
+    log_of_forward(model, rank, *streams);
+    const Log log = log_of_forward(model, rank, *streams);
+    const Log unpacked = between(log, "unshard unit 'block1'", "all_gather unit 'block2'");
+    const std::string event = number_in(unpacked.back());
+    EXPECT_EQ(unpacked.back(), "compute: record " + event);
+    EXPECT_EQ(between(log, "all_gather unit 'block2'", "reshard unit 'block1'"),
+              (Log{"all_gather unit 'block2'", "enter all_gather", "all_gather: wait " + event,
+                   "leave"}));
+    EXPECT_EQ(between(log, "reshard unit 'block1'", "unshard unit 'block2'"),
+              Log{"reshard unit 'block1'"});
+  });
+}
+
+/// Calls three layers in the requested order.
+struct InAnyOrder : nn::Module<InAnyOrder> {
+  explicit InAnyOrder(const DeviceMesh& mesh) {
+    for (int i = 0; i < 3; ++i) {
+      layers.push_back(
+          register_module("block" + std::to_string(i), std::make_shared<nn::Linear>(6, 6)));
+    }
+    testing::fill(*this);
+    for (const auto& layer : layers) {
+      fully_shard(*layer, mesh);
+    }
+    fully_shard(*this, mesh);
+  }
+  at::Tensor forward(at::Tensor x, const std::vector<int>& order) {
+    for (const int layer : order) {
+      x = (*layers[static_cast<std::size_t>(layer)])(x);
+    }
+    return x;
+  }
+  std::vector<std::shared_ptr<nn::Linear>> layers;
+};
+
+/// Whether no unit is gathered or being gathered.
+bool all_sharded(const InAnyOrder& model) {
+  return std::ranges::none_of(model.layers, [](const auto& layer) {
+    Unit& unit = *layer->template attached<Unit>();
+    return unit.unsharded() || unit.parameters().any(&GatheredState::is_gathering);
+  });
+}
+
+TEST(GatherAhead, EndsWhereTheOrderChangesAndFreesUnusedUnits) {
+  RunRanks(2, [](Rank& rank) {
+    InAnyOrder model(rank.mesh({2}, {"dp"}));
+    const auto streams = record(model);
+    const at::Tensor x = uniform_values({2, 6}, 1);
+    const c10::AutoGradMode no_grad(false);
+    const auto run = [&](const std::vector<int>& order) {
+      streams->clear();
+      model(x, order);
+      EXPECT_TRUE(all_sharded(model));
+      return notes_of(streams->log());
+    };
+    run({0, 1, 2});
+    EXPECT_EQ(run({0, 2, 1}), notes({"+0 =0 +1 -0", "+2 =2 -2", "=1 -1"}));
+    // This call does not use the unit gathered last.
+    EXPECT_EQ(run({0, 2}), notes({"+0 =0 +2 -0", "=2 +1 -2"}));
+    // The order is of calls: a unit may occur twice.
+    run({0, 1, 0, 2});
+    EXPECT_EQ(run({0, 1, 0, 2}), notes({"+0 =0 +1 -0", "=1 +0 -1", "=0 +2 -0", "=2 -2"}));
+  });
+}
+
+// A unit that is unsharded already may run on one rank alone. The gathers ahead must not depend on
+// it.
+TEST(GatherAhead, IsTheSameOnRanksThatRunUnshardedUnitsDifferently) {
+  RunRanks(2, [](Rank& rank) {
+    InAnyOrder model(rank.mesh({2}, {"dp"}));
+    const at::Tensor x = uniform_values({2, 6}, 1);
+    const c10::AutoGradMode no_grad(false);
+    {
+      const UnshardScope unsharded(*model.layers[1]);
+      model(x, rank.rank() == 0 ? std::vector{0, 1, 2} : std::vector{0, 2});
+    }
+    EXPECT_NO_THROW(model(x, std::vector{0, 1, 2}));
+    EXPECT_TRUE(all_sharded(model));
+  });
+}
+
+TEST(GatherAhead, AlsoGathersForTheNextMicroBatch) {
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
+    const auto streams = record(model);
+    set_reshard_after_backward(model, false);
+    log_of_forward(model, rank, *streams);
+    // The units are still gathered: this forward gathers nothing, and keeps the recorded order.
+    EXPECT_EQ(notes_of(log_of_forward(model, rank, *streams)).size(), 3u);
+    reshard(model);
+    for (const auto& block : model.blocks) {
+      reshard(*block);
+    }
+    const Log log = log_of_forward(model, rank, *streams);
+    EXPECT_LT(std::ranges::find(log, "all_gather unit 'block1'"),
+              std::ranges::find(log, "reshard unit 'block0'"));
+  });
+}
+
+// Gathers in the compute lane.
+
+bool is_of_gather_lane(const std::string& line) {
+  return line.starts_with("all_gather: ") || line == "enter all_gather";
+}
+
+/// Each block prefetches the next block.
+void prefetch(SmallModel& model) {
+  set_forward_prefetch(model, {model.blocks[0].get()});
+  for (std::size_t i = 0; i + 1 < model.blocks.size(); ++i) {
+    set_forward_prefetch(*model.blocks[i], {model.blocks[i + 1].get()});
+  }
+}
+
+struct Trained {
+  std::vector<at::Tensor> tensors;  ///< gradients and parameters
+  Log log;
+};
+
+/// Two steps of two micro-batches.
+Trained train(const Arrangement& c, bool async_op) {
+  Trained trained;
+  RunArranged(c, [&](Rank& rank, ShardedModel& model) {
+    const auto streams = record(model);
+    set_unshard_async_op(model, async_op);
+    prefetch(model);
+    std::vector<at::Tensor> tensors;
+    for (int step = 0; step < 2; ++step) {
+      for (const int half : {0, 1}) {
+        local_loss(model, rank, 2 * step + half).backward();
+      }
+      for (const at::Tensor& parameter : parameters_of(model)) {
+        tensors.push_back(full_tensor(parameter.grad()).clone());
+      }
+      testing::descend(model, 0.1);
+    }
+    for (const at::Tensor& parameter : parameters_of(model)) {
+      tensors.push_back(full_tensor(parameter).clone());
+    }
+    if (rank.rank() == 0) {
+      trained = {tensors, streams->log()};
+    }
+  });
+  return trained;
+}
+
+class AsyncOp : public ::testing::TestWithParam<Arrangement> {};
+
+TEST_P(AsyncOp, GathersTheSameWithoutALane) {
+  const Trained with = train(GetParam(), true), without = train(GetParam(), false);
+  EXPECT_EQ(std::ranges::count_if(with.log, is_of_gather_lane), 0);
+  EXPECT_GT(std::ranges::count_if(without.log, is_of_gather_lane), 0);
+  ASSERT_EQ(with.tensors.size(), without.tensors.size());
+  for (std::size_t i = 0; i < with.tensors.size(); ++i) {
+    EXPECT_TRUE(with.tensors[i].equal(without.tensors[i])) << i;
+  }
+}
+
+TESSERA_ARRANGED(AsyncOp, "Zero3", "Hsdp", "Hpz", "Columns", "Bf16", "Offloaded");
+
+TEST(AsyncOps, BeginAtThePrefetchAndEndAtTheFirstUse) {
+  RunSharded(3, [](Rank& rank, ShardedModel& model) {
+    const auto streams = record(model);
+    set_unshard_async_op(model, true);
+    prefetch(model);
+    const c10::AutoGradMode no_grad(false);
+    local_loss(model, rank);
+    const Log& log = streams->log();
+    const auto first = std::ranges::find(log, "all_gather the root unit");
+    // Each gather begins and ends in the compute lane. The next gather begins in between.
+    EXPECT_EQ(Log(first, first + 3), (Log{"all_gather the root unit", "enter compute", "leave"}));
+    const auto next = std::ranges::find(log, "all_gather unit 'block1'");
+    const auto wait = std::ranges::find(log, "unshard unit 'block0'");
+    EXPECT_LT(wait, next);
+    EXPECT_LT(next, std::ranges::find(log, "reshard unit 'block0'"));
+    EXPECT_EQ(Log(wait, wait + 3), (Log{"unshard unit 'block0'", "enter compute", "leave"}));
+  });
+}
+
+/// A gather that uses a lane again waits for what the compute lane has written.
+TEST(AsyncOps, ComeBeforeALaterGatherInALane) {
+  RunSharded(4, {.post_forward_mesh_size = 2}, [](Rank& rank, ShardedModel& model) {
+    const auto streams = record(model);
+    set_unshard_async_op(model, true);
+    const at::Tensor loss = local_loss(model, rank);
+    set_unshard_async_op(model, false);
+    streams->clear();
+    loss.backward();
+    const Log& log = streams->log();
+    const auto gather = std::ranges::find(log, "all_gather unit 'block2'");
+    ASSERT_NE(gather, log.end());
+    ASSERT_TRUE((gather + 1)->starts_with("compute: record ")) << *(gather + 1);
+    EXPECT_EQ(*(gather + 2), "all_gather: wait " + number_in(*(gather + 1)));
+    EXPECT_EQ(*(gather + 3), "enter all_gather");
+    expect_gradients(model, gradients_alone());
+  });
+}
+
+TEST(AsyncOps, WaitForTheOptimizersEventAndNeedNoLaneForExplicitGathers) {
+  RunSharded(3, [](Rank& rank, ShardedModel& model) {
+    const auto streams = record(model);
+    set_unshard_async_op(model, true);
+    local_loss(model, rank).backward();
+    unshard(*model.blocks[1]);
+    start_unshard(*model.blocks[0]).wait();
+    { const UnshardScope unsharded(*model.blocks[2]); }
+    EXPECT_EQ(std::ranges::count_if(streams->log(), is_of_gather_lane), 0);
+    local_loss(model, rank).backward();
+    const auto event = streams->record(comm::Lane::kReduceScatter);  // of an optimizer elsewhere
+    set_post_optim_event(model, event);
+    streams->clear();
+    local_loss(model, rank);
+    EXPECT_EQ(streams->log().front(), "compute: wait " + number_of(event));
+  });
+}
+
+}  // namespace streams
+}  // namespace tessera::fsdp

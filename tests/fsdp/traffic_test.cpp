@@ -1,0 +1,215 @@
+// The exact traffic of one training step.
+
+#include <functional>
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "fsdp/training/training.h"
+#include "tessera/nn/containers.h"
+
+namespace tessera::fsdp {
+namespace traffic_tests {
+
+constexpr int kDepth = 3;
+
+std::int64_t padded(std::int64_t rows, std::int64_t ranks) {
+  return (rows + ranks - 1) / ranks;
+}
+
+/// The elements of one rank's shard of a block or of the head, which are gathered in place.
+std::int64_t block_shard(std::int64_t ranks) {
+  return padded(kHidden, ranks) * (kDim + 1) + padded(kDim, ranks) * (kHidden + 1);
+}
+std::int64_t head_shard(std::int64_t ranks) {
+  return padded(kClasses, ranks) * (kDim + 1);
+}
+
+/// The elements of one rank's part of the packed gradients of all units. Rows do not divide evenly.
+std::int64_t packed_units(std::int64_t ranks) {
+  const std::int64_t up = padded(kHidden, ranks), down = padded(kDim, ranks);
+  const std::int64_t head = padded(kClasses, ranks);
+  return kDepth * testing::packed_numel({up * kDim, up, down * kHidden, down}) +
+         testing::packed_numel({head * kDim, head});
+}
+
+comm::TrafficTable traffic_of_step(Rank& rank, const Options& options = {}) {
+  Filled<SmallModel> model(kDim, kHidden, kClasses, kDepth);
+  shard(model, rank.mesh({rank.size()}, {"dp"}), options);
+  const Sent sent(rank);
+  testing::loss_of(model, uniform_values({4, kDim}, 1), 0, 4).backward();
+  return sent.table();
+}
+
+/// The bytes of a block's gathered parameters, of which each of `pieces` ranks keeps one piece. On
+/// `ranks` ranks, each parameter with its padding begins at a multiple of 64 bytes.
+std::int64_t kept_block(std::int64_t ranks, std::int64_t pieces) {
+  const auto round_up = [](std::int64_t bytes, std::int64_t unit) {
+    return padded(bytes, unit) * unit;
+  };
+  const std::int64_t up = padded(kHidden, ranks), down = padded(kDim, ranks);
+  std::int64_t bytes = 0;
+  for (const std::int64_t numel : {up * kDim, up, down * kHidden, down}) {
+    bytes += round_up(4 * ranks * numel, 64);
+  }
+  return round_up(bytes, 64 * pieces);
+}
+
+TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
+  RunRanks(4, [](Rank& rank) {
+    for (const int neighbours : {1, 2, 4}) {
+      const auto traffic = traffic_of_step(rank, {.post_forward_mesh_size = neighbours});
+      EXPECT_EQ(traffic.size(), neighbours == 2 ? 3u : 2u);
+      const comm::Traffic gathers = traffic.at({"dp", "all_gather"});
+      const int times = neighbours == 2 ? 1 : 2;     // over all ranks
+      EXPECT_EQ(gathers.calls, times * kDepth + 1);  // the root stays gathered after forward
+      EXPECT_EQ(gathers.bytes, 4 * (times * kDepth * block_shard(4) + head_shard(4)));
+      if (neighbours == 2) {
+        const comm::Traffic backward = traffic.at({"dp/2", "all_gather"});
+        EXPECT_EQ(backward.calls, kDepth);
+        EXPECT_EQ(backward.bytes, kDepth * kept_block(4, 2) / 2);
+      }
+      const comm::Traffic reductions = traffic.at({"dp", "reduce_scatter"});
+      EXPECT_EQ(reductions.calls, kDepth + 1);
+      EXPECT_EQ(reductions.bytes, 4 * 4 * packed_units(4));
+    }
+  });
+  RunRanks(1, [](Rank& rank) { EXPECT_TRUE(traffic_of_step(rank).empty()); });
+}
+
+TEST(Traffic, IsThatOfTheUnitsWhereTheRootHasNoParameters) {
+  RunRanks(2, [](Rank& rank) {
+    const auto linear = [] { return std::make_shared<nn::Linear>(8, 8); };
+    const auto first = linear(), second = linear(), third = linear();
+    Filled<nn::Sequential> model(first, second, third);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    for (nn::ModuleBase* unit :
+         std::vector<nn::ModuleBase*>{first.get(), second.get(), third.get()}) {
+      fully_shard(*unit, mesh);
+    }
+    fully_shard(model, mesh);
+    const Sent sent(rank);
+    model(uniform_values({4, 8}, 1)).sum().backward();
+    const comm::TrafficTable traffic = sent.table();
+    EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, 3 + 3);
+    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, 3);
+  });
+}
+
+/// The bytes that a rank sends for each parameter in a step of `micro_batches`, if every size
+/// divides and every collective is a ring.
+struct Formula {
+  const char* name;
+  int micro_batches;
+  Options options;
+  std::function<void(SmallModel&, bool last)> before;  ///< each micro-batch
+  double bytes;
+  bool replicas = false;    ///< two halves of two ranks instead of four ranks
+  bool replicated = false;  ///< by replicate()
+};
+
+void PrintTo(const Formula& formula, std::ostream* out) {
+  *out << formula.name;
+}
+
+void apply(SmallModel& model, const DeviceMesh& mesh, const Formula& formula) {
+  std::vector<nn::ModuleBase*> units;
+  for (const auto& block : model.blocks) {
+    units.push_back(block.get());
+  }
+  units.push_back(&model);
+  for (nn::ModuleBase* unit : units) {
+    formula.replicated ? replicate(*unit, mesh, formula.options)
+                       : fully_shard(*unit, mesh, formula.options);
+  }
+}
+
+/// The bytes that a rank sends if each collective is a ring over its group.
+double bytes_sent(const comm::TrafficTable& traffic) {
+  const std::map<std::string, double> sizes{
+      {"dp", 4}, {"dp/2", 2}, {"replicate", 2}, {"shard", 2}, {"replicate_shard", 4}};
+  double sent = 0;
+  for (const auto& [key, entry] : traffic) {
+    const auto& [group, collective] = key;
+    const double ranks = sizes.at(group), bytes = static_cast<double>(entry.bytes);
+    if (collective == "all_gather") {
+      sent += bytes * (ranks - 1);
+    }
+    if (collective == "reduce_scatter") {
+      sent += bytes * (ranks - 1) / ranks;
+    }
+    if (collective == "all_reduce") {
+      sent += bytes * 2 * (ranks - 1) / ranks;
+    }
+  }
+  return sent;
+}
+
+class TrafficFormula : public ::testing::TestWithParam<Formula> {};
+
+TEST_P(TrafficFormula, GivesTheBytesThatARankSends) {
+  const Formula& formula = GetParam();
+  RunRanks(4, [&](Rank& rank) {
+    Filled<SmallModel> model(32, 64, 32, kDepth);
+    const auto numel = static_cast<double>(testing::parameter_values(model).numel());
+    apply(model,
+          formula.replicas ? rank.mesh({2, 2}, {"replicate", "shard"}) : rank.mesh({4}, {"dp"}),
+          formula);
+    const Sent sent(rank);
+    for (int i = 0; i < formula.micro_batches; ++i) {
+      if (formula.before) {
+        formula.before(model, i + 1 == formula.micro_batches);
+      }
+      testing::loss_of(model, uniform_values({4, 32}, i), 0, 4).backward();
+    }
+    EXPECT_DOUBLE_EQ(bytes_sent(sent.table()) / numel, formula.bytes);
+  });
+}
+
+// Gathers and reductions over all four ranks send 3/4 of their size, over two 1/2. FSDP2's
+// formulas.
+constexpr double kOf4 = 3.0 / 4, kOf2 = 1.0 / 2, kGather = 4, kReduction = 4;
+const Options kZero3{.reshard_after_forward = true}, kZero2{.reshard_after_forward = false};
+const MixedPrecisionPolicy kBf16{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+
+void sync_last(SmallModel& model, bool last) {
+  set_requires_gradient_sync(model, last);
+}
+void keep_until_last(SmallModel& model, bool last) {
+  set_requires_gradient_sync(model, last);
+  set_reshard_after_backward(model, last);
+}
+void all_reduce_last(SmallModel& model, bool last) {
+  set_requires_all_reduce(model, last);
+}
+
+std::vector<Formula> formulas() {
+  return {
+      {"Zero3", 2, kZero3, {}, 2 * (2 * kGather + kReduction) * kOf4},
+      {"Zero2", 2, kZero2, {}, 2 * (kGather + kReduction) * kOf4},
+      {"Zero3Bf16",
+       1,
+       {.mp_policy = kBf16, .reshard_after_forward = true},
+       {},
+       (2 * kGather / 2 + kReduction) * kOf4},
+      {"Zero3SyncLast", 3, kZero3, sync_last, (6 * kGather + kReduction) * kOf4},
+      {"Zero1", 3, kZero2, keep_until_last, (kGather + kReduction) * kOf4},
+      {"Hpz",
+       2,
+       {.reshard_after_forward = true, .post_forward_mesh_size = 2},
+       {},
+       2 * ((kGather + kReduction) * kOf4 + kGather * kOf2)},
+      {"Hsdp", 1, kZero3, {}, (2 * kGather + kReduction) * kOf2 + 2 * kReduction * kOf2 / 2, true},
+      {"HsdpZero2", 1, kZero2, {}, (kGather + kReduction) * kOf2 + 2 * kReduction * kOf2 / 2, true},
+      {"HsdpAllReduceLast", 3, kZero2, all_reduce_last,
+       3 * (kGather + kReduction) * kOf2 + 2 * kReduction * kOf2 / 2, true},
+      {"Replicate", 2, {}, {}, 2 * 2 * kReduction * kOf4, false, true},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, TrafficFormula, ::testing::ValuesIn(formulas()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace traffic_tests
+}  // namespace tessera::fsdp

@@ -1,0 +1,451 @@
+// Units: their shards, calls other than one from the root's forward, calls that bypass the hooks,
+// methods other than forward, and arguments that are changed in place.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "fsdp/training/training.h"
+#include "fsdp/unit.h"
+#include "tessera/fsdp/forward_method.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/initialization.h"
+
+namespace tessera::fsdp {
+namespace units {
+
+TEST(FullyShard, KeepsTheChunkOfEachRank) {
+  RunRanks(4, [](Rank& rank) {
+    Filled<nn::Linear> linear(2, 7);
+    const at::Tensor before = linear.weight->detach().clone();
+    fully_shard(linear, rank.mesh({4}, {"dp"}));
+    const std::vector<at::Tensor> chunks = before.chunk(4);
+    EXPECT_TRUE(local_tensor(linear.weight).equal(chunks[static_cast<std::size_t>(rank.rank())]));
+    EXPECT_EQ(DistributedTensor(linear.weight).placements(), Placements{Shard{0}});
+    EXPECT_TRUE(linear.weight->requires_grad());
+  });
+}
+
+// Units that are called otherwise than once from the root's forward.
+
+/// Expects the gradients of `alone`. An undefined gradient stands for zeros.
+void expect_as_alone(const nn::ModuleBase& model, const nn::ModuleBase& alone) {
+  const std::vector<at::Tensor> expected = gradients_of(alone);
+  std::size_t i = 0;
+  for (const auto& [name, slot] : model.named_slots()) {
+    const at::Tensor& gradient = slot->persistent().grad();
+    const at::Tensor& wanted = expected[i++];
+    if (wanted.defined()) {
+      ASSERT_TRUE(gradient.defined()) << name;
+      EXPECT_TRUE(full_tensor(gradient).allclose(wanted, 1e-4, 1e-6)) << name;
+    } else if (gradient.defined()) {
+      EXPECT_EQ(full_tensor(gradient).abs().max().item<float>(), 0) << name;
+    }
+  }
+}
+
+// PyTorch refuses calls of a block before and without its root.
+TEST(UnitCalls, MayBeOfABlockAlone) {
+  Filled<SmallModel> alone(kDim, kHidden, kClasses);
+  (*alone.blocks[1])(batch(kDim, 0)).square().mean().backward();
+  RunSharded(3, [&](Rank& rank, ShardedModel& model) {
+    for (const bool root_ran : {false, true}) {
+      (*model.blocks[1])(rows_of_rank(rank)).square().mean().backward();
+      for (const auto& [name, slot] : model.named_slots()) {
+        EXPECT_EQ(slot->persistent().grad().defined(), name.starts_with("block1.")) << name;
+      }
+      expect_as_alone(model, alone);
+      expect_all_sharded(model);
+      drop_gradients(model);
+      if (!root_ran) {
+        local_loss(model, rank).backward();
+        expect_gradients(model, gradients_alone());
+        drop_gradients(model);
+      }
+    }
+  });
+}
+
+/// Blocks, and a head that the caller runs.
+struct Headless : nn::Module<Headless> {
+  at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
+
+  nn::Child<Block> first{*this, "first", kDim, kHidden};
+  nn::Child<Block> second{*this, "second", kDim, kHidden};
+  nn::Child<nn::Linear> head{*this, "head", kDim, kClasses};
+};
+
+/// The loss of two chunks of the rows. Each has its own backward, which ends before the model's
+/// begins.
+void chunked_backward(Headless& model, const at::Tensor& x) {
+  const at::Tensor hidden = model(x);
+  const at::Tensor leaf = hidden.detach().requires_grad_();
+  for (const at::Tensor& chunk : leaf.chunk(2)) {
+    ((*model.head)(chunk).square().sum() / x.size(0)).backward();
+  }
+  hidden.backward(leaf.grad());
+}
+
+TEST(UnitCalls, MayRunAHeadWithSeveralBackwards) {
+  Filled<Headless> alone;
+  chunked_backward(alone, batch(kDim, 0));
+  RunRanks(2, [&](Rank& rank) {
+    for (const bool reshard : {true, false}) {
+      Filled<Headless> model;
+      const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+      for (nn::ModuleBase* unit : std::initializer_list<nn::ModuleBase*>{
+               &*model.first, &*model.second, &*model.head, &model}) {
+        fully_shard(*unit, mesh, {.reshard_after_forward = reshard});
+      }
+      chunked_backward(model, rows_of_rank(rank));
+      expect_as_alone(model, alone);
+    }
+  });
+}
+
+/// Its results: two tensors, of which a loss may leave out one, a tensor without a gradient, and a
+/// number.
+struct Several : nn::Module<Several> {
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, int> forward(const at::Tensor& x) {
+    const at::Tensor y = (*a)(x);
+    return {y, (*b)(y), y.argmax(1), 3};
+  }
+
+  nn::Child<nn::Linear> a{*this, "a", kDim, kDim}, b{*this, "b", kDim, kDim};
+};
+
+/// `second`: whether the loss uses the second result, else the first.
+at::Tensor loss_of_several(Several& first, Several& last, const at::Tensor& x, bool second) {
+  const auto [y, z, best, three] = first(x);
+  const auto [u, v, ignored, three_again] = last(second ? z : y);
+  return u.square().mean() * (three + three_again);
+}
+
+TEST(UnitCalls, MayHaveResultsThatAreNotUsed) {
+  for (const bool second : {false, true}) {
+    Filled<Several> alone[2];
+    loss_of_several(alone[0], alone[1], batch(kDim, 0), second).backward();
+    RunRanks(3, [&](Rank& rank) {
+      Filled<Several> models[2];
+      for (Several& model : models) {
+        fully_shard(model, rank.mesh({3}, {"dp"}));
+      }
+      loss_of_several(models[0], models[1], rows_of_rank(rank), second).backward();
+      expect_as_alone(models[0], alone[0]);
+      expect_as_alone(models[1], alone[1]);
+    });
+  }
+}
+
+/// Runs one of two modules that are one unit.
+struct OneOfTwo : nn::Module<OneOfTwo> {
+  at::Tensor forward(const at::Tensor& x) { return (*a)(x); }
+  nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
+};
+
+TEST(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    Filled<OneOfTwo> model;
+    fully_shard({&*model.a, &*model.b}, mesh);
+    fully_shard(model, mesh);
+    const testing::Warnings warnings("did not run");
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor loss = model(uniform_values({4, 3}, 9)).sum();
+      EXPECT_FALSE(model.a->attached<Unit>()->unsharded());
+      loss.backward();
+      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());
+    }
+    EXPECT_EQ(warnings.messages().size(), 1u);
+  });
+}
+
+TEST(ListUnit, MayBeginWithAModuleOutsideOfTheRoot) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    OneOfTwo model;
+    nn::Linear outside(3, 3);
+    testing::fill(model);
+    testing::fill(outside);
+    fully_shard({&outside, &*model.a}, mesh);
+    fully_shard(model, mesh);
+    model(uniform_values({4, 3}, 9)).sum().backward();
+    EXPECT_EQ(model.a->attached<Unit>()->label(), "unit 'a'");
+    EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());
+  });
+}
+
+// Methods other than forward, and explicit gathers.
+
+/// A model with a second method.
+struct Coder : nn::Module<Coder> {
+  at::Tensor forward(const at::Tensor& x) { return (*out)(encode(x)); }
+  at::Tensor encode(const at::Tensor& x) { return (*in)(x).relu(); }
+  void look() { seen = in->weight->sizes().vec(); }
+
+  nn::Child<nn::Linear> in{*this, "in", 3, 5}, out{*this, "out", 5, 3};
+  std::vector<std::int64_t> seen;
+};
+
+TEST(ForwardMethod, GathersAndReducesAsForwardDoes) {
+  const at::Tensor x = uniform_values({6, 3}, 1);
+  Filled<Coder> alone;
+  const at::Tensor expected = register_forward_method(alone, &Coder::encode)(x);  // not a unit
+  expected.sum().backward();
+  for (const int ranks : {1, 2, 4}) {
+    RunOnMesh({ranks}, {"dp"}, [&](const DeviceMesh& mesh) {
+      Filled<Coder> model;
+      fully_shard(model, mesh);
+      register_forward_method(model, &Coder::look)();  // returns nothing
+      EXPECT_EQ(model.seen, (std::vector<std::int64_t>{5, 3}));
+      EXPECT_TRUE(tessera::is_distributed(model.in->weight));
+      const at::Tensor code = register_forward_method(model, &Coder::encode)(x);
+      EXPECT_TRUE(code.allclose(expected));
+      code.sum().backward();
+      EXPECT_TRUE(full_grad(*model.in).allclose(alone.in->weight->grad()));
+      EXPECT_TRUE(tessera::is_distributed(model.in->weight));
+    });
+  }
+  at::Tensor (Coder::*missing)(const at::Tensor&) = nullptr;
+  EXPECT_ERROR(register_forward_method(alone, missing), "null");
+}
+
+TEST(Unshard, DoesNothingTheSecondTime) {
+  RunRanks(2, [](Rank& rank) {
+    Filled<nn::Linear> linear(3, 5);
+    const at::Tensor before = linear.weight->detach().clone();
+    fully_shard(linear, rank.mesh({2}, {"dp"}));
+    const Sent sent(rank);
+    UnshardHandle handle = start_unshard(linear);
+    start_unshard(linear);
+    handle.wait();
+    handle.wait();
+    unshard(linear);
+    EXPECT_EQ(total(sent.table()).calls, 1);
+    EXPECT_TRUE(linear.weight->detach().equal(before));
+    reshard(linear);
+    reshard(linear);
+    EXPECT_TRUE(tessera::is_distributed(linear.weight));
+  });
+}
+
+TEST(Unshard, SurvivesItsModule) {
+  RunRanks(2, [](Rank& rank) {
+    auto linear = std::make_shared<nn::Linear>(3, 5);
+    testing::fill(*linear);
+    fully_shard(*linear, rank.mesh({2}, {"dp"}));
+    UnshardHandle handle = start_unshard(*linear);
+    reshard(*linear);
+    linear.reset();
+    EXPECT_NO_THROW(handle.wait());
+  });
+}
+
+// forward called as a function, without the hooks that gather and reduce.
+
+/// A parameter of each kind: in a slot, and bound to a tensor.
+class OwnLayer : public nn::Module<OwnLayer> {
+ public:
+  explicit OwnLayer(std::int64_t size) {
+    weight = register_slot("weight", at::ones({size, size}));
+    bias = at::ones({size});
+    bind_slot("bias", bias);
+  }
+  at::Tensor forward(const at::Tensor& x) { return at::linear(x, *weight, bias); }
+
+  nn::Parameter weight;
+  at::Tensor bias;
+};
+
+/// A root whose children are no units: their parameters belong to the root's unit.
+struct OwnModel : nn::Module<OwnModel> {
+  OwnModel() { testing::fill(*this); }
+  at::Tensor forward(const at::Tensor& ids) {
+    const at::Tensor x = (*table)(ids);
+    return calls_forward ? layer->forward(x) : (*layer)(x);
+  }
+
+  nn::Child<nn::Embedding> table{*this, "table", 7, 4};
+  nn::Child<OwnLayer> layer{*this, "layer", 4};
+  bool calls_forward = false;
+};
+
+TEST(CallsWithoutHooks, AreRefused) {
+  const char* kAdvice = "(*m)(x) and not as m->forward(x)";
+  const at::Tensor x = at::ones({3, 4}), ids = at::arange(6, at::kLong);
+  for (const int ranks : {1, 2, 3}) {
+    RunRanks(ranks, [&](Rank& rank) {
+      OwnLayer layer(4);
+      fully_shard(layer, rank.mesh({ranks}, {"dp"}));
+      EXPECT_ERROR(layer.forward(x), "argument 1", "argument 2, 'weight', [4, 4]", kAdvice);
+      const at::Tensor out = layer(x);
+      EXPECT_ERROR(layer.forward(x), kAdvice);
+      out.sum().backward();
+      EXPECT_TRUE(full_grad(layer, "bias").equal(at::ones({4}).mul(3)));
+      EXPECT_ERROR(layer.forward(x), kAdvice);
+    });
+  }
+  RunOnMesh({2}, {"dp"}, [&](const DeviceMesh& mesh) {
+    OwnLayer copy(4);
+    replicate(copy, mesh);
+    copy(x);
+    EXPECT_ERROR(copy.forward(x), kAdvice);
+    OwnModel stays_gathered;
+    fully_shard(*stays_gathered.layer, mesh, {.reshard_after_forward = false});
+    fully_shard(stays_gathered, mesh);
+    stays_gathered(ids);
+    EXPECT_ERROR(stays_gathered.layer->forward(x), kAdvice);
+    OwnModel embedding_first;
+    fully_shard(embedding_first, mesh);
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_ERROR(embedding_first.forward(ids), "argument 0, 'table.weight', [7, 4]", "(dp=2)",
+                   "(*m)(x)");
+      embedding_first(ids);
+    }
+    OwnModel may_be_unused;
+    may_be_unused.calls_forward = true;
+    fully_shard(*may_be_unused.layer, mesh, {.may_be_unused = true});
+    fully_shard(may_be_unused, mesh);
+    EXPECT_ERROR(may_be_unused(ids), "'layer.weight'", kAdvice);
+  });
+}
+
+TEST(Slots, ShowGatheredTensorsInForwardAndOnRequest) {
+  RunRanks(2, [](Rank& rank) {
+    OwnLayer layer(4);
+    fully_shard(layer, rank.mesh({2}, {"dp"}));
+    const auto shown = [&] { return !tessera::is_distributed(layer.weight); };
+    const at::Tensor out = layer(at::ones({3, 4}));
+    EXPECT_FALSE(shown());
+    const Sent sent(rank);
+    {
+      const UnshardScope outer(layer);
+      { const UnshardScope inner(layer); }
+      EXPECT_TRUE(shown());
+    }
+    EXPECT_FALSE(shown());
+    EXPECT_TRUE(layer.slot("weight")->gathered());
+    EXPECT_ERROR(layer.to(at::kBFloat16), "'weight'");
+    out.sum().backward();
+    EXPECT_FALSE(layer.slot("weight")->gathered());
+    // The layer stayed gathered for the scope and for backward.
+    EXPECT_EQ(sent.calls("dp", "all_gather"), 0);
+    unshard(layer);
+    EXPECT_TRUE(shown());
+    reshard(layer);
+    EXPECT_FALSE(shown());
+  });
+}
+
+TEST(UnfilledStorage, IsRefusedBeforeAnythingIsGathered) {
+  RunRanks(2, [](Rank& rank) {
+    const auto model = testing::made_on_meta<nn::Linear>(4, 4);
+    const at::Tensor x = at::ones({3, 4});
+    fully_shard(*model, rank.mesh({2}, {"dp"}));
+    EXPECT_ERROR((*model)(x), "'weight', 'bias'", "nn::to_empty");
+    EXPECT_ERROR(unshard(*model), "'weight'", "nn::to_empty");
+    nn::to_empty(*model, at::kCPU);
+    EXPECT_ERROR((*model)(x), "'weight', 'bias'", "nn::init_weights");
+    EXPECT_TRUE(rank.world()->traffic().table().empty());
+    nn::init_weights(*model, 0);
+    EXPECT_NO_THROW((*model)(x).sum().backward());
+  });
+}
+
+// Units that change their arguments in place. Autograd refuses: the caller's tensor would have new
+// values with its old history.
+
+/// A unit's function of its argument.
+using Act = at::Tensor (*)(at::Tensor& x);
+
+class Changing : public nn::Module<Changing> {
+ public:
+  explicit Changing(Act act) : act_(act) { bias = register_slot("bias", at::ones({kDim})); }
+  at::Tensor forward(at::Tensor x) {
+    const at::Tensor y = act_(x);
+    return tessera::is_distributed(y) ? y : y + bias.slot()->get();
+  }
+
+  nn::Parameter bias;
+
+ private:
+  Act act_;
+};
+
+/// y + h, where y is the unit's result for h. `act_later` changes h and y after the unit has run.
+class Net : public nn::Module<Net> {
+ public:
+  explicit Net(Act act, bool act_later = false) : act_later_(act_later) {
+    first = register_module("first", std::make_shared<nn::Linear>(kDim, kDim));
+    unit = register_module("unit", std::make_shared<Changing>(act));
+    testing::fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor h = (*first)(x), y = (*unit)(h);
+    if (act_later_) {
+      h.mul_(3);
+      y.mul_(2);
+    }
+    return y + h;
+  }
+
+  std::shared_ptr<nn::Linear> first;
+  std::shared_ptr<Changing> unit;
+
+ private:
+  bool act_later_;
+};
+
+TEST(ChangedInputs, AreRefused) {
+  const auto error_of = [](Act act) {
+    return ErrorsOfRanks(2, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+      Net net(act);
+      shard_units({&*net.unit, &net}, mesh);
+      net(batch(kDim, 0)).sum().backward();
+    });
+  };
+  EXPECT_CONTAINS(error_of([](at::Tensor& x) { return x.relu_(); }), "in place");
+  EXPECT_CONTAINS(error_of([](at::Tensor& x) { return x.view(-1).relu_().view(x.sizes()); }),
+                  "modified inplace");  // through a view
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    Changing unit([](at::Tensor& x) { return x.relu_(); });
+    fully_shard(unit, mesh["dp"]);
+    const at::Tensor leaf = distribute_tensor(batch(kDim, 0), mesh["tp"], {Shard{0}});
+    const at::Tensor x = leaf.detach().requires_grad_();
+    EXPECT_THROWN(c10::Error, unit(x.mul(1)), "must not change its arguments");
+  });
+}
+
+TEST(ChangedInputs, MayBeCopiesOrBeChangedByTheCallerLater) {
+  for (const bool later : {false, true}) {
+    const Act act = [](at::Tensor& x) { return x.clone().relu_(); };
+    Net alone(act, later);
+    alone(batch(kDim, 0)).square().sum().backward();
+    RunOnMesh({2}, {"dp"}, [&](const DeviceMesh& mesh) {
+      Net net(act, later);
+      shard_units({&*net.unit, &net}, mesh);
+      net(batch(kDim, 0)).square().sum().backward();
+      expect_gradients(net, gradients_of(alone), 1, 1e-4, 1e-5);
+    });
+  }
+}
+
+TEST(ChangedInputs, MayNeedNoGradient) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
+    Changing unit([](at::Tensor& x) { return x.relu_(); });
+    fully_shard(unit, mesh);
+    at::Tensor x = at::ones({2, kDim}).neg();
+    unit(x).sum().backward();
+    EXPECT_EQ(x.sum().item<double>(), 0.0);
+    EXPECT_TRUE(full_grad(unit, "bias").equal(at::full({kDim}, 2.0)));
+    const c10::AutoGradMode no_grad(false);
+    at::Tensor y = at::ones({2, kDim}).neg().requires_grad_();
+    unit(y);
+    EXPECT_EQ(y.sum().item<double>(), 0.0);
+  });
+}
+
+}  // namespace units
+}  // namespace tessera::fsdp

@@ -1,0 +1,248 @@
+// Parameters and units that not all ranks use.
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/state.h"
+#include "fsdp/training/training.h"
+#include "tessera/optim/adamw.h"
+#include "testing/environment.h"
+
+namespace tessera::fsdp {
+namespace unused {
+
+/// Two layers. A call uses one of them.
+class Branches : public nn::Module<Branches> {
+ public:
+  explicit Branches(std::int64_t in = 3, std::int64_t out = 2) {
+    left = register_module("left", std::make_shared<nn::Linear>(in, out));
+    right = register_module("right", std::make_shared<nn::Linear>(in, out));
+    testing::fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x, bool go_left) { return (go_left ? *left : *right)(x); }
+
+  std::shared_ptr<nn::Linear> left, right;
+};
+
+// Rows that divide evenly are reduced from autograd's gradient or from zeros; other rows are
+// packed.
+TEST(Unused, ParameterOfOneRankCountsAsZero) {
+  for (const auto& [in, out] : {std::pair{3, 2}, {4, 4}}) {
+    const at::Tensor x = uniform_values({4, in}, 9);
+    Branches alone(in, out);
+    alone(x, true).square().sum().div(2).backward();
+    alone(x, false).square().sum().div(2).backward();
+    RunOnMesh({2}, {"dp"}, [&, in = in, out = out](Rank& rank, const DeviceMesh& mesh) {
+      Branches model(in, out);
+      fully_shard(model, mesh);
+      model(x, rank.rank() == 0).square().sum().backward();
+      expect_gradients(model, gradients_of(alone));
+      // A later backward that uses one branch keeps the gradient of the other.
+      const at::Tensor before = full_grad(*model.right);
+      model(x, true).sum().backward();
+      EXPECT_TRUE(full_grad(*model.right).equal(before));
+    });
+  }
+}
+
+/// A unit that a call may leave out.
+struct Optional : nn::Module<Optional> {
+  at::Tensor forward(const at::Tensor& x, bool use_extra) {
+    const at::Tensor y = (*base)(x);
+    return use_extra ? (*extra)(y) : y;
+  }
+
+  nn::Child<nn::Linear> base{*this, "base", 3, 3}, extra{*this, "extra", 3, 3};
+};
+
+/// first, extra or not, last.
+struct Detour : nn::Module<Detour> {
+  at::Tensor forward(const at::Tensor& x, bool use_extra) {
+    const at::Tensor y = (*first)(x);
+    return (*last)(use_extra ? (*extra)(y) : y);
+  }
+
+  nn::Child<nn::Linear> first{*this, "first", 3, 3}, extra{*this, "extra", 3, 3};
+  nn::Child<nn::Linear> last{*this, "last", 3, 2};
+};
+
+// Backward of 'last' begins to gather 'first' on the ranks that ran 'extra' in between, too.
+TEST(Unused, UnitMayBeLeftOutAtTheEndOrBetweenUnits) {
+  const at::Tensor x = uniform_values({4, 3}, 9);
+  Filled<Detour> detour;
+  (detour(x, true).sum() + 2 * detour(x, false).sum()).div(3).backward();
+  Filled<Optional> optional;
+  (optional(x, true).sum() + 2 * optional(x, false).sum()).div(3).backward();
+  RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    Filled<Detour> between;
+    fully_shard(*between.first, mesh);
+    fully_shard(*between.extra, mesh, {.may_be_unused = true});
+    shard_units({&*between.last, &between}, mesh);
+    between(x, rank.rank() == 1).sum().backward();
+    expect_gradients(between, gradients_of(detour));
+    Filled<Optional> at_end;
+    fully_shard(*at_end.base, mesh);
+    fully_shard(*at_end.extra, mesh, {.may_be_unused = true});
+    fully_shard(at_end, mesh);
+    for (const int step : {1, 2}) {
+      at_end(x, rank.rank() == step).sum().backward();
+      expect_gradients(at_end, gradients_of(optional), step);
+      expect_all_sharded(at_end);
+    }
+    const c10::AutoGradMode no_grad(false);
+    at_end(x, rank.rank() == 0);
+    EXPECT_TRUE(tessera::is_distributed(at_end.extra->weight));
+  });
+}
+
+at::Tensor detour_loss(Detour& model, const at::Tensor& x, bool use_extra) {
+  return model(x, use_extra).square().mean();
+}
+
+void forward_without_gradients(Detour& model, const at::Tensor& x, bool use_extra) {
+  const at::Tensor loss = detour_loss(model, x, use_extra);
+  {
+    const c10::NoGradGuard no_grad;
+    model(x, use_extra);
+  }
+  loss.backward();
+}
+
+void backward_twice(Detour& model, const at::Tensor& x, bool use_extra) {
+  const at::Tensor loss = detour_loss(model, x, use_extra);
+  loss.backward({}, /*retain_graph=*/true);
+  loss.backward();
+}
+
+void gradient_penalty(Detour& model, const at::Tensor& x, bool use_extra) {
+  const at::Tensor input = x.clone().requires_grad_();
+  const at::Tensor loss = detour_loss(model, input, use_extra);
+  const auto gradients = torch::autograd::grad({loss}, {input}, {}, /*retain_graph=*/true,
+                                               /*create_graph=*/true);
+  (loss + gradients[0].square().sum()).backward();
+}
+
+void two_forwards(Detour& model, const at::Tensor& x, bool use_extra) {
+  const at::Tensor first = detour_loss(model, x, use_extra);
+  const at::Tensor second = detour_loss(model, 2 * x, !use_extra);
+  first.backward();
+  second.backward();
+}
+
+void freed_by_hand(Detour& model, const at::Tensor& x, bool use_extra) {
+  const at::Tensor loss = detour_loss(model, x, use_extra);
+  if (is_fully_sharded(*model.extra)) {
+    reshard(*model.extra);
+  }
+  loss.backward();
+}
+
+TEST(UnusedAndFreed, IsGatheredByAllRanksInBackward) {
+  const at::Tensor x = uniform_values({4, 3}, 9);
+  for (const auto step :
+       {forward_without_gradients, backward_twice, gradient_penalty, two_forwards, freed_by_hand}) {
+    Filled<Detour> alone;
+    step(alone, x, true);
+    step(alone, x, false);
+    for (const bool reshards : {true, false}) {
+      RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+        Filled<Detour> model;
+        fully_shard(*model.first, mesh);
+        fully_shard(*model.extra, mesh, {.reshard_after_forward = reshards, .may_be_unused = true});
+        fully_shard(model, mesh);
+        step(model, x, rank.rank() == 1);
+        expect_gradients(model, gradients_of(alone), 0.5);
+        EXPECT_FALSE(model.extra->slot("weight")->gathered());
+      });
+    }
+  }
+}
+
+// The ranks' collectives differ. Backward of rank 2 begins with 'base', which is as large as the
+// 'extra' that the others gather.
+TEST(Unused, UnitThatIsNotMarkedIsNamedWithTheRemedy) {
+  const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
+    Filled<Optional> model;
+    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+    shard_units({&*model.base, &*model.extra, &model}, mesh);
+    model(uniform_values({4, 3}, 9), rank.rank() != 2).sum().backward();
+  });
+  EXPECT_CONTAINS(errors, "unit 'extra'");
+  EXPECT_TRUE(std::ranges::any_of(errors, [](const std::string& error) {
+    return bool(testing::Contains(error, {"may_be_unused", "rank 2 calls"}));
+  })) << errors[0];
+}
+
+// The unit is marked already, so the advice would not help.
+TEST(Unused, AdviceIsNotGivenForAMarkedUnit) {
+  Settings settings;
+  settings.may_be_unused =
+      std::make_shared<const std::vector<std::string>>(std::vector<std::string>{"unit 'extra'"});
+  EXPECT_EQ(settings.hint_of_unused_units("rank 0 calls all_gather for unit 'extra'"), "");
+  EXPECT_CONTAINS(settings.hint_of_unused_units("rank 0 calls all_gather for unit 'extra2'"),
+                  "needs Options::may_be_unused");
+}
+
+/// Which branches have a gradient after the calls of `go_left`, with one backward each.
+std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<bool>& go_left) {
+  Branches model;
+  fully_shard(model, mesh);
+  for (std::size_t i = 0; i < go_left.size(); ++i) {
+    set_requires_gradient_sync(model, i + 1 == go_left.size());
+    model(uniform_values({4, 3}, rank.rank()), go_left[i]).sum().backward();
+  }
+  std::string used;
+  for (const auto& [name, slot] : model.named_slots()) {
+    used += name.ends_with("weight") && slot->persistent().grad().defined() ? name + " " : "";
+  }
+  return used;
+}
+
+TEST(Unused, ParameterOfNoRankHasNoGradient) {
+  for (const bool shared_memory : {true, false}) {
+    const testing::SharedMemory setting(shared_memory);
+    RunRanks(4, [](Rank& rank) {
+      const bool first = rank.rank() == 0;
+      for (const DeviceMesh& mesh :
+           {rank.mesh({4}, {"dp"}), rank.mesh({2, 2}, {"replicas", "dp"})}) {
+        EXPECT_EQ(used_branches(rank, mesh, {true}), "left.weight ");
+        EXPECT_EQ(used_branches(rank, mesh, {!first}), "left.weight right.weight ");
+        EXPECT_EQ(used_branches(rank, mesh, {false, false}), "right.weight ");
+        EXPECT_EQ(used_branches(rank, mesh, {first, false}), "left.weight right.weight ");
+      }
+    });
+  }
+  RunRanks(1, [](Rank& rank) {
+    EXPECT_EQ(used_branches(rank, rank.mesh({1}, {"dp"}), {true}), "left.weight ");
+  });
+}
+
+// Momentum and decay apply to a parameter with a gradient of zeros, not to one without a gradient.
+TEST(Unused, ParameterOfNoRankIsNotUpdated) {
+  const auto train = [](Branches& model) {
+    optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
+    for (const bool left : {true, false, true}) {
+      optimizer.zero_grad();
+      model(uniform_values({4, 3}, 9), left).pow(2).sum().backward();
+      optimizer.step();
+    }
+  };
+  Branches alone;
+  train(alone);
+  RunOnMesh({3}, {"dp"}, [&](const DeviceMesh& mesh) {
+    Branches model;
+    fully_shard(model, mesh);
+    train(model);
+    EXPECT_TRUE(
+        testing::parameter_values(model).allclose(testing::parameter_values(alone), 1e-5, 1e-6));
+  });
+}
+
+}  // namespace unused
+}  // namespace tessera::fsdp
