@@ -262,19 +262,6 @@ TEST(DroppedGradients, DoNotComeBack) {
   }
 }
 
-TEST(WaitingGradients, AreAddedToGradientsThatWereReducedBefore) {
-  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
-  for (const Setting& setting : settings()) {
-    RunHybrid([&](Rank& rank, ShardedModel& model) {
-      for (const int step : {0, 1, 2}) {
-        setting.set(model, step != 1);
-        local_loss(model, rank, step).backward();
-      }
-      expect_gradients(model, expected);
-    });
-  }
-}
-
 TEST(WaitingGradients, MayBeTakenAwayAndPutBack) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
   RunSharded(2, [&](Rank& rank, ShardedModel& model) {
@@ -432,7 +419,7 @@ TEST(AddedProductsOfTensorParallelWeights, AreAddedToLocalParts) {
   EXPECT_EQ(AddedTerms::products(), 2 * (kWeights - 1) * 4);
 }
 
-/// One unit; a call uses `b` once or twice, and `a` or not.
+/// Two layers in one unit. `twice`: a call uses `b` twice, else `b` and `a` once each.
 struct Shared : nn::Module<Shared> {
   at::Tensor forward(const at::Tensor& x, bool twice) {
     const at::Tensor y = (*b)(x).square().sum();
@@ -445,7 +432,7 @@ at::Tensor shared_rows(int rank, int step) {
   return uniform_values({1, 2, 3}, rank + 10 * step);
 }
 
-/// The mean over two ranks of the sum of these losses' gradients.
+/// The gradients of the summed losses of these steps, averaged over two ranks.
 std::vector<at::Tensor> shared_alone(const std::vector<int>& steps) {
   Filled<Shared> alone;
   for (const int rank : {0, 1}) {
@@ -501,7 +488,7 @@ TEST(AddedProductsOfAUnit, AreNotInGradientsOfAutogradGrad) {
 }
 
 TEST(AddedProductsOfAUnit, OfABackwardThatFailsAreDropped) {
-  // The gradients of the step before are kept, or are NaN and dropped by the program.
+  // The gradients of the step before stay, or are NaN and the program drops them.
   for (const bool drops : {false, true}) {
     const std::vector<at::Tensor> expected =
         shared_alone(drops ? std::vector{0} : std::vector{0, 1});

@@ -100,20 +100,6 @@ TEST(Origins, OfDifferentSeedsAreRefused) {
   });
 }
 
-TEST(Origins, DoNotMatterOnceValuesWereWritten) {
-  RunRanks(2, [](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    nn::init_weights(model, static_cast<std::uint64_t>(rank.rank()));
-    shard(model, rank.mesh({2}, {"dp"}));
-    const c10::AutoGradMode no_grad(false);
-    for (const auto& [name, slot] : model.named_slots()) {
-      slot->persistent().fill_(0.5);
-    }
-    const c10::AutoGradMode grad(true);
-    local_loss(model, rank).backward();
-  });
-}
-
 // With TESSERA_DEBUG=1 ranks compare the parameters of each unit before its first gather.
 
 // On two ranks the shards of 3 and of 4 rows have one padded size.
@@ -218,7 +204,7 @@ at::Tensor run_below_root(Pair& model, bool take_a) {
   return std::exchange(model.inner, {});
 }
 
-/// The ranks' units differ in this act.
+/// An act in which ranks run different units, and the mesh and options of the model.
 struct Difference {
   const char* name;
   std::vector<std::int64_t> sizes;
@@ -270,7 +256,7 @@ TEST_F(Disagreement, BetweenNeighboursNamesTheirGroup) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Pair model(rank.mesh({4}, {"dp"}), {.reshard_after_forward = true, .post_forward_mesh_size = 2},
                /*frozen=*/true);
-    // Neighbours gather nothing else; the other pair receives the error.
+    // The groups 'dp/2' of neighbours gather nothing else. The other group receives the error.
     model(input().requires_grad_(), rank.rank() != 1, true).sum().backward();
   });
   expect_both_named(errors);
@@ -290,7 +276,7 @@ TEST_F(Disagreement, LeavesNothingWrongBehind) {
       run_one(model, true).sum().backward();
       EXPECT_ERROR(run_one(model, rank.rank() == 0), "unit 'a'", "unit 'b'");
       EXPECT_FALSE(model.a->attached<Unit>()->unsharded());
-      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());  // of the step before
+      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());  // from the step before
       set_reshard_after_backward(model, false);
       EXPECT_ERROR(run_both(model, rank.rank() == 0).sum().backward(), "unit 'a'", "unit 'b'");
       expect_all_sharded(model);

@@ -97,7 +97,7 @@ TEST(Packing, ClearsGapsBetweenSegmentsAndAfterThem) {
   const std::vector<Segment> segments = segments_of({{{6}, 0, 2}, {{2}, 0, 2}}, at::kFloat);
   at::Tensor buffer = at::full({2, flat_numel(segments)}, 7.0);
   pack({at::ones({6}), at::Tensor()}, segments, buffer);
-  // 3 elements and 1, each from a multiple of 16 on.
+  // Segments of 3 elements and of 1 element begin at multiples of 16 elements.
   const at::Tensor row = at::arange(16 + 16).lt(3).to(at::kFloat);
   EXPECT_TRUE(buffer.equal(at::stack({row, row})));
 }
@@ -130,7 +130,7 @@ TEST(Packing, PutsEachRanksChunkIntoItsRowAndBack) {
   }
 }
 
-// Any strides and another type.
+// The tensor is transposed and of another type than the buffer.
 TEST(Packing, CastsTransposedTensors) {
   const at::Tensor whole = at::arange(15, at::kBFloat16).view({3, 5}).t();
   const std::vector<Segment> segments{{{{5, 3}, 0, 2}, 0}};
@@ -159,7 +159,7 @@ TEST(BufferPool, ReusesMemoryOfOneLaneAfterItsEvent) {
 }
 
 TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
-  // Too small for the request, or so large that the request would waste it.
+  // The idle buffer is too small for the request, or so large that the request would waste it.
   for (const std::int64_t numel : {101, 10}) {
     Pool p;
     p.pool.release(p.pool.acquire(100, at::kFloat, Lane::kAllGather),

@@ -74,7 +74,8 @@ TEST(FsdpCheckpointing, InsideAndAroundUnitsAddsNoCollective) {
       };
       expect_same(plain, step(rank, options, inside, loss_of));
       EXPECT_EQ(counts->recomputations, 3);
-      // Around the loss too: backward needs its tensors before any unit's results.
+      // A region that also contains the loss: backward needs the loss's tensors before any unit's
+      // results.
       const auto around = [](SmallModel& model, const at::Tensor& x) {
         return nn::checkpoint([&](const at::Tensor& y) { return loss_of(model, y); }, x);
       };
@@ -146,7 +147,7 @@ TEST(FsdpCheckpointing, FailedRecomputationEndsAllRanksAndMayBeFollowedByAStep) 
         return;
       }
       EXPECT_ERROR(local_loss(model, rank).backward(), "a broken recomputation");
-      drop_gradients(model);  // of units whose backward was complete
+      drop_gradients(model);  // some units had finished their backward
       local_loss(model, rank).backward();
       expect_gradients(model, gradients_alone());
     });

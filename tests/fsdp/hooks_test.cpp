@@ -14,12 +14,11 @@
 
 #include "fsdp/training/training.h"
 #include "tessera/optim/adamw.h"
-#include "tessera/tensor_parallel/parallelize.h"
 
 namespace tessera::fsdp {
 namespace hooks {
 
-/// Doubles every gradient, and counts.
+/// Registers hooks that double every gradient and count their calls.
 void double_gradients(const nn::ModuleBase& model, int& calls) {
   for (const auto& [name, slot] : model.named_slots()) {
     slot->persistent().register_hook([&calls](const at::Tensor& gradient) {
@@ -65,22 +64,6 @@ TEST(ParameterHook, IsNotCalledOnceRemovedBeforeSharding) {
     before.remove_hook(hook);
     local_loss(model, rank).backward();
     expect_gradients(model, expected);
-  });
-}
-
-TEST(ParameterHook, IsCalledForAParameterThatAPlanDistributes) {
-  Filled<nn::Linear> alone(4, 6);
-  const at::Tensor x = uniform_values({3, 4}, 1);
-  alone(x).square().sum().backward();
-  RunRanks(2, [&](Rank& rank) {
-    Filled<nn::Linear> linear(4, 6);
-    int calls = 0;
-    double_gradients(linear, calls);
-    tensor_parallel::parallelize_module(linear, rank.mesh({2}, {"tp"}),
-                                        {{"", tensor_parallel::colwise_parallel()}});
-    DistributedTensor(linear(x).square().sum()).full_tensor().backward();
-    EXPECT_EQ(calls, 2);
-    EXPECT_TRUE(full_grad(linear).allclose(alone.weight->grad() * 2, 1e-4, 1e-5));
   });
 }
 
@@ -326,14 +309,7 @@ TEST(RequestedGradient, MayBeTogetherWithThatOfAPlainLeaf) {
   });
 }
 
-/// Its second layer is gathered but may not run.
-struct MayStop : nn::Module<MayStop> {
-  at::Tensor forward(const at::Tensor& x, bool stops) { return stops ? (*a)(x) : (*b)((*a)(x)); }
-
-  nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
-};
-
-/// Which of `gradients` are defined: "1100".
+/// "1" for each defined gradient and "0" for each undefined one.
 std::string defined_of(const Tensors& gradients) {
   std::string text;
   for (const at::Tensor& gradient : gradients) {
@@ -345,14 +321,14 @@ std::string defined_of(const Tensors& gradients) {
 TEST(RequestedGradient, MayBeOfAUnitThatWasGatheredAndDidNotRun) {
   for (const bool prefetched : {false, true}) {
     RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-      Filled<MayStop> model;
-      fully_shard(*model.b, mesh, {.may_be_unused = !prefetched});
+      Filled<OptionalLayer> model;
+      fully_shard(*model.extra, mesh, {.may_be_unused = !prefetched});
       fully_shard(model, mesh);
       if (prefetched) {
-        set_forward_prefetch(model, {&*model.b});
+        set_forward_prefetch(model, {&*model.extra});
       }
       const Tensors parameters = parameters_of(model);
-      const auto loss = [&](bool stops) { return model(at::ones({2, 3}), stops).square().mean(); };
+      const auto loss = [&](bool stops) { return model(at::ones({2, 3}), !stops).square().mean(); };
       EXPECT_EQ(defined_of(grad({loss(true)}, parameters, {}, std::nullopt, false, true)), "1100");
       loss(true).backward({}, std::nullopt, false, parameters);
       EXPECT_TRUE(parameters[0].grad().defined());

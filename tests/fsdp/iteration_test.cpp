@@ -107,7 +107,7 @@ TEST(Frozen, MayChangeBetweenSteps) {
         const Sent sent(rank);
         local_loss(model, rank).backward();
         EXPECT_EQ(model.blocks[0]->up->slot("weight")->persistent().grad().defined(), !frozen);
-        // On two ranks: of 10 rows 5, of 7 rows 4, of 3 rows 2.
+        // The shards on two ranks: 5 of 10 rows, 4 of 7 rows, 2 of 3 rows.
         using testing::packed_numel;
         const std::int64_t block = packed_numel({frozen ? 0 : 5 * 7, 5, 4 * 10, 4});
         const std::int64_t head = packed_numel({2 * 7, 2});
@@ -211,7 +211,7 @@ TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   }
 }
 
-/// A user's type that layers pass on.
+/// A struct that layers of a user's model pass to each other.
 struct Activation {
   at::Tensor value;
 };

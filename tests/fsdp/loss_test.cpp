@@ -120,15 +120,6 @@ TEST(LossMean, OfOneRankIsRefusedIfOthersShareTheBatch) {
   });
 }
 
-TEST(LossMean, WorksWithoutAnyToken) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    LossHead head(mesh);
-    const at::Tensor targets = at::full({kLossRows}, -100, at::kLong);
-    const at::Tensor tokens = tensor_parallel::tokens_per_rank(targets, mesh);
-    EXPECT_EQ(cross_entropy(head(inputs()), targets, {.tokens = tokens}).item<float>(), 0);
-  });
-}
-
 /// A batch of 16 rows, which torch.chunk splits on 3 ranks into 6, 6 and 4.
 struct UnevenRows {
   static constexpr std::int64_t kAll = 16;

@@ -138,21 +138,6 @@ TEST(StockOptimizerMadeFirst, IsRefusedAfterItsParametersWereReplaced) {
   EXPECT_ERROR(optimizer.step(), "nn::to_empty has replaced");
 }
 
-TEST(StockOptimizer, MadeAfterFullyShardWorks) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<SmallModel> reference(6, 10, 3, 1), model(6, 10, 3, 1);
-    shard(model, rank.mesh({2}, {"dp"}));
-    torch::optim::AdamW expected(reference.parameters(), torch::optim::AdamWOptions(0.01));
-    torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));
-    testing::loss_of(reference, batch(6, 0), 0, testing::kRows).backward();
-    local_loss(model, rank).backward();
-    expected.step();
-    optimizer.step();
-    EXPECT_TRUE(full_tensor(model.head->slot("weight")->persistent())
-                    .allclose(reference.head->weight->detach(), 1e-4, 1e-5));
-  });
-}
-
 // Training in fp16 with a GradScaler.
 
 /// A loss times 1e-6, whose gradients underflow in fp16.

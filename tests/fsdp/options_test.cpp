@@ -73,7 +73,7 @@ struct Mixture : nn::Module<Mixture> {
   nn::Child<nn::Linear> dense{*this, "dense", 3, 4}, experts{*this, "experts", 3, 4};
 };
 
-/// Over all of `mesh`, its experts over the dimension "efsdp" alone.
+/// Shards the model over all of `mesh`, but its experts over the dimension "efsdp" alone.
 void shard_mixture(Mixture& model, const DeviceMesh& mesh) {
   const auto mesh_of_experts = [&](const std::string& name, const at::Tensor&) {
     return name.starts_with("experts") ? std::optional(mesh["efsdp"]) : std::nullopt;

@@ -40,7 +40,7 @@ TEST(MixedPrecision, ComputesInBfloat16AndKeepsMastersInFp32) {
                   for (const at::Tensor& parameter : parameters_of(model)) {
                     EXPECT_EQ(parameter.scalar_type(), at::kFloat);
                     EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat);
-                    // bf16 has 8 bits; ranks round their parts of the batch.
+                    // bf16 has 8 bits of precision, and each rank rounds its part of the batch.
                     EXPECT_TRUE(full_tensor(parameter.grad()).allclose(expected[i], 3e-2, 3e-3))
                         << i;
                     ++i;
@@ -65,7 +65,8 @@ float gradient_over_replicas(Rank& rank, at::ScalarType reduce_dtype, bool zero3
 TEST(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBatches) {
   RunRanks(4, [](Rank& rank) {
     for (const bool zero3 : {true, false}) {
-      // A mean of four, twice. In bf16 each sum loses the small terms: 2 + 2^-7 is rounded to 2.
+      // Two means of four gradients. In bf16 each sum loses the small terms: 2 + 2^-7 is rounded
+      // to 2.
       EXPECT_EQ(gradient_over_replicas(rank, at::kFloat, zero3), 2 * (2 + 3.0F / 256) / 4);
       EXPECT_EQ(gradient_over_replicas(rank, at::kBFloat16, zero3), 2 * 2.0F / 4);
     }
@@ -154,7 +155,7 @@ struct ReduceCase {
   double divisor = 0;                  ///< 0: the number of data-parallel ranks
 };
 
-/// Rank 0's gradients are 256 and 256, the others' 1 and 1. bf16 cannot represent 257 or 513.
+/// Rank 0's two gradients are 256, those of other ranks are 1. bf16 cannot represent 257 or 513.
 TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
   const std::vector<ReduceCase> cases{{{1, 1, 1}, false, false, false, 3},
                                       {{1, 1, 2}},
@@ -252,7 +253,7 @@ TEST(DivideFactor, DividesOnce) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
     RunSharded(ranks, [&](Rank& rank, ShardedModel& model) {
-      set_gradient_divide_factor(model, 0.5);  // of the units below too
+      set_gradient_divide_factor(model, 0.5);  // applies to the units below too
       local_loss(model, rank).backward();
       expect_gradients(model, expected, rank.size() / 0.5);
     });

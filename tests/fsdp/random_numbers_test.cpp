@@ -175,8 +175,8 @@ struct OneDraw : nn::Module<OneDraw> {
   nn::Child<nn::Linear> linear{*this, "linear", kSide, kSide};
 };
 
-/// The errors of two ranks whose model is a unit, or gives out the local part of its linear's
-/// result.
+/// The errors of ranks whose model is an FSDP unit or, with `local_part`, whose linear returns its
+/// local part.
 std::vector<std::string> errors_of(const Draw& draw, std::int64_t rows, bool local_part = false,
                                    int ranks = 2) {
   return ErrorsOfRanks(ranks, [&](Rank& rank) {
@@ -206,14 +206,14 @@ struct RandomRefusal {
 
 TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
   const std::vector<RandomRefusal> cases{
-      // The batch is not first.
+      // The batch is not the first dimension.
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 3); },
        4,
        {"bernoulli_", "[3, 4, 8]", "2 data-parallel ranks", "4 rows", "put the batch first"}},
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 8); },
        4,
        {"[8, 4, 8]", "second dimension"}},
-      // Rows may be of any dimension.
+      // Any dimension may be the rows.
       {[](const at::Tensor& y) { return y + at::rand({4, 1}).sum(); },
        2,
        {"uniform_", "[4, 1]", "first dimension", "BatchPart(0, 1)"}},

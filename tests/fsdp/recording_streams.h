@@ -10,9 +10,9 @@
 
 namespace tessera::testing {
 
-/// Lanes that do nothing but remember what was asked of them, in order:
+/// Lanes that only record the calls, in order:
 ///   "all_gather unit 'a'"          a note
-///   "compute: record 3"            event 3 is the end of what compute has so far
+///   "compute: record 3"            event 3 is the end of the work in the compute lane so far
 ///   "all_gather: wait 3"
 ///   "enter all_gather", "leave"
 class RecordingStreams final : public comm::Streams {
@@ -67,7 +67,7 @@ class RecordingStreams final : public comm::Streams {
   std::vector<std::string> notes_;
 };
 
-/// What the unit of `root`, and those that its first forward finds below it, do from now on.
+/// Records the lanes of the unit of `root` and of the units that its first forward finds below it.
 inline std::shared_ptr<RecordingStreams> record(const nn::ModuleBase& root) {
   auto streams = std::make_shared<RecordingStreams>();
   root.attached<fsdp::Unit>()->parameters().set_comm_context(

@@ -332,13 +332,13 @@ struct Growing : nn::Module<Growing> {
   std::shared_ptr<nn::Linear> extra;
 };
 
-// Each rank would train such parameters on its own.
+// Without an error each rank would train its own copy of these parameters.
 TEST(ParametersOutsideOfUnits, AreRefusedWheneverTheyAppear) {
   struct Change {
     const char* name;
-    bool has_extra;    ///< before fully_shard
+    bool has_extra;    ///< whether `extra` exists before fully_shard
     bool shards_root;  ///< else only `a` is a unit
-    bool frozen;       ///< `extra`, before
+    bool frozen;       ///< whether `extra` is frozen before `act`
     void (*act)(Growing&);
   };
   const Change changes[] = {

@@ -32,7 +32,7 @@ struct Either : nn::Module<Either> {
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
-// PyTorch adds the flat sum of one set of parameters to that of another.
+// PyTorch adds the flat sums of different sets of parameters.
 TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   const at::Tensor x = uniform_values({8, 3}, 3);
   Filled<Either> alone;
@@ -53,7 +53,7 @@ TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   });
 }
 
-// In fp16 half of the division comes before the sum. Waiting gradients have been divided so far.
+// In fp16 half of the division comes before the sum, so that waiting gradients are partly divided.
 TEST(Replicas, AddUpMicroBatchesThatAreDividedDifferently) {
   const auto gradient_after = [](Rank& rank, const std::function<void(nn::Linear&)>& change) {
     nn::Linear linear(4, 4, {.bias = false});

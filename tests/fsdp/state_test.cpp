@@ -72,7 +72,8 @@ bool is_legal(P from, P to) {
   });
 }
 
-/// Every pair of phases: legal ones are entered, others are an error that changes nothing.
+/// Checks every pair of phases: a legal transition succeeds, any other is an error that changes
+/// nothing.
 template <class P>
 void expect_table_is_enforced(int phases) {
   for (int i = 0; i < phases * phases; ++i) {
@@ -175,7 +176,7 @@ void run_backward_again(Rank& rank) {
   expect_correct_step(model);
 }
 
-/// Outside of the root's forward.
+/// The block is called outside of the root's forward.
 void call_a_block_twice(Rank& rank) {
   ShardedModel model(rank.mesh({2}, {"dp"}));
   walk_loss(model).backward();  // connects the block with its root
@@ -184,7 +185,7 @@ void call_a_block_twice(Rank& rank) {
   expect_correct_step(model);
 }
 
-/// All forwards, then all backwards.
+/// Runs all forwards, then all backwards.
 void run_a_pipeline(Rank& rank) {
   ShardedModel model(rank.mesh({2}, {"dp"}));
   set_is_last_backward(model, false);
@@ -205,7 +206,7 @@ void fail_in_forward(Rank& rank) {
       [&](nn::ModuleBase&, nn::TensorList) { TESSERA_CHECK(!fails, "not this time"); });
   EXPECT_ERROR(walk_loss(model), "not this time");
   EXPECT_EQ(model.blocks[0]->attached<Unit>()->phase(), UnitPhase::kForward);
-  EXPECT_ERROR(walk_loss(model), "not this time");  // the root's forward begins again
+  EXPECT_ERROR(walk_loss(model), "not this time");  // the second call restarts the root's forward
   fails = false;
   earlier.backward();  // of the graph before the failure
   expect_correct_step(model);
@@ -349,7 +350,7 @@ TEST(PhaseWalk, AStepFollowsTheFirstColumnOfTheDocumentedTable) {
   });
 }
 
-// Such a forward would lose the pending gradients.
+// A forward within a backward would lose the pending gradients.
 TEST(PhaseWalk, AForwardWithinBackwardIsRefused) {
   RunSharded(2, [](Rank&, ShardedModel& model) {
     const at::Tensor x = input();

@@ -93,7 +93,7 @@ TEST(Streams, PrefetchTheRequestedUnitsInForward) {
 TEST(Streams, PrefetchTheRequestedUnitsInBackwardAndFreeUnusedUnits) {
   const Log found = notes_of_step([](SmallModel& model) {
     set_backward_prefetch(*model.blocks[2], {model.blocks[0].get()});
-    set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});  // too late
+    set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});  // comes too late to be used
   });
   EXPECT_EQ(Log(found.begin() + 11, found.end()),
             notes({"+2 =2 +0 -2 r2", "+1 =1 -1 r1", "=0 +2 -0 r0", "-. r."}));
@@ -162,7 +162,7 @@ TEST(Streams, LetTheNextGathersWaitForTheUpdateAlone) {
     const std::string wait = "all_gather: wait " + number_of(update);
     set_post_optim_event(linear, update);
     EXPECT_EQ(waits_of_step(), Log{wait});
-    // The event counts once: the next step waits for all of the compute lane again.
+    // The event applies to one step: the next step waits for all of the compute lane again.
     const Log next = waits_of_step();
     ASSERT_EQ(next.size(), 2u);
     EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
@@ -251,7 +251,7 @@ TEST(GatherAhead, WaitsOnlyForTheMemoryThatItReuses) {
     const auto streams = record(model);
     log_of_forward(model, rank, *streams);
     const Log log = log_of_forward(model, rank, *streams);
-    // In newly allocated memory, before any has been freed.
+    // The gather needs no wait: its memory is newly allocated.
     EXPECT_EQ(between(log, "all_gather unit 'block1'", "reshard unit 'block0'"),
               (Log{"all_gather unit 'block1'", "enter all_gather", "leave"}));
     const Log left = between(log, "reshard unit 'block0'", "unshard unit 'block1'");
@@ -326,7 +326,7 @@ TEST(GatherAhead, EndsWhereTheOrderChangesAndFreesUnusedUnits) {
     EXPECT_EQ(run({0, 2, 1}), notes({"+0 =0 +1 -0", "+2 =2 -2", "=1 -1"}));
     // This call does not use the unit gathered last.
     EXPECT_EQ(run({0, 2}), notes({"+0 =0 +2 -0", "=2 +1 -2"}));
-    // The order is of calls: a unit may occur twice.
+    // The recorded order contains calls: a unit may occur twice.
     run({0, 1, 0, 2});
     EXPECT_EQ(run({0, 1, 0, 2}), notes({"+0 =0 +1 -0", "=1 +0 -1", "=0 +2 -0", "=2 -2"}));
   });

@@ -62,7 +62,7 @@ TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
       const auto traffic = traffic_of_step(rank, {.post_forward_mesh_size = neighbours});
       EXPECT_EQ(traffic.size(), neighbours == 2 ? 3u : 2u);
       const comm::Traffic gathers = traffic.at({"dp", "all_gather"});
-      const int times = neighbours == 2 ? 1 : 2;     // over all ranks
+      const int times = neighbours == 2 ? 1 : 2;     // the gathers of a block over all ranks
       EXPECT_EQ(gathers.calls, times * kDepth + 1);  // the root stays gathered after forward
       EXPECT_EQ(gathers.bytes, 4 * (times * kDepth * block_shard(4) + head_shard(4)));
       if (neighbours == 2) {
@@ -103,10 +103,10 @@ struct Formula {
   const char* name;
   int micro_batches;
   Options options;
-  std::function<void(SmallModel&, bool last)> before;  ///< each micro-batch
+  std::function<void(SmallModel&, bool last)> before;  ///< is called before each micro-batch
   double bytes;
-  bool replicas = false;    ///< two halves of two ranks instead of four ranks
-  bool replicated = false;  ///< by replicate()
+  bool replicas = false;    ///< two replicas of two shards instead of four shards
+  bool replicated = false;  ///< the units are made by replicate()
 };
 
 void PrintTo(const Formula& formula, std::ostream* out) {

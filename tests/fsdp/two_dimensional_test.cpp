@@ -147,7 +147,7 @@ TEST(TwoDimensional, SumsNormGradientsOverTpOnce) {
     const Sent sent(rank);
     tensor_parallel::cross_entropy(model(tokens.inputs), tokens.targets).backward();
     const comm::TrafficTable traffic = sent.table();
-    // Two in the loss, and one for the five norms' gradients: their shards over dp.
+    // Two all-reduces in the loss, and one for the dp shards of the five norms' gradients.
     const comm::Traffic sums = traffic.at({"tp", "all_reduce"});
     EXPECT_EQ(sums.calls, 3);
     EXPECT_EQ(sums.bytes, 4 * (kTokens + 2 * kTokens + 5 * 8 / 2));
@@ -205,7 +205,7 @@ class ScaleOfTokens : public nn::Module<ScaleOfTokens> {
     weight = register_slot("weight", at::ones({3}));
     nn::distribute_module(*this, tp);
   }
-  /// (batch, sequence, 3).
+  /// x: (batch, sequence, 3).
   at::Tensor forward(const at::Tensor& x, Use use) {
     if (use == Use::kUnused) {
       return x.detach().requires_grad_().sum();
@@ -319,7 +319,7 @@ struct TwoMethods : nn::Module<TwoMethods> {
   nn::Child<nn::Linear> up{*this, "up", 8, 10}, down{*this, "down", 10, 8};
 };
 
-/// `up` by columns, `down` by rows.
+/// Splits `up` by columns and `down` by rows.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh) {
   using namespace tensor_parallel;
   parallelize_module(model, mesh, {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
@@ -352,7 +352,7 @@ TEST(MethodUnderAPlan, RunsInThePlansScope) {
   }
 }
 
-// The gradient of such a result is plain and whole.
+// A distributed result that is written into a plain tensor gets a plain and whole gradient.
 TEST(DistributedResultWrittenIntoAPlainTensor, HasTheGradientsOfOneRank) {
   const at::Tensor x = uniform_values({4, 8}, 1);
   const std::vector<Write> writes{

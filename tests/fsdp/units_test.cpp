@@ -140,23 +140,17 @@ TEST(UnitCalls, MayHaveResultsThatAreNotUsed) {
   }
 }
 
-/// Runs one of two modules that are one unit.
-struct OneOfTwo : nn::Module<OneOfTwo> {
-  at::Tensor forward(const at::Tensor& x) { return (*a)(x); }
-  nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
-};
-
 TEST(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    Filled<OneOfTwo> model;
-    fully_shard({&*model.a, &*model.b}, mesh);
+    Filled<OptionalLayer> model;
+    fully_shard({&*model.base, &*model.extra}, mesh);
     fully_shard(model, mesh);
     const testing::Warnings warnings("did not run");
     for (int step = 0; step < 2; ++step) {
-      const at::Tensor loss = model(uniform_values({4, 3}, 9)).sum();
-      EXPECT_FALSE(model.a->attached<Unit>()->unsharded());
+      const at::Tensor loss = model(uniform_values({4, 3}, 9), false).sum();
+      EXPECT_FALSE(model.base->attached<Unit>()->unsharded());
       loss.backward();
-      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());
+      EXPECT_TRUE(model.base->slot("weight")->persistent().grad().defined());
     }
     EXPECT_EQ(warnings.messages().size(), 1u);
   });
@@ -164,15 +158,13 @@ TEST(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward) {
 
 TEST(ListUnit, MayBeginWithAModuleOutsideOfTheRoot) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    OneOfTwo model;
-    nn::Linear outside(3, 3);
-    testing::fill(model);
-    testing::fill(outside);
-    fully_shard({&outside, &*model.a}, mesh);
+    Filled<OptionalLayer> model;
+    Filled<nn::Linear> outside(3, 3);
+    fully_shard({&outside, &*model.base}, mesh);
     fully_shard(model, mesh);
-    model(uniform_values({4, 3}, 9)).sum().backward();
-    EXPECT_EQ(model.a->attached<Unit>()->label(), "unit 'a'");
-    EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());
+    model(uniform_values({4, 3}, 9), false).sum().backward();
+    EXPECT_EQ(model.base->attached<Unit>()->label(), "unit 'base'");
+    EXPECT_TRUE(model.base->slot("weight")->persistent().grad().defined());
   });
 }
 

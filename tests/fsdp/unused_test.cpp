@@ -51,17 +51,7 @@ TEST(Unused, ParameterOfOneRankCountsAsZero) {
   }
 }
 
-/// A unit that a call may leave out.
-struct Optional : nn::Module<Optional> {
-  at::Tensor forward(const at::Tensor& x, bool use_extra) {
-    const at::Tensor y = (*base)(x);
-    return use_extra ? (*extra)(y) : y;
-  }
-
-  nn::Child<nn::Linear> base{*this, "base", 3, 3}, extra{*this, "extra", 3, 3};
-};
-
-/// first, extra or not, last.
+/// Runs `first`, then `extra` or not, then `last`.
 struct Detour : nn::Module<Detour> {
   at::Tensor forward(const at::Tensor& x, bool use_extra) {
     const at::Tensor y = (*first)(x);
@@ -77,7 +67,7 @@ TEST(Unused, UnitMayBeLeftOutAtTheEndOrBetweenUnits) {
   const at::Tensor x = uniform_values({4, 3}, 9);
   Filled<Detour> detour;
   (detour(x, true).sum() + 2 * detour(x, false).sum()).div(3).backward();
-  Filled<Optional> optional;
+  Filled<OptionalLayer> optional;
   (optional(x, true).sum() + 2 * optional(x, false).sum()).div(3).backward();
   RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Filled<Detour> between;
@@ -86,7 +76,7 @@ TEST(Unused, UnitMayBeLeftOutAtTheEndOrBetweenUnits) {
     shard_units({&*between.last, &between}, mesh);
     between(x, rank.rank() == 1).sum().backward();
     expect_gradients(between, gradients_of(detour));
-    Filled<Optional> at_end;
+    Filled<OptionalLayer> at_end;
     fully_shard(*at_end.base, mesh);
     fully_shard(*at_end.extra, mesh, {.may_be_unused = true});
     fully_shard(at_end, mesh);
@@ -168,7 +158,7 @@ TEST(UnusedAndFreed, IsGatheredByAllRanksInBackward) {
 // 'extra' that the others gather.
 TEST(Unused, UnitThatIsNotMarkedIsNamedWithTheRemedy) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
-    Filled<Optional> model;
+    Filled<OptionalLayer> model;
     const DeviceMesh mesh = rank.mesh({4}, {"dp"});
     shard_units({&*model.base, &*model.extra, &model}, mesh);
     model(uniform_values({4, 3}, 9), rank.rank() != 2).sum().backward();

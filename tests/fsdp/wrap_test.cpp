@@ -205,13 +205,13 @@ TEST(WrapRefusals, NameTheCauseAndChangeNothing) {
 
 // Buffers and inputs on the device of computation. "meta" stands for a device that is not the CPU.
 
-/// A module of libtorch's own kind.
+/// A libtorch module, which is no nn::Module.
 struct Counter : torch::nn::Module {
   Counter() { counts = register_buffer("counts", at::ones({2}, at::kDouble)); }
   at::Tensor counts;
 };
 
-/// Buffers of two types, and below it.
+/// Has buffers of two types, and a child that has them too.
 class Buffered : public nn::Module<Buffered> {
  public:
   explicit Buffered(bool leaf = false) {
@@ -257,7 +257,7 @@ TEST(MoveBuffers, LeavesUnitsBelowAndAModelOnMeta) {
     EXPECT_TRUE(all_on(*module.below, at::kCPU));
     move_buffers({&on_meta}, at::kMeta, {});
     fully_shard(on_meta, rank.world());
-    EXPECT_TRUE(all_on(on_meta, at::kMeta));  // until nn::to_empty
+    EXPECT_TRUE(all_on(on_meta, at::kMeta));  // the buffers stay on meta until nn::to_empty
   });
 }
 
@@ -312,7 +312,7 @@ TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {
     fully_shard(module, rank.world());
     const at::Tensor x = uniform_values({2, 3}, rank.rank());
     module(x).sum().backward();
-    EXPECT_TRUE(module.seen.is_same(x));  // an input in place is not copied
+    EXPECT_TRUE(module.seen.is_same(x));  // an input that is on the device already is not copied
   });
 }
 

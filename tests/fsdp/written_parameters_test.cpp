@@ -221,7 +221,7 @@ TEST(WrittenParameter, CausesAWarningAtTheEndOfAScope) {
   });
 }
 
-// A load may assign a new shard.
+// A checkpoint load may assign a new shard to a slot.
 TEST(Assignment, OfANewShardIsUsedByTheNextForward) {
   RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
     Filled<nn::Linear> linear(3, 7, {.bias = false});

@@ -48,18 +48,6 @@ TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
   });
 }
 
-TEST(Rowwise, KnowsTheSizeOfAnUnevenPart) {
-  Filled<nn::Linear> alone(7, 5);
-  const at::Tensor x = uniform_values({3, 7}, 0.5);
-  RunRanks(4, [&](Rank& rank) {
-    Filled<nn::Linear> linear(7, 5);
-    parallelize_module(linear, rank.mesh({4}, {"tp"}),
-                       {{"", rowwise_parallel({.input_layouts = Shard{-1}})}});
-    const at::Tensor part = x.chunk(4, 1)[static_cast<std::size_t>(rank.rank())];
-    EXPECT_TRUE(full_tensor(linear(part)).allclose(alone(x), 1e-5, 1e-5));
-  });
-}
-
 TEST(Rowwise, AddsTheBiasOnceAndUnchanged) {
   RunRanks(3, [](Rank& rank) {
     nn::Linear linear(6, 2);
@@ -316,60 +304,6 @@ TEST(FusedColwise, RefusesWhatItCannotSplit) {
     EXPECT_ERROR(apply(groups, fused_colwise_parallel()), "3 groups", "2 ranks");
     EXPECT_FALSE(tessera::is_distributed(*groups.weight));
   });
-}
-
-/// Gate and up in one product.
-class Mlp : public nn::Module<Mlp> {
- public:
-  Mlp(std::int64_t dim, std::int64_t hidden) {
-    gate_up = register_module(
-        "gate_up", std::make_shared<FusedLinear>(
-                       dim, std::vector<nn::FusedPart>{{"gate", hidden}, {"up", hidden}}));
-    down = register_module("down", std::make_shared<nn::Linear>(hidden, dim));
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    const std::vector<at::Tensor> parts = gate_up->split((*gate_up)(x));
-    return (*down)(at::silu(parts[0]) * parts[1]);
-  }
-  std::shared_ptr<FusedLinear> gate_up;
-  std::shared_ptr<nn::Linear> down;
-};
-
-constexpr std::int64_t kRows = 4;
-
-/// Two steps of gradient descent on this rank's rows of the batch. Returns the parameters.
-at::Tensor train(Mlp& model, std::int64_t part, std::int64_t parts) {
-  for (int step = 0; step < 2; ++step) {
-    const at::Tensor batch = uniform_values({kRows, 5}, 0.1 + step);
-    model(batch.chunk(parts)[static_cast<std::size_t>(part)]).square().mean().backward();
-    const c10::NoGradGuard no_grad;
-    for (const auto& [name, slot] : model.named_slots()) {
-      slot->persistent().sub_(slot->persistent().grad(), 0.5);
-      slot->persistent().mutable_grad().reset();
-    }
-  }
-  return testing::parameter_values(model);
-}
-
-TEST(FusedUnderFsdp, TrainsAsOneRank) {
-  struct Shape {
-    std::int64_t hidden, dp, tp;
-    bool local;
-  };
-  for (const Shape& shape :
-       {Shape{8, 2, 2, true}, Shape{7, 2, 2, true}, Shape{8, 2, 2, false}, Shape{7, 4, 1, true}}) {
-    Filled<Mlp> alone(5, shape.hidden);
-    const at::Tensor expected = train(alone, 0, 1);
-    RunOnMesh({shape.dp, shape.tp}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-      Filled<Mlp> model(5, shape.hidden);
-      parallelize_module(model, mesh["tp"],
-                         {{"gate_up", fused_colwise_parallel({.use_local_output = shape.local})},
-                          {"down", rowwise_parallel({.input_layouts = Shard{-1}})}});
-      fsdp::fully_shard(model, mesh["dp"]);
-      const at::Tensor values = train(model, mesh.local_rank(0), shape.dp);
-      EXPECT_TRUE(values.allclose(expected, 1e-4, 1e-5)) << shape.hidden;
-    });
-  }
 }
 
 TEST(FusedWeight, UnderFsdpIsShardedInEveryPart) {

@@ -1,7 +1,6 @@
 #pragma once
 
-// A model that draws random numbers wherever a test wants it to, and its training on a mesh and on
-// one rank.
+// A model that draws random numbers at chosen places, and its training on a mesh and on one rank.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -37,15 +36,15 @@ inline at::Tensor keep(const at::Tensor& x) {
   return x;
 }
 
-/// What a model draws, and where.
+/// The random functions of a model, by place.
 struct Draws {
   Draw residual = keep;      ///< (tokens, dim)
   Draw features = keep;      ///< (tokens, inner): some of the features on each tp rank
   Draw scores = keep;        ///< (batch, heads, sequence, sequence): some of the heads
   double attention = 0;      ///< libtorch's attention, with dropout of this probability
-  bool modules = false;      ///< nn::Dropout of all three
-  bool skips_empty = false;  ///< none of them on a rank without rows
-  int quiet_forwards = 0;    ///< the first ones, which draw nothing
+  bool modules = false;      ///< nn::Dropout modules in place of residual, features and scores
+  bool skips_empty = false;  ///< a rank without rows draws nothing
+  int quiet_forwards = 0;    ///< the number of first forwards that draw nothing
 };
 
 class DrawingBlock : public nn::Module<DrawingBlock> {
@@ -136,7 +135,7 @@ class DrawingModel : public nn::Module<DrawingModel> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// Between the halves of a block tokens are replicated or sharded.
+/// `between`: the placement of tokens between the halves of a block.
 inline tensor_parallel::ParallelizePlan plan_of(const Placement& between) {
   using namespace tensor_parallel;
   const auto norm =
@@ -159,7 +158,7 @@ inline std::ostream& operator<<(std::ostream& out, const RandomCase& c) {
   return out << c.name;
 }
 
-/// How a model lies on its ranks.
+/// The mesh of a model and the placement of its tokens between the halves of a block.
 struct RandomMesh {
   const char* name;
   std::vector<std::int64_t> sizes;
@@ -209,7 +208,7 @@ inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const
   const std::int64_t own = shards ? mesh.local_rank("dp") : 0;
   Result result;
   for (std::size_t step = 0; step < rows.size(); ++step) {
-    // Uneven where the ranks don't divide the rows.
+    // The parts are uneven if the ranks do not divide the rows.
     const at::Tensor tokens = token_ids(rows[step], static_cast<int>(step))
                                   .tensor_split(ranks, 0)[static_cast<std::size_t>(own)];
     const double scale = static_cast<double>(ranks) / static_cast<double>(rows[step]);
@@ -245,7 +244,7 @@ inline void expect_same(const Result& found, const Result& expected) {
 inline void expect_as_alone(const RandomMesh& how, const Draws& draws, const Rows& rows,
                             Checkpointing checkpointing = Checkpointing::kNone) {
   const Result expected = train_alone(draws, rows);
-  // The numbers matter.
+  // The random numbers change the loss.
   EXPECT_GT(std::abs(train_alone({}, rows).loss / expected.loss - 1), 1e-4);
   RunRanks(testing::ranks_of(how.sizes), [&](Rank& rank) {
     expect_same(train(rank, how, draws, rows, checkpointing), expected);
@@ -263,7 +262,7 @@ inline const Draws& everywhere() {
 inline const Draws kModules{.modules = true};
 inline const Draws kAttention{.attention = 0.4};
 
-/// One key for all, so that only its place tells one mask from another.
+/// All dropouts have one key, so that only the place distinguishes their masks.
 inline const Draws& with_one_key() {
   static const Draw draw = [](const at::Tensor& x) { return nn::dropout(x, 0.4, {1, 2}); };
   static const Draws draws{.residual = draw, .features = draw, .scores = draw};

@@ -65,6 +65,16 @@ class SmallModel : public nn::Module<SmallModel> {
   std::shared_ptr<nn::Linear> head;
 };
 
+/// Two layers, of which a call may leave out the second.
+struct OptionalLayer : nn::Module<OptionalLayer> {
+  at::Tensor forward(const at::Tensor& x, bool use_extra) {
+    const at::Tensor y = (*base)(x);
+    return use_extra ? (*extra)(y) : y;
+  }
+
+  nn::Child<nn::Linear> base{*this, "base", 3, 3}, extra{*this, "extra", 3, 3};
+};
+
 /// One step of gradient descent on the shards; drops the gradients.
 inline void descend(nn::ModuleBase& module, double lr) {
   const c10::AutoGradMode no_grad(false);
@@ -149,7 +159,7 @@ inline std::optional<Placement> by_columns(const std::string&, const at::Tensor&
   return Shard{parameter.dim() - 1};
 }
 
-/// The arrangements of these names.
+/// The arrangements that have these names.
 inline std::vector<Arrangement> arrangements(const std::vector<std::string>& names) {
   const std::vector<Arrangement> all{
       {"OneRank", {1}, {"dp"}},
@@ -366,6 +376,7 @@ using testing::kDim;
 using testing::kHidden;
 using testing::local_loss;
 using testing::name_of_case;
+using testing::OptionalLayer;
 using testing::parameters_of;
 using testing::rows_of_rank;
 using testing::RunArranged;
