@@ -12,7 +12,7 @@
 namespace fake_cuda {
 namespace {
 
-/// What cublasHandle_t points to.
+/// The object behind cublasHandle_t.
 struct Blas {
   cudaStream_t stream = nullptr;
   cublasMath_t math_mode = CUBLAS_DEFAULT_MATH;
@@ -51,7 +51,8 @@ cublasStatus_t count(cudaStream_t handle, const std::string& product) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-/// As in "NT 64x128x32 bf16": transposes, m x n x k, type, and how many in one call.
+/// Counts a product by a text like "NT 64x128x32 bf16": transposes, m x n x k, type, and the batch
+/// size.
 cublasStatus_t count_gemm(cublasHandle_t handle, cublasOperation_t a, cublasOperation_t b, int m,
                           int n, int k, cudaDataType type, int batch = 1) {
   std::ostringstream product;
@@ -190,7 +191,7 @@ std::size_t cublasLtGetVersion() {
   return CUBLAS_VERSION;
 }
 
-// Descriptors are made by the caller's memory or on the heap; nothing reads them.
+// Descriptors are in the caller's memory or on the heap; nothing reads them.
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* out, cublasComputeType_t,
                                         cudaDataType) {
   *out = new cublasLtMatmulDescOpaque_t{};
@@ -223,7 +224,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// The layout keeps its sizes, for the count.
+// The layout stores its sizes for the count.
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType type,
                                           std::uint64_t rows, std::uint64_t columns, std::int64_t) {
   *out = new cublasLtMatrixLayoutOpaque_t{{static_cast<std::uint64_t>(type), rows, columns}};

@@ -1,4 +1,4 @@
-// What the tests of the fake share.
+// Helpers of the fake's tests.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -30,7 +30,7 @@ void write(T* pointer, const std::vector<T>& values) {
   expect_ok(cudaMemcpy(pointer, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
 }
 
-/// Memory of a device.
+/// Allocates device memory with these values.
 template <class T>
 T* on_device(const std::vector<T>& values) {
   void* pointer = nullptr;
@@ -51,7 +51,7 @@ T value_of(const T* pointer) {
   return values_of(pointer, 1).front();
 }
 
-/// Work of a stream that ends only after open(), as a long kernel does.
+/// Blocks a stream until open(), like a long kernel.
 class Gate {
  public:
   explicit Gate(cudaStream_t stream) {

@@ -1,5 +1,5 @@
-// The few calls of the driver that libtorch looks up by name. The fake is libcuda.so.1 by its
-// soname, so that dlopen() finds it where it is already loaded.
+// The driver calls that libtorch looks up by name. The fake's soname is libcuda.so.1, so that
+// dlopen() finds the fake, which is already loaded.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-/// Some address: libtorch only compares it with null.
+/// Any address but null: libtorch only compares it with null.
 CUcontext context() {
   static int mark = 0;
   return reinterpret_cast<CUcontext>(&mark);
@@ -70,7 +70,7 @@ CUresult cuGetErrorString(CUresult, const char** text) {
   return CUDA_SUCCESS;
 }
 
-// Kernels that are compiled while the program runs. A function is its name.
+// Kernels that the program compiles at run time. A CUfunction is the kernel's name.
 CUresult cuModuleLoadData(CUmodule* module, const void*) {
   *module = nullptr;
   return CUDA_SUCCESS;

@@ -1,4 +1,4 @@
-// The fake NCCL moves what NCCL would, and waits where NCCL would. Ranks are threads.
+// The fake NCCL moves the same data as NCCL, and waits like NCCL. Ranks are threads.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ std::vector<float> counting(int first, std::size_t count) {
   return values;
 }
 
-// More bytes than pass between two ranks at once.
+// More bytes than two ranks pass to each other at once.
 constexpr std::size_t kMany = 100'000;
 
 TEST(FakeNccl, AllGather) {
@@ -167,7 +167,7 @@ class TwoCommunicators {
     second_.stream = new_stream();
   }
 
-  /// In another order on each rank.
+  /// Makes the calls of both communicators, in another order on rank 1.
   template <class Call>
   void in_any_order(const Call& call) const {
     const bool reversed = first_.rank == 1;
@@ -175,7 +175,8 @@ class TwoCommunicators {
     call(reversed ? first_ : second_);
   }
 
-  /// Not the device, on which the other rank may have begun what waits for this one.
+  /// Waits for the streams instead of the device, on which the other rank may have begun operations
+  /// that wait for this rank.
   void synchronize() const {
     first_.synchronize();
     second_.synchronize();

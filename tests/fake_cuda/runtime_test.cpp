@@ -26,8 +26,8 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   expect_ok(cudaStreamQuery(stream));
 }
 
-/// A stream that clears a value behind a gate; another one copies the value, after the first one's
-/// event if `waits`. The copy before the gate opens, and after it.
+/// One stream clears a value behind a gate; another stream copies the value, after an event of the
+/// first if `waits`. Returns the copy before and after the gate opens.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();
@@ -239,7 +239,7 @@ TEST_F(FakeCapture, ModesSayWhichThreadsMayAllocate) {
 
 // The fake refuses what a card refuses.
 
-// What code compiled by nvcc calls.
+// A call that nvcc generates.
 extern "C" void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int,
                                        uint3*, uint3*, dim3*, dim3*, int*);
 
@@ -301,7 +301,7 @@ TEST(FakeLaunches, OfVectorsTakeAlignedAddresses) {
   EXPECT_EQ(cudaGetLastError(), cudaErrorMisalignedAddress);
 }
 
-/// A communicator of one rank, whose buffers are checked as any.
+/// A communicator of one rank.
 class FakeBuffers : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -336,7 +336,7 @@ TEST_F(FakeBuffers, AreAlignedMemoryOfTheDeviceThatOverlapsInPlaceAlone) {
   EXPECT_EQ(gather(bytes + 4, bytes + 4, 1), ncclSuccess);
 }
 
-/// What two ranks get that ask for a communicator, each on a device.
+/// The results of two ranks that make a communicator on these devices.
 std::vector<ncclResult_t> results_on_devices(int first, int second) {
   ncclUniqueId id;
   EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);

@@ -1,9 +1,7 @@
-// What a version of libtorch links but the fake does not offer: each call is a violation and
-// returns an error. The real libraries would otherwise take these calls, with handles that are not
-// theirs.
-//
-// NVIDIA's headers are left out, so that no parameters need be repeated: the caller passes and
-// frees them, here they are not read.
+// Calls that some version of libtorch links but the fake does not offer: each is a violation and
+// returns an error. Without them, the real libraries would get these calls, with invalid handles.
+// NVIDIA's headers are not included, so that no parameters need to be declared; the calls do not
+// read them.
 #include <string>
 
 #include "record/record.h"

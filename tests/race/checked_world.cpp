@@ -38,7 +38,8 @@ std::string demangled(const char* symbol) {
   return text.substr(0, text.find('('));
 }
 
-/// "tessera::fsdp::GatheredState::fill"; of a program, which exports nothing, its name.
+/// The function's name, like "tessera::fsdp::GatheredState::fill"; the program's name if it exports
+/// none.
 std::string function_at(void* address) {
   Dl_info info{};
   dladdr(address, &info);
@@ -127,7 +128,7 @@ class CheckedWork final : public comm::Work {
       : work_(std::move(work)), checker_(checker), end_(std::move(end)) {}
 
   void wait() override {
-    const OperatorPause pause;  // of the back end's own operators
+    const OperatorPause pause;  // the operators of the back end itself
     work_->wait();
     checker_.join(end_);
   }

@@ -1,4 +1,4 @@
-// A world of ranks whose collectives, streams and operators the checker sees.
+// A world of ranks whose collectives, streams and operators are reported to a checker.
 #pragma once
 
 #include <memory>
@@ -16,12 +16,12 @@
 
 namespace tessera::race {
 
-/// Where in the code a lane is made to wait: the function that calls wait() or order(), and which
-/// lanes: "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
+/// A place in the code where a lane waits: the function that calls wait() or order(), and the
+/// lanes, like "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
 using Site = std::string;
 
-/// Lanes that do nothing but tell a checker what was asked of them. The waits of one site of the
-/// code can be left out, as if that line were missing.
+/// Lanes that only report their calls to a checker. The waits of one place in the code can be left
+/// out, as if the line were missing.
 class CheckedStreams final : public comm::Streams {
  public:
   explicit CheckedStreams(RaceChecker& checker, Site left_out = {})
@@ -32,7 +32,7 @@ class CheckedStreams final : public comm::Streams {
   void synchronize(const comm::StreamEventPtr& event) override;
   void note(const std::string& what) override { checker_->note(what); }
 
-  /// Those that were called.
+  /// The places that were reached.
   const std::set<Site>& sites() const { return sites_; }
 
  private:
@@ -45,7 +45,8 @@ class CheckedStreams final : public comm::Streams {
   std::set<Site> sites_;
 };
 
-/// A rank under the checker, from construction on. One a thread; models and meshes go before it.
+/// Puts a rank under the checker while it exists. One per thread; construct it before models and
+/// meshes.
 class CheckedRank {
  public:
   explicit CheckedRank(const Rank& rank, Site left_out = {}, Costs costs = {});
@@ -56,7 +57,8 @@ class CheckedRank {
   const Rank& rank() const { return rank_; }
   /// Its collectives are looked at.
   DeviceMesh mesh(std::vector<std::int64_t> sizes, std::vector<std::string> names) const;
-  /// The unit of `root`, and those that its first forward finds below it, use lanes from now on.
+  /// From now on the FSDP unit of `root` and the units that its first forward finds below it use
+  /// checked lanes.
   void watch(const nn::ModuleBase& root);
 
   RaceChecker& checker() { return *checker_; }
@@ -71,8 +73,8 @@ class CheckedRank {
   testing::AllocationScope allocations_;
 };
 
-/// A rank's world whose collectives tell a checker what they read and write, from their call until
-/// they are waited for. The checker must outlive it.
+/// A rank's world whose collectives tell a checker what they read and write, from the call until
+/// the wait. The checker must outlive it.
 comm::WorldPtr checked_world(const comm::WorldPtr& world, RaceChecker& checker);
 
 }  // namespace tessera::race

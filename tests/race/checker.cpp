@@ -11,7 +11,7 @@
 namespace tessera::race {
 namespace {
 
-/// As RaceChecker numbers them.
+/// The queues, as RaceChecker numbers them.
 std::string name_of_queue(std::size_t queue) {
   if (queue < 4) {
     return comm::to_string(static_cast<comm::Lane>(queue));
@@ -64,12 +64,12 @@ std::string Timeline::chrome_trace(int rank) const {
 
 namespace {
 
-/// Gaps between tensors, which are copied along, are smaller: FSDP rounds to 64 bytes for each of
-/// the ranks that keep a piece.
+/// Gaps between tensors are copied with them; they are smaller, since FSDP rounds to 64 bytes for
+/// each rank.
 constexpr std::uintptr_t kLargestGap = 256;
 
-/// Memory is filled with ones when it is allocated. A kernel that was called without the dispatcher
-/// has written without a word.
+/// Memory is filled with ones at allocation. A kernel that was called without the dispatcher has
+/// written it unseen.
 bool is_untouched(Range range) {
   const auto* begin = reinterpret_cast<const unsigned char*>(range.begin);
   return std::all_of(begin, begin + (range.end - range.begin),
@@ -215,7 +215,7 @@ double bytes_of(const std::vector<Range>& ranges) {
   return bytes;
 }
 
-/// As a float of any type: NaN.
+/// NaN in any float type.
 void poison(void* data, std::size_t bytes) {
   std::memset(data, 0xFF, bytes);
 }
@@ -274,7 +274,7 @@ void RaceChecker::run(const std::string& name, const std::vector<Range>& reads,
                       const std::vector<Range>& writes, double microseconds) {
   const std::lock_guard lock(mutex_);
   const std::size_t queue = queue_of_lane(lane_);
-  // What the host has waited for comes before all that it issues.
+  // Everything that the host has waited for comes before all later work of the host.
   clock(queue).join(clock(kHost));
   timeline_.wait(queue, timeline_.now(kHost));
   access(queue, place(name, std::string("lane ") + comm::to_string(lane_)), reads, writes);
@@ -286,7 +286,7 @@ Point RaceChecker::collective(const std::string& group, const std::string& name,
                               const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t lane = queue_of_lane(lane_);
-  // A group's collectives share the network, but only those of one lane are in its order.
+  // The collectives of a group share the network, but only those of one lane are ordered.
   const std::size_t network = queue_of(group);
   const std::size_t queue = queue_of(group + " of " + comm::to_string(lane_));
   const VectorClock begin = clock(lane);

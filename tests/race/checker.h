@@ -1,4 +1,4 @@
-// Finds accesses of device memory that nothing orders.
+// Finds accesses to device memory that no event orders.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 
 namespace tessera::race {
 
-/// A moment of one queue of work: how many operators it had begun.
+/// A moment of one queue of work: the number of its operators that had begun.
 struct Epoch {
   std::size_t queue = 0;
   std::uint64_t time = 0;
 };
 
-/// What a queue knows to be done, of each queue (Mattern 1989; Fidge 1988).
+/// For each queue, the work that this queue knows to be done (Mattern 1989; Fidge 1988).
 class VectorClock {
  public:
   void join(const VectorClock& other) {
@@ -56,14 +56,14 @@ struct Action {
 };
 
 /// The last actions that have read and written memory. Each function returns the faults of an
-/// access, naming both places; empty: none. Memory that was allocated before counts as written, by
-/// no action.
+/// access, which name both places; empty if there are none. Earlier memory counts as written by no
+/// action.
 class MemoryMap {
  public:
   using Faults = std::vector<std::string>;
 
-  /// A new life of the memory, which belongs to the queue of `action`. It may be any that the queue
-  /// has freed: its users must be done, by `clock`.
+  /// Memory is allocated again, for the queue of `action`. Its former users must be done, by
+  /// `clock`.
   Faults allocate(Range range, const Action& action, const VectorClock& clock);
   /// Memory whose allocation was not seen has no owner.
   void free(Range range);
@@ -83,7 +83,7 @@ class MemoryMap {
     std::size_t owner = 0;
     std::string place;
   };
-  /// The last use of memory that its owner has not allocated from since.
+  /// The last use of memory that its owner has freed and not allocated again.
   struct Use {
     Action user;
     std::string memory;
@@ -91,7 +91,7 @@ class MemoryMap {
   using Pieces = std::map<std::uintptr_t, Piece>;
 
   void split(std::uintptr_t at);
-  /// The pieces that make up `range`, all of it.
+  /// The pieces that make up the whole `range`.
   std::vector<Pieces::iterator> pieces(Range range);
   std::string memory_at(std::uintptr_t at) const;
 
@@ -100,7 +100,7 @@ class MemoryMap {
   std::map<std::size_t, std::vector<Use>> freed_;  ///< by owner
 };
 
-/// What a machine takes for work, in microseconds.
+/// The cost of work on a machine, in microseconds.
 struct Costs {
   double flops = 0;    ///< of matrix products, a microsecond
   double memory = 0;   ///< bytes a microsecond, of other operators
@@ -112,11 +112,11 @@ struct Costs {
   double collective(double bytes) const { return latency + over(bytes, network); }
 
  private:
-  /// A rate of 0: it takes no time.
+  /// A rate of 0 means that the work takes no time.
   static double over(double amount, double rate) { return rate > 0 ? amount / rate : 0; }
 };
 
-/// A moment, and what ends then: the cause of each wait until it.
+/// A moment, and the work that ends then: the cause of each wait until this moment.
 struct Moment {
   double time = 0;
   std::string cause;
@@ -131,8 +131,8 @@ struct Span {
   double end = 0;
 };
 
-/// When queues of work would do what they are given, if each took its cost, the host were ahead of
-/// all of them, and nothing were waited for but events.
+/// When queues would do their work, if each operator took its cost, the host were never late, and
+/// only events were waited for.
 class Timeline {
  public:
   explicit Timeline(Costs costs) : costs_(costs) {}
@@ -143,9 +143,9 @@ class Timeline {
   void run(std::size_t queue, const std::string& name, const std::string& detail,
            double microseconds);
 
-  /// What is exposed: the time that the compute lane (queue 0) waits. From here on.
+  /// Starts the count of exposed time: the time that the compute lane (queue 0) waits.
   void mark() { stalls_.clear(); }
-  /// By the cause that it waited for.
+  /// Exposed time by the cause of the wait.
   const std::vector<Span>& stalls() const { return stalls_; }
 
   /// The format of chrome://tracing and Perfetto. `rank`: its process.
@@ -158,7 +158,7 @@ class Timeline {
   Costs costs_;
 };
 
-/// The end of what a queue had when it was recorded.
+/// The end of a queue's work at the time of the record.
 struct Point {
   VectorClock clock;
   Moment moment;
@@ -175,21 +175,21 @@ class RaceChecker final : public testing::AllocationWatcher {
  public:
   explicit RaceChecker(Costs costs = {}) : timeline_(costs) {}
 
-  /// The lane of what is issued from now on.
+  /// Sets the lane of all later work.
   void enter(comm::Lane lane) { lane_ = lane; }
   void note(const std::string& what) { note_ = what; }
   comm::Lane lane() const { return lane_; }
 
   Point record(comm::Lane lane) const;
   void wait(comm::Lane lane, const Point& point);
-  /// The host waits: so does what it issues from then on.
+  /// The host waits for the point, and so does all its later work.
   void synchronize(const Point& point);
 
   /// An operator in the current lane.
   void run(const std::string& name, const std::vector<Range>& reads,
            const std::vector<Range>& writes, double microseconds);
-  /// A collective in the queue of its group, which begins after what the current lane has so far.
-  /// `purpose`: whose it is. The point: its end.
+  /// A collective in the queue of its group, which begins after the work of the current lane so
+  /// far. Returns its end.
   Point collective(const std::string& group, const std::string& name, const std::string& purpose,
                    const std::vector<Range>& reads, const std::vector<Range>& writes);
   /// The current lane waits for a collective.
@@ -197,10 +197,10 @@ class RaceChecker final : public testing::AllocationWatcher {
 
   void allocated(void* data, std::size_t bytes) override;
   void freed(void* data, std::size_t bytes) override;
-  /// What is freed later is not looked at.
+  /// Memory that is freed later is not checked.
   void stop() { stopped_ = true; }
 
-  /// Each once, in the order in which they were found.
+  /// The faults, each once, in the order in which they were found.
   const std::vector<std::string>& faults() const { return faults_; }
   Timeline& timeline() { return timeline_; }
 

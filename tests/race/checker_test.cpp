@@ -14,7 +14,7 @@ namespace {
 using comm::Lane;
 using comm::LaneScope;
 
-/// What is found in `work` on one rank.
+/// The faults that are found in `work` on one rank.
 std::vector<std::string> faults_of(const std::function<void(CheckedRank&)>& work) {
   std::vector<std::string> faults;
   RunRanks(1, [&](Rank& rank) {

@@ -14,19 +14,19 @@ namespace {
 
 thread_local RaceChecker* watching = nullptr;
 
-/// What an operator is to the checker, beside its schema.
+/// Properties of an operator that its schema does not have.
 bool any_in(std::string_view name, std::initializer_list<std::string_view> parts) {
   return std::ranges::any_of(
       parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
 }
 
-/// Looks at sizes and types alone.
+/// The operator reads only sizes and types.
 bool reads_nothing(std::string_view name) {
   return any_in(name, {"_like", "new_", "empty", "same_size", "size", "stride", "resize_",
                        "requires_grad", "detach_", "set_", "_version", "retain_grad"});
 }
 
-/// Makes memory, or changes what a tensor is of it.
+/// The operator allocates memory, or changes the memory of a tensor.
 bool writes_nothing(std::string_view name) {
   return any_in(name, {"empty", "resize_", "requires_grad", "detach_", "set_", "retain_grad"});
 }
@@ -59,7 +59,7 @@ struct Call final : at::ObserverContext {
 
 thread_local std::int64_t calls = 0;
 
-/// The number of columns of the first factor. A bias comes before the two.
+/// The number of columns of the first factor. A bias comes before the two factors.
 std::int64_t inner_of(const std::vector<at::Tensor>& inputs) {
   return inputs[inputs.size() - 2].size(-1);
 }
@@ -81,7 +81,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
     if (changes && !writes_nothing(name)) {
       written.insert(written.end(), tensors.begin(), tensors.end());
     }
-    // A view has an alias that is not written; out= arguments are.
+    // Views have an alias that is not written; out= arguments have one that is.
     const bool reads =
         changes ? !argument.is_out() && !overwrites(name) : argument.alias_info() == nullptr;
     if (reads && !reads_nothing(name)) {
@@ -93,7 +93,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
   call.inner = is_matrix_product(name) ? inner_of(all) : 0;
 }
 
-/// Results that are not arguments, or views of them.
+/// Results that are neither arguments nor views of them.
 void look_at_outputs(const at::RecordFunction& function, Call& call, std::int64_t& numel) {
   const auto schema = function.operator_schema();
   std::vector<at::Tensor> results;
@@ -139,7 +139,7 @@ void end(const at::RecordFunction& function, at::ObserverContext* context) {
   }
   std::int64_t numel = 0;
   look_at_outputs(function, *call, numel);
-  // What is made of other operators costs what they cost.
+  // The cost of a composite operator is that of its parts.
   const bool composed = call->calls != calls && call->inner == 0;
   const Costs& costs = watching->timeline().costs();
   const double microseconds = call->inner > 0
@@ -158,7 +158,7 @@ std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors) {
         tensor.storage().data() == nullptr) {
       continue;
     }
-    // A number of the host's.
+    // A number on the host.
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       continue;
     }

@@ -9,7 +9,7 @@
 
 namespace tessera::race {
 
-/// The memory between a tensor's first and last element; nothing for one without storage.
+/// The memory between a tensor's first and last element; empty without storage.
 std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors);
 
 /// While it exists, the operators of this thread tell the checker what they read and write, by
@@ -25,7 +25,8 @@ class OperatorWatch {
   std::uint64_t callback_;
 };
 
-/// While it exists, they do not: what a back end does on a CPU, a device's does elsewhere.
+/// While it exists, operators are not reported: the operators of a CPU back end do not run on a
+/// device's lanes.
 class OperatorPause {
  public:
   OperatorPause();

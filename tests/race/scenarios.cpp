@@ -43,8 +43,8 @@ void update(optim::AdamW& optimizer) {
   optimizer.zero_grad();
 }
 
-/// Steps of some micro-batches each. `prepare`: before the first; `between`: before each
-/// micro-batch.
+/// Runs steps of some micro-batches each. `prepare` runs before the first step, `between` before
+/// each micro-batch.
 void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
            const std::function<void(int)>& between = {}) {
   optim::AdamW optimizer(model, {});
@@ -59,7 +59,7 @@ void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
   }
 }
 
-/// A small model on a mesh, with options and whatever `prepare` sets.
+/// Trains a small model on a mesh, with options and after `prepare`.
 std::function<void(CheckedRank&)> training(std::vector<std::int64_t> sizes,
                                            const Options& options = {},
                                            const std::function<void(SmallModel&)>& prepare = {},
@@ -94,7 +94,7 @@ void overlap_micro_batches(CheckedRank& rank) {
   train(rank, model, 2, [&](int part) { fsdp::set_is_last_backward(model, part == 1); });
 }
 
-/// Gathers in the compute lane, and in their own by turns.
+/// Gathers in the compute lane and in the gather lane, alternately.
 void change_lanes(CheckedRank& rank) {
   ShardedModel model(rank.mesh({2}, {"dp"}));
   rank.watch(model);
@@ -128,7 +128,7 @@ void follow_an_event(CheckedRank& rank) {
   for (int step = 0; step < kSteps; ++step) {
     fsdp::set_unshard_async_op(model, step > 0);
     testing::local_loss(model, rank.rank(), step).backward();
-    // In a separate lane, where it waits for the gradients.
+    // The optimizer runs in a separate lane, where it waits for the gradients.
     rank.streams().order(comm::Lane::kCompute, comm::Lane::kAllReduce);
     {
       const comm::LaneScope lane(rank.streams(), comm::Lane::kAllReduce);
@@ -196,7 +196,7 @@ Findings check(const Scenario& scenario, const Site& left_out) {
 
 namespace {
 
-/// What a training does beside the trainer's usual.
+/// Options of a training that the trainer does not use by default.
 struct LlamaTraining {
   fsdp::Options options{};
   bool recomputes = false, has_adapters = false, by_muon = false, scales = false;

@@ -11,11 +11,11 @@
 
 namespace tessera::race {
 
-/// All ways to gather and to reduce come up within this many steps: the first has no order to
-/// gather ahead by, the second waits for an update.
+/// The number of steps in which all ways to gather and to reduce occur: the first step has no order
+/// to prefetch by, the second waits for an update.
 inline constexpr int kSteps = 3;
 
-/// A training that uses lanes in its own way.
+/// A training that uses lanes in a particular way.
 struct Scenario {
   std::string name;
   int ranks;
@@ -29,7 +29,7 @@ inline void PrintTo(const Scenario& scenario, std::ostream* out) {
 
 const std::vector<Scenario>& scenarios();
 
-/// What the checkers of all ranks have found.
+/// The faults that the checkers of all ranks have found.
 struct Findings {
   std::vector<std::string> faults;
   std::set<Site> sites;  ///< that were passed

@@ -18,7 +18,7 @@
 
 namespace tessera::race {
 
-// Training under the checker: in any order of the lanes nothing is used too early or too late.
+// Training under the checker: in no order of the lanes may memory be used too early or too late.
 
 namespace {
 
@@ -34,17 +34,17 @@ INSTANTIATE_TEST_SUITE_P(Ways, CheckedTraining, ::testing::ValuesIn(scenarios())
 
 }  // namespace
 
-// Each wait of the code is left out in turn: the checker must find that it is missing.
+// Each wait in the code is left out in turn: the checker must find a fault.
 
 namespace {
 
-/// Waits without which nothing is wrong, and why.
+/// Waits whose absence is no fault here, with the reason.
 const std::map<Site, std::string> kSurvivors{
     // Offloaded gradients: on a CPU the host adds them up in the lane that has computed them;
     // Offload.AddsGradientsAndCallsHooksOnceTheHostHasWaited looks at this wait.
     {"tessera::fsdp::CommContext::settle: the host after compute", "no copy to the host"}};
 
-/// Those of the library; the scenarios have others.
+/// The waits of the library; the scenarios have their own.
 bool is_of_library(const Site& site) {
   return site.starts_with("tessera::");
 }
@@ -93,8 +93,8 @@ TEST(Mutations, AreAllFound) {
 
 }  // namespace
 
-// What would be exposed of communication, in a timeline of operators and collectives that take what
-// a cost model says. Gathers and reductions are shorter here than the computation of a layer.
+// The exposed communication of a timeline of operators and collectives, by a cost model. A layer's
+// gather and reduction take less time than its computation.
 
 namespace {
 
@@ -103,8 +103,8 @@ constexpr int kLayers = 8;
 constexpr double kLayerMicroseconds = 100;
 constexpr double kGatherMicroseconds = 40;
 
-/// A layer's forward takes 100 us, its backward 200; its gather and its reduction 40 us each, one
-/// after another, since they are of one group.
+/// A layer's forward takes 100 us, its backward 200; its gather and its reduction take 40 us each,
+/// one after the other, since they use one group.
 Costs costs() {
   const double flops = 2.0 * kRows * kWidth * kWidth;
   const double bytes = 4.0 * kWidth * kWidth;
@@ -124,7 +124,7 @@ void split_over(const DeviceMesh& tp, nn::ModuleBase& stack) {
   tensor_parallel::parallelize_module(stack, tp, plan);
 }
 
-/// A stem and a head, which are the root's, and layers between them.
+/// A stem and a head, which are parameters of the root unit, with layers between them.
 struct Stack : nn::Module<Stack> {
   explicit Stack(const DeviceMesh& whole) {
     const DeviceMesh mesh = whole["dp"];
@@ -223,14 +223,14 @@ TEST(Overlap, ExposesTheFirstGatherAndTheLastReductionAlone) {
   }
 }
 
-/// What is exposed of the collectives of units.
+/// The exposed time of the units' collectives.
 Exposed of_units(Exposed exposed) {
   std::erase_if(exposed,
                 [](const auto& each) { return each.first.find("unit") == std::string::npos; });
   return exposed;
 }
 
-// The sums over tp are in the way of computation; the gathers and reductions of layers are not.
+// The sums over tp are exposed; the gathers and reductions of layers are not.
 TEST(Overlap, IsTheSameUnderTensorParallelism) {
   const Recorded recorded = record_steps(3, 2);
   EXPECT_EQ(recorded.faults, std::vector<std::string>{});
@@ -246,11 +246,11 @@ TEST(Overlap, IsTheSameUnderTensorParallelism) {
   }
 }
 
-// No order is known: each gather waits for the memory of the unit before, so for its computation.
-// Every forward did so before there was one.
+// Without a known order, each gather waits for the memory of the unit before, and so for its
+// computation. Each forward did so before the order was recorded.
 TEST(Overlap, SeesWhatIsExposedWithoutAnOrder) {
   const Step first = record_steps(1).steps.front();
-  // The first layer's is in separate memory, beside the stem.
+  // The first layer's gather uses separate memory.
   EXPECT_EQ(first.forward.size(), static_cast<std::size_t>(kLayers));
   double sum = 0;
   for (const auto& [name, microseconds] : first.forward) {
@@ -260,7 +260,7 @@ TEST(Overlap, SeesWhatIsExposedWithoutAnOrder) {
   EXPECT_NEAR(sum, (kLayers + 1) * kGatherMicroseconds, 1);
 }
 
-/// TESSERA_RACE_TRACE=FILE keeps it, for chrome://tracing or Perfetto.
+/// TESSERA_RACE_TRACE=FILE writes the timeline for chrome://tracing or Perfetto.
 TEST(Overlap, IsWrittenAsAChromeTrace) {
   const std::string trace = record_steps(2).trace;
   const auto events = nlohmann::json::parse(trace);

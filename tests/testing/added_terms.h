@@ -7,8 +7,8 @@
 
 namespace tessera::testing {
 
-/// Counts, while it lives, how terms are added to plain matrices on this thread and in its
-/// backwards. The counts are those of all threads that count at the time.
+/// Counts how terms are added to plain matrices on this thread and in its backwards, while it
+/// exists. The counts are shared by all threads that count.
 class AddedTerms {
  public:
   AddedTerms()
@@ -19,12 +19,12 @@ class AddedTerms {
   AddedTerms& operator=(const AddedTerms&) = delete;
 
   static void reset() { products() = additions() = 0; }
-  /// Products that were added as they were computed.
+  /// Products that were added to a matrix as they were computed (addmm_).
   static std::atomic<int>& products() {
     static std::atomic<int> number = 0;
     return number;
   }
-  /// Additions in place of a term that was there.
+  /// Additions to an existing matrix (add_).
   static std::atomic<int>& additions() {
     static std::atomic<int> number = 0;
     return number;

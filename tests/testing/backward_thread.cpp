@@ -1,6 +1,6 @@
-// Linked into a test program, this runs its backwards as CUDA does: on another thread than the one
-// that calls them, with what libtorch takes along and nothing else. Each calling thread, which may
-// be a rank, has its own thread for it.
+// Makes the backwards of a test program run as with CUDA: on another thread than the caller's, with
+// only the state that libtorch passes on. Each calling thread, which may be a rank, has its own
+// backward thread.
 
 #include <condition_variable>
 #include <exception>
@@ -20,7 +20,7 @@ using tessera::detail::AnsweringEngine;
 using tessera::detail::edge_list;
 using tessera::detail::variable_list;
 
-/// One thread, kept for backward after backward as autograd's device threads are.
+/// A thread that runs one backward after another, like autograd's device threads.
 class BackwardThread {
  public:
   BackwardThread() = default;
@@ -35,7 +35,7 @@ class BackwardThread {
     thread_.join();
   }
 
-  /// Runs `backward` there and waits; throws what it throws.
+  /// Runs `backward` on the thread and waits; throws its exception.
   void run(std::function<void()> backward) {
     std::unique_lock lock(mutex_);
     backward_ = std::move(backward);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What most tests of distributed tensors use.
+// The headers that most tests of distributed tensors use.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

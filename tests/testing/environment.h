@@ -7,8 +7,8 @@
 
 namespace tessera::testing {
 
-/// An environment variable of this process, set while this lives. No other thread may read the
-/// environment when it begins or ends.
+/// Sets an environment variable of this process while it exists. No other thread may read the
+/// environment when it is constructed or destroyed.
 class ScopedVariable {
  public:
   ScopedVariable(std::string name, const std::string& value) : name_(std::move(name)) {
@@ -32,13 +32,13 @@ class ScopedVariable {
   std::optional<std::string> outer_;
 };
 
-/// TESSERA_DEBUG. Ranks read it when their threads begin.
+/// Sets TESSERA_DEBUG, which ranks read when their threads start.
 class DebugChecks : public ScopedVariable {
  public:
   explicit DebugChecks(const char* value) : ScopedVariable("TESSERA_DEBUG", value) {}
 };
 
-/// Whether Gloo's groups of one host use shared memory. Read when a group is made.
+/// Sets whether Gloo's groups of one host use shared memory. Read when a group is made.
 class SharedMemory : public ScopedVariable {
  public:
   explicit SharedMemory(bool used) : ScopedVariable("TESSERA_SHM", used ? "1" : "0") {}

@@ -28,7 +28,7 @@ inline ::testing::AssertionResult Contains(std::string_view text,
   return ::testing::AssertionSuccess();
 }
 
-/// Whether each of `texts` does.
+/// Whether each of `texts` contains each of `parts`.
 inline ::testing::AssertionResult Contains(const std::vector<std::string>& texts,
                                            const std::vector<std::string_view>& parts) {
   for (const std::string& text : texts) {
@@ -94,7 +94,7 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
     } else                                                              \
       ADD_FAILURE() << what << ": " << tessera_outcome.failure_message()
 
-/// `text`, or each of a vector of them, holds each of the parts that follow.
+/// `text`, or each element of a vector of texts, contains each of the parts that follow.
 #define EXPECT_CONTAINS(text, ...) \
   TESSERA_EXPECT(::tessera::testing::Contains(text, {__VA_ARGS__}), #text)
 
@@ -104,7 +104,7 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
   TESSERA_EXPECT(::tessera::testing::Throws<type>([&] { (void)(expression); }, {__VA_ARGS__}), \
                  #expression)
 
-/// The same of tessera::Error.
+/// The same for tessera::Error.
 #define EXPECT_ERROR(expression, ...) EXPECT_THROWN(::tessera::Error, expression, __VA_ARGS__)
 
 namespace tessera::testing {

@@ -11,8 +11,8 @@
 
 namespace tessera::testing {
 
-/// Passes every call on to another communicator. For tests to derive from, which override the calls
-/// that they watch or disturb.
+/// Forwards every call to another communicator. Tests derive from it and override calls to watch or
+/// disturb them.
 class ForwardingCommunicator : public comm::Communicator {
  public:
   explicit ForwardingCommunicator(comm::CommunicatorPtr inner)

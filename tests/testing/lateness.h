@@ -14,7 +14,7 @@
 
 namespace tessera::testing {
 
-/// Before or after what a rank may be late.
+/// The stages at which a rank can be late.
 enum class Stage { kNone, kForward, kBackward, kAllGather, kReduceScatter, kAllReduce, kStep };
 
 inline std::string to_string(Stage stage) {
@@ -23,8 +23,8 @@ inline std::string to_string(Stage stage) {
   return kNames[static_cast<int>(stage)];
 }
 
-/// Makes a rank late each time that it comes to one stage: the same rank each time, or the ranks by
-/// turns. Every rank has one, and comes to the stage as often as the others.
+/// Makes a rank late each time that it reaches one stage: always the same rank, or the ranks in
+/// turn. Each rank has one, and reaches the stage equally often.
 class Lateness {
  public:
   Lateness(const Rank& rank, Stage stage, std::chrono::milliseconds delay,
@@ -45,8 +45,8 @@ class Lateness {
   /// How often this rank came to the stage.
   int passed() const { return passed_; }
 
-  /// This rank's world, where collectives that are for a purpose (a unit's) come to their stages.
-  /// This must outlive it.
+  /// This rank's world, in which collectives with a purpose reach their stages. `this` must outlive
+  /// it.
   comm::WorldPtr world() {
     return std::make_shared<WrappedWorld>(
         rank_.world(), [this](comm::CommunicatorPtr group, const std::string&) {

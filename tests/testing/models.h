@@ -84,7 +84,7 @@ struct TorchWithBuffers : torch::nn::Module {
   at::Tensor shift;
 };
 
-/// Reads its own parameter in forward.
+/// A module that reads its own parameter in forward.
 struct TorchScale : torch::nn::Module {
   explicit TorchScale(std::int64_t size)
       : scale(register_parameter("scale", at::full({size}, 0.5))) {}
@@ -92,7 +92,7 @@ struct TorchScale : torch::nn::Module {
   at::Tensor scale;
 };
 
-/// Has one of those.
+/// A module with a TorchScale below it.
 struct TorchScaled : torch::nn::Module {
   TorchScaled() {
     fc = register_module("fc", torch::nn::Linear(5, 3));
@@ -105,7 +105,7 @@ struct TorchScaled : torch::nn::Module {
 
 }  // namespace tessera::testing
 
-/// For nn::adopt<TorchScale>, which says that it is asked for.
+/// Allows nn::adopt<TorchScale>, although the class reads its own parameter.
 template <>
 inline constexpr std::array tessera::nn::kSlotMembers<tessera::testing::TorchScale>{
     tessera::nn::SlotMember<tessera::testing::TorchScale>{"scale",
@@ -113,7 +113,7 @@ inline constexpr std::array tessera::nn::kSlotMembers<tessera::testing::TorchSca
 
 namespace tessera::testing {
 
-/// One of each kind: parameters by default, by the parent, by a table; a buffer.
+/// Parameters that are filled by their module, by the parent and by a table, and a buffer.
 class LayersOfEachKind : public nn::Module<LayersOfEachKind> {
  public:
   LayersOfEachKind() {

@@ -132,8 +132,7 @@ void wait_for(std::vector<Child>& children, std::chrono::seconds deadline) {
 
 }  // namespace
 
-// Below the ports that the kernel gives to connections: of those, another test's may take one that
-// was free a moment ago.
+// Ports below the kernel's ephemeral range: a connection of another test can't take them.
 int free_port() {
   std::random_device random;
   std::uniform_int_distribution<int> ports(10000, 29999);

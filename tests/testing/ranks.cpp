@@ -13,7 +13,7 @@
 namespace tessera::testing {
 namespace {
 
-// Tests count what is sent: the checks of debug builds are for those that ask for them.
+// Tests count traffic, so that the checks of debug builds are off unless a test enables them.
 [[maybe_unused]] const int kNoChecks = setenv("TESSERA_DEBUG", "0", /*overwrite=*/0);
 
 struct Failure {
@@ -21,7 +21,7 @@ struct Failure {
   std::exception_ptr error;
 };
 
-/// Threads, one a rank, and what became of them.
+/// Runs a thread for each rank, and collects their errors.
 class RankThreads {
  public:
   RankThreads(int size, const Body& body, const RanksOptions& options)
@@ -35,7 +35,7 @@ class RankThreads {
     }
   }
 
-  /// In order of time.
+  /// The failures, in order of time.
   const std::vector<Failure>& failures() const { return failures_; }
 
  private:

@@ -32,7 +32,7 @@ using Body = std::function<void(Rank&)>;
 
 struct RanksOptions {
   comm::WorldOptions world{.timeout = std::chrono::seconds(30)};
-  /// After this the process is aborted, with a table of what each rank did so far.
+  /// After this time the process aborts and prints the calls of each rank.
   std::chrono::seconds deadline{60};
   std::function<std::vector<comm::WorldPtr>(int size, const comm::WorldOptions&)> make_worlds =
       comm::thread_worlds;
@@ -51,13 +51,13 @@ inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
 /// else the first. A rank that throws or fails an ASSERT makes its peers fail instead of hang.
 void RunRanks(int size, const Body& body, const RanksOptions& options = {});
 
-/// The same on as many ranks as a mesh of these sizes has, which `body` takes.
+/// RunRanks() with the ranks of a mesh of these sizes, which `body` gets.
 void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
                const std::function<void(Rank&, const DeviceMesh&)>& body);
 void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
                const std::function<void(const DeviceMesh&)>& body);
 
-/// What RunRanks does, for tests of errors: each rank's message, empty for a rank that ended well.
+/// RunRanks() for tests of errors: returns each rank's message, empty for a rank without an error.
 std::vector<std::string> ErrorsOfRanks(int size, const Body& body,
                                        const RanksOptions& options = {});
 

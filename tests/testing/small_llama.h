@@ -25,7 +25,7 @@ struct SmallLlamaConfig {
   bool together = true;  ///< products of one input by linear_products()
 };
 
-/// linear(x) of each.
+/// linear(x) for each of the linear layers.
 inline std::vector<at::Tensor> products_of(
     const SmallLlamaConfig& c, const at::Tensor& x,
     const std::vector<std::reference_wrapper<nn::Linear>>& linears) {
@@ -39,7 +39,7 @@ inline std::vector<at::Tensor> products_of(
   return results;
 }
 
-/// Where attention is in a Llama: three projections, something local, and one back.
+/// Replaces a Llama's attention: three projections, a local operator, and one projection back.
 class Mixer : public nn::Module<Mixer> {
  public:
   explicit Mixer(const SmallLlamaConfig& c) : config(c) {
@@ -90,7 +90,7 @@ class LlamaBlock : public nn::Module<LlamaBlock> {
   std::shared_ptr<GatedMlp> mlp;
 };
 
-/// A Llama in the small, without attention: token ids (tokens) -> logits (tokens, vocabulary).
+/// A small Llama without attention: token ids (tokens) -> logits (tokens, vocabulary).
 class SmallLlama : public nn::Module<SmallLlama> {
  public:
   explicit SmallLlama(const SmallLlamaConfig& c = {}) {
@@ -116,7 +116,7 @@ class SmallLlama : public nn::Module<SmallLlama> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// The Llama's plan, with the sequence split between the halves of a block or not.
+/// The tensor-parallel plan, with or without sequence parallelism between the halves of a block.
 inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parallel,
                                                             bool regather = true) {
   using namespace tensor_parallel;
@@ -145,7 +145,7 @@ inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parall
                                      .regather = regather})}};
 }
 
-/// The part of it that is for a block, with the sequence split.
+/// The part of the plan for a block, with sequence parallelism.
 inline tensor_parallel::ParallelizePlan plan_of_block(bool regather) {
   const std::string blocks = "block*.";
   tensor_parallel::ParallelizePlan plan;

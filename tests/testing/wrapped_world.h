@@ -10,11 +10,11 @@
 
 namespace tessera::testing {
 
-/// A rank's world whose groups a test has put something around. Meshes are made on it as on any
-/// other. One thread at a time.
+/// A rank's world in which a test replaces groups by wrapped ones. Meshes can be made on it. Used
+/// by one thread at a time.
 class WrappedWorld final : public comm::World {
  public:
-  /// What takes the place of the group of this name.
+  /// Returns the replacement for the group of this name.
   using Wrap =
       std::function<comm::CommunicatorPtr(comm::CommunicatorPtr group, const std::string& name)>;
 

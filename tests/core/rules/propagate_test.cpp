@@ -263,9 +263,8 @@ struct Expectation {
   const char* op;              ///< without "aten::"
   std::vector<Sizes> tensors;  ///< the first arguments
   std::vector<Argument> args;  ///< the arguments after the tensors
-  const char* before;  ///< the layouts of the tensors: "S0 R", on two mesh dimensions "S0,R R,P"
-  const char*
-      decided;  ///< the wanted layouts of the inputs, and those of the results: "S0 R -> S0"
+  const char* before;   ///< the layouts of the tensors: "S0 R", on two mesh dimensions "S0,R R,P"
+  const char* decided;  ///< the layouts of the inputs and of the results: "S0 R -> S0"
   Mesh mesh = {2};
 };
 

@@ -23,7 +23,7 @@
 namespace fake_cuda {
 namespace {
 
-/// What NCCL moves at a time, where addresses allow it.
+/// The bytes that NCCL moves at a time if addresses are aligned.
 constexpr std::size_t kUnit = 16;
 
 struct Buffer {
@@ -51,7 +51,7 @@ bool overlap(const Buffer& a, const Buffer& b) {
   return a.begin() < b.end() && b.begin() < a.end();
 }
 
-/// Where NCCL documents the operation as in place.
+/// Whether NCCL documents this overlap of input and output as an in-place operation.
 bool in_place(const Operation& operation, const Buffer& input, const Buffer& output) {
   const auto rank = static_cast<std::size_t>(operation.communicator->rank());
   switch (operation.collective) {
@@ -66,7 +66,8 @@ bool in_place(const Operation& operation, const Buffer& input, const Buffer& out
   }
 }
 
-/// Empty for a buffer that NCCL can use. Ranks that do not take part have none.
+/// Describes why NCCL can't use the buffer; empty if NCCL can. Ranks that send or receive nothing
+/// have no buffer.
 std::string fault_of(const Buffer& buffer, std::size_t element) {
   if (buffer.data == nullptr || buffer.bytes == 0) {
     return "";
@@ -182,12 +183,12 @@ void forget(ncclComm_t handle) {
   communicators().by_handle.erase(handle);
 }
 
-// ncclComm*: communicators are made, split, ended.
+// ncclComm*: communicators are made, split and ended.
 namespace {
 
 constexpr std::chrono::seconds kPatience{30};
 
-/// The fault that is asked for.
+/// The fault init:K: the making of the K-th communicator never returns.
 void hang_on_demand() {
   static std::atomic<std::int64_t> begun = 0;
   const std::int64_t number = ++begun;
@@ -196,7 +197,7 @@ void hang_on_demand() {
   }
 }
 
-/// Likewise. The other ranks do not wait for that.
+/// The fault slow-end:K: the end of the K-th communicator takes a second longer than on its peers.
 void end_slowly_on_demand() {
   static std::atomic<std::int64_t> ended = 0;
   if (settings().faults.slow_end == ++ended) {
@@ -218,7 +219,7 @@ ncclResult_t make(ncclComm_t* out, const std::string& id, int rank, int ranks,
   return ncclSuccess;
 }
 
-/// Every rank's `own`, by rank. Empty if a rank does not come.
+/// The `own` of each rank, in the order of ranks. Empty if a rank does not call.
 template <class T>
 std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
   std::vector<T> all(static_cast<std::size_t>(communicator->ranks()));
@@ -234,7 +235,7 @@ std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
   return run_on_host(operation) ? all : std::vector<T>{};
 }
 
-/// All ranks of one host must end a communicator: NCCL may wait for them.
+/// Waits until all ranks of the host end the communicator, as NCCL may.
 void meet_at_end(const CommunicatorPtr& communicator) {
   if (gather(communicator, std::int8_t{0}).empty()) {
     count_violation("communicator " + communicator->id() +
@@ -242,7 +243,8 @@ void meet_at_end(const CommunicatorPtr& communicator) {
   }
 }
 
-/// The card of a rank: NCCL takes ranks of one NCCL_HOSTID, or of none, for ones of the same host.
+/// A rank's host and card. NCCL treats ranks with equal NCCL_HOSTID, or without one, as ranks of
+/// one host.
 struct Place {
   std::array<char, 64> host{};
   int device = 0;
@@ -258,7 +260,7 @@ Place own_place(const Communicator& communicator) {
   return place;
 }
 
-/// NCCL refuses ranks that share a card. Each rank finds out.
+/// NCCL refuses ranks that share a card. Each rank gets the error.
 ncclResult_t check_places(const CommunicatorPtr& communicator) {
   const std::vector<Place> places = gather(communicator, own_place(*communicator));
   for (auto place = places.begin(); place != places.end(); ++place) {
@@ -282,7 +284,7 @@ struct Wish {
   int rank;
 };
 
-/// The parent's ranks that share the color, by key and then by rank.
+/// The ranks of the parent with this color, ordered by key and then by rank.
 std::vector<Wish> members(std::vector<Wish> wishes, int color) {
   std::erase_if(wishes, [color](const Wish& wish) { return wish.color != color; });
   std::stable_sort(wishes.begin(), wishes.end(),
@@ -359,7 +361,7 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ou
               static_cast<int>(ranks.size()), "split");
 }
 
-// The excluded ranks do not call: they may be dead.
+// Excluded ranks do not call ncclCommShrink: they may be dead.
 ncclResult_t ncclCommShrink(ncclComm_t handle, int* excluded, int count, ncclComm_t* out,
                             ncclConfig_t*, int flags) {
   count_call("ncclCommShrink");
@@ -433,7 +435,7 @@ ncclResult_t ncclCommCuDevice(ncclComm_t handle, int* device) {
   return query(handle, device, &Communicator::device);
 }
 
-// Registered buffers are used as any others.
+// Registered buffers are used like all other buffers.
 ncclResult_t ncclCommRegister(ncclComm_t, void* buffer, std::size_t, void** handle) {
   count_call("ncclCommRegister");
   *handle = buffer;

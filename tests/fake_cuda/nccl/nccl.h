@@ -23,7 +23,7 @@ namespace fake_cuda {
 std::size_t bytes_of(ncclDataType_t type);
 std::string name_of(ncclDataType_t type);
 
-/// True for the reductions that reduce() knows.
+/// Whether reduce() can compute this reduction.
 bool can_reduce(ncclDataType_t type, ncclRedOp_t op);
 
 /// output[i] = op over the inputs[r][i], in the order of ranks. `output` may be one of the inputs.
@@ -36,7 +36,8 @@ ncclRedOp_t make_scaled_sum(double factor);
 /// The number of type `type` at `address`.
 double number_at(const void* address, ncclDataType_t type);
 
-// How the ranks of a communicator, processes or threads of one host, pass bytes to each other.
+// How the ranks of a communicator, which are processes or threads of one host, pass bytes to each
+// other.
 
 /// A queue of bytes for each pair of ranks, in shared memory.
 class Mailbox {
@@ -49,10 +50,10 @@ class Mailbox {
   Mailbox& operator=(const Mailbox&) = delete;
   ~Mailbox();
 
-  /// How many bytes fit in the queue to `rank`, and are in it now.
+  /// Copies bytes to the queue to `rank`; returns how many fitted.
   std::size_t push(int rank, const std::byte* data, std::size_t bytes);
 
-  /// How many bytes were there from `rank`, and are in `data` now.
+  /// Moves bytes from the queue of `rank` to `data`; returns how many there were.
   std::size_t pull(int rank, std::byte* data, std::size_t bytes);
 
  private:
@@ -67,7 +68,7 @@ class Mailbox {
   const int ranks_;
 };
 
-/// For loops that wait for another rank: gives the core away, and later sleeps.
+/// For loops that wait for another rank: yields the core, and sleeps after a while.
 class Backoff {
  public:
   void pause();
@@ -77,10 +78,10 @@ class Backoff {
   int idle_ = 0;
 };
 
-// What ncclComm_t points to.
+// The object behind ncclComm_t.
 
-/// One rank's end of a communicator. Its operations run in the order in which they were issued,
-/// whatever their streams, as NCCL has it.
+/// One rank of a communicator. Its operations run in the order of the calls, whatever their
+/// streams, as in NCCL.
 class Communicator {
  public:
   Communicator(std::string id, int rank, int ranks, std::shared_ptr<Mailbox> mailbox,
@@ -92,7 +93,7 @@ class Communicator {
   int device() const { return device_; }
   Mailbox& mailbox() const { return *mailbox_; }
 
-  /// The place of the next operation. The caller holds issue_mutex().
+  /// The place of the next operation in this order. The caller must lock issue_mutex().
   std::uint64_t take_turn() { return issued_++; }
   /// True once all operations before that place have ended.
   bool has_turn(std::uint64_t turn) const { return ended_ == turn; }
@@ -102,14 +103,14 @@ class Communicator {
   void abort() { aborted_ = true; }
   bool aborted() const { return aborted_; }
 
-  /// From now on no operation of this rank starts: its peers wait in vain.
+  /// From now on no operation of this rank starts, so that its peers wait without end.
   void lose() { lost_ = true; }
   bool lost() const { return lost_; }
 
   void fail(ncclResult_t error) { error_ = error; }
   ncclResult_t error() const { return error_; }
 
-  /// A name for a communicator made of this one: the same on all its ranks.
+  /// The name of a communicator that is made from this one; equal on all ranks.
   std::string child_id(const std::string& kind) {
     return id_ + "." + kind + std::to_string(children_++);
   }
@@ -124,7 +125,7 @@ class Communicator {
   const int ranks_;
   const int device_;
   const std::shared_ptr<Mailbox> mailbox_;
-  std::size_t row_;  ///< in the record
+  std::size_t row_;  ///< its index in the record
   int children_ = 0;
   bool finalized_ = false;
   std::uint64_t issued_ = 0;
@@ -135,12 +136,13 @@ class Communicator {
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
-/// Turns of several communicators are taken together, so that no two groups wait for each other.
+/// A group takes the turns of all its communicators under this lock, so that no two groups wait for
+/// each other.
 std::mutex& issue_mutex();
 
 // Transfers of bytes between ranks.
 
-/// What both ends of a transfer must have in common.
+/// The properties on which both ends of a transfer must agree.
 struct Header {
   std::int32_t collective;
   std::int32_t type;
@@ -151,13 +153,14 @@ struct Header {
   bool operator==(const Header&) const = default;
 };
 
-/// Sends and receives that run together. Those between one pair of ranks keep their order.
+/// Sends and receives that run at the same time. Transfers between a pair of ranks keep their
+/// order.
 class Transfers {
  public:
   void send(Communicator& communicator, int peer, const Header& header, const void* data);
   void receive(Communicator& communicator, int peer, const Header& header, void* data);
 
-  /// True when all have ended, false if that can't be any more or is too late.
+  /// True if all transfers have ended; false if they can't end any more or `deadline` has passed.
   bool run(std::optional<std::chrono::steady_clock::time_point> deadline);
 
  private:
@@ -183,10 +186,10 @@ class Transfers {
   std::map<Lane, std::deque<Transfer>> lanes_;
 };
 
-/// The communicator of a handle: null, and a violation, for one that was ended.
+/// The communicator of a handle. Null, and a violation, if the communicator has ended.
 CommunicatorPtr find(ncclComm_t handle);
 
-/// A handle to it, until forget().
+/// Makes a handle, which is valid until forget().
 ncclComm_t remember(CommunicatorPtr communicator);
 void forget(ncclComm_t handle);
 
@@ -205,7 +208,7 @@ enum class Collective {
 
 std::string name_of(Collective collective);
 
-/// One call of NCCL, with the meanings of its arguments there.
+/// The arguments of one NCCL call.
 struct Operation {
   Collective collective;
   const void* send;
@@ -217,37 +220,37 @@ struct Operation {
   CommunicatorPtr communicator;
   Stream* stream;
 
-  /// Bytes of this rank's input: what the traffic of a Communicator counts.
+  /// The bytes of this rank's input, as Communicator counts traffic.
   std::size_t input_bytes() const;
 };
 
-/// Moves the data of operations that NCCL would run as one group: all at once, in any order among
-/// them. False if a communicator was aborted or `deadline` has passed.
+/// Moves the data of operations that NCCL runs as one group: all at once, in any order. False if a
+/// communicator was aborted or `deadline` has passed.
 bool execute(std::vector<Operation> operations,
              std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt);
 
-// From a call of NCCL to work on streams.
+// From NCCL calls to work on streams.
 
 /// Adds to the calling thread's open group or, outside of one, launches at once.
 ncclResult_t call(Operation operation);
 
-/// Runs in the calling thread, after all that was issued before. False if the peers do not come
-/// within a few seconds, or the communicator is aborted.
+/// Runs in the calling thread, after all earlier calls. False if the peers do not call within a few
+/// seconds, or the communicator is aborted.
 bool run_on_host(const Operation& operation);
 
-// What NCCL may not be given.
+// Buffers that NCCL refuses.
 
-/// False, and a violation, for buffers that are not the device's, that reach past their memory,
-/// that overlap otherwise than in place, or that are not aligned to their elements. NCCL would read
-/// or write what it must not.
+/// False, and a violation, for buffers that are not device memory, that reach past their memory,
+/// that overlap otherwise than in place, or that are not aligned to their elements: NCCL would
+/// access wrong memory.
 bool check_buffers(const Operation& operation);
 
-/// Whether NCCL can move the buffers by 16 bytes at a time. By single bytes it is many times
+/// Whether NCCL can move the buffers by 16 bytes at a time; by single bytes it is many times
 /// slower.
 bool is_aligned(const Operation& operation);
 
-/// Bytes of each rank's part, if this is no multiple of 16: the parts of most ranks then begin
-/// where NCCL moves single bytes. Else 0.
+/// The bytes of each rank's part if they are no multiple of 16, so that NCCL moves most parts by
+/// single bytes; else 0.
 std::size_t bytes_of_unaligned_parts(const Operation& operation);
 
 }  // namespace fake_cuda

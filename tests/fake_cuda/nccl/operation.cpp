@@ -12,7 +12,7 @@
 #include "record/record.h"
 #include "runtime/runtime.h"
 
-// ncclAllGather and its like.
+// ncclAllGather and the other collectives.
 
 namespace fake_cuda {
 namespace {
@@ -104,7 +104,7 @@ ncclResult_t ncclReduce(const void* send, void* receive, std::size_t count, nccl
                         stream);
 }
 
-// The factor is read at the call: on the fake, memory of a device can be.
+// The factor is read at the call, since the fake can read device memory at any time.
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* factor, ncclDataType_t type,
                                       ncclScalarResidence_t, ncclComm_t) {
   *op = make_scaled_sum(number_at(view_of(factor), type));
@@ -130,7 +130,7 @@ ncclResult_t ncclMemFree(void* pointer) {
 namespace fake_cuda {
 namespace {
 
-/// `operation` on the addresses at which the fake reads and writes.
+/// `operation` with the addresses at which the fake accesses its buffers.
 Operation viewed(Operation operation) {
   operation.send = view_of(operation.send);
   operation.receive = view_of(operation.receive);
@@ -141,7 +141,7 @@ std::byte* block(const void* buffer, std::size_t index, std::size_t bytes) {
   return static_cast<std::byte*>(const_cast<void*>(buffer)) + index * bytes;
 }
 
-/// One operation on its way: what it sends and receives, and what is left to do then.
+/// One running operation: its transfers, and the work after them.
 class Run {
  public:
   explicit Run(Operation operation)
@@ -177,12 +177,12 @@ class Run {
 };
 
 Header Run::header() const {
-  // The two ends of a pair name each other.
+  // A send and its receive have equal headers.
   const bool pair =
       operation_.collective == Collective::kSend || operation_.collective == Collective::kReceive;
   return {.collective = static_cast<std::int32_t>(pair ? Collective::kSend : operation_.collective),
           .type = operation_.type,
-          // Ranks number their scaled sums apart.
+          // Each rank numbers its scaled sums separately.
           .op = std::min<std::int32_t>(operation_.op, ncclNumOps),
           .root = pair ? 0 : operation_.root,
           .bytes = bytes_};
@@ -254,7 +254,7 @@ void Run::receive_from_peer(Transfers& transfers, std::size_t peer) {
   }
 }
 
-/// What goes from this rank to itself.
+/// Copies the part that this rank sends to itself.
 void Run::keep_own() {
   switch (operation_.collective) {
     case Collective::kAllGather:
@@ -274,7 +274,7 @@ void Run::keep_own() {
   }
 }
 
-/// Reduces last: the output may be the input, which is sent until then.
+/// Reduces at the end, since the output may be the input, which is still being sent.
 void Run::finish() {
   if (!reduces()) {
     return;
@@ -348,10 +348,10 @@ using Clock = std::chrono::steady_clock;
 thread_local int group_depth = 0;
 thread_local std::vector<Operation> group;
 
-/// The communicators of a group, each with the place of the group among its operations.
+/// The communicators of a group, each with the group's turn.
 using Turns = std::map<CommunicatorPtr, std::uint64_t>;
 
-/// The caller holds issue_mutex().
+/// The caller must lock issue_mutex().
 Turns take_turns(const std::vector<Operation>& operations) {
   Turns turns;
   for (const Operation& operation : operations) {
@@ -362,7 +362,7 @@ Turns take_turns(const std::vector<Operation>& operations) {
   return turns;
 }
 
-/// False if one of the communicators is aborted, or it gets too late.
+/// Waits for the turns. False if a communicator is aborted, or `deadline` has passed.
 bool wait_for(const Turns& turns, std::optional<Clock::time_point> deadline) {
   Backoff backoff;
   for (const auto& [communicator, turn] : turns) {
@@ -401,7 +401,8 @@ void count(const std::vector<Operation>& operations) {
   }
 }
 
-/// On the stream of the first operation. The others wait before and after, as NCCL lets them.
+/// A group runs on the stream of its first operation. The other streams wait before and after it,
+/// as NCCL allows.
 void launch(const std::vector<Operation>& operations) {
   count(operations);
   Stream& first = *operations.front().stream;
@@ -439,7 +440,7 @@ void launch_or_capture(std::vector<Operation> operations) {
   });
 }
 
-/// The faults that are asked for. An operation that is lost takes its communicator with it.
+/// Applies the faults of TESSERA_FAKE_CUDA_FAULT. A lost operation makes its communicator lost.
 ncclResult_t fail_on_demand(Communicator& communicator) {
   static std::atomic<std::int64_t> calls = 0;
   const std::int64_t number = ++calls;

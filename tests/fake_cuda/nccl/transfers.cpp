@@ -22,14 +22,14 @@ namespace fake_cuda {
 
 constexpr std::size_t kCapacity = std::size_t{64} << 10;
 
-/// One writer, one reader. Both count bytes since the beginning.
+/// A queue with one writer and one reader. Both count bytes from the start.
 struct Mailbox::Queue {
   alignas(64) std::atomic<std::uint64_t> written;
   alignas(64) std::atomic<std::uint64_t> read;
   alignas(64) std::array<std::byte, kCapacity> bytes;
 };
 
-/// Zeros, as the kernel hands it out, are its first state.
+/// The kernel gives zeroed memory, which is the initial state.
 struct Mailbox::Segment {
   alignas(64) std::atomic<int> present;
 
@@ -116,7 +116,7 @@ void Backoff::pause() {
 
 namespace {
 
-/// The factors of scaled sums; their operators are numbered after NCCL's own.
+/// The factors of scaled sums. Their numbers follow those of NCCL's own reductions.
 struct Factors {
   std::mutex mutex;
   std::deque<double> factors;
@@ -342,7 +342,7 @@ bool Transfers::Transfer::advance() {
   const std::size_t before = moved;
   moved += move_some();
   if (!sends && before < sizeof(Header) && moved == sizeof(Header) && header_of_peer != header) {
-    // NCCL would wait for ever or write wrong data; so does the fake wait, but it says why.
+    // NCCL would hang or write wrong data; the fake hangs too, but reports why.
     count_violation("rank " + std::to_string(peer) + " of communicator " + communicator->id() +
                     " calls another collective, or one of another size");
     communicator->lose();

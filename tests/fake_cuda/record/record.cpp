@@ -52,7 +52,7 @@ CallStack take_stack() {
   while (first < count && library_of(frames.at(static_cast<std::size_t>(first))) == self) {
     ++first;
   }
-  // In parentheses: braces would make a list of the two iterators.
+  // Parentheses, since braces would make a list of the two iterators.
   return CallStack(frames.begin() + first, frames.begin() + count);
 }
 
@@ -105,7 +105,7 @@ void count_violation(const std::string& what) {
   ++record().violations[{what, std::move(stack)}];
 }
 
-// The report of a rank at its exit: JSON for tests, text for people.
+// The report that a rank writes at its exit: JSON for tests, text for people.
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -140,7 +140,7 @@ Json streams_json() {
 Json launches_json() {
   Json launches = Json::object();
   for (const auto& [name, count] : record().launches) {
-    // Two libraries may hold one kernel.
+    // Two libraries may contain the same kernel.
     const std::string readable = demangle(name);
     launches[readable] = launches.value(readable, std::int64_t{0}) + count;
   }
@@ -204,7 +204,7 @@ Json report_json() {
           {"collectives", collectives_json()}};
 }
 
-/// The `key` of rows, most frequent first.
+/// The keys of the rows, most frequent first.
 void print_counts(std::ostream& out, const char* title, const Json& counts) {
   std::vector<std::pair<std::int64_t, std::string>> rows;
   std::int64_t sum = 0;
@@ -262,7 +262,7 @@ void print(std::ostream& out, const Json& report) {
   print_rows(out, "Communicators", report["communicators"]);
   print_rows(out, "Collectives (bytes of this rank's input)", report["collectives"]);
   out << "groups of collectives: " << report["groups"] << "\n";
-  // PyTorch makes its pools of streams whole.
+  // PyTorch makes whole pools of streams, most of which stay unused.
   Json used = Json::array();
   for (const Json& row : report["streams"]) {
     if (row["launches"] != 0 || row["copies"] != 0 || row["collectives"] != 0) {
@@ -276,7 +276,7 @@ void print(std::ostream& out, const Json& report) {
   print_stacks(out, "Host synchronisations", report["host_syncs"]);
 }
 
-/// Under its name only once it is whole: the process may be killed meanwhile.
+/// Renames the file at the end, since the process may be killed while it writes.
 void write_whole(const std::string& path, const std::function<void(std::ostream&)>& write) {
   const std::string part = path + ".part";
   {
@@ -301,7 +301,7 @@ void write_reports() {
 
 namespace {
 
-// A program loads libtorch's libraries after the fake, so their ends come before this one.
+// libtorch's libraries are loaded after the fake, so that their destructors run before this one.
 [[gnu::destructor]] void write_reports_at_exit() {
   write_reports();
 }
@@ -312,7 +312,7 @@ namespace {
 
 extern "C" {
 
-// A program that ends on an error skips the destructors, by one of these.
+// A program that ends with an error skips the destructors by calling one of these.
 void _exit(int code) {
   fake_cuda::write_reports();
   syscall(SYS_exit_group, code);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-// The stack of a call, cheap to take and slow to print.
+// The stack of a call, which is cheap to record and slow to print.
 
 namespace fake_cuda {
 
@@ -19,10 +19,10 @@ CallStack take_stack();
 /// A line a frame: the demangled function or, where its library keeps no name, library+offset.
 std::vector<std::string> describe(const CallStack& stack);
 
-/// What c++filt would print; the name itself if it is not a mangled one.
+/// The demangled name, or `name` itself if it is not mangled.
 std::string demangle(const char* name);
 
-// What the process has asked of the fake: the material of its report.
+// All calls that the process has made: the material of its report.
 
 /// Memory of one kind: on devices, or pinned on the host.
 struct MemoryUse {
@@ -54,7 +54,7 @@ struct CommunicatorUse {
   std::int64_t ended = -1;  ///< its place among the ends of this process's communicators
 };
 
-/// Collectives that have all but their size in common.
+/// Counts of the collectives that differ only in size.
 struct CollectiveKey {
   std::string communicator;
   std::string name;
@@ -94,10 +94,10 @@ Record& record();
 
 void count_call(const char* name);
 
-/// The calling thread waits for a device here.
+/// Counts a wait of the calling thread for a device.
 void count_host_sync(const char* call);
 
-/// Something that no correct program does, or that the fake does not offer.
+/// Counts a call that no correct program makes, or that the fake does not offer.
 void count_violation(const std::string& what);
 
 /// Writes TESSERA_FAKE_CUDA_REPORT.RANK.txt and .json, if the process has used the fake.
@@ -105,8 +105,8 @@ void write_reports();
 
 // The environment variables that the fake reads, once, when it is first called.
 
-/// When calls fail on demand: TESSERA_FAKE_CUDA_FAULT, a comma-separated list of KIND:NUMBER or
-/// KIND:NUMBER@RANK. Numbers of calls start at 1.
+/// Faults of TESSERA_FAKE_CUDA_FAULT, a comma-separated list of KIND:NUMBER or KIND:NUMBER@RANK.
+/// The first call has number 1.
 struct Faults {
   std::optional<std::int64_t> malloc;        ///< this and all later cudaMallocs find no memory
   std::optional<std::int64_t> malloc_above;  ///< every cudaMalloc of more bytes finds no memory
@@ -127,7 +127,7 @@ struct Settings {
 
 const Settings& settings();
 
-/// Throws std::invalid_argument that names the entry. Entries of other ranks are left out.
+/// Throws std::invalid_argument with the entry's text. Entries of other ranks are ignored.
 Faults parse_faults(const std::string& text, int rank);
 
 }  // namespace fake_cuda

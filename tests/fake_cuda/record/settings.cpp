@@ -88,7 +88,7 @@ Settings read_settings() {
           .faults = parse_faults(variable("TESSERA_FAKE_CUDA_FAULT"), rank)};
 }
 
-/// A test with a wrong setting should not run as if it had none.
+/// A wrong setting must not run like no setting.
 Settings settings_or_end() {
   try {
     return read_settings();

@@ -135,7 +135,7 @@ int attribute(cudaDeviceAttr name) {
 
 }  // namespace
 
-// cuDNN has a CUDA runtime inside, which would look for a real device.
+// cuDNN is switched off: it contains a CUDA runtime, which would look for a real device.
 [[gnu::constructor]] void switch_cudnn_attention_off() {
   setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1", /*overwrite=*/1);
 }
@@ -229,7 +229,7 @@ cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 
-// The fake returns errors from the calls themselves; only those of launches are left behind.
+// All other calls return their errors; only errors of launches are stored.
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_launch_error();
   clear_launch_error();
@@ -267,7 +267,7 @@ const char* cudaGetErrorName(cudaError_t error) {
   return cudaGetErrorString(error);
 }
 
-// Nothing of the driver's newer interface is offered.
+// The driver's newer interface is not offered.
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {

@@ -26,7 +26,7 @@ namespace {
 
 using namespace tessera::kernels;
 
-/// fill_kernel of src/kernels/random.cu, by one thread.
+/// fill_kernel of src/kernels/random.cu, run by one thread.
 template <class T, class Draw>
 std::function<void()> fill(void** arguments) {
   return [data = *static_cast<T**>(arguments[0]), box = *static_cast<BoxView*>(arguments[1]),
@@ -48,7 +48,7 @@ std::function<void()> drop(void** arguments) {
 
 using Forms = std::map<std::string, HostForm>;
 
-/// Those of one type of elements, by the names of the kernels that they stand for.
+/// The host forms for one element type, by the mangled names of their kernels.
 template <class T, class Compute>
 Forms forms_of(const std::string& type, const std::string& compute) {
   const auto fill_kernel = [&](const std::string& draw) {
@@ -78,7 +78,7 @@ std::string demangled(const std::string& name) {
 }  // namespace
 
 HostForm host_form_of(const std::string& kernel) {
-  // libtorch registers thousands of kernels, and demangling takes time.
+  // Demangling is slow, and libtorch registers thousands of kernels.
   if (kernel.find("7tessera") == std::string::npos) {
     return nullptr;
   }
@@ -105,8 +105,8 @@ Offsets offsets_of_rotary() {
   return offsets;
 }
 
-/// Where in the structures by which kernels get their addresses those are that they read and write
-/// by vectors.
+/// The offsets of the addresses, in the argument structures of kernels, that these access by
+/// vectors.
 const std::map<std::string, Offsets>& calls() {
   static const std::map<std::string, Offsets> once{
       {"silu_mul_kernel", {offsetof(SiluMul, gate), offsetof(SiluMul, up), offsetof(SiluMul, out)}},
@@ -128,12 +128,12 @@ const std::map<std::string, Offsets>& calls() {
 }  // namespace
 
 std::vector<std::size_t> addresses_of_vector_call(const std::string& kernel) {
-  // libtorch registers thousands of kernels, and demangling takes time.
+  // Demangling is slow, and libtorch registers thousands of kernels.
   if (kernel.find("7tessera") == std::string::npos) {
     return {};
   }
   const std::string name = demangle(kernel.c_str());
-  // The first number among the template's arguments is that of the elements at a time.
+  // The first number among the template arguments is the number of elements per access.
   static const std::regex pattern(R"(::(\w+)<[^<>]*?, (\d+))");
   std::smatch found;
   if (!std::regex_search(name, found, pattern) || found[2] == "1") {
@@ -157,8 +157,8 @@ cudaError_t check_vector_call(const char* kernel, const void* argument,
   return cudaSuccess;
 }
 
-// Kernels: libraries register them when they are loaded; a launch is counted, and computes where
-// the kernel has a form for the host.
+// Kernels are registered when libraries are loaded. A launch is counted, and computes if the kernel
+// has a host form.
 namespace {
 
 struct Kernel {
@@ -228,7 +228,7 @@ thread_local Configuration configuration;
 
 using namespace fake_cuda;
 
-// What code compiled by nvcc calls. NVIDIA's header declares these for nvcc alone.
+// The calls that nvcc generates. NVIDIA's header declares them only for nvcc.
 extern "C" {
 
 void** __cudaRegisterFatBinary(void*) {

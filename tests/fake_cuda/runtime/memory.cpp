@@ -92,8 +92,8 @@ void* map(std::size_t bytes, int protection, int flags, int file) {
 
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
-/// Memory of a device twice: at `pointer`, where the host may not touch it, and at `view`. Zeros,
-/// and pages only where something is written.
+/// Maps device memory twice: at `pointer`, which the host may not access, and at `view`. Memory is
+/// zero, and takes pages only where something is written.
 void map_device(std::size_t bytes, void** pointer, void** view) {
   const int file = memfd_create("fake_cuda", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) {
@@ -134,7 +134,7 @@ cudaError_t allocate(void** pointer, std::size_t bytes, MemoryKind kind) {
   return cudaSuccess;
 }
 
-/// A device ends all its work before it frees memory.
+/// A device ends all its work before memory is freed.
 cudaError_t release(void* pointer) {
   if (pointer == nullptr) {
     return cudaSuccess;
@@ -296,7 +296,7 @@ void count_copy(const Stream& stream, const void* to, const void* from) {
   ++record().streams[stream.id()].copies;
 }
 
-/// Pageable memory of the host is read before the call returns: it may be gone afterwards.
+/// Pageable host memory is read before the call returns, since the program may free it afterwards.
 std::shared_ptr<std::vector<std::byte>> staged(const void* from, std::size_t bytes) {
   const auto* const first = static_cast<const std::byte*>(from);
   return std::make_shared<std::vector<std::byte>>(first, first + bytes);
@@ -312,7 +312,7 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, Stream& stream) 
   enqueue(stream,
           [=](Stream& on) { on.submit([=] { std::memmove(view_of(to), view_of(from), bytes); }); });
   if (kind_of(to) == MemoryKind::kPageable) {
-    // The driver does not return from such a copy before it is done.
+    // The driver returns from such a copy only when it is done.
     if (forbidden_by_capture("cudaMemcpyAsync to pageable memory", stream.capture)) {
       return cudaErrorStreamCaptureUnsupported;
     }
@@ -370,7 +370,7 @@ cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
   return cudaMemsetAsync(to, value, bytes, nullptr);
 }
 
-// Kernels do not run, so what they would read in a variable of the device does not matter.
+// Kernels do not run, so that variables on the device are never read.
 cudaError_t cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t, cudaMemcpyKind) {
   count_call("cudaMemcpyToSymbol");
   return cudaSuccess;
@@ -391,10 +391,10 @@ struct sigaction previous {};
 
 constexpr char kWhat[] = "the host touches memory of a device";
 
-/// Not safe in a signal handler in general: what it locks is not held where the host touches memory
-/// of a device, which the fake itself does not.
+/// The lookup locks a mutex, which is not safe in a signal handler in general. Here it is: the fake
+/// never accesses device memory while it has the lock.
 void on_fault(int signal, siginfo_t* info, void*) {
-  // Back at the instruction, the signal comes again, and takes its usual way.
+  // The instruction runs again, and the signal then has its default effect.
   sigaction(signal, &previous, nullptr);
   if (kind_of(info->si_addr) != MemoryKind::kDevice) {
     return;

@@ -30,43 +30,42 @@ struct LaunchSizes {
   std::size_t shared_bytes = 0;
 };
 
-/// cudaSuccess where the launch may run, else what refuse_launch returns.
+/// cudaSuccess if the launch may run, else the result of refuse_launch().
 cudaError_t check_launch(const char* kernel, const LaunchSizes& sizes, std::size_t shared_limit);
 
-/// Counts a violation. The error stays behind for cudaGetLastError(), where code after <<<...>>>
-/// finds it, and is returned.
+/// Counts a violation, stores the error for cudaGetLastError(), and returns it.
 cudaError_t refuse_launch(const std::string& what, cudaError_t error);
 
 /// The last error of a launch of this thread.
 cudaError_t last_launch_error();
 void clear_launch_error();
 
-// What a card refuses of the addresses that a kernel is given.
+// Addresses that a card refuses in a kernel's arguments.
 
-/// Where in a kernel's argument the addresses are that it reads and writes by 16 bytes: of a fused
-/// kernel of Tessera (src/kernels/device) that takes more than one element at a time.
+/// The offsets of addresses in the argument of a fused kernel of Tessera (src/kernels/device) that
+/// accesses 16 bytes at a time.
 std::vector<std::size_t> addresses_of_vector_call(const std::string& kernel);
 
-/// cudaSuccess where each of these addresses of a device is a multiple of 16; else what
-/// refuse_launch returns. On a card the kernel fails.
+/// cudaSuccess if each of the device addresses is a multiple of 16, else the result of
+/// refuse_launch(). On a card the kernel would fail.
 cudaError_t check_vector_call(const char* kernel, const void* argument,
                               const std::vector<std::size_t>& offsets);
 
 // The host has no access to the memory of a device.
 
-/// From now on a host that touches memory of a device leaves a violation in the report, with its
-/// stack, and a line on standard error, and dies of the signal. Once a process.
+/// From now on a host access to device memory writes a violation with its stack to the report and a
+/// line to standard error; the process then dies of the signal. Called once per process.
 void watch_host_access();
 
-// Kernels of Tessera's own that compute on the fake as they do on a GPU.
+// Kernels of Tessera that the fake computes as a GPU does.
 
-/// What a launch with these arguments does; they are copied.
+/// Copies the arguments of a launch and returns its work on the host.
 using HostForm = std::function<void()> (*)(void** arguments);
 
 /// The host form of the kernel with this mangled name; null for kernels that compute nothing here.
 HostForm host_form_of(const std::string& kernel);
 
-// Which memory belongs to devices, and which of the host's is pinned.
+// The kinds of memory: device memory, pinned and pageable host memory.
 
 enum class MemoryKind { kPageable, kPinned, kDevice };
 
@@ -76,8 +75,8 @@ MemoryKind kind_of(const void* address);
 /// How many bytes there are from `address` to the end of its memory; 0 for pageable memory.
 std::size_t bytes_from(const void* address);
 
-/// Where the fake itself reads and writes what a program knows as `address`: another address for
-/// device memory, which the host may not touch at its own; else the same.
+/// The address at which the fake accesses the memory that a program knows as `address`. Differs for
+/// device memory, which the host may not access at the program's address.
 void* view_of(const void* address);
 template <class T>
 T* view_of(T* address) {
@@ -87,11 +86,11 @@ T* view_of(T* address) {
 /// The device of device memory.
 int device_of(const void* address);
 
-// Streams that do their work in order and beside the host, as a device's do.
+// Streams that do their work in order, while the host continues.
 
 class Capture;
 
-/// A point in a stream's work that it has reached or not yet.
+/// A point in the work of a stream, which is reached or not.
 class Completion {
  public:
   void finish();
@@ -106,7 +105,7 @@ class Completion {
 };
 using CompletionPtr = std::shared_ptr<Completion>;
 
-/// What cudaStream_t points to. Never freed: there are few.
+/// The object behind cudaStream_t. Never freed, since there are few.
 class Stream {
  public:
   using Work = std::function<void()>;
@@ -117,11 +116,11 @@ class Stream {
   int device() const { return device_; }
   int priority() const { return priority_; }
 
-  /// Work that never waits for another stream or rank: an idle stream does it at once, in the
-  /// calling thread.
+  /// Submits work that never waits for another stream or rank. An idle stream runs it at once, in
+  /// the calling thread.
   void submit(Work work) { add(std::move(work), /*may_wait=*/false); }
 
-  /// Work that may wait, also for the host, gets the stream's own thread: the host continues.
+  /// Submits work that may wait. It runs in the stream's own thread, so that the host continues.
   void submit_waiting(Work work) { add(std::move(work), /*may_wait=*/true); }
 
   /// A point after all work so far.
@@ -143,35 +142,34 @@ class Stream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> queue_;
-  bool busy_ = false;  ///< work that has left the queue, or never was in it, is being done
+  bool busy_ = false;  ///< some work is running, which is not in the queue
   bool has_thread_ = false;
 };
 
-/// The stream of a handle; a null handle is the device's default stream. Null after its end.
+/// The stream of a handle; the device's default stream for null. Null after the stream's end.
 Stream* find_stream(cudaStream_t handle);
 
-/// All that live, for calls that wait for a whole device.
+/// All existing streams, for calls that wait for a device.
 std::vector<Stream*> all_streams();
 
 Stream* make_stream(int priority);
 bool end_stream(cudaStream_t handle);
 
-/// `issue` gives the stream some work: now or, where the stream is being captured, at each launch
-/// of the graph.
+/// `issue` submits work to the stream: now or, if the stream is being captured, at each launch of
+/// the graph.
 void enqueue(Stream& stream, std::function<void(Stream&)> issue);
 
 /// Blocks the calling thread until all streams are idle.
 void wait_for_all_streams();
 
-// Stream capture: what a stream is asked becomes a graph, and some calls are not allowed meanwhile.
+// Stream capture: calls on a stream become a graph, and some calls are forbidden.
 
 class Stream;
 
 /// One call that a graph repeats at each launch, on the stream that launches it.
 using GraphNode = std::function<void(Stream&)>;
 
-/// What cudaGraph_t points to. The nodes run in the order of capture, which satisfies every edge
-/// that the graph would have.
+/// The object behind cudaGraph_t. Nodes run in the order of capture, which satisfies all edges.
 struct Graph {
   std::vector<GraphNode> nodes;
 };
@@ -191,13 +189,14 @@ class Capture {
 
   void add(Stream& stream, GraphNode node);
 
-  /// How much `stream` was asked so far: what an event records.
+  /// The number of calls on `stream` so far, which an event records.
   std::size_t position(Stream& stream);
 
-  /// `waiting` waits for what `stream` was asked up to `position`, and takes part from now on.
+  /// `waiting` waits for the calls on `stream` up to `position`, and joins the capture.
   void wait(Stream& waiting, Stream& stream, std::size_t position);
 
-  /// The streams but the origin whose last work nothing waits for. Empty in a correct capture.
+  /// The number of streams, without the origin, whose last work no stream waits for. 0 in a correct
+  /// capture.
   std::size_t unjoined_streams();
 
   std::vector<Stream*> streams();
@@ -219,12 +218,12 @@ class Capture {
   bool valid_ = true;
 };
 
-/// For calls that are unsafe while something is captured: true if `call` is forbidden in this
-/// thread. Then it is counted as a violation and the capture is invalid, as on a device.
+/// For calls that are unsafe during a capture: true if `call` is forbidden in this thread. This
+/// counts a violation and invalidates the capture, as on a device.
 bool forbidden_by_capture(const char* call);
 
-/// The same of a call about a stream or an event that itself is captured (null if it is not), which
-/// no mode allows.
+/// The same for a call on a stream or event that is being captured (else null), which all modes
+/// forbid.
 bool forbidden_by_capture(const char* call, const std::shared_ptr<Capture>& capture);
 
 // The devices that the fake shows: H200s.
@@ -232,7 +231,7 @@ bool forbidden_by_capture(const char* call, const std::shared_ptr<Capture>& capt
 /// The calling thread's device.
 int current_device();
 
-/// The calling thread's device gets a context, if it has none: some hundred MiB of its memory.
+/// Makes a context on the calling thread's device, which takes some hundred MiB of its memory.
 void use_device();
 bool has_context(int device);
 

@@ -60,7 +60,7 @@ Stream::Stream(int device, int priority)
 void Stream::add(Work work, bool may_wait) {
   std::unique_lock lock(mutex_);
   if (!may_wait && !busy_ && queue_.empty()) {
-    // Work that other threads submit meanwhile goes to the queue.
+    // Work that other threads submit now goes to the queue.
     busy_ = true;
     lock.unlock();
     work();
@@ -85,7 +85,7 @@ void Stream::run() {
     busy_ = true;
     lock.unlock();
     work();
-    work = nullptr;  // what it holds may be freed only outside of the lock
+    work = nullptr;  // its captures may be freed only outside of the lock
     lock.lock();
     busy_ = false;
   }
@@ -314,7 +314,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatu
   *status = capture == nullptr ? cudaStreamCaptureStatusNone
             : capture->valid() ? cudaStreamCaptureStatusActive
                                : cudaStreamCaptureStatusInvalidated;
-  // The graph is not there before the end, and nodes have no handles.
+  // The graph does not exist before the end of the capture, and nodes have no handles.
   const auto clear = [](auto* out) {
     if (out != nullptr) {
       *out = {};
@@ -380,7 +380,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count
 namespace fake_cuda {
 namespace {
 
-/// What cudaEvent_t points to: the last record of the event.
+/// The object behind cudaEvent_t: the last record of the event.
 struct Event {
   CompletionPtr point;  ///< null before the first record and after one that was captured
   std::shared_ptr<Capture> capture;
@@ -398,7 +398,7 @@ Events& events() {
   return *once;
 }
 
-/// Null, and a violation, for one that does not exist.
+/// Null, and a violation, for an event that does not exist.
 Event* find_event(cudaEvent_t handle) {
   auto* const event = reinterpret_cast<Event*>(handle);
   const std::lock_guard lock(events().mutex);
@@ -426,8 +426,8 @@ cudaError_t record_event(Event& event, Stream& stream) {
   return cudaSuccess;
 }
 
-/// An event of a capture brings the waiting stream into it. A captured stream can't wait for what
-/// happens outside of its graph.
+/// A wait for an event of a capture makes the stream join the capture. A captured stream can't wait
+/// for work outside of its graph.
 cudaError_t wait_for_event(Stream& stream, const Event& event, bool external) {
   if (event.capture != nullptr) {
     if (stream.capture == nullptr) {

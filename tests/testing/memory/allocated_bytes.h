@@ -8,13 +8,13 @@
 
 namespace tessera::testing {
 
-/// Counts, while it lives, what this thread's tensors allocate and free on the CPU, as libtorch's
-/// profiler does. For kernels that ask the allocator for raw scratch memory too.
+/// Counts the bytes that this thread's tensors allocate and free on the CPU while it exists, as
+/// libtorch's profiler does. Also counts raw scratch memory of kernels.
 class AllocatedBytes {
  public:
   AllocatedBytes() : guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
 
-  /// Allocated since construction and not freed.
+  /// Bytes that were allocated since construction and are not freed.
   std::int64_t now() const { return counter_->now; }
 
  private:

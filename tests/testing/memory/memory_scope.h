@@ -7,8 +7,8 @@
 
 namespace tessera::testing {
 
-/// Counts the host memory of tensors that this thread and its backwards allocate, from construction
-/// on, until they are freed, by whichever thread. One scope a thread at a time.
+/// Counts the host memory of tensors that this thread and its backwards allocate from construction
+/// on, until any thread frees it. One scope per thread at a time.
 class MemoryScope {
  public:
   MemoryScope();

@@ -15,7 +15,7 @@ std::shared_ptr<AllocationWatcher> watching() {
   return watcher == nullptr ? nullptr : *watcher;
 }
 
-/// In front of each block, which may outlive the watcher of its allocation.
+/// A header in front of each block. The block may outlive its watcher.
 struct alignas(64) Header {
   std::shared_ptr<AllocationWatcher> watcher;
   std::size_t bytes;

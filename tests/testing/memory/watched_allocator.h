@@ -7,7 +7,7 @@
 
 namespace tessera::testing {
 
-/// Is notified of the host memory of tensors. What a thread has allocated may be freed by another.
+/// Is notified when tensors allocate and free host memory. Another thread may free a block.
 class AllocationWatcher {
  public:
   virtual ~AllocationWatcher() = default;
@@ -16,9 +16,9 @@ class AllocationWatcher {
   virtual void freed(void* data, std::size_t bytes) = 0;
 };
 
-/// While it exists, `watcher` sees what this thread and its backwards allocate, and later when it
-/// is freed. From a program's first scope on, its tensors come from an allocator that can be
-/// watched. One scope a thread at a time.
+/// While it exists, `watcher` is notified of the memory that this thread and its backwards
+/// allocate, and later of its release. From a program's first scope on, tensors use an allocator
+/// that can be watched. One scope per thread at a time.
 class AllocationScope {
  public:
   explicit AllocationScope(std::shared_ptr<AllocationWatcher> watcher);
