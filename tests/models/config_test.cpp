@@ -244,15 +244,11 @@ TEST(Config, IsReadAtBoundedCostFromAnUntrustedFile) {
   EXPECT_ERROR(parse_config(deep, "x.json"), "nested deeper than 16 levels");
 }
 
-TEST(ParseConfig, RefusesHeadsThatTensorParallelismCannotSplit) {
+TEST(ParseConfig, SplitsHeadsOverRanksAndCopiesKeyValueHeadsWhereThereAreFewer) {
   const LlamaConfig config = Parse(With("num_key_value_heads", 2));
   check_tensor_parallel(config, 2);
   EXPECT_ERROR(check_tensor_parallel(config, 4), "num_attention_heads 6");
   EXPECT_ERROR(check_tensor_parallel(config, 3), "num_key_value_heads 2");
-}
-
-TEST(ParseConfig, PutsEachKeyValueHeadOnSeveralRanksWhereThereAreFewer) {
-  const LlamaConfig config = Parse(With("num_key_value_heads", 2));
   check_tensor_parallel(config, 6);
   EXPECT_EQ(key_value_copies(config, 1), 1);
   EXPECT_EQ(describe_key_value_copies(config, 2), "");

@@ -94,26 +94,19 @@ TEST(Hooked, HoldsModulesWithoutParameters) {
 }
 
 TEST(Hooked, FindsWeightAndBiasOfStockModules) {
-  EXPECT_EQ(Hooked<torch::nn::Conv2d>(torch::nn::Conv2dOptions(1, 2, 3)).named_slots().size(), 2U);
-  EXPECT_EQ(Hooked<torch::nn::LayerNorm>(torch::nn::LayerNormOptions({4})).named_slots().size(),
-            2U);
-  EXPECT_EQ(Hooked<torch::nn::GroupNorm>(torch::nn::GroupNormOptions(1, 4)).named_slots().size(),
-            2U);
-  EXPECT_EQ(Hooked<torch::nn::Bilinear>(torch::nn::BilinearOptions(2, 2, 2)).named_slots().size(),
-            2U);
-  EXPECT_EQ(Hooked<torch::nn::Embedding>(torch::nn::EmbeddingOptions(4, 2)).named_slots().size(),
-            1U);
+  const auto count = [](const auto& module) { return module.named_slots().size(); };
+  EXPECT_EQ(count(Hooked<torch::nn::Conv2d>(torch::nn::Conv2dOptions(1, 2, 3))), 2U);
+  EXPECT_EQ(count(Hooked<torch::nn::LayerNorm>(torch::nn::LayerNormOptions({4}))), 2U);
+  EXPECT_EQ(count(Hooked<torch::nn::GroupNorm>(torch::nn::GroupNormOptions(1, 4))), 2U);
+  EXPECT_EQ(count(Hooked<torch::nn::Bilinear>(torch::nn::BilinearOptions(2, 2, 2))), 2U);
+  EXPECT_EQ(count(Hooked<torch::nn::Embedding>(torch::nn::EmbeddingOptions(4, 2))), 1U);
 }
 
-TEST(Hooked, SwapReachesTheHeldModule) {
+TEST(Hooked, ASwapReachesTheHeldModuleAndGradientsTheSlot) {
   Hooked<torch::nn::Linear> module(torch::nn::LinearOptions(2, 2).bias(false));
   module.slot("weight")->set(at::eye(2).requires_grad_());
   const at::Tensor x = at::randn({4, 2});
   EXPECT_EQUAL(module(x), x);
-}
-
-TEST(Hooked, GradientsArriveInTheSlot) {
-  Hooked<torch::nn::Linear> module(torch::nn::LinearOptions(2, 2).bias(false));
   module(at::ones({1, 2})).sum().backward();
   EXPECT_EQUAL(module.slot("weight")->get().grad(), at::ones({2, 2}));
 }

@@ -86,13 +86,22 @@ TEST(RmsNorm, OfASumTakesWhatAnAdditionTakes) {
   }
 }
 
-TEST(RmsNorm, Refusals) {
-  EXPECT_ERROR(rms_norm(at::ones({2, 3}), at::ones({4}), 1e-5),
-               "sizes [2, 3] was asked for with a weight of sizes [4]");
+TEST(Functions, Refusals) {
+  const auto ones = [](at::IntArrayRef sizes) { return at::ones(sizes); };
+  EXPECT_ERROR(rms_norm(ones({2, 3}), ones({4}), 1e-5), "sizes [2, 3]", "weight of sizes [4]");
   const at::Tensor x = at::randn({2, 3}).requires_grad_();
   const at::Tensor y = rms_norm(x, {}, 1e-5).sum();
   EXPECT_ERROR(torch::autograd::grad({y}, {x}, {}, std::nullopt, /*create_graph=*/true),
                "rms_norm is differentiable once");
+  EXPECT_ERROR(silu_mul(ones({2, 3}), ones({3})), "of sizes [2, 3] and [3]");
+  EXPECT_ERROR(rotary_embedding(ones({1, 4, 1, 2}), ones({3, 2}), ones({3, 2})),
+               "with a table of sizes [3, 2]");
+  EXPECT_ERROR(rotary_embedding(ones({1, 4, 1, 3}), ones({4, 3}), ones({4, 3})),
+               "rotary_embedding of sizes [1, 4, 1, 3]");
+  EXPECT_ERROR(rotary_embedding(ones({1, 2, 1, 4}), ones({2, 4}).requires_grad_(), ones({2, 4})),
+               "need no gradient");
+  EXPECT_ERROR(nn::embedding(ones({3, 2}), at::zeros({2}, at::kInt)),
+               "the indices are of type Int");
 }
 
 TEST(SiluMul, AgreesWithComposition) {
@@ -108,10 +117,6 @@ TEST(SiluMul, TakesViews) {
   const at::Tensor both = at::randn({5, 16});
   const auto halves = both.chunk(2, 1);
   EXPECT_CLOSE(silu_mul(halves[0], halves[1]), at::silu(halves[0]) * halves[1], 1e-5, 1e-6);
-}
-
-TEST(SiluMul, RefusesOtherSizes) {
-  EXPECT_ERROR(silu_mul(at::ones({2, 3}), at::ones({3})), "of sizes [2, 3] and [3]");
 }
 
 TEST(RotaryEmbedding, OfTwoIsThatOfEach) {
@@ -156,13 +161,6 @@ TEST(RotaryEmbedding, AgreesWithComposition) {
   }
 }
 
-TEST(RotaryEmbedding, RefusesTablesOfAnotherLength) {
-  EXPECT_ERROR(rotary_embedding(at::ones({1, 4, 1, 2}), at::ones({3, 2}), at::ones({3, 2})),
-               "with a table of sizes [3, 2]");
-  EXPECT_ERROR(rotary_embedding(at::ones({1, 4, 1, 3}), at::ones({4, 3}), at::ones({4, 3})),
-               "rotary_embedding of sizes [1, 4, 1, 3]");
-}
-
 TEST(EmbeddingFunction, AgreesWithLibtorch) {
   const at::Tensor indices = at::randint(0, 9, {4, 5}, at::kLong);
   for (const auto& [type, rtol, atol] : kPrecisions) {
@@ -170,11 +168,6 @@ TEST(EmbeddingFunction, AgreesWithLibtorch) {
         {at::randn({9, 6}, type)}, [&](const auto& v) { return nn::embedding(v[0], indices); },
         [&](const auto& v) { return at::embedding(v[0], indices); }, rtol, atol);
   }
-}
-
-TEST(EmbeddingFunction, RefusesIndicesOfAnotherType) {
-  EXPECT_ERROR(nn::embedding(at::ones({3, 2}), at::zeros({2}, at::kInt)),
-               "the indices are of type Int");
 }
 
 TEST(DropoutFunction, UsesOneMaskForValueAndGradient) {
@@ -264,11 +257,6 @@ TEST_ON_MESH(DistributedRotaryEmbedding, WorksOnSplitHeads, {2}, {"tp"}) {
   const at::Tensor plain = x0.clone().requires_grad_();
   rotary_embedding(plain, cos, sin).backward(x0);
   EXPECT_CLOSE(x.grad(), plain.grad());
-}
-
-TEST(DistributedRotaryEmbedding, RefusesTablesThatNeedAGradient) {
-  const at::Tensor x = at::ones({1, 2, 1, 4}), table = at::ones({2, 4});
-  EXPECT_ERROR(rotary_embedding(x, table.clone().requires_grad_(), table), "need no gradient");
 }
 
 struct Vocabulary {

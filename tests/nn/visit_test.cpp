@@ -40,38 +40,23 @@ Names visited(Tree& tree, const ModuleWalk& walk = {}) {
   return names;
 }
 
-TEST(VisitModules, GoesParentsFirstInOrderOfRegistration) {
-  Tree tree;
-  EXPECT_EQ(visited(tree), (Names{"", "block", "block.0", "stock", "stock.inner"}));
-}
-
-TEST(VisitModules, GoesChildrenFirstIfAskedTo) {
-  Tree tree;
-  EXPECT_EQ(visited(tree, {.children_first = true}),
-            (Names{"block.0", "block", "stock.inner", "stock", ""}));
-}
-
-TEST(VisitModules, MeetsASharedModuleAtEachPlaceIfAskedTo) {
-  Tree tree;
-  EXPECT_EQ(visited(tree, {.every_place = true}),
-            (Names{"", "block", "block.0", "again", "again.0", "stock", "stock.inner"}));
-}
-
-TEST(VisitModules, SkipsAModuleWithAllBelowIt) {
+TEST(VisitModules, GoesInTheOrderAskedFor) {
   Tree tree;
   const auto is_block = [&](const torch::nn::Module& module) {
     return &module == tree.block.get();
   };
-  const Names left{"", "stock", "stock.inner"};
-  EXPECT_EQ(visited(tree, {.skip = is_block}), left);
-  EXPECT_EQ(visited(tree, {.every_place = true, .skip = is_block}), left);
-}
-
-TEST(VisitModules, ShowsAVisitorOfModuleBasesNoStockModules) {
-  Tree tree;
-  Names names;
-  visit_modules(tree, [&](const std::string& fqn, ModuleBase&) { names.push_back(fqn); });
-  EXPECT_EQ(names, (Names{"", "block", "block.0", "stock.inner"}));
+  EXPECT_EQ(visited(tree), (Names{"", "block", "block.0", "stock", "stock.inner"}));
+  EXPECT_EQ(visited(tree, {.children_first = true}),
+            (Names{"block.0", "block", "stock.inner", "stock", ""}));
+  EXPECT_EQ(visited(tree, {.every_place = true}),
+            (Names{"", "block", "block.0", "again", "again.0", "stock", "stock.inner"}));
+  for (const bool every_place : {false, true}) {
+    EXPECT_EQ(visited(tree, {.every_place = every_place, .skip = is_block}),
+              (Names{"", "stock", "stock.inner"}));
+  }
+  Names of_bases;
+  visit_modules(tree, [&](const std::string& fqn, ModuleBase&) { of_bases.push_back(fqn); });
+  EXPECT_EQ(of_bases, (Names{"", "block", "block.0", "stock.inner"}));
 }
 
 TEST(VisitModules, ReadsAConstTree) {
@@ -127,27 +112,15 @@ std::vector<int> numbers(T value) {
 
 using Ints = std::vector<int>;
 
-TEST(VisitTensors, FindsATensor) {
+TEST(VisitTensors, FindsThoseInContainersAndNoneInOtherTypes) {
   EXPECT_EQ(numbers(number(1)), Ints{1});
-}
-
-TEST(VisitTensors, FindsThoseInTuplesAndPairs) {
   EXPECT_EQ(numbers(std::tuple(number(1), 7, std::pair(number(2), number(3)))), (Ints{1, 2, 3}));
-}
-
-TEST(VisitTensors, FindsThoseInSequences) {
   EXPECT_EQ(numbers(std::vector{number(1), number(2)}), (Ints{1, 2}));
   EXPECT_EQ(numbers(std::array{number(3), number(4)}), (Ints{3, 4}));
-}
-
-TEST(VisitTensors, FindsThoseInOptionalsAndMaps) {
   EXPECT_EQ(numbers(std::optional(number(1))), Ints{1});
   EXPECT_EQ(numbers(std::optional<at::Tensor>()), Ints{});
   EXPECT_EQ(numbers(std::map<std::string, at::Tensor>{{"b", number(2)}, {"a", number(1)}}),
             (Ints{1, 2}));
-}
-
-TEST(VisitTensors, FindsNoneInOtherTypes) {
   EXPECT_EQ(numbers(3), Ints{});
   EXPECT_EQ(numbers(std::string("x")), Ints{});
   EXPECT_EQ(numbers(std::vector<bool>{true}), Ints{});
@@ -159,17 +132,14 @@ TEST(VisitTensors, CallsAUsersOverload) {
             (Ints{1, 2, 3}));
 }
 
-TEST(VisitTensors, ReplacesInPlace) {
+TEST(VisitTensors, ReplacesInPlaceAndVisitsUndefinedTensors) {
   auto value = std::tuple(number(1), std::vector{number(2)});
   for (at::Tensor* tensor : collect_tensors(value)) {
     *tensor = *tensor * 10;
   }
   EXPECT_EQ(numbers(value), (Ints{10, 20}));
-}
-
-TEST(VisitTensors, VisitsUndefinedTensorsToo) {
-  std::tuple<at::Tensor, at::Tensor> value{at::Tensor(), number(1)};
-  EXPECT_EQ(collect_tensors(value).size(), 2U);
+  std::tuple<at::Tensor, at::Tensor> undefined{at::Tensor(), number(1)};
+  EXPECT_EQ(collect_tensors(undefined).size(), 2U);
 }
 
 }  // namespace

@@ -88,19 +88,16 @@ TEST(GradScaler, RefusesAStepOfMoreThanWasClippedOrUnscaled) {
   EXPECT_EQUAL(a->get().detach(), before);
 }
 
-TEST(GradScaler, UnscalesOnceAStep) {
+TEST(GradScaler, UnscalesOnceAStepAndNoNarrowGradients) {
   const nn::SlotPtr slot = slot_of(at::zeros({2}));
   set_grad(slot, at::ones({2}));
   GradScaler scaler;
   scaler.unscale_({slot});
   EXPECT_ERROR(scaler.clip_grad_norm_({slot}, 1.0), "were unscaled before");
   EXPECT_ERROR(scaler.unscale_({slot}), "were unscaled before");
-}
-
-TEST(GradScaler, LeavesNarrowGradientsToTheOptimizer) {
-  const nn::SlotPtr slot = slot_of(at::zeros({2}, at::kHalf));
-  set_grad(slot, at::ones({2}, at::kHalf));
-  EXPECT_ERROR(GradScaler().unscale_({slot}), "unscale_ of Half gradients");
+  const nn::SlotPtr half = slot_of(at::zeros({2}, at::kHalf));
+  set_grad(half, at::ones({2}, at::kHalf));
+  EXPECT_ERROR(GradScaler().unscale_({half}), "unscale_ of Half gradients");
 }
 
 // 2^-26 is below the smallest fp16: a gradient divided in fp16 would be 0 and its update too.
@@ -126,25 +123,21 @@ TEST(GradScaler, LeavesOutAStepThatOverflowed) {
   }
 }
 
-// PyTorch's GradScaler: 3 good steps grow the scale, an overflow begins the count anew.
-TEST(GradScaler, GrowsAfterAnIntervalWithoutOverflow) {
-  GradScaler scaler({.init_scale = 16.0, .growth_interval = 3});
-  std::vector<double> scales;
-  for (const bool overflow : {false, false, true, false, false, false, false}) {
-    step(scaler, overflow);
-    scales.push_back(scaler.scale());
-  }
-  EXPECT_EQ(scales, (std::vector<double>{16, 16, 8, 8, 8, 16, 16}));
-}
-
-TEST(GradScaler, ToleratesAShareOfOverflows) {
-  GradScaler scaler({.init_scale = 16.0, .tolerance = 0.5});
-  std::vector<double> scales;
-  for (const bool overflow : {false, false, true, true, true}) {
-    step(scaler, overflow);
-    scales.push_back(scaler.scale());
-  }
-  EXPECT_EQ(scales, (std::vector<double>{16, 16, 16, 8, 4}));
+TEST(GradScaler, GrowsAfterAnIntervalWithoutOverflowAndToleratesAShareOfThem) {
+  const auto scales = [](const GradScalerOptions& options, const std::vector<int>& overflows) {
+    GradScaler scaler(options);
+    std::vector<double> found;
+    for (const int overflow : overflows) {
+      step(scaler, overflow != 0);
+      found.push_back(scaler.scale());
+    }
+    return found;
+  };
+  // PyTorch's GradScaler: 3 good steps grow the scale, an overflow begins the count anew.
+  EXPECT_EQ(scales({.init_scale = 16.0, .growth_interval = 3}, {0, 0, 1, 0, 0, 0, 0}),
+            (std::vector<double>{16, 16, 8, 8, 8, 16, 16}));
+  EXPECT_EQ(scales({.init_scale = 16.0, .tolerance = 0.5}, {0, 0, 1, 1, 1}),
+            (std::vector<double>{16, 16, 16, 8, 4}));
 }
 
 TEST(GradScaler, EndsBelowTheLeastScale) {

@@ -224,14 +224,12 @@ using detail::OperatorInfo;
 using detail::Trait;
 using detail::TraitRow;
 
-constexpr std::string_view kAtenNamespace = "aten::";
-
 /// libtorch's operators, "add.Tensor".
 std::vector<std::string> all_operators() {
   std::vector<std::string> names;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (name.name.starts_with(kAtenNamespace) && c10::Dispatcher::singleton().findSchema(name)) {
-      names.push_back(name.name.substr(kAtenNamespace.size()));
+    if (name.name.starts_with(kNamespace) && c10::Dispatcher::singleton().findSchema(name)) {
+      names.push_back(name.name.substr(kNamespace.size()));
       names.back() += name.overload_name.empty() ? "" : "." + name.overload_name;
     }
   }
@@ -242,7 +240,7 @@ std::vector<std::string> all_operators() {
 const OperatorInfo& info_of(const std::string& name) {
   const bool whole = name.find("::") != std::string::npos;
   return detail::operator_info(
-      detail::find_operator(whole ? name : std::string(kAtenNamespace) + name));
+      detail::find_operator(whole ? name : std::string(kNamespace) + name));
 }
 
 /// The operators that a pattern of a row covers.
@@ -255,14 +253,14 @@ std::vector<std::string> covered_by(const std::string& pattern) {
 }
 
 bool takes(const std::string& name, const std::string& argument) {
-  const auto op = detail::find_operator(std::string(kAtenNamespace) + name);
+  const auto op = detail::find_operator(std::string(kNamespace) + name);
   return std::ranges::any_of(op.schema().arguments(), [&](const c10::Argument& parameter) {
     return parameter.name() == argument;
   });
 }
 
 bool has_kernel_of_ours(const std::string& name) {
-  return detail::find_operator(std::string(kAtenNamespace) + name)
+  return detail::find_operator(std::string(kNamespace) + name)
       .hasKernelForDispatchKey(c10::DispatchKey::Fake);
 }
 
@@ -335,7 +333,7 @@ TEST(OperatorTraits, FunctionalFormsTakeTheArgumentsOfWhatTheyReplace) {
       continue;
     }
     for (const std::string& name : detail::names_in(row)) {
-      const auto in_place = detail::find_operator(std::string(kAtenNamespace) + name);
+      const auto in_place = detail::find_operator(std::string(kNamespace) + name);
       const auto functional = *info_of(name).functional;
       const auto& wanted = functional.schema().arguments();
       const auto& given = in_place.schema().arguments();
@@ -353,9 +351,9 @@ TEST(OperatorTraits, FunctionalFormsTakeTheArgumentsOfWhatTheyReplace) {
 TEST(OperatorTraits, ListEveryKernelThatStandsInsteadOfAPlan) {
   const auto ruled = ruled_operators();
   for (const std::string& name : all_operators()) {
-    const detail::OperatorTraits traits(std::string(kAtenNamespace) + name);
+    const detail::OperatorTraits traits(std::string(kNamespace) + name);
     const bool listed = traits.has(Trait::kOwnKernel) || traits.has(Trait::kHelperTensors);
-    const bool has_rule = std::ranges::binary_search(ruled, std::string(kAtenNamespace) + name);
+    const bool has_rule = std::ranges::binary_search(ruled, std::string(kNamespace) + name);
     EXPECT_TRUE(listed || has_rule || !has_kernel_of_ours(name)) << name;
   }
 }

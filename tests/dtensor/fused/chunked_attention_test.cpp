@@ -106,33 +106,42 @@ TEST(AttentionPart, ByFormulaIsRoundedOnce) {
   EXPECT_TRUE(part.out.to(at::kDouble).allclose(attend({exact, exact, exact}, mask), 4e-3, 1e-6));
 }
 
+using Offsets = std::vector<std::int64_t>;
+
 struct Calls {
-  std::vector<std::int64_t> firsts;
+  Offsets firsts;
   std::int64_t window;
   int kernels, masked;
+  std::int64_t batch = 1;
+  Offsets documents = {};
 };
 
-/// 3 queries a chunk; {3, 6} of 12 keys are two chunks although they adjoin.
+/// How many kernels a forward, and a backward, of 3 queries a chunk and 12 keys calls.
+void expect_calls(const Calls& c) {
+  const at::Tensor q = values({c.batch, 2, 6, 8}).requires_grad_();
+  const at::Tensor kv = values({c.batch, 2, 12, 8}, 1).requires_grad_();
+  std::map<std::string, int> kernels, masked;
+  const kernels::FakeMode fake(c10::DeviceType::CPU, [&](const kernels::FakeCall& call) {
+    if (call.name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu")) {
+      ++kernels[call.name];
+      const std::size_t mask = call.name.ends_with("backward") ? 8 : 5;
+      masked[call.name] += call.arguments[mask].isNone() ? 0 : 1;
+    }
+  });
+  detail::chunked_attention(q, kv, kv, c.firsts, c.window, c.documents).sum().backward();
+  ASSERT_EQ(kernels.size(), 2U);
+  for (const auto& [name, count] : kernels) {
+    EXPECT_EQ(count, c.kernels) << name << " with a window of " << c.window;
+    EXPECT_EQ(masked[name], c.masked) << name << " with a window of " << c.window;
+  }
+}
+
+/// {3, 6} of 12 keys are two chunks although they adjoin.
 TEST(ChunkedAttention, TakesTwoCallsForAChunkThatIsNotTheFirstAndNoMask) {
-  const at::Tensor q = values({1, 2, 6, 8}).requires_grad_();
-  const at::Tensor kv = values({1, 2, 12, 8}, 1).requires_grad_();
   for (const Calls& c : {Calls{{0, 9}, 0, 3, 0}, Calls{{3, 6}, 0, 4, 0}, Calls{{6}, 0, 2, 0},
                          Calls{{0}, 0, 1, 0}, Calls{{3, 9}, 3, 2, 2}, Calls{{3, 9}, 4, 4, 2},
                          Calls{{3, 9}, 5, 6, 2}, Calls{{3, 9}, 12, 4, 0}}) {
-    std::map<std::string, int> kernels, masked;
-    const kernels::FakeMode fake(c10::DeviceType::CPU, [&](const kernels::FakeCall& call) {
-      if (call.name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu")) {
-        ++kernels[call.name];
-        const std::size_t mask = call.name.ends_with("backward") ? 8 : 5;
-        masked[call.name] += call.arguments[mask].isNone() ? 0 : 1;
-      }
-    });
-    detail::chunked_attention(q, kv, kv, c.firsts, c.window).sum().backward();
-    ASSERT_EQ(kernels.size(), 2U);
-    for (const auto& [name, count] : kernels) {
-      EXPECT_EQ(count, c.kernels) << name << " with a window of " << c.window;
-      EXPECT_EQ(masked[name], c.masked) << name << " with a window of " << c.window;
-    }
+    expect_calls(c);
   }
 }
 
@@ -164,23 +173,9 @@ TEST(ChunkedAttention, IsThatOfAMaskWithoutKernelsToo) {
 /// Chunks [2, 5) and [9, 12) of sequences with documents [0, 3), [3, 10), [10, 12) and [0, 10),
 /// [10], [11].
 TEST(ChunkedAttention, TakesACallForADocumentThatBeginsInItsChunkAndTwoForOneBeforeIt) {
-  const at::Tensor q = values({2, 2, 6, 8}).requires_grad_();
-  const at::Tensor kv = values({2, 2, 12, 8}, 1).requires_grad_();
-  std::map<std::string, int> kernels;
-  const kernels::FakeMode fake(c10::DeviceType::CPU, [&](const kernels::FakeCall& call) {
-    if (call.name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu")) {
-      ++kernels[call.name];
-      EXPECT_TRUE(call.arguments[call.name.ends_with("backward") ? 8 : 5].isNone());
-    }
-  });
-  const std::vector<std::int64_t> documents{0, 3, 10, 12, 22, 23, 24};
-  detail::chunked_attention(q, kv, kv, {2, 9}, 0, documents).sum().backward();
-  ASSERT_EQ(kernels.size(), 2U);
-  for (const auto& [name, count] : kernels) {
-    // The first sequence: 2 for [2, 3), 1 for [3, 5), 2 for [9, 10), 1 for [10, 12). The second: 2
-    // for [2, 5) and for [9, 10), and 1 for each token.
-    EXPECT_EQ(count, 12) << name;
-  }
+  // The first sequence: 2 for [2, 3), 1 for [3, 5), 2 for [9, 10), 1 for [10, 12). The second: 2
+  // for [2, 5) and for [9, 10), and 1 for each token.
+  expect_calls({{2, 9}, 0, 12, 0, 2, {0, 3, 10, 12, 22, 23, 24}});
 }
 
 TEST(ChunkedAttention, TakesABatchOfNone) {
@@ -204,14 +199,11 @@ TEST(ChunkedAttention, IsOneRanksWhereBatchAndHeadsAreSplit) {
 }
 
 TEST(ChunkedAttention, Refusals) {
-  {
-    const at::Tensor q = values({2, 2, 6, 8}), kv = values({2, 2, 12, 8});
-    using Offsets = std::vector<std::int64_t>;
-    for (const Offsets& wrong :
-         {Offsets{0, 12}, {0, 3, 12, 20}, {1, 12, 24}, {0, 13, 24}, {0, 12, 5, 24}}) {
-      EXPECT_ERROR(detail::chunked_attention(q, kv, kv, {0, 6}, 0, wrong), "[2, 2, 12, 8]",
-                   "one sequence after another");
-    }
+  const at::Tensor two = values({2, 2, 6, 8}), keys = values({2, 2, 12, 8});
+  for (const Offsets& wrong :
+       {Offsets{0, 12}, {0, 3, 12, 20}, {1, 12, 24}, {0, 13, 24}, {0, 12, 5, 24}}) {
+    EXPECT_ERROR(detail::chunked_attention(two, keys, keys, {0, 6}, 0, wrong), "[2, 2, 12, 8]",
+                 "one sequence after another");
   }
   const at::Tensor q = values({1, 2, 6, 8}), kv = values({1, 2, 12, 8});
   EXPECT_ERROR(detail::chunked_attention(q, kv, kv, {0, 10}), "3 queries from position 10",

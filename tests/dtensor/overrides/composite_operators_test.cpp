@@ -44,6 +44,7 @@ OperatorCases composites() {
     const auto two = t[2].detach().mul(0).to(at::kLong) + 2;
     return at::ctc_loss(t[0].log_softmax(2), targets, two + 3, two);
   });
+  c.add("quantiles", {{5, 3}, {4}}, [](auto& t) { return at::quantile(t[0], t[1].square(), 1); });
   return c;
 }
 
@@ -87,16 +88,7 @@ TEST_ON_MESH(Concatenation, GathersNothingForTensorsOfOneSize, {4}, {"x"}) {
   EXPECT_EQUAL(joined, at::cat({value, value, value}));
 }
 
-// Quantiles of distributed tensors: gradients, what libtorch gives to the bit, and what it refuses.
-
-OperatorCases quantiles() {
-  OperatorCases c;
-  c.add("quantiles", {{5, 3}, {4}}, [](auto& t) { return at::quantile(t[0], t[1].square(), 1); });
-  return c;
-}
-
-INSTANTIATE_TEST_SUITE_P(Quantile, Operators, ::testing::ValuesIn(quantiles()),
-                         [](const auto& info) { return info.param.name; });
+// Quantiles of distributed tensors: what libtorch gives, to the bit.
 
 /// Floats, some equal and one not a number; libtorch looks up few quantiles of many values
 /// otherwise than many of few.
@@ -168,11 +160,14 @@ TEST_ON_MESH(BackwardZeros, TakesGradientsOfASplitIndex, {4}, {"x"}) {
   EXPECT_EQ(to_string(DistributedTensor(found).placements()), "[Replicate()]");
 }
 
+at::Tensor split_leaf(const DeviceMesh& mesh) {
+  return distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();
+}
+
 TEST_ON_MESH(BackwardZeros, LeavesATensorThatAHookWritesToAlone, {4}, {"x"}) {
   const at::Tensor sums = distribute_tensor(at::zeros({8, 5}, at::kDouble), mesh, {Replicate{}});
   const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
-  const at::Tensor leaf =
-      distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();
+  const at::Tensor leaf = split_leaf(mesh);
   const auto twice = leaf * 2;
   twice.register_hook([&](const at::Tensor& gradient) { sums.index_add_(0, rows, gradient); });
   twice.sum().backward();
@@ -182,8 +177,7 @@ TEST_ON_MESH(BackwardZeros, LeavesATensorThatAHookWritesToAlone, {4}, {"x"}) {
 
 TEST_ON_MESH(BackwardZeros, IsWrittenOnlyOnceInAnotherLayout, {4}, {"x"}) {
   const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
-  const at::Tensor leaf =
-      distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();
+  const at::Tensor leaf = split_leaf(mesh);
   const auto twice = leaf * 2;
   twice.register_hook([&](const at::Tensor& gradient) {
     const auto zeros = gradient.new_zeros({9, 5});
@@ -250,22 +244,17 @@ TEST(OutVariantOfAnotherSize, IsRefusedOnAllRanks) {
   EXPECT_CONTAINS(errors, "would resize a distributed tensor of sizes [15, 1] to [25, 9]");
 }
 
-TEST_ON_MESH(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefused, {4}, {"x"}) {
+TEST_ON_MESH(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefusedAndResizesAnEmptyTensor, {4},
+             {"x"}) {
   const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
   for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
     at::Tensor out = distribute_tensor(at::zeros({2, 1}, at::kDouble), mesh, {placement});
     EXPECT_ERROR(at::add_out(out, x, x),
                  "would resize a distributed tensor of sizes [2, 1] to [5, 3]");
     EXPECT_EQ(DistributedTensor(out).full_tensor().sizes(), at::IntArrayRef({2, 1}));
-  }
-}
-
-TEST_ON_MESH(OutVariantOfAnotherSize, ResizesAnEmptyTensor, {4}, {"x"}) {
-  const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
-  for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
-    at::Tensor out = distribute_tensor(at::zeros({0}, at::kDouble), mesh, {placement});
-    at::add_out(out, x, x);
-    EXPECT_EQUAL(out, values({5, 3}).mul(2));
+    at::Tensor empty = distribute_tensor(at::zeros({0}, at::kDouble), mesh, {placement});
+    at::add_out(empty, x, x);
+    EXPECT_EQUAL(empty, values({5, 3}).mul(2));
   }
 }
 

@@ -1,6 +1,7 @@
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "tessera/comm/communicator.h"
@@ -20,18 +21,14 @@ DeviceMesh one_rank() {
   return init_device_mesh(comm::fake_world(0, 1), {1}, {"x"});
 }
 
-TEST(Wrapper, ShowsGlobalSizes) {
+TEST(Wrapper, ShowsGlobalSizesAndStridesInTheOrderOfItsPart) {
   const auto mesh = init_device_mesh(comm::fake_world(1, 4), {4}, {"x"});
   const auto t = DistributedTensor::from_local(at::zeros({3, 2}), mesh, {Shard{0}});
   EXPECT_EQ(t.tensor().sizes(), (std::vector<std::int64_t>{12, 2}));
   EXPECT_EQ(t.tensor().strides(), (std::vector<std::int64_t>{2, 1}));
   EXPECT_FALSE(t.tensor().has_storage());
-}
-
-TEST(Wrapper, KeepsTheStrideOrderOfItsPart) {
-  const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
-  const auto t = DistributedTensor::from_local(at::zeros({3, 2}).t(), mesh, {Shard{0}});
-  EXPECT_EQ(t.tensor().strides(), (std::vector<std::int64_t>{1, 4}));
+  const auto turned = DistributedTensor::from_local(at::zeros({3, 2}).t(), mesh, {Shard{0}});
+  EXPECT_EQ(turned.tensor().strides(), (std::vector<std::int64_t>{1, 8}));
 }
 
 TEST(Wrapper, RefusesDataPointers) {
@@ -125,15 +122,6 @@ TEST(SetData, TakesAnotherDistributedTensorAndItsType) {
   EXPECT_TRUE(local_tensor(leaf.grad()).equal(counting_values({2, 3}).to(at::kDouble).mul(2)));
 }
 
-TEST(FromLocal, NamesWhatDoesNotFit) {
-  const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
-  EXPECT_ERROR(DistributedTensor::from_local(at::zeros({3}), mesh, {Shard{0}}, {{7}}),
-               "of a tensor of [7]");
-  EXPECT_ERROR(DistributedTensor::from_local(at::zeros({3}), mesh, {Shard{1}}),
-               "Shard(1) of a tensor of 1 dimensions");
-  EXPECT_ERROR(DistributedTensor::from_local(at::zeros({3}), mesh, {}), "0 placements for");
-}
-
 // What is written may be brought to another layout without being moved on some ranks, or on all:
 // the same memory with other strides, or nothing to move.
 
@@ -141,6 +129,18 @@ using testing::values;
 
 const std::vector<ReduceOp> kEveryReduction{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                             ReduceOp::kMin, ReduceOp::kProduct};
+
+/// Replicated, split along each of the first `dims` dimensions, and each pending reduction.
+std::vector<Placement> placements_of(std::int64_t dims) {
+  std::vector<Placement> all{Replicate{}};
+  for (std::int64_t dim = 0; dim < dims; ++dim) {
+    all.emplace_back(Shard{dim});
+  }
+  for (const auto op : kEveryReduction) {
+    all.emplace_back(Partial{op});
+  }
+  return all;
+}
 
 TEST_ON_RANKS(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives, 3) {
   const auto expected = values({2, 7}).sin();
@@ -165,11 +165,7 @@ TEST(AliasedWrite, ToAPartOfAPendingReductionArrives) {
   };
   twice(expected);
   RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
-    std::vector<Placement> placements{Replicate{}, Shard{0}, Shard{1}};
-    for (const auto op : kEveryReduction) {
-      placements.emplace_back(Partial{op});
-    }
-    for (const auto& placement : placements) {
+    for (const auto& placement : placements_of(2)) {
       const auto x = distribute_tensor(values({1, 5}), mesh, {placement}).tensor().detach();
       twice(x);
       EXPECT_CLOSE(x, expected) << to_string(placement);
@@ -194,22 +190,13 @@ TEST_ON_MESH(AliasedWrite, ToAnEmptyPartOfAPendingReductionChangesNoOtherTensor,
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-const std::vector<Placement> kReductions{Partial{}, Partial{ReduceOp::kAvg},
-                                         Partial{ReduceOp::kMax}, Partial{ReduceOp::kMin},
-                                         Partial{ReduceOp::kProduct}};
-
 using WithNumber = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& number)>;
 
 /// Every type of `x` with every type of number; both of 0 and of 2 dimensions.
 void expect_types_of_libtorch(const DeviceMesh& mesh, const WithNumber& run, const at::Tensor& x,
                               const at::Scalar& number) {
   const auto expected = run(x.clone(), at::native::wrapped_scalar_tensor(number));
-  std::vector<Placement> placements = kReductions;
-  placements.push_back(Replicate{});
-  if (x.dim() > 0) {
-    placements.push_back(Shard{0});
-  }
-  for (const auto& placement : placements) {
+  for (const auto& placement : placements_of(std::min<std::int64_t>(x.dim(), 1))) {
     if (!x.is_floating_point() && placement == Placement(Partial{ReduceOp::kAvg})) {
       continue;
     }
@@ -363,7 +350,12 @@ TEST_ON_MESH(FromLocal, RefusesOnEveryRankPartsOfOtherTensors, {3}, {"x"}) {
   expect_refused(at::zeros({2, 3}, other ? at::kDouble : at::kFloat));
 }
 
-TEST_ON_MESH(FromLocal, NamesWhatIsMissing, {2}, {"x"}) {
+TEST_ON_MESH(FromLocal, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
+  const at::Tensor three = at::zeros({3});
+  const auto two = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
+  EXPECT_ERROR(DistributedTensor::from_local(three, two, {Shard{0}}, {{7}}), "a tensor of [7]");
+  EXPECT_ERROR(DistributedTensor::from_local(three, two, {Shard{1}}), "Shard(1)", "1 dimensions");
+  EXPECT_ERROR(DistributedTensor::from_local(three, two, {}), "0 placements for");
   const Placements rows{Shard{0}};
   const std::vector<std::int64_t> sizes{4};
   EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows), "from_local of an undefined");

@@ -360,18 +360,5 @@ TEST(Optimizer, OfLibtorchAndFusedRun) {
   expect_same(&fused_step);
 }
 
-TEST_ON_MESH(Optimizer, ForeachOperatorsOnMatchingListsMoveNothing, {2, 2}, {"a", "b"}) {
-  const auto p = parameters(&mesh), expected = parameters(nullptr);
-  at::NoGradGuard no_grad;
-  {
-    StrictScope strict;
-    at::_foreach_add_(p, p, 0.1);
-    at::_foreach_mul_(p, 0.9);
-  }
-  for (std::size_t i = 0; i < p.size(); ++i) {
-    EXPECT_CLOSE(p[i], expected[i].mul(1.1 * 0.9)) << i;
-  }
-}
-
 }  // namespace
 }  // namespace tessera

@@ -85,6 +85,17 @@ void expect_backward(const SiluGradients<T>& found, const std::vector<T>& grad, 
   }
 }
 
+/// Of 5 rows of 24 gates and 24 ups.
+template <class T>
+SiluMul halves_of(const std::vector<T>& product) {
+  return {.gate = product.data(),
+          .up = product.data() + 24,
+          .gate_stride = 48,
+          .up_stride = 48,
+          .rows = 5,
+          .size = 24};
+}
+
 TEST_SUITE_OF_ELEMENTS(SiluMulOnDevice);
 
 TEST_OF_ELEMENTS(SiluMulOnDevice, IsRoundedOnceForAnySize) {
@@ -114,7 +125,6 @@ TEST_OF_ELEMENTS(SiluMulOnDevice, TakesMisalignedInput) {
 }
 
 TEST_OF_ELEMENTS(SiluMulOnDevice, TakesHalvesOfOneProduct) {
-  // Rows of 24 gates and 24 ups.
   const std::vector<T> product = normals<T>(5 * 48, 2, 1);
   std::vector<T> gate, up;
   for (int row = 0; row < 5; ++row) {
@@ -122,12 +132,7 @@ TEST_OF_ELEMENTS(SiluMulOnDevice, TakesHalvesOfOneProduct) {
     up.insert(up.end(), product.begin() + row * 48 + 24, product.begin() + row * 48 + 48);
   }
   const std::vector<T> grad = normals<T>(5 * 24, 1, 3);
-  const SiluMul call{.gate = product.data(),
-                     .up = product.data() + 24,
-                     .gate_stride = 48,
-                     .up_stride = 48,
-                     .rows = 5,
-                     .size = 24};
+  const SiluMul call = halves_of(product);
   expect_forward(forward<T, kVector<T>>(call), gate.data(), up.data());
   expect_backward(backward<T, kVector<T>>(call, grad), grad, gate.data(), up.data());
 }
@@ -135,12 +140,7 @@ TEST_OF_ELEMENTS(SiluMulOnDevice, TakesHalvesOfOneProduct) {
 TEST_OF_ELEMENTS(SiluMulOnDevice, WritesTheGradientsIntoHalvesOfOneTensor) {
   const std::vector<T> product = normals<T>(5 * 48, 2, 1);
   const std::vector<T> grad = normals<T>(5 * 24, 1, 3);
-  const SiluMul in{.gate = product.data(),
-                   .up = product.data() + 24,
-                   .gate_stride = 48,
-                   .up_stride = 48,
-                   .rows = 5,
-                   .size = 24};
+  const SiluMul in = halves_of(product);
   const SiluGradients<T> apart = backward<T, kVector<T>>(in, grad);
   std::vector<T> joint(5 * 48);
   const SiluMulBackward call{.forward = in,
