@@ -59,32 +59,15 @@ class Products : public ::testing::TestWithParam<std::tuple<bool, bool>> {
 INSTANTIATE_TEST_SUITE_P(Transposed, Products,
                          ::testing::Combine(::testing::Bool(), ::testing::Bool()));
 
-TEST_P(Products, MmEqualsDouble) {
+TEST_P(Products, EqualThoseInDoubleAndAddATermThatMayBeBroadcastOrWritten) {
   for (const Sizes& s : kSizes) {
-    const at::Tensor x = a(s);
-    const at::Tensor y = b(s);
-    expect_near(at::mm(x, y), in_double(x, y), s.inner);
-  }
-}
-
-TEST_P(Products, AddmmAddsABroadcastTerm) {
-  for (const Sizes& s : kSizes) {
-    const at::Tensor x = a(s);
-    const at::Tensor y = b(s);
-    const at::Tensor bias = at::randn({s.columns});
-    expect_near(at::addmm(bias, x, y), in_double(x, y) + bias, s.inner);
-    expect_near(at::addmm(bias, x, y, 0.5, -2), in_double(x, y) * -2 + bias * 0.5, s.inner * 2);
-  }
-}
-
-TEST_P(Products, AddmmInPlaceAddsToItsTensor) {
-  for (const Sizes& s : kSizes) {
-    const at::Tensor x = a(s);
-    const at::Tensor y = b(s);
-    const at::Tensor before = at::randn({s.rows, s.columns});
-    expect_near(before.clone().addmm_(x, y), in_double(x, y) + before, s.inner);
-    expect_near(before.clone().addmm_(x, y, 0.25, 3), in_double(x, y) * 3 + before * 0.25,
-                s.inner * 3);
+    const at::Tensor x = a(s), y = b(s), product = in_double(x, y);
+    expect_near(at::mm(x, y), product, s.inner);
+    const at::Tensor bias = at::randn({s.columns}), before = at::randn({s.rows, s.columns});
+    expect_near(at::addmm(bias, x, y), product + bias, s.inner);
+    expect_near(at::addmm(bias, x, y, 0.5, -2), product * -2 + bias * 0.5, s.inner * 2);
+    expect_near(before.clone().addmm_(x, y), product + before, s.inner);
+    expect_near(before.clone().addmm_(x, y, 0.25, 3), product * 3 + before * 0.25, s.inner * 3);
   }
 }
 
@@ -143,9 +126,6 @@ TEST(ProductsOnce, LeaveFewMultiplicationsAndOneRowToMkl) {
   EXPECT_FALSE(gains_from_onednn(4096, 4096, 7));
   EXPECT_TRUE(gains_from_onednn(128, 128, 128));
   EXPECT_TRUE(gains_from_onednn(2048, 256, 672));
-}
-
-TEST(ProductsOnce, AreMklsWhereItHasKernelsForTheProcessor) {
   EXPECT_EQ(mkl_leaves_vectors_unused(), is_amd() && has_avx512());
 }
 
