@@ -650,8 +650,8 @@ TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
 
 TEST(InterruptedSave, EndsOnAllRanksWhenOneIsLost) {
   std::vector<std::pair<std::string, std::string>> phases = {
-      {"3", "pwrite:2:kill"},
-      {"0", "rename:3:kill"}};  // while it writes shards; while it publishes the manifest
+      {"3", "pwrite:2:kill"},   // while it writes shards
+      {"0", "rename:3:kill"}};  // while it publishes the manifest
   if (every_fault()) {
     phases.insert(phases.end(), {{"0", "openat:1:kill"},
                                  {"0", "link:1:kill"},

@@ -133,8 +133,7 @@ TEST(StateDicts, LeaveFrozenParametersOut) {
     EXPECT_EQ(trained.size(), 2U);
     EXPECT_TRUE(trained.contains("middle.bias"));
     zero(net);
-    set_model_state_dict(*rank.world(), net, all,
-                         options);  // frozen parameters in the dict are ignored
+    set_model_state_dict(*rank.world(), net, all, options);  // ignores frozen parameters
     ExpectEqual(get_model_state_dict(*rank.world(), net, options), trained);
     EXPECT_EQ(local_tensor(net.head->slot("weight")->persistent()).abs().max().item<float>(), 0.0F);
   });

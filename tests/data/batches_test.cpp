@@ -50,7 +50,7 @@ TEST(BatchLoader, CountsSamplesWithTheirLastTarget) {
 }
 
 TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
-  const BatchLoader loader(Positions(11), 2, 2, 100);  // 5 samples
+  const BatchLoader loader(Positions(11), 2, 2, 100);  // there are 5 samples
   const auto batch = loader.load(2, 0, 2);             // samples 4 and 5 = 0
   EXPECT_TRUE(at::equal(batch.inputs[0], at::arange(8, 10)));
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
@@ -84,7 +84,7 @@ TEST(BatchLoader, ShufflesEachPassAnewAndHasEachSampleOnce) {
     }
     EXPECT_NE(passes[0], passes[1]);
     EXPECT_NE(passes[1], passes[2]);
-    // The batch changes how the order is cut, not the order.
+    // The batch size changes only where the order is cut.
     const BatchLoader other(Positions(samples * 2 + 1), 3, 2, 3000, /*shuffle=*/7);
     EXPECT_EQ(FirstTokens(other, 3, samples, 2 * samples), passes[1]);
     const BatchLoader seed(Positions(samples * 2 + 1), 5, 2, 3000, /*shuffle=*/8);
@@ -100,7 +100,7 @@ TEST(BatchLoader, ShufflesSamplesFarApart) {
   for (std::size_t i = 1; i < order.size(); ++i) {
     sum += std::abs(static_cast<double>(order[i] - order[i - 1]));
   }
-  // A third of the samples on average, as of random orders.
+  // The average distance is a third of the samples, as in a random order.
   EXPECT_NEAR(sum / static_cast<double>(samples * samples), 1.0 / 3, 0.02);
 }
 
@@ -189,7 +189,7 @@ TEST(BatchLoader, RefusesStepsRowsSizesAndTokensThatDoNotFit) {
        {"weight", [] { BatchLoader(Sources({3, 3}, {1, -1}), {.batch = 1}); }, {"-1"}}});
 }
 
-/// Part i of the rows of all ranks, one behind the other, is micro-batch i of one rank.
+/// Micro-batch i of one rank has the same rows as part i of all ranks, concatenated.
 TEST(BatchLoader, AMicroBatchHasTheSameRowsOnAnyNumberOfRanks) {
   const BatchLoader loader(Positions(100), 12, 4, 100);
   const at::Tensor whole = loader.load(1, 0, 12).inputs;
@@ -228,7 +228,7 @@ TEST(BatchLoader, PositionsBeginAnewBehindTheEndOfADocument) {
   EXPECT_TRUE(at::equal(row.host_positions, batch.positions.narrow(0, 1, 1)));
 }
 
-/// 2^26 good tokens and then one that is not, without the memory for them.
+/// A source of 2^26 valid tokens and then invalid ones, without memory for them.
 class LateFault : public TokenSource {
  public:
   std::int64_t size() const override { return kGood + 9; }
@@ -262,7 +262,7 @@ TEST(PrefetchLoader, AnErrorComesOutAtItsStep) {
   EXPECT_TRUE(prefetch.load(0).inputs.eq(1).all().item<bool>());
 }
 
-/// All but the first sample wait until the test opens the gate.
+/// All samples but the first block until the test opens the gate.
 class GatedTokens : public TokenSource {
  public:
   std::int64_t size() const override { return 9; }
@@ -282,12 +282,12 @@ TEST(PrefetchLoader, LoadsTheNextStepBesideTheCaller) {
   const auto tokens = std::make_shared<GatedTokens>();
   PrefetchLoader prefetch(std::make_shared<BatchLoader>(tokens, 1, 2, 9), 0, 1);
   EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
-  tokens->begun.acquire();  // step 1 was not requested
+  tokens->begun.acquire();  // step 1 is read ahead without a request
   tokens->gate.set_value();
   EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
 }
 
-/// Notes who reads, and where.
+/// Records the reads and their threads.
 class WatchedTokens : public TokenSource {
  public:
   std::int64_t size() const override { return 9; }
@@ -307,14 +307,14 @@ TEST(PrefetchLoader, LoadsTheNextStepOnTheCallersThreadIfNotBesideIt) {
   const auto self = std::this_thread::get_id();
   EXPECT_EQ(tokens->reads, (decltype(tokens->reads){{0, self}, {2, self}}));
   EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
-  EXPECT_EQ(tokens->reads.size(), 3U);  // step 2's
+  EXPECT_EQ(tokens->reads.size(), 3U);  // step 2 is read ahead
 }
 
 using testing::TemporaryFolder;
 using testing::WriteFile;
 using Tokens = std::vector<std::int64_t>;
 
-/// Bytes, but two of the same letter are one token.
+/// A tokenizer of bytes, in which two equal letters are one token.
 class PairTokenizer final : public Tokenizer {
  public:
   std::int64_t vocabulary() const override { return 512; }
@@ -330,7 +330,7 @@ class PairTokenizer final : public Tokenizer {
   std::string decode(const Tokens& /*tokens*/) const override { return ""; }
 };
 
-/// Inputs and targets of a sample of 6 tokens; its end token is 0.
+/// The inputs and targets of a sample of 6 tokens, with the end token 0.
 std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {}) {
   TemporaryFolder folder;
   WriteFile(folder / "p.jsonl", line);
@@ -405,7 +405,7 @@ TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
 TEST(PromptCompletions, AreTokenizedTogetherUnlessATokenReachesOver) {
   EXPECT_EQ(SampleOf(R"({"prompt": "bb", "completion": "bb"})").first,
             (Tokens{'b' + 256, 'b' + 256, 0, 0, 0, 0}));
-  // Together they would be one token.
+  // Tokenized together they would be one token.
   EXPECT_EQ(SampleOf(R"({"prompt": "b", "completion": "b"})").first,
             (Tokens{'b', 'b', 0, 0, 0, 0}));
 }
@@ -413,7 +413,7 @@ TEST(PromptCompletions, AreTokenizedTogetherUnlessATokenReachesOver) {
 TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {
   const char* line = R"({"prompt": "abcdefgh", "completion": "xy"})";
   EXPECT_ERROR(SampleOf(line), "p.jsonl:1: the sample has 11");
-  // The completion, its end and the token that texts begin with have room.
+  // The completion, its end and the begin token must fit.
   const auto [inputs, targets] = SampleOf(line, {.begin = {9}, .truncate = true});
   EXPECT_EQ(inputs, (Tokens{9, 'f', 'g', 'h', 'x', 'y'}));
   EXPECT_EQ(targets, (Tokens{-100, -100, -100, 'x', 'y', 0}));

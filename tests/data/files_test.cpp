@@ -24,7 +24,7 @@ namespace {
 using testing::TemporaryFolder;
 using testing::WriteFile;
 
-/// A shard's bytes, written directly.
+/// The bytes of a shard, without the library's writer.
 template <class Token>
 std::string ShardBytes(std::int32_t magic, std::int32_t version, std::int32_t count,
                        const std::vector<Token>& tokens) {
@@ -101,7 +101,7 @@ TEST(TokenShards, RefusesARangeOutside) {
   EXPECT_ERROR(source->read(-1, two), "tokens [-1, 1) were asked for");
 }
 
-/// What the heap has given out.
+/// The bytes that the heap has allocated.
 std::size_t HeapBytes() {
   const struct mallinfo2 info = mallinfo2();
   return info.uordblks + info.hblkhd;
@@ -190,7 +190,7 @@ TEST(BigramEntropy, WeighsEachContextByItsFrequency) {
   EXPECT_NEAR(bigram_entropy("abacabaca"), std::log(2.0) / 2, 1e-12);
 }
 
-/// A file of `size` bytes has another sum once one of those at `places` is another.
+/// Expects another fingerprint of a file of `size` bytes if a byte at one of `places` changes.
 void ExpectSeen(std::size_t size, const std::vector<std::size_t>& places) {
   const TemporaryFolder folder;
   const std::string path = folder / "a.bin";

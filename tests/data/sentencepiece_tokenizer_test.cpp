@@ -8,7 +8,7 @@
 #include "testing/errors.h"
 #include "testing/files.h"
 
-// libc10's, beside the flag of which SentencePiece has another of the same name.
+// libc10's flag; SentencePiece has another flag of the same name.
 C10_DECLARE_bool(caffe2_use_fatal_for_enforce);
 
 namespace tessera::data {
@@ -24,7 +24,7 @@ TEST(SentencePieceTokenizer, RefusesAnotherFile) {
   EXPECT_ERROR(sentencepiece_tokenizer(folder / "tokenizer.model"), "tokenizer.model");
 }
 
-/// For which the library throws.
+/// Inputs for which the SentencePiece library throws.
 TEST(SentencePieceTokenizer, RefusesAModelWithAnEmptyPiece) {
   testing::TemporaryFolder folder;
   testing::WriteFile(folder / "tokenizer.model", SmallModel() + Piece("", -4, 1));
@@ -32,8 +32,8 @@ TEST(SentencePieceTokenizer, RefusesAModelWithAnEmptyPiece) {
                "tokenizer.model' is not a SentencePiece model");
 }
 
-/// Constructors of the library would write over it, so that an error of libtorch's ends the
-/// process.
+/// The library's constructors would overwrite libc10's flag of the same name, so that a
+/// libtorch error would end the process.
 TEST(SentencePieceTokenizer, LeavesLibtorchsMemoryAlone) {
   if (dlsym(RTLD_DEFAULT, "__asan_init") != nullptr) {
     GTEST_SKIP() << "AddressSanitizer refuses libraries with a scope of their own";
@@ -88,14 +88,14 @@ TEST(SentencePieceTokenizer, BeginsATextWithoutASpace) {
   EXPECT_EQ(tokenizer->encode(" a"), std::vector<std::int64_t>{3});
 }
 
-/// As SmallModel(), and a word's begin alone, whose id is 6.
+/// SmallModel() with the piece of a word's begin alone, which has the id 6.
 std::string ModelWithSpace() {
   return SmallModel() + Piece("\xe2\x96\x81", -4, 1);
 }
 
 TEST(SentencePieceTokenizer, DropsASpaceBeforeAllSpecialTokens) {
   testing::TemporaryFolder folder;
-  // Its normalizer_spec has remove_extra_whitespaces: false.
+  // A model whose normalizer_spec has remove_extra_whitespaces: false.
   testing::WriteFile(folder / "tokenizer.model",
                      ModelWithSpace() + std::string("\x1a\x02\x20\x00", 4));
   testing::WriteFile(folder / "tokenizer_config.json",
@@ -112,7 +112,7 @@ TEST(SentencePieceTokenizer, GivesSpecialTokensNoText) {
   testing::WriteFile(folder / "tokenizer_config.json",
                      R"({"tokenizer_class": "LlamaTokenizer", "pad_token": "<pad>"})");
   const auto tokenizer = open_tokenizer(folder / "tokenizer.model");
-  // The space of a word behind one stays.
+  // The space of a word that follows another one stays.
   EXPECT_EQ(tokenizer->decode({3, 7, 3, 2, 4, 5}), "a a bc");
   EXPECT_EQ(tokenizer->decode({3, 0, 4}), "a b");
   EXPECT_EQ(sentencepiece_tokenizer(folder / "tokenizer.model")->decode({0, 3, 0}), "a");

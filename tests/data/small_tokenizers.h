@@ -1,4 +1,4 @@
-// Tokenizers of a few tokens, as files.
+// Files of tokenizers with few tokens.
 
 #pragma once
 
@@ -34,7 +34,8 @@ inline nlohmann::json ByteLevelJson() {
               "merges": ["b c", ["a", "b"]]}})");
 }
 
-/// One of characters: "▁" before words, bytes for what has no token; <unk> is 0, <0x00> is 1.
+/// A tokenizer.json of characters: "▁" before words, bytes for characters without a token; <unk> is
+/// 0, <0x00> is 1.
 inline nlohmann::json ByteFallbackJson() {
   nlohmann::json json = nlohmann::json::parse(R"({
     "normalizer": {"type": "Sequence", "normalizers": [
@@ -55,7 +56,7 @@ inline nlohmann::json ByteFallbackJson() {
   return json;
 }
 
-/// a, b, ab and " " in tiktoken's form; the special tokens begin at 4.
+/// a, b, ab and " " in tiktoken's format; the special tokens begin at 4.
 inline std::string TiktokenLines() {
   return "YQ== 0\nYg== 1\nYWI= 2\nIA== 3\n";
 }

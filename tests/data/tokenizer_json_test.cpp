@@ -25,7 +25,7 @@ Json Added(int id, const std::string& content, const std::string& option) {
 TEST(HuggingFaceTokenizer, MergesTheLowestRankFirst) {
   const auto tokenizer = Open(ByteLevelJson());
   EXPECT_EQ(tokenizer->vocabulary(), 8);
-  // "b c" comes before "a b".
+  // The merge "b c" has a lower rank than "a b".
   EXPECT_EQ(tokenizer->encode("abc ab"), (Ids{0, 4, 3, 5}));
   EXPECT_EQ(tokenizer->decode({0, 4, 3, 5}), "abc ab");
   EXPECT_EQ(tokenizer->encode(""), Ids{});
@@ -62,7 +62,7 @@ TEST(HuggingFaceTokenizer, JoinsUnknownCharacters) {
 
 TEST(HuggingFaceTokenizer, ReadsBrokenBytesAsReplacementCharacters) {
   const auto tokenizer = Open(ByteFallbackJson());
-  // Cut, overlong, alone: one, two and one.
+  // A cut, an overlong and a stray byte sequence: one, two and one replacement characters.
   EXPECT_EQ(tokenizer->encode("a\xe2\x82"
                               "b\xc0\xaf\xff"),
             tokenizer->encode("a\xef\xbf\xbd"
@@ -93,7 +93,7 @@ TEST(HuggingFaceTokenizer, TakesWhiteSpaceBesideAddedTokensOnce) {
   json["added_tokens"].back()["rstrip"] = true;
   EXPECT_EQ(Open(json)->encode("a<r> \n b\n"), (Ids{0, 8, 1, 9}));
   EXPECT_EQ(Open(json)->encode("a\n \n\n<r>\na"), (Ids{0, 9, 8, 0}));
-  // A token that takes no space keeps its own.
+  // An added token that does not strip leaves the spaces next to it.
   json["added_tokens"].back() = Added(9, "\n", "single_word");
   EXPECT_EQ(Open(json)->encode("a<r>\n"), (Ids{0, 8, 9}));
 }
@@ -131,7 +131,7 @@ TEST(HuggingFaceTokenizer, BeginsATextAsItsTemplateSays) {
   EXPECT_EQ(Open(ByteFallbackJson())->begin_tokens(), Ids{});
 }
 
-/// ByteLevelJson() with a template, which may have <t>: a name of two tokens.
+/// ByteLevelJson() with a template, which may use <t>: a name of two tokens.
 Json WithTemplate(Json single) {
   Json json = ByteLevelJson();
   json["post_processor"]["single"] = std::move(single);
@@ -156,7 +156,7 @@ TEST(HuggingFaceTokenizer, BeginsAndEndsATextWithSeveralTokens) {
   EXPECT_EQ(tokenizer->begins_texts(), true);
   Json json = WithTemplate(Json::array({TextPiece()}));
   EXPECT_EQ(Open(json)->begins_texts(), false);
-  // A template that adds nothing leaves the text to the next.
+  // If a template adds nothing, the next processor applies.
   json["post_processor"] = {
       {"type", "Sequence"},
       {"processors",
@@ -191,7 +191,7 @@ TEST(HuggingFaceTokenizer, ServesSeveralThreads) {
   }
 }
 
-/// A value put at `place` of a file that is otherwise right, and what is said of it.
+/// A value that is put at `place` of a valid file, and the expected message.
 struct WrongValue {
   const char* place;
   Json value;
@@ -262,7 +262,8 @@ TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLong) {
   EXPECT_ERROR(tokenizer->encode(text), "(?:a|b|ab)+[cd]", "match limit");
 }
 
-// The rest of the text is read at each place, in loops that count no steps.
+// The lookahead reads the rest of the text at each place, in loops whose iterations are not counted
+// as steps.
 TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLongForTheWholeText) {
   Json json = ByteLevelJson();
   json["/pre_tokenizer/pretokenizers/0/pattern/Regex"_json_pointer] = "a(?=[^cd]*[cd])";
@@ -273,7 +274,7 @@ TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLongForTheWholeText) {
 
 TEST(HuggingFaceTokenizer, SplitsOneLongRunOfSpaces) {
   Json json = ByteLevelJson();
-  // Llama 3's.
+  // The pattern of Llama 3.
   json["/pre_tokenizer/pretokenizers/0/pattern/Regex"_json_pointer] =
       R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
   const std::string spaces(1'500'000, ' ');
@@ -339,7 +340,7 @@ TEST(HuggingFaceTokenizer, RefusesATokenOutsideItsVocabulary) {
 
 using nlohmann::json;
 
-/// As ByteLevelJson(), with these steps behind ByteLevel, and tokens for the bytes C2, B2 and "1".
+/// ByteLevelJson() with these steps after ByteLevel, and tokens for the bytes C2, B2 and "1".
 json WithStepsBehind(const std::vector<json>& steps) {
   json all = testing::ByteLevelJson();
   for (const json& step : steps) {
@@ -351,7 +352,7 @@ json WithStepsBehind(const std::vector<json>& steps) {
   return all;
 }
 
-// U+00B2 is C2 B2 in UTF-8, and the byte B2 stands for itself, which is a number.
+// U+00B2 is C2 B2 in UTF-8. The character that stands for the byte B2 is itself a number.
 TEST(BehindByteLevel, StepsSplitTheCharactersThatStandForBytes) {
   const auto encode = [](const std::vector<json>& steps) {
     return testing::Open(WithStepsBehind(steps))->encode("\u00b2\u00b21 a");
@@ -378,10 +379,10 @@ TEST(BehindByteLevel, StepsThatMakeOtherCharactersAreRefused) {
 }
 
 }  // namespace
-// What the files beside a tokenizer's add to it.
+// Files next to tokenizer.json that change the tokenizer.
 namespace {
 
-/// A folder with a tokenizer.json, and what is put beside it.
+/// A folder with a tokenizer.json and other files.
 class FilesBesideJson : public ::testing::Test {
  protected:
   FilesBesideJson() { WriteTokenizer(testing::ByteLevelJson()); }
@@ -389,7 +390,8 @@ class FilesBesideJson : public ::testing::Test {
   void WriteTokenizer(const json& tokenizer) {
     testing::WriteFile(folder_ / "tokenizer.json", tokenizer.dump());
   }
-  /// As DeepSeek's: what begins a text is said beside the tokenizer alone.
+  /// A tokenizer without a template, like DeepSeek's: only tokenizer_config.json has the begin
+  /// token.
   void WithoutTemplate() {
     json tokenizer = testing::ByteLevelJson();
     tokenizer["post_processor"] = {{"type", "ByteLevel"}};
@@ -420,7 +422,7 @@ TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
   config["add_bos_token"] = false;
   config["add_eos_token"] = true;
   EXPECT_EQ(OpenWith(config)->begins_texts(), false);
-  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{7});  // for who asks for it
+  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{7});  // available on request
   EXPECT_EQ(OpenWith(config)->end_tokens(), Ids{6});
   config["bos_token"] = {{"__type", "AddedToken"}, {"content", "a"}, {"normalized", true}};
   EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{0});
@@ -458,7 +460,7 @@ TEST_F(FilesBesideJson, HaveToAgreeWithTheSpaceBeforeAText) {
   EXPECT_EQ(OpenWith(gpt2)->encode("a"), (Ids{0}));
   EXPECT_ERROR(OpenWith({{"add_prefix_space", true}}), "pre_tokenizer is false, but",
                "has true: make them agree");
-  // A step among others keeps its own.
+  // In a sequence of steps the step's own option applies.
   WriteTokenizer(testing::ByteLevelJson());
   EXPECT_EQ(OpenWith({{"add_prefix_space", true}})->encode("a"), (Ids{0}));
 }
@@ -472,13 +474,14 @@ TEST_F(FilesBesideJson, AddTokens) {
   EXPECT_EQ(tokenizer->vocabulary(), 10);  // <pad> is the next
   EXPECT_EQ(tokenizer->encode("a<t>  aabc<pad>"), (Ids{0, 8, 0, 6, 9}));
   EXPECT_EQ(tokenizer->decode({0, 8, 6}), "aabc");
-  // Older files have them by themselves.
+  // Older tokenizers have these files instead.
   testing::WriteFile(folder_ / "added_tokens.json", R"({"<u>": 8})");
   testing::WriteFile(folder_ / "special_tokens_map.json",
                      R"({"additional_special_tokens": ["<u>"], "eos_token": "c"})");
   EXPECT_EQ(OpenWith(json::object())->encode("<u>a"), (Ids{8, 0}));
   EXPECT_EQ(OpenWith(json::object())->decode({8, 0}), "a");
-  EXPECT_ERROR(OpenWith(config)->encode("<u>"), "has no token for '<'");  // it does not read those
+  EXPECT_ERROR(OpenWith(config)->encode("<u>"),
+               "has no token for '<'");  // added_tokens.json is then ignored
 }
 
 TEST_F(FilesBesideJson, AddExtraSpecialTokensInTheirOrder) {
@@ -504,7 +507,7 @@ TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
   OpenWith(json::object());
   EXPECT_EQ(names(), (Names{"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                             "added_tokens.json"}));
-  // Which then has all of them.
+  // tokenizer_config.json then has all added tokens.
   OpenWith({{"added_tokens_decoder", json::object()}});
   EXPECT_EQ(names(), (Names{"tokenizer.json", "tokenizer_config.json"}));
 }

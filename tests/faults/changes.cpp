@@ -8,7 +8,7 @@
 
 namespace tessera::testing {
 
-/// Calls come before main() and after it.
+/// Calls can come before main() and after it.
 ChangesSlot& changes_slot() {
   static auto* const slot = new ChangesSlot;
   return *slot;

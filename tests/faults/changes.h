@@ -1,4 +1,4 @@
-// What system calls change in a folder, noted one after another: the material of a power cut.
+// Records the changes that system calls make in a folder, for the simulation of a power cut.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace tessera::testing {
 
-/// A call that came to a good end.
+/// A system call that succeeded.
 struct Change {
   enum Kind {
     kMakeFolder,
@@ -35,7 +35,7 @@ struct Change {
   std::string bytes = {};
 };
 
-/// The changes of this process below `folder`, in their order, while this lives. One at a time.
+/// The changes of this process below `folder`, in order, while this exists. One at a time.
 class Changes {
  public:
   explicit Changes(const std::filesystem::path& folder);
@@ -54,7 +54,7 @@ class Changes {
   std::vector<Change> list_;
 };
 
-/// Where changes go; nullptr: nowhere.
+/// The active recorder; nullptr: none.
 struct ChangesSlot {
   std::mutex mutex;
   std::atomic<Changes*> changes = nullptr;
@@ -65,14 +65,14 @@ std::uint64_t file_of(int fd);
 /// Whether it has one.
 bool path_of(int fd, std::array<char, PATH_MAX>& path);
 
-/// Makes a call and notes by `note(result, changes)` what it changed.
+/// Makes a call and records its change by `note(result, changes)`.
 template <class Call, class Note>
 auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   ChangesSlot& slot = changes_slot();
   if (slot.changes == nullptr) {
     return call();
   }
-  const std::lock_guard lock(slot.mutex);  // so that the order is that of the calls
+  const std::lock_guard lock(slot.mutex);  // so that changes have the order of the calls
   const auto result = call();
   if (Changes* changes = slot.changes; result >= 0 && changes != nullptr) {
     const int error = errno;

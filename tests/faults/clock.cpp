@@ -1,7 +1,7 @@
-// The clock of a rank whose host has another time: preloaded, TESSERA_FAULT_CLOCK=SECONDS shifts
-// the time of day that the process reads, and with TESSERA_FAULT_RANK=R that of rank R alone. With
-// TESSERA_FAULT_CLOCK_FILE=PATH it is right until that file is there.
-// Clocks that only measure stay as they are.
+// Simulates a host with a wrong clock. Preloaded, TESSERA_FAULT_CLOCK=SECONDS shifts the time of
+// day that the process reads, with TESSERA_FAULT_RANK=R only that of rank R. With
+// TESSERA_FAULT_CLOCK_FILE=PATH the clock is right until the file exists. Monotonic clocks are
+// unchanged.
 
 #include <dlfcn.h>
 #include <sys/time.h>

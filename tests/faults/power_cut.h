@@ -9,21 +9,21 @@
 
 namespace tessera::testing {
 
-/// What a power cut takes of what was not synced.
+/// What a power cut loses of changes without a sync.
 enum class Lost {
   kAll,   ///< the names of files, and what is in them
   kBytes  ///< what is in files: the names have reached the disk before
 };
 
-/// A folder on a disk that keeps nothing but what was synced: the bytes of a file by an fsync() of
-/// it, a name by one of its folder.
+/// Simulates a disk that keeps only synced data: fsync() of a file keeps its bytes, fsync() of a
+/// folder keeps its names.
 class Disk {
  public:
   /// All that is in `folder` now is durable.
   explicit Disk(const std::filesystem::path& folder);
 
   void apply(const Change& change);
-  /// Makes `out` what is left of the folder after a power cut.
+  /// Writes the state of the folder after a power cut to `out`.
   void write_after_power_cut(const std::filesystem::path& out, Lost lost) const;
 
  private:

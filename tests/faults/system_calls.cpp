@@ -24,14 +24,13 @@
 namespace tessera::testing {
 namespace {
 
-// The calls come from any thread, and before main(): nothing here allocates on their way or needs a
-// constructor to have run.
+// Calls come from any thread and before main(): their path must not allocate or need a constructor.
 constexpr std::array kCalls = {"openat", "pwrite", "fsync", "fallocate", "rename",
                                "unlink", "pread",  "close", "link"};
 
 struct Action {
   const char* name;
-  int error;  ///< 0: the call is made, in another way
+  int error;  ///< 0: the call is made, but in another way
 };
 constexpr std::array kActions = {
     Action{"kill", 0},        Action{"short", 0},     Action{"zero", 0},        Action{"slow", 0},
@@ -96,7 +95,7 @@ bool is(const Action& action, const char* name) {
   return std::strcmp(action.name, name) == 0;
 }
 
-/// What to do to a call of kCalls[number] on this file; nullptr: nothing.
+/// The action for a call of kCalls[number] on this file; nullptr: none.
 const Action* fault_at(std::size_t number, const char* path) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
@@ -126,7 +125,7 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-/// Makes the call, or what `action` makes of it. `count`: the bytes asked for, which it may change.
+/// Makes the call, changed by `action`. `count`: the requested bytes, which the action may change.
 template <class Call>
 auto act(const Action* action, std::size_t& count, const Call& call) -> decltype(call()) {
   if (action != nullptr && is(*action, "kill")) {
@@ -226,7 +225,7 @@ int SystemCallFault::calls(const std::string& call) {
 
 }  // namespace tessera::testing
 
-// glibc's names; those with 64 are what its headers make of the others.
+// The names in glibc. Its headers map some calls to the names with 64.
 extern "C" {
 using namespace tessera::testing;
 
@@ -328,7 +327,7 @@ int rmdir(const char* path) {
   });
 }
 
-/// Closes in any case, as Linux does.
+/// Closes the file in any case, like Linux.
 int close(int fd) {
   const Action* action = fault_at(kClose, fd);
   const int result = next<int (*)(int)>("close")(fd);

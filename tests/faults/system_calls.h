@@ -18,7 +18,7 @@ namespace tessera::testing {
 // and each later one 0.2 s late), stall (1.5 s late), or the name of an error that the call then
 // returns without doing anything: EINTR, ENOSPC, EIO, EDQUOT, EPERM.
 
-/// A fault in the calls of this process on files below `folder`, while this lives. One at a time.
+/// A fault in the calls of this process on files below `folder`, while this exists. One at a time.
 class SystemCallFault {
  public:
   SystemCallFault(const std::filesystem::path& folder, const std::string& fault);
@@ -26,7 +26,7 @@ class SystemCallFault {
   SystemCallFault& operator=(const SystemCallFault&) = delete;
   ~SystemCallFault();
 
-  /// How many calls of this name were made since.
+  /// The number of calls of this name since construction.
   static int calls(const std::string& call);
 };
 

@@ -7,7 +7,7 @@
 namespace tessera::fuzz {
 namespace {
 
-/// A number that every bit of the seed and the name has a part in: FNV-1a, mixed by splitmix64.
+/// A number that depends on every bit of the seed and the name: FNV-1a, mixed by splitmix64.
 std::uint64_t hash_of(std::uint64_t seed, const std::string& name) {
   std::uint64_t hash = 0xcbf29ce484222325 ^ (seed * 0x9e3779b97f4a7c15);
   for (const unsigned char c : name) {
@@ -79,9 +79,8 @@ std::string to_string(const Choices::Labels& labels) {
   return text;
 }
 
-// Sizes are small, and chosen so that some divide by the ranks of a mesh and some don't. Options
-// that a working program seldom has are rare: a case with many of them is refused for one and says
-// nothing of the others.
+// Sizes are small; some divide by the ranks of a mesh and some don't. Unusual options are rare: a
+// case with many of them is refused for one and tests none of the others.
 namespace {
 
 NormKind draw_norm(Choices& choices, const std::string& name, int none) {

@@ -10,16 +10,16 @@
 
 namespace tessera::fuzz {
 
-/// The decisions that make a case, each drawn by its name: it depends on the seed and the name, not
-/// on the decisions before it. So a case can be made again with some of its decisions set to the
-/// simplest option while the others stay, which is how a faulty case is shrunk.
+/// The decisions that make a case. Each is drawn from the seed and its name, independently of the
+/// others. So a case can be drawn again with some decisions set to the simplest option while the
+/// others stay, which is how a faulty case is shrunk.
 class Choices {
  public:
-  /// The label of a decision by its name; "" is the simplest option. With the name kOthers all
-  /// decisions that are not named are the simplest.
+  /// The labels of decisions by name; "" is the simplest option. With the name kOthers all other
+  /// decisions are the simplest.
   using Labels = std::map<std::string, std::string>;
   static constexpr const char* kOthers = "*";
-  /// An option of a decision, drawn in proportion to its weight.
+  /// An option of a decision. The weight is proportional to its probability.
   struct Option {
     std::string label;
     int weight = 1;
@@ -27,8 +27,8 @@ class Choices {
 
   explicit Choices(std::uint64_t seed, Labels fixed = {});
 
-  /// The index of the option drawn. The first option must be the simplest. Throws Error if the name
-  /// is fixed to a label that is none of the options'.
+  /// Returns the index of the drawn option. The first option must be the simplest. Throws Error if
+  /// the name is fixed to a label that is not an option.
   std::size_t pick(const std::string& name, const std::vector<Option>& options);
   /// The same as an enumeration whose values are numbered as the options are.
   template <class E>
@@ -39,8 +39,7 @@ class Choices {
   std::int64_t number(const std::string& name, const std::vector<std::int64_t>& values);
   bool chance(const std::string& name, int percent);
 
-  /// What was drawn and is not the simplest option. With the others at their simplest it is the
-  /// whole description of the case.
+  /// The drawn options that are not the simplest. They describe the case completely.
   const Labels& made() const { return made_; }
 
  private:
@@ -59,15 +58,15 @@ enum class Activation {
   kGelu,
   kRelu,
   kCentred,         ///< reads the whole feature dimension and has no parameter
-  kComposite,       ///< an own operator, CompositeImplicitAutograd
-  kKernelOfAten,    ///< an own operator, a CPU kernel that autograd looks through
-  kWithAutograd,    ///< an own operator with a kernel for autograd
-  kWithoutRule,     ///< the same without a sharding rule
+  kComposite,       ///< a user's operator, CompositeImplicitAutograd
+  kKernelOfAten,    ///< a user's operator, a CPU kernel of differentiable operators
+  kWithAutograd,    ///< a user's operator with a kernel for autograd
+  kWithoutRule,     ///< the same operator without a sharding rule
   kRandomMultiply,  ///< noise by at::rand_like
 };
 
 enum class Rotary { kNone, kFunction, kByHand };
-/// What is made of sizes alone, plain on every mesh.
+/// A mask that depends on sizes only, and is plain on every mesh.
 enum class Mask {
   kNone,
   kWindow,  ///< (sequence, sequence) of bool
@@ -81,10 +80,10 @@ struct AttentionSpec {
   bool causal = false;
   bool by_hand = false;      ///< softmax of products instead of scaled_dot_product_attention
   bool temperature = false;  ///< a scalar parameter of the module itself
-  bool gain = false;         ///< a parameter of it with a number for each head
-  bool adapter = false;      ///< low-rank, beside the projection of queries
+  bool gain = false;         ///< a parameter of the module itself with a number for each head
+  bool adapter = false;      ///< low-rank, added to the projection of queries
   NormKind query_key_norm = NormKind::kNone;
-  bool dropout = false;  ///< of attention's weights
+  bool dropout = false;  ///< dropout of attention weights
   Rotary rotary = Rotary::kNone;
   Mask mask = Mask::kNone;
 };
@@ -97,7 +96,7 @@ enum class MlpKind {
   kExperts,  ///< two of four for each token, their weights stacked
 };
 
-/// What reads the whole of the last dimension, which a column-wise projection splits.
+/// An operator that reads the whole last dimension, which a column-wise projection splits.
 enum class Along {
   kNone,
   kSoftmax,
@@ -115,20 +114,20 @@ struct MlpSpec {
   bool bias = false;
   LinearKind linear = LinearKind::kOwn;
   Activation activation = Activation::kGelu;
-  Along along = Along::kNone;   ///< after the activation
+  Along along = Along::kNone;   ///< the operator after the activation
   bool inner_bias = false;      ///< a parameter of the module itself, between the projections
-  bool auxiliary_loss = false;  ///< of what is between the projections, or of the router
+  bool auxiliary_loss = false;  ///< of the inner features, or of the router
   NormKind middle_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
-  bool adapter = false;          ///< beside the last projection
+  bool adapter = false;          ///< added to the last projection
   bool calls_forward = false;    ///< module->forward(x) in place of (*module)(x)
   bool checkpoint_call = false;  ///< nn::checkpoint around the call, in the block's forward
-  bool skips_empty = false;      ///< left out where a rank has no tokens
+  bool skips_empty = false;      ///< the MLP is skipped on a rank without tokens
 };
 
-/// What reads other tokens, outside of attention.
+/// An operator outside of attention that reads other tokens.
 enum class TokenMix { kNone, kRunningMean, kRoll };
-/// A scale that leaves the distributed tensors, and says what its result is.
+/// A scale on local tensors, whose result is declared by the user.
 enum class PartScale { kNone, kLocalMap, kFromLocal };
 enum class ResidualScale { kNone, kVector, kScalar, kStray };
 
@@ -143,9 +142,9 @@ struct ModelSpec {
   NormKind final_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
   ResidualScale residual_scale = ResidualScale::kNone;
-  PartScale part_scale = PartScale::kNone;  ///< after the final norm
-  TokenMix token_mix = TokenMix::kNone;     ///< after the embedding
-  bool padding_mask = false;                ///< made of the token ids, which are plain
+  PartScale part_scale = PartScale::kNone;  ///< the scale after the final norm
+  TokenMix token_mix = TokenMix::kNone;     ///< the operator after the embedding
+  bool padding_mask = false;                ///< a mask of the token ids, which are plain
   bool attention = true, mlp = true;
   AttentionSpec attend{};
   MlpSpec feed{};
@@ -168,7 +167,7 @@ struct StyleSpec {
   StyleKind kind = StyleKind::kColwise;
   Placement output = Replicate{};
   bool local = false;
-  bool takes_part = false;  ///< for kRowwise: its plain input is this rank's features
+  bool takes_part = false;  ///< for kRowwise: its plain input is the local part of the features
   std::int64_t dim = 1;     ///< for kSequence, and for kExperts: 0: whole experts
   std::int64_t parts = 1;   ///< for kFusedColwise
 };
@@ -223,8 +222,8 @@ struct TrainSpec {
 /// Faults that the tests of the search put into a case. They are never drawn.
 enum class Planted { kNone, kWrongGradient, kLateError, kCrash, kHang };
 
-/// All that a case is: what is computed, and how it is distributed. One rank reads the first and
-/// the last part alone.
+/// A case: the computation and its distribution. The run on one rank reads only the model and the
+/// training.
 struct Case {
   std::uint64_t seed = 0;
   ModelSpec model;
@@ -238,9 +237,9 @@ struct Case {
 /// Draws a case. The same choices give the same case on every machine.
 Case draw_case(std::uint64_t seed, Choices& choices);
 
-/// A plan as people write one, or with entries that are forgotten, of another style, or of other
-/// options: it computes the same or is refused. What is the user's word alone, the meaning of local
-/// parts, is right.
+/// Draws a plan: the right one, or one with forgotten entries or entries of another style or with
+/// other options. Each plan computes the same or is refused. Declarations of the user that the
+/// library can't check, the meaning of local tensors, are right.
 std::vector<PlanEntry> draw_plan(const Case& c, Choices& choices);
 
 }  // namespace tessera::fuzz

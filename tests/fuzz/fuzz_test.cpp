@@ -63,7 +63,7 @@ std::vector<Result> search_planted(const std::string& fault) {
 }
 
 TEST(Fuzz, FindsNoSilentDifference) {
-  // The same cases on every machine, as many as there is time for.
+  // The same cases on every machine, as many as the time allows.
   const SearchOptions options{.seed = 1, .cases = 600, .seconds = 25};
   const std::vector<Result> results = search(options);
   const auto count = [&](Verdict verdict) {
@@ -71,7 +71,7 @@ TEST(Fuzz, FindsNoSilentDifference) {
   };
   const auto faulty = [](const Result& r) { return is_fault(r.outcome.verdict); };
   EXPECT_TRUE(std::ranges::none_of(results, faulty)) << report(options, results, false);
-  // A search whose cases are refused would find nothing.
+  // A search finds nothing if most of its cases are refused.
   EXPECT_GT(4 * count(Verdict::kEqual), 3 * std::ssize(results)) << report(options, results, true);
 }
 
@@ -98,8 +98,8 @@ TEST(Fuzz, FindsAGradientThatIsSlightlyWrong) {
   EXPECT_EQ(to_string(results[0].decisions), "final_norm=rms, planted=wrong_gradient");
 }
 
-// With stock AdamW, whose eps makes steps of rounding here: flipped last bits alone change weights
-// by more than is allowed.
+// With stock AdamW, whose eps turns rounding into steps here, flipped last bits alone change
+// weights by more than the tolerance.
 TEST(Fuzz, TellsRoundingThatGrowsFromAWrongGradient) {
   SearchOptions options{.seed = 52, .shrink = false};
   constexpr std::int64_t kIllConditioned = 4153;

@@ -53,7 +53,7 @@ namespace {
 constexpr std::int64_t kRank = 2;     // of adapters
 constexpr std::int64_t kLongest = 8;  // sequence
 
-/// A norm of a user's own: the parameter is used directly, by an operator that broadcasts it.
+/// A user's norm whose parameter is used directly, by an operator that broadcasts it.
 class Scale : public nn::Module<Scale> {
  public:
   explicit Scale(std::int64_t size) { weight_ = register_slot("weight", {size}); }
@@ -63,7 +63,7 @@ class Scale : public nn::Module<Scale> {
   nn::Parameter weight_;
 };
 
-/// The same, written for the local parts.
+/// The same scale, written for local tensors.
 class PartScaleLayer : public nn::Module<PartScaleLayer> {
  public:
   PartScaleLayer(PartScale kind, std::int64_t size) : kind_(kind) {
@@ -77,7 +77,7 @@ class PartScaleLayer : public nn::Module<PartScaleLayer> {
   }
 
  private:
-  /// Without a word on gradients.
+  /// local_map() without a declaration of gradients.
   at::Tensor by_local_map(const at::Tensor& x) const {
     const auto scale = [](const std::vector<at::Tensor>& parts) {
       return std::vector<at::Tensor>{parts[0] * parts[1]};
@@ -87,7 +87,7 @@ class PartScaleLayer : public nn::Module<PartScaleLayer> {
                      {.out_sizes = {x.sizes().vec()}})[0];
   }
 
-  /// Where x is split, each rank makes a term of the weight's gradient.
+  /// If x is split, each rank computes a term of the weight's gradient.
   at::Tensor by_from_local(const at::Tensor& x) const {
     const DistributedTensor input(x);
     at::Tensor weight = *weight_;
@@ -195,10 +195,10 @@ Layer part_scale_layer(PartScale kind, std::int64_t dim) {
   return layer(std::make_shared<PartScaleLayer>(kind, dim));
 }
 
-// Attention as users write it for one rank: the sizes are those of the whole.
+// Attention as users write it for one rank, with global sizes.
 namespace {
 
-/// (positions, positions): how far to the left the second is.
+/// (positions, positions): the distance of the second position to the left of the first.
 at::Tensor distances(std::int64_t positions) {
   const at::Tensor steps = at::arange(positions, c10::kDouble);
   return steps.unsqueeze(1) - steps;
@@ -262,7 +262,7 @@ std::vector<at::Tensor> Attention::project(const at::Tensor& x) {
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const TokenSizes& sizes) {
-  // As many heads as there are here: a plan may have the projections hand out parts.
+  // Uses the number of local heads, since a plan may make the projections return local tensors.
   const auto heads = [&](const at::Tensor& t) {
     return t.view({sizes.batch, sizes.sequence, t.size(-1) / head_dim_, head_dim_});
   };
@@ -354,14 +354,14 @@ std::vector<at::Tensor> Experts::forward(const at::Tensor& x) {
   const at::Tensor scores = router_(tokens);
   const auto [best, chosen] = scores.softmax(-1).topk(kChosen, -1);
   const at::Tensor gates = at::zeros_like(scores).scatter(-1, chosen, best);
-  // The tokens first, as random operators are to find them.
+  // The tokens are the first dimension, as random operators expect.
   const at::Tensor inner = activation_(at::einsum("td,edi->tei", {tokens, *up_}));
   const at::Tensor each = at::einsum("tei,eid->ted", {inner, *down_});
   const at::Tensor y = (each * gates.unsqueeze(-1)).sum(1);
   return {y.view(x.sizes()), scores.logsumexp(-1).square().sum()};
 }
 
-// The other half of a block: projections with operators between them that know no mesh.
+// The MLP of a block: projections, with operators between them that know no mesh.
 namespace {
 
 at::Tensor apply_along(Along along, const at::Tensor& x) {
@@ -491,7 +491,7 @@ at::Tensor swish(const at::Tensor& x) {
   return x * at::sigmoid(x);
 }
 
-/// The same with a gradient that is written out.
+/// Swish with an explicit gradient.
 struct SwishFunction : torch::autograd::Function<SwishFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                             const std::string& name) {
@@ -707,7 +707,7 @@ at::Tensor sum_of_losses(const std::vector<at::Tensor>& outputs, const at::Tenso
 
 void Net::reset_parameters(const nn::InitContext& init) {
   for (const auto& [name, slot] : named_slots()) {
-    // Vectors are scales for the most part: around one, so that what they scale does not vanish.
+    // Vectors are mostly scales: values around one, so that activations do not vanish.
     const bool vector = slot->get().dim() == 1;
     init.fill(slot, vector ? nn::init::uniform(0.5, 1.5) : nn::init::uniform(-0.6, 0.6));
   }

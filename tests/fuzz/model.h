@@ -1,5 +1,4 @@
-// The small modules of the models. What a class of the library does not offer is a module of the
-// user's own.
+// The modules of the models. Classes that the library lacks are written as a user would write them.
 
 #pragma once
 
@@ -20,7 +19,7 @@ namespace tessera::fuzz {
 
 constexpr double kDropout = 0.25;
 
-/// A module from a tensor to a tensor, whatever its class. Without a module: the identity.
+/// A module of any class from a tensor to a tensor. Without a module it is the identity.
 struct Layer {
   std::shared_ptr<nn::ModuleBase> module;
   std::function<at::Tensor(const at::Tensor&)> call = [](const at::Tensor& x) { return x; };
@@ -36,10 +35,10 @@ Layer layer(std::shared_ptr<M> module) {
 Layer norm_layer(NormKind kind, std::int64_t size);
 Layer linear_layer(LinearKind kind, std::int64_t in, std::int64_t out, bool bias);
 Layer dropout_layer(DropoutKind kind);
-/// A Linear, with an adapter beside it or without.
+/// A Linear, with or without an adapter.
 Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, bool adapter);
 Layer position_layer(std::int64_t dim);
-/// A scale written for the local parts.
+/// A scale that is written for local tensors.
 Layer part_scale_layer(PartScale kind, std::int64_t dim);
 
 /// Four experts whose weights are stacked, (experts, in, out); a router sends each token to two.
@@ -48,7 +47,7 @@ class Experts : public nn::Module<Experts> {
   using Activation = std::function<at::Tensor(const at::Tensor&)>;
 
   Experts(std::int64_t dim, std::int64_t inner, Activation activation);
-  /// The result, as x, and a loss of the router that is a sum over the tokens.
+  /// Returns the result, sized like x, and a loss of the router that is a sum over the tokens.
   std::vector<at::Tensor> forward(const at::Tensor& x);
 
  private:
@@ -57,7 +56,7 @@ class Experts : public nn::Module<Experts> {
   nn::Parameter up_, down_;
 };
 
-/// (batch, sequence) of this data-parallel rank's tokens, which a module can't always read off its
+/// (batch, sequence) of this data-parallel rank's tokens. A module can't always read them from its
 /// input.
 struct TokenSizes {
   std::int64_t batch = 0, sequence = 0;
@@ -85,7 +84,7 @@ class Attention : public nn::Module<Attention> {
 class Mlp : public nn::Module<Mlp> {
  public:
   explicit Mlp(const ModelSpec& spec);
-  /// The result, then the auxiliary loss if there is one: a sum over the tokens.
+  /// Returns the result and, if there is one, the auxiliary loss: a sum over the tokens.
   std::vector<at::Tensor> forward(const at::Tensor& x);
 
  private:
@@ -102,10 +101,10 @@ class Mlp : public nn::Module<Mlp> {
 class Block : public nn::Module<Block> {
  public:
   explicit Block(const ModelSpec& spec);
-  /// As Mlp::forward.
+  /// Returns the same as Mlp::forward.
   std::vector<at::Tensor> forward(const at::Tensor& x, const TokenSizes& sizes);
 
-  /// Attention and MLP, as far as there are any.
+  /// The attention and the MLP, if the block has them.
   std::vector<nn::ModuleBase*> halves() const;
 
  private:
@@ -117,17 +116,17 @@ class Block : public nn::Module<Block> {
   std::shared_ptr<Attention> attention_;
   std::shared_ptr<Mlp> mlp_;
   nn::Parameter scale_;
-  at::Tensor stray_;  ///< a parameter of libtorch's, beside the slots
+  at::Tensor stray_;  ///< a parameter of libtorch's module, which is not a slot
 };
 
-/// A decoder as a user would write it: it has no communication in it and knows no mesh. Token ids
-/// (batch, sequence) -> logits (batch, sequence, vocabulary), or (tokens, vocabulary) if folded,
-/// and the auxiliary loss or an undefined tensor; with targets (tokens): the sum of the losses.
+/// A decoder as a user would write it, without communication and without a mesh. Token ids (batch,
+/// sequence) -> logits (batch, sequence, vocabulary), or (tokens, vocabulary) if folded, and the
+/// auxiliary loss or an undefined tensor; with targets (tokens): the sum of the losses.
 class Net : public nn::Module<Net> {
  public:
   Net(const ModelSpec& spec, Loss loss);
   std::vector<at::Tensor> forward(const at::Tensor& tokens, const at::Tensor& targets);
-  /// Fills every parameter below with values that differ everywhere.
+  /// Fills all parameters with different values.
   void reset_parameters(const nn::InitContext& init) override;
 
   const std::vector<std::shared_ptr<Block>>& blocks() const { return blocks_; }
@@ -142,8 +141,8 @@ class Net : public nn::Module<Net> {
   std::shared_ptr<nn::Linear> head_;
 };
 
-/// The loss of what forward gives without targets, plain or distributed, over all `targets`
-/// (tokens).
+/// The sum of the losses over all `targets` (tokens), from the results of forward without targets,
+/// plain or distributed.
 at::Tensor sum_of_losses(const std::vector<at::Tensor>& outputs, const at::Tensor& targets,
                          Loss loss);
 

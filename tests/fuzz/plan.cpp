@@ -1,4 +1,4 @@
-// What the options of a case are to the library.
+// Translates the options of a case to options and plans of the library.
 
 #include <memory>
 #include <optional>
@@ -13,7 +13,7 @@
 namespace tessera::fuzz {
 namespace {
 
-/// Shards the stacked weights of experts, and has no hooks: the operators know the rest.
+/// Shards the stacked weights of experts. It has no hooks: operators propagate the shards.
 class ExpertsParallel final : public tensor_parallel::ParallelStyle {
  public:
   explicit ExpertsParallel(bool whole_experts) : whole_experts_(whole_experts) {}
@@ -21,7 +21,7 @@ class ExpertsParallel final : public tensor_parallel::ParallelStyle {
   std::string name() const override { return "experts_parallel"; }
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const override {
-    // (experts, in, out): what is between the two is split.
+    // Weights are (experts, in, out). The inner features are split.
     return {{module.slot("up"), Shard{whole_experts_ ? 0 : 2}},
             {module.slot("down"), Shard{whole_experts_ ? 0 : 1}}};
   }
@@ -101,23 +101,23 @@ fsdp::Options fsdp_options(const FsdpSpec& spec) {
   return options;
 }
 
-// Plans as people write them. The right one is Megatron's: column-wise into each half of a block,
-// row-wise out of it; between the halves activations are whole on every rank, or split along the
-// sequence. Then mistakes are made with some probability, entry by entry. None of them is right to
-// change a number: what an entry does not say is worked out from the layouts.
+// Plans as people write them. The right plan is Megatron's: column-wise into each half of a block,
+// row-wise out of it; between the halves activations are replicated or split along the sequence.
+// Mistakes are then made entry by entry with some probability. No mistake may change a result,
+// since missing entries are derived from the layouts.
 namespace {
 
 enum class Between { kWhole, kReplicated, kSequence };
 
-/// Which styles a module could have at all.
+/// The styles that a module can have.
 enum class Fits { kLinear, kTokenwise, kHooksOnly };
 
-/// A module that a plan could name, and its right style; none where the plan may leave it out.
+/// A module that a plan can name, and its right style; none if the plan may omit the module.
 struct Candidate {
   std::string pattern;
   std::optional<StyleSpec> style;
   Fits fits = Fits::kLinear;
-  /// What it takes or hands out is a part, as the user has said: no mistake is drawn.
+  /// The user has declared a local input or output, so that no mistake is drawn.
   bool agreed = false;
 };
 
@@ -129,7 +129,7 @@ StyleSpec rowwise(Placement output, bool local = false) {
   return {.kind = StyleKind::kRowwise, .output = output, .local = local};
 }
 
-/// Whether each rank's local tensor is the whole result, so that it may be handed out.
+/// Whether each rank's local tensor is the whole result, so that a local output is right.
 bool is_whole(const StyleSpec& style) {
   return style.kind != StyleKind::kSequence && style.kind != StyleKind::kFusedColwise &&
          style.kind != StyleKind::kExperts && std::holds_alternative<Replicate>(style.output);
@@ -139,7 +139,7 @@ class PlanDraft {
  public:
   PlanDraft(const Case& c, Choices& choices)
       : model_(c.model), train_(c.train), ranks_(c.mesh.tensor), choices_(choices) {
-    // The names are those of PyTorch's defaults, where a whole result is a plain one.
+    // The options are named by PyTorch's defaults, which return whole results as plain tensors.
     between_ =
         choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
     local_ = between_ == Between::kWhole && choices.chance("plan.local", 40);
@@ -171,8 +171,8 @@ class PlanDraft {
     candidates_.push_back({std::move(pattern), style, fits});
   }
 
-  /// An entry for what works on each token by itself. Where all ranks have all tokens, such modules
-  /// need no entry.
+  /// Adds an entry for a module that works on each token separately. With whole activations it
+  /// needs no entry.
   void add_tokenwise(const std::string& pattern) {
     if (between_ == Between::kWhole) {
       add_other(pattern, Fits::kTokenwise);
@@ -214,7 +214,7 @@ class PlanDraft {
     }
   }
 
-  /// With an adapter, whose parameters need no entries.
+  /// Adds a projection into a half, with or without an adapter, whose parameters need no entries.
   void add_into(const std::string& pattern, bool local, bool adapter) {
     add(pattern + (adapter ? ".base" : ""), colwise(Shard{-1}, local), local);
     if (adapter) {
@@ -225,8 +225,8 @@ class PlanDraft {
     }
   }
 
-  /// An entry for a weight of `parts` equal parts. Split through the middle of one, the operators
-  /// that take it to pieces gather it.
+  /// Adds a weight of `parts` equal parts. If a shard ends inside a part, the operators that split
+  /// the weight gather it.
   void add_fused(const std::string& pattern, std::int64_t parts, bool local) {
     const bool cut = parts > 0 && choices_.chance("plan.fused_colwise", 50);
     add(pattern,
@@ -247,8 +247,8 @@ class PlanDraft {
     }
   }
 
-  /// Whether the code between the projections means the same on this rank's heads alone, with
-  /// nothing distributed beside them.
+  /// Whether the code between the projections also works on this rank's heads alone, as plain
+  /// tensors.
   bool runs_on_heads() const {
     const AttentionSpec& spec = model_.attend;
     const std::int64_t kv = spec.key_value_heads;
@@ -280,7 +280,7 @@ class PlanDraft {
     }
   }
 
-  /// Heads are dimension 2 where it is called.
+  /// The norm is called with heads in dimension 2.
   void add_query_key_norm(const std::string& pattern) {
     const auto kind =
         choices_.pick("plan.query_key_norm", {{"heads", 50}, {"none", 25}, {"replicate", 25}});
@@ -290,7 +290,7 @@ class PlanDraft {
     add_other(pattern, Fits::kTokenwise, styles[kind]);
   }
 
-  /// As runs_on_heads(), of the features between the MLP's projections.
+  /// The same as runs_on_heads() for the features between the MLP's projections.
   bool runs_on_features() const {
     const MlpSpec& spec = model_.feed;
     return spec.activation != Activation::kCentred &&
@@ -325,7 +325,7 @@ class PlanDraft {
 
   void add_projections(const std::string& name) {
     const MlpSpec& spec = model_.feed;
-    // The style that cuts each part does not know the parts of libtorch's own Linear.
+    // fused_colwise_parallel() does not know the parts of libtorch's own Linear.
     const bool knows_parts = spec.linear == LinearKind::kOwn;
     const bool local = runs_on_features() && (knows_parts || spec.kind != MlpKind::kFusedWeight) &&
                        choices_.chance("plan.mlp_local", 35);
@@ -366,7 +366,7 @@ class PlanDraft {
   std::int64_t ranks_;
   Choices& choices_;
   Between between_ = Between::kWhole;
-  bool local_ = false;  ///< the whole results of halves are handed out plain
+  bool local_ = false;  ///< halves return whole results as plain tensors
   std::int64_t sequence_dim_ = 1;
   Placement stream_ = Replicate{};
   std::vector<Candidate> candidates_;
@@ -393,7 +393,7 @@ StyleSpec draw_style(Choices& choices, const std::string& name, Fits fits) {
   return spec;
 }
 
-/// What becomes of the right style of one entry.
+/// The style of an entry after a possible mistake.
 std::optional<StyleSpec> with_mistake(const Candidate& candidate, const std::string& name,
                                       Choices& choices) {
   enum class Mistake { kNone, kForgotten, kOtherStyle, kOtherLocal, kOtherOutput };

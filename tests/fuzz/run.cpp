@@ -44,10 +44,10 @@ namespace tessera::fuzz {
 namespace {
 
 constexpr int kSteps = 2;
-// A gradient that is zero but for rounding, as of a bias of keys, must not become a step.
+// A gradient that is zero up to rounding, like that of a key's bias, must not become a step.
 constexpr double kAdamEps = 1e-4;
 
-/// Which of the parts of the batch this rank has.
+/// The part of the batch of this rank.
 struct Part {
   std::int64_t index = 0, count = 1;
 };
@@ -82,11 +82,11 @@ bool freezes(Frozen frozen, const std::string& name) {
   return false;
 }
 
-/// The model of one rank, and what becomes of it on a mesh.
+/// The model of one rank, and its distribution on a mesh.
 class Training {
  public:
   explicit Training(const Case& c, std::uint64_t flips = 0) : case_(c), flips_(flips) {}
-  /// `mesh`: none for one rank alone.
+  /// `mesh`: none for a run on one rank.
   void run(const std::optional<DeviceMesh>& mesh, Trace& trace) {
     build(mesh);
     make_optimizer();
@@ -112,7 +112,7 @@ class Training {
   void build(const std::optional<DeviceMesh>& mesh) {
     const Init init = mesh ? case_.train.init : Init::kBeforeWrapping;
     make_net(init);
-    // Ranks that no mesh of the program joins have nothing to do with each other.
+    // Ranks that no mesh of the program joins are independent.
     const bool joined = !case_.plan.empty() || case_.mesh.replicas * case_.mesh.data > 1;
     const std::int64_t other = init == Init::kOtherSeeds && joined ? mesh->world()->rank() : 0;
     if (init == Init::kBeforeWrapping || init == Init::kOtherSeeds) {
@@ -150,7 +150,8 @@ class Training {
     }
   }
 
-  /// What the tests of the search have asked for. Only models with an RMSNorm at the end are wrong.
+  /// Applies the fault that a test of the search has planted. Gradients are wrong only in models
+  /// with a final RMSNorm.
   void plant(int step, const DeviceMesh& mesh) {
     const bool last_rank = mesh.world()->rank() + 1 == mesh.world()->size();
     if (case_.planted == Planted::kWrongGradient && case_.model.final_norm == NormKind::kRms) {
@@ -196,7 +197,8 @@ class Training {
     sharded_ = wrapped_ || !case_.plan.empty();
   }
 
-  /// Adds one rank's activation checkpointing too: a recomputation must not change its numbers.
+  /// Activation checkpointing is also applied on one rank: a recomputation must not change the
+  /// result.
   void checkpoint() {
     const Checkpointing kind = case_.train.checkpointing;
     if (kind == Checkpointing::kNone) {
@@ -293,7 +295,7 @@ class Training {
     return sum;
   }
 
-  /// Says how the micro-batch under way belongs to its step.
+  /// Sets how the current micro-batch belongs to its step.
   void announce(bool last) {
     if (!wrapped_ || case_.train.micro_batches == 1) {
       return;
@@ -331,7 +333,8 @@ class Training {
                                .square()
                                .remainder(vocabulary)
                                .narrow(0, rows.first, rows.count);
-    // Plain random operators draw by element in what is sharded; so that they do so here, too.
+    // On sharded tensors random operators draw by element of the global tensor; BatchPart makes
+    // them do the same on one rank.
     std::optional<BatchPart> all_rows;
     if (!sharded_) {
       all_rows.emplace(0, 1);
@@ -348,7 +351,7 @@ class Training {
     }
     std::vector<at::Tensor> outputs = (*net_)(inputs, at::Tensor());
     const bool split = case_.train.loss == Loss::kLossParallel && targets.numel() > 0;
-    // Outside of a parallelized forward it is not known what the plain targets are.
+    // Outside of a parallelized forward the layout of plain targets is unknown.
     outputs[0] = split ? outputs[0] : whole(outputs[0]);
     outputs[1] = whole(outputs[1]);
     return fuzz::sum_of_losses(outputs, targets, case_.train.loss);
@@ -394,7 +397,7 @@ using std::chrono::steady_clock;
 constexpr std::array kVerdicts{"equal",     "refused", "not comparable", "refused late",
                                "different", "hung",    "crashed",        "no oracle"};
 
-/// How a rank ended.
+/// The end of a rank's run.
 struct Ended {
   bool well = true;
   bool by_peer = false;  ///< only because another rank failed
@@ -410,7 +413,7 @@ Ended run_rank(const Case& c, const testing::Rank& rank, Trace& trace) {
   } catch (const Error& error) {
     return {false, false, error.what()};
   } catch (const std::exception& error) {
-    // libtorch's own message: the first line says what, the rest is a stack.
+    // The first line of libtorch's message has the error; the rest is a stack.
     const std::string text = error.what();
     return {false, false, "(libtorch) " + text.substr(0, text.find('\n'))};
   }
@@ -426,7 +429,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   const auto size = static_cast<std::size_t>(c.mesh.ranks());
   Runs runs{std::vector<Trace>(size), std::vector<Ended>(size)};
   const auto start = steady_clock::now();
-  // As by default, ranks that wait for each other are found before the time-out.
+  // Like the default: the watchdog finds ranks that wait for each other before the time-out.
   const testing::RanksOptions options{.world = {.timeout = timeout, .watchdog = timeout / 2},
                                       .deadline = 3 * timeout};
   testing::ErrorsOfRanks(
@@ -443,7 +446,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   return runs;
 }
 
-/// The rank whose error the others follow.
+/// The rank whose error has caused those of the others.
 std::size_t first_to_fail(const std::vector<Ended>& ends) {
   const auto own = std::ranges::find_if(ends, [](const Ended& e) { return !e.well && !e.by_peer; });
   const auto any = std::ranges::find_if(ends, [](const Ended& e) { return !e.well; });
@@ -460,7 +463,7 @@ Outcome refusal(const Runs& runs) {
   return {late ? Verdict::kRefusedLate : Verdict::kRefused, text};
 }
 
-/// Compares with one rank's, and keeps what is worth saying.
+/// Compares traces with that of one rank, and describes the first differences.
 class Comparison {
  public:
   Comparison(const Case& c, const Trace& oracle)
@@ -480,11 +483,11 @@ class Comparison {
     return text_.empty() ? Outcome{} : Outcome{Verdict::kDifferent, text_};
   }
 
-  /// The largest difference, in multiples of what is allowed.
+  /// The largest difference, as a multiple of the tolerance.
   double worst() const { return worst_; }
 
  private:
-  /// Whether a difference is not allowed; NaN is not.
+  /// Whether a difference exceeds the tolerance; NaN does.
   bool exceeds(double difference, double allowed) {
     const double multiple = difference / allowed;
     worst_ = std::isnan(multiple) ? HUGE_VAL : std::max(worst_, multiple);
@@ -502,7 +505,7 @@ class Comparison {
     }
   }
 
-  /// The ranks of a tensor-parallel group have the same part of the batch, and the same loss of it.
+  /// Ranks of a tensor-parallel group have the same part of the batch and the same loss.
   void compare_losses(const std::vector<Trace>& traces) {
     for (std::size_t i = 0; i < oracle_.losses.size(); ++i) {
       double sum = 0;
@@ -530,7 +533,7 @@ class Comparison {
       const at::Tensor& found = trace.parameters.at(name);
       const double difference = (found - expected).abs().max().item<double>();
       const double largest = expected.abs().max().item<double>();
-      // A gradient that is zero but for rounding is as wrong as the largest one is rounded.
+      // A gradient that is zero up to rounding has an error in proportion to the largest gradient.
       if (exceeds(difference, tolerance_ * std::max({1.0, largest, largest_gradient_}))) {
         note("{} of rank {} differs by {:.3g} of {:.3g}, with gradients of {:.3g}", name, rank,
              difference, largest, largest_gradient_);
@@ -560,21 +563,21 @@ Verdict verdict_of(const std::string& text) {
 
 namespace {
 
-/// The process's own generator, from which plain random operators draw.
+/// Seeds the process's default generator, which plain random operators use.
 void seed_libtorch(std::uint64_t seed) {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(seed);
 }
 
-/// Whether training gets out of hand, so that rounding decides what becomes of it.
+/// Whether training diverges, so that rounding decides its result.
 bool explodes(const Trace& oracle) {
   constexpr double kMost = 1e6;  // with rounding to 1e-16, 1e-10 of a parameter
   return !std::ranges::all_of(oracle.losses, [](double x) { return std::isfinite(x); }) ||
          !std::ranges::all_of(oracle.grad_norms, [](double x) { return x < kMost; });
 }
 
-/// How different one rank is from itself, as worst() says, once last bits of its weights are
-/// others: the most of a few runs.
+/// The largest difference, as worst() says, between runs of one rank whose initial weights differ
+/// in the last bits.
 double worst_of_rounding(const Case& c, const Trace& oracle) {
   constexpr std::uint64_t kRuns = 16;
   double worst = 0;
@@ -589,8 +592,8 @@ double worst_of_rounding(const Case& c, const Trace& oracle) {
   return worst;
 }
 
-/// The bounds of a comparison hold where rounding does not grow. Where it does, it goes further on
-/// some processors: a mesh that is little worse than one rank with itself says nothing.
+/// The tolerance assumes that rounding does not grow. If it grows, the amount depends on the
+/// processor: a mesh that differs little more than one rank from itself is not comparable.
 Outcome compared(const Case& c, const Trace& oracle, const std::vector<Trace>& traces) {
   Comparison comparison(c, oracle);
   Outcome outcome = comparison.outcome(traces);
@@ -616,7 +619,7 @@ Outcome run_case(const Case& c, std::chrono::seconds timeout) {
   try {
     testing::RunRanks(1, [&](testing::Rank&) { train_alone(c, oracle); });
   } catch (const Error& error) {
-    return {Verdict::kRefused, error.what()};  // on one rank too
+    return {Verdict::kRefused, error.what()};  // one rank refuses the case too
   } catch (const std::exception& error) {
     const std::string text = error.what();
     return {Verdict::kNoOracle, text.substr(0, text.find('\n'))};

@@ -1,6 +1,6 @@
-// The fuzz target. TESSERA_FUZZ_PARSER names the parser that gets the fuzzer's bytes: one for each
-// kind of file that strangers write. A parser accepts the bytes or throws Error with a message of
-// one line. Anything else ends the process, which is a finding.
+// The fuzz target. TESSERA_FUZZ_PARSER names the parser that gets the fuzzer's bytes; there is one
+// for each kind of input file. A parser accepts the bytes or throws Error with a message of one
+// line. Anything else ends the process, which is a finding.
 
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
@@ -42,7 +42,7 @@ void parse_or_refuse(const Parse& parse) {
   }
 }
 
-/// A folder of this process, in memory where there is such a file system.
+/// A folder of this process, in memory if /dev/shm exists.
 const std::filesystem::path& own_folder() {
   static const std::filesystem::path folder = [] {
     const std::filesystem::path memory = "/dev/shm";
@@ -80,7 +80,7 @@ void parse_index(const std::string& text) {
   const checkpoint::ModelFiles files(own_folder());
 }
 
-/// manifest.json. Its checksum is added here, because no mutation would have the right one.
+/// manifest.json. The checksum is added here, since no mutation would have the right one.
 void parse_manifest(const std::string& text) {
   const std::uint32_t sum = detail::crc32c(std::as_bytes(std::span(text)));
   const std::string whole = text + fmt::format(",\"crc32c\":\"{:08x}\"}}\n", sum);
@@ -98,7 +98,7 @@ void parse_safetensors(const std::string& text) {
   }
 }
 
-/// DCP_SHARDING_INFO, the metadata by which PyTorch's shards say where their blocks begin.
+/// DCP_SHARDING_INFO, the metadata with the offsets of the blocks in PyTorch's shards.
 void parse_sharding_info(const std::string& text) {
   write_input("shard-00001-model-00001-of-00001.safetensors", shard_with(text));
   checkpoint::manifest_of_shards(own_folder());

@@ -1,4 +1,4 @@
-// Valid input, from which the fuzzer begins.
+// Valid inputs, from which the fuzzer starts.
 
 #pragma once
 
@@ -9,15 +9,15 @@ namespace tessera::fuzz_input {
 
 /// Two shards of a Hugging Face model.
 void write_shards(const std::filesystem::path& folder);
-/// The index of these.
+/// The index of the shards of write_shards().
 std::string index_of_shards();
 
-/// A shard of PyTorch's writer with this DCP_SHARDING_INFO. It holds two tensors.
+/// A shard as PyTorch writes it, with two tensors and this DCP_SHARDING_INFO.
 std::string shard_with(const std::string& sharding_info);
-/// What belongs there.
+/// The right DCP_SHARDING_INFO for shard_with().
 std::string sharding_info();
 
-/// Without the checksum.
+/// A manifest without its checksum.
 std::string manifest();
 
 }  // namespace tessera::fuzz_input

@@ -1,5 +1,5 @@
-// What is computed on a GPU, held against the CPU: random numbers bit by bit, the functions of nn
-// and attention within rounding.
+// Results on a GPU compared with the CPU: random numbers bit by bit, the functions of nn and
+// attention within rounding.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -103,7 +103,7 @@ std::vector<at::Tensor> results_of(const Function& function, const std::vector<a
 
 TEST_P(Functions, AreTheCpusWithinRounding) {
   at::manual_seed(3);
-  nn::allow_math_attention(true);  // no other kernel computes in fp64
+  nn::allow_math_attention(true);  // only the math kernel computes in fp64
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     const double tolerance = type == at::kDouble ? 1e-10 : type == at::kFloat ? 1e-4 : 3e-2;
     std::vector<at::Tensor> inputs;
@@ -149,8 +149,8 @@ INSTANTIATE_TEST_SUITE_P(
                    const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
                    return normed + sum;
                  }},
-        // Sizes that are accessed by 16 bytes: rows of a warp and of a block, with a rest and
-        // without.
+        // Sizes whose rows are accessed by 16 bytes: rows of a warp and of a block, with and
+        // without a remainder.
         Function{"rms_norm_of_a_warp",
                  {{300, 2048}, {2048}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
@@ -177,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(
                    const at::Tensor ids = at::arange(30, at::kLong).remainder(11).view({3, 10});
                    return nn::embedding(x[0], ids.to(x[0].device()));
                  }},
-        // Sums of the most frequent row go over several blocks.
+        // The sum of the most frequent row uses several blocks.
         Function{"embedding_of_frequent_rows",
                  {{40, 64}},
                  [](const auto& x) {
@@ -202,7 +202,7 @@ INSTANTIATE_TEST_SUITE_P(
                  }}),
     [](const auto& info) { return info.param.name; });
 
-/// As FSDP lends it: the product is added as it is computed, and not rounded to bf16 before.
+/// FSDP pre-loads the accumulated gradient: the product is added to it without a rounding to bf16.
 TEST(LinearProduct, AddsToAnFp32GradientOfABf16Weight) {
   const auto on_gpu = at::TensorOptions(at::Device(at::kCUDA, 0)).dtype(at::kBFloat16);
   at::manual_seed(4);

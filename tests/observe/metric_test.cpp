@@ -1,4 +1,4 @@
-// Metrics, whose parts are on the ranks, alone and in checkpoints.
+// Metrics whose values are spread over ranks, alone and in checkpoints.
 
 #include "tessera/observe/metric.h"
 

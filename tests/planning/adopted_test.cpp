@@ -1,4 +1,4 @@
-// A plan of libtorch's own modules is what a run of them does.
+// The plan of a model of libtorch's modules predicts what a run of the model sends.
 
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>

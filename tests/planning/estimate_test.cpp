@@ -1,4 +1,4 @@
-// Times, estimates and a search of a model that is no Llama, by plans of it.
+// Predicted times, estimates and a search by plans of a model other than Llama.
 
 #include "tessera/planning/search.h"
 
@@ -23,7 +23,7 @@ using planning::TrainingLayout;
 
 constexpr std::int64_t kRanks = 4, kDepth = 9, kBatch = 8192;
 
-/// The training of a net of `layers` layers, 0: of kDepth, with a layout.
+/// Makes the training of a net of `layers` layers (0: kDepth) in a layout.
 planning::MakeRun run_of(const TrainingLayout& layout, std::int64_t layers) {
   return [=](const comm::WorldPtr& world) -> planning::Run {
     const DeviceMesh mesh = init_device_mesh(world, {layout.dp, layout.tp}, {"dp", "tp"});
@@ -37,7 +37,7 @@ planning::MakeRun run_of(const TrainingLayout& layout, std::int64_t layers) {
   };
 }
 
-/// The plan with all layers.
+/// The plan of rank 0 with all layers.
 planning::RankPlan plan_first(const TrainingLayout& layout, const planning::PlanOptions& options) {
   return planning::plan_rank(run_of(layout, 0), layout.dp * layout.tp, /*rank=*/0, options);
 }
@@ -72,7 +72,7 @@ TEST(Exposed, IsAllThatIsSentWhereComputingTakesNoTime) {
     ASSERT_EQ(key.second, "all_reduce");
     bytes += static_cast<double>(traffic.bytes);
   }
-  // Each layer's result, and the gradient of its input.
+  // Each layer sends its result and the gradient of its input.
   EXPECT_GT(bytes, 2.0 * kDepth * kBatch * testing::Net::kFeatures * sizeof(float));
   const double seconds = bytes / kBandwidth;
   EXPECT_NEAR(sum_of(plan.time->exposed), seconds, 1e-6 * seconds);
@@ -94,17 +94,17 @@ TEST(Estimate, IsThatOfTheWholeModelFromPlansOfFewLayers) {
     const planning::Estimate found =
         planning::estimate_by_plans(run_of, {kDepth, "layers"}, kRanks, on_h100s())(layout);
     const auto peak = static_cast<double>(whole.memory.peak_bytes);
-    // Blocks are rounded to 512 bytes: the smallest don't grow with each layer.
+    // Blocks are rounded to 512 bytes, so that the smallest don't grow with the number of layers.
     EXPECT_NEAR(static_cast<double>(found.peak_bytes), peak, 4 * 512);
     EXPECT_EQ(found.peak_moment, whole.memory.peak_moment);
-    // Kernels of lists take so many tensors a launch: their number doesn't grow with each layer.
+    // A list kernel takes several tensors per launch, so that launches don't grow with each layer.
     EXPECT_NEAR(found.metrics.step_time_s / whole.time->total, 1, 1e-3);
     EXPECT_NEAR(found.exposed_s / sum_of(whole.time->exposed), 1, 1e-3);
     EXPECT_NEAR(*found.metrics.mfu / *whole.metrics.mfu, 1, 1e-3);
   }
 }
 
-/// Layouts of four ranks by plans of few layers.
+/// A search over layouts of four ranks, by plans of few layers.
 planning::SearchSpace space_of(const planning::Machine& machine) {
   planning::PlanOptions options = on_h100s();
   options.machine = machine;

@@ -1,5 +1,5 @@
-// A model that is no Llama, and a step of its training, for plans and for the runs that they are
-// compared with.
+// A model other than Llama and its training step, for plans and for the runs that they are compared
+// with.
 #pragma once
 
 #include <ATen/ops/conv2d.h>
@@ -38,7 +38,7 @@ struct Conv : nn::Module<Conv> {
   nn::Parameter weight, bias;
 };
 
-/// (batch, features) to the same.
+/// (batch, features) -> the same.
 struct Layer : nn::Module<Layer> {
   Layer(std::int64_t features, std::int64_t hidden)
       : up(*this, "up", features, hidden), down(*this, "down", hidden, features) {}
@@ -46,7 +46,7 @@ struct Layer : nn::Module<Layer> {
   nn::Child<nn::Linear> up, down;
 };
 
-/// Nothing divides by two ranks of each mesh dimension but the batch.
+/// No size but the batch is divisible by the ranks of a mesh dimension.
 struct Net : nn::Module<Net> {
   static constexpr std::int64_t kChannels = 5, kSize = 7, kHidden = 333;
   static constexpr std::int64_t kFeatures = kChannels * kSize * kSize;
@@ -67,8 +67,8 @@ struct Net : nn::Module<Net> {
   nn::Child<nn::Linear> down{*this, "down", kHidden, 3};
 };
 
-/// On the meta device, parallelized over "dp" and "tp". `depth`: layers between the norm and the
-/// last MLP.
+/// Makes a Net on the meta device, parallelized over "dp" and "tp", with `depth` layers between the
+/// norm and the last MLP.
 inline std::shared_ptr<Net> make_deep_net(const DeviceMesh& mesh, std::int64_t depth,
                                           const fsdp::Options& options = {}) {
   const auto net = testing::made_on_meta<Net>(depth);
@@ -84,7 +84,8 @@ inline std::shared_ptr<Net> make_net(const DeviceMesh& mesh) {
   return make_deep_net(mesh, /*depth=*/0);
 }
 
-/// A step. `samples`: of this rank; the ranks of a tp group have the same.
+/// A training step on `samples` samples of this rank; the ranks of a tp group have the same
+/// samples.
 inline void train_on(Net& net, optim::Optimizer& optimizer, const DeviceMesh& mesh,
                      std::int64_t samples) {
   const double value = 0.1 * static_cast<double>(1 + mesh.local_rank("dp"));

@@ -1,4 +1,4 @@
-// What a plan says of a model that is no Llama is what a run of it does.
+// The plan of a model other than Llama predicts the traffic, memory and time of a run.
 
 #include "tessera/planning/plan.h"
 
@@ -42,7 +42,7 @@ planning::RunPlan plan_net(const planning::PlanOptions& options = {}) {
   return planning::plan(make_net, train_net, two_by_two(), options);
 }
 
-/// Real steps. Calls `second` before the second one, and returns what that has sent.
+/// Runs two real steps. Calls `second` before the second step, and returns the step's traffic.
 comm::TrafficTable second_step(const comm::WorldPtr& world, const std::function<void()>& second) {
   const DeviceMesh mesh = init_device_mesh(world, two_by_two().sizes(), two_by_two().names());
   const std::shared_ptr<Net> net = make_net(mesh);
@@ -68,7 +68,7 @@ TEST(Plan, SendsWhatEachRankOfARunSends) {
   });
 }
 
-/// One of four processes: memory is counted for all threads of a process.
+/// Run by one of four processes, since memory is counted for all threads of a process.
 TEST(DISABLED_Plan, PeakOfARank) {
   const comm::WorldPtr world = comm::world_from_environment();
   observe::count_tensor_memory();
@@ -98,7 +98,7 @@ TEST(Plan, RanksOfUnevenShardsAreOfSeveralKinds) {
     ranks += planned.kind.count;
   }
   EXPECT_EQ(ranks, 4);
-  // 333 columns are 167 and 166, of each half 84 and 83 or 83 and 83.
+  // 333 columns are split into 167 and 166, and each half into 84 and 83 or 83 and 83.
   EXPECT_GE(plan.ranks.size(), 3U);
 }
 
@@ -122,7 +122,7 @@ TEST(Plan, RanksOfAFlattenedDimensionAreAlikeByTheirPlaceInIt) {
   EXPECT_EQ(kinds, (std::vector<std::pair<int, std::int64_t>>{{0, 6}, {6, 2}, {8, 4}}));
 }
 
-/// A machine that takes no time but for products.
+/// A machine on which only products take time.
 planning::Machine products_alone() {
   return {.name = "m",
           .memory_bytes = 1e15,
@@ -144,7 +144,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
   const double features = Net::kChannels * Net::kSize * Net::kSize;
   const double linear = 2.0 * testing::kSamples * Net::kHidden * (features + 3);
   const double convolution = 2.0 * testing::kSamples * features * 3 * 3 * 3;
-  // Forward, and the gradients of weights and inputs; images have none.
+  // Forward, and the gradients of weights and inputs; images have no gradient.
   const double flops = 3 * linear + 2 * convolution;
   ASSERT_TRUE(plan.ranks.front().time);
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);
@@ -216,7 +216,7 @@ std::shared_ptr<nn::Linear> make_linear(const DeviceMesh& mesh) {
   return linear;
 }
 
-/// A batch of 5 rows over two ranks, which have shards of equal sizes.
+/// Trains on a batch of 5 rows over two ranks, whose shards have equal sizes.
 void train_uneven(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh& mesh) {
   linear(at::full({mesh.local_rank("dp") == 0 ? 3 : 2, 4}, 0.5)).square().mean().backward();
   optimizer.step();
@@ -236,7 +236,7 @@ TEST(Plan, AnUnevenBatchIsRefusedUnlessItsSizesAreGiven) {
   EXPECT_GT(plan.ranks[0].memory.peak_bytes, plan.ranks[1].memory.peak_bytes);
 }
 
-/// Rows of `x` that are above 0 get twice their value: how many depends on values.
+/// Doubles the rows of `x` with a positive sum: their number depends on values.
 void train_chosen_rows(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh&) {
   const at::Tensor x = linear(at::full({8, 4}, 0.5));
   const at::Tensor rows = x.sum(1).nonzero().squeeze(1);

@@ -1,4 +1,4 @@
-// The search over layouts, with an arithmetic estimate of what each takes.
+// The search over layouts, with an arithmetic estimate of each layout.
 
 #include "tessera/planning/search.h"
 
@@ -16,7 +16,7 @@ namespace {
 using planning::FoundLayout;
 using planning::TrainingLayout;
 
-/// More tp takes less memory and more time; so do checkpointing and ZeRO-3.
+/// More tp takes less memory and more time, and so do checkpointing and ZeRO-3.
 planning::Estimate estimate(const TrainingLayout& layout) {
   planning::Estimate estimate;
   const std::int64_t ac = layout.ac == "none" ? 4 : layout.ac == "selective" ? 2 : 1;
@@ -68,7 +68,7 @@ TEST(Search, OfLayoutsThatTakeAsLongTheSmallestIsFirst) {
   asked.estimate = [](const TrainingLayout& layout) {
     planning::Estimate estimate;
     estimate.peak_bytes = layout.zero == 3 ? 100 : 200;
-    estimate.metrics.step_time_s = layout.zero == 3 ? 0.1 + 1e-16 : 0.1;  // summed in another order
+    estimate.metrics.step_time_s = layout.zero == 3 ? 0.1 + 1e-16 : 0.1;  // a rounding error
     return estimate;
   };
   const planning::Search found = planning::search(asked);

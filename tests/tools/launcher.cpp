@@ -39,7 +39,7 @@ constexpr auto kLongestRun = 60s;
   _exit(99);
 }
 
-// Appends what can be read; false at the end of the file.
+// Appends the available bytes; false at the end of the file.
 bool read_into(int fd, std::string& text) {
   std::array<char, 4096> buffer;
   const auto size = read(fd, buffer.data(), buffer.size());

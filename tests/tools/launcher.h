@@ -9,7 +9,7 @@
 
 namespace tessera::testing {
 
-/// What a launcher that ended gave.
+/// The exit and the output of a launcher.
 struct Result {
   int code = -1;    ///< exit code, or -1
   int signal = 0;   ///< the signal that killed the launcher itself, or 0
@@ -18,8 +18,8 @@ struct Result {
   std::chrono::duration<double> took{};
 };
 
-/// A tessera-run as a separate process. Everything below it carries a mark in its environment, so
-/// that all remaining processes of the job can be found.
+/// A tessera-run in a separate process. All its descendants have a mark in their environment, by
+/// which remaining processes are found.
 class Launcher {
  public:
   using Variables = std::map<std::string, std::string>;
@@ -30,12 +30,12 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   pid_t pid() const { return pid_; }
-  /// Waits for the launcher's end, collecting what it writes. Kills it and fails the test after 60
-  /// s.
+  /// Waits for the launcher's end and collects its output. After 60 s kills the launcher and fails
+  /// the test.
   Result wait();
   /// Closes the reading ends of the launcher's outputs.
   void stop_reading();
-  /// Processes of the job that still run. `grace`: how long the last of them may take to vanish.
+  /// Processes of the job that still run after `grace`.
   std::vector<pid_t> left_over(std::chrono::milliseconds grace = std::chrono::seconds(2)) const;
 
  private:
@@ -51,10 +51,10 @@ class Launcher {
 /// The job `tessera-run --nproc <ranks> -- sh -c <script>`.
 std::vector<std::string> Shell(int ranks, const std::string& script);
 
-/// Runs it to its end.
+/// Runs Shell(ranks, script) to its end.
 Result RunShell(int ranks, const std::string& script, const Launcher::Variables& variables = {});
 
-/// Waits until the file exists, which it does before it is written; fails the test after 30 s.
+/// Waits until the file exists; it may still be empty. Fails the test after 30 s.
 void WaitForFile(const std::string& path);
 
 /// The value of `NAME=value` in a text of such lines, or "(none)".

@@ -205,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadLine{"NotExecutable", {"/etc/passwd"}, 126, "/etc/passwd"}),
     [](const auto& info) { return info.param.name; });
 
-// Each rank shows by a file that it has started.
+// Each rank makes a file when it has started.
 class LauncherSignal : public ::testing::Test {
  protected:
   std::vector<std::string> Job(int ranks, const std::string& script,
@@ -287,7 +287,7 @@ TEST_F(LauncherSignal, DoesNotWaitForAReaderThatStalls) {
                         "[ $RANK = 0 ] || { sleep 0.5; exit 6; }; "
                         "while :; do echo 0123456789012345678901234567890123456789 >&2; done"));
   WaitForRanks(2);
-  // Nothing was read: the launcher alone stays, to deliver the output.
+  // Nobody reads the output: only the launcher remains, to deliver it.
   while (launcher.left_over(std::chrono::milliseconds(0)).size() > 1) {
     usleep(5'000);
   }
@@ -303,7 +303,7 @@ TEST_F(LauncherSignal, OutlivesItsReader) {
   EXPECT_EQ(launcher.wait().code, 0);
 }
 
-// At a terminal rank 0 has the terminal as its output, and Ctrl-C ends the job.
+// Rank 0's output is the terminal, and Ctrl-C ends the job.
 TEST(LauncherTerminal, IsRankZerosAndTakesCtrlC) {
   int terminal = -1;
   const pid_t pid = forkpty(&terminal, nullptr, nullptr, nullptr);

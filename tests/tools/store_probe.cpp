@@ -1,4 +1,4 @@
-// Run as a rank: tells on standard output what TESSERA_STORE_FD is.
+// A rank that prints the socket of TESSERA_STORE_FD.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

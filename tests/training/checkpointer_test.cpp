@@ -18,7 +18,7 @@ using training::Checkpointer;
 using training::CheckpointOptions;
 using training::Resume;
 
-/// Steps up to `last`, each with a checkpoint where it is due. Returns the losses.
+/// Trains up to step `last`, with checkpoints where they are due. Returns the losses.
 std::vector<double> train(MlpRun& run, Checkpointer& checkpoints, std::int64_t last) {
   std::vector<double> losses;
   while (run.state->step < last) {
@@ -28,7 +28,7 @@ std::vector<double> train(MlpRun& run, Checkpointer& checkpoints, std::int64_t l
   return losses;
 }
 
-/// A run of six steps, and one that is resumed after the third.
+/// Compares a run of six steps with a run that is resumed after the third.
 void expect_same_resumed(int ranks, std::int64_t dp, std::int64_t tp, bool async) {
   const TemporaryFolder folder;
   RunRanks(ranks, [&](Rank& rank) {

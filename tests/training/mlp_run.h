@@ -1,6 +1,6 @@
 #pragma once
 
-// A small model other than Llama, of sizes that no mesh divides, and the same on one rank.
+// A small model with sizes that no mesh divides, its rows and its training run.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/tanh.h>
@@ -24,14 +24,14 @@
 namespace tessera::testing {
 
 struct Mlp : nn::Module<Mlp> {
-  /// The mean over rows and columns.
+  /// Returns the mean over rows and columns.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
     return at::mse_loss((*down)(at::tanh((*up)(x))), y);
   }
   nn::Child<nn::Linear> up{*this, "up", 7, 11}, down{*this, "down", 11, 3};
 };
 
-/// Rows of a step, on all ranks together.
+/// The rows of a step, of all ranks together.
 constexpr std::int64_t kBatch = 12;
 
 /// Rows [first, first + count) of a step: (x, y).

@@ -1,4 +1,4 @@
-// What is around the steps: evaluation, the end by a signal, metrics, recordings.
+// The parts of a training around its steps: evaluation, stops by signals, metrics, recordings.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>

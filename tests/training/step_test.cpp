@@ -1,4 +1,4 @@
-// A step of training, held against one rank that computes it by libtorch's calls alone.
+// Training steps on meshes, compared with one rank that uses libtorch's calls alone.
 #include "tessera/training/step.h"
 
 #include <ATen/ops/mm.h>
@@ -29,7 +29,7 @@ struct Outcome {
   at::Tensor weights;
 };
 
-/// Without training::step().
+/// Trains on one rank without training::step().
 Outcome on_one_rank() {
   Outcome outcome;
   Mlp model;
@@ -105,7 +105,7 @@ TEST(StepTest, TheScheduleSetsTheRate) {
     const at::Tensor before = run.weights();
     const optim::LrSchedule schedule({.warmup = 4, .steps = 8});
     EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.25);
-    // The first update of Adam is the rate, in the gradient's direction.
+    // The first update of Adam has the size of the learning rate.
     EXPECT_NEAR((run.weights() - before).abs().max().item<double>(), 1e-2 / 4, 1e-4);
     EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.5);
   });
@@ -170,7 +170,7 @@ TEST(StepTest, SoDoTheyWithLossScaling) {
   });
 }
 
-/// The optimizer updates a part of the model.
+/// The optimizer updates only a part of the model; the other gradients must be cleared too.
 TEST(StepTest, LeavesNoGradientsOfOthers) {
   RunRanks(1, [](Rank& rank) {
     MlpRun run(rank, 1, 1);
@@ -201,7 +201,7 @@ TEST(StepTest, TakesTheMeshOfHsdp) {
   });
 }
 
-/// A step whose loss function throws at a micro-batch, caught, and another step.
+/// Runs a step whose loss function throws at a micro-batch, and then another step.
 void expect_nothing_left(const StepOptions& options, const fsdp::Options& units) {
   RunRanks(2, [&](Rank& rank) {
     MlpRun run(rank, 2, 1, units), expected(rank, 2, 1, units);
@@ -240,7 +240,7 @@ TEST(StepTest, AModelThatIsOnNoMeshOfTheDataIsRefused) {
     EXPECT_ERROR(step(),
                  "step 1: none of the 4 trained parameters of a tessera::testing::Mlp is on",
                  "of 2 ranks", "fsdp::fully_shard or fsdp::replicate");
-    // A plan of tensor parallelism sums nothing over dp.
+    // A tensor-parallel plan reduces nothing over dp.
     tensor_parallel::parallelize_module(model, mesh["tp"],
                                         {{"up", tensor_parallel::colwise_parallel()},
                                          {"down", tensor_parallel::rowwise_parallel()}});
@@ -280,7 +280,7 @@ TEST(StepTest, MeanOverTakesADistributedLossWhole) {
     const double own = 1.0 + static_cast<double>(mesh.local_rank("dp"));
     const at::Tensor value = at::full({}, own, at::kDouble).requires_grad_();
     for (const Placement& placement : {Placement(Replicate{}), Placement(Partial{})}) {
-      // A sum of two equal terms is twice each.
+      // The Partial sum of two equal terms is twice each term.
       const bool sums = placement == Placement(Partial{});
       const at::Tensor loss =
           DistributedTensor::from_local(value, mesh["tp"], {placement}).tensor();

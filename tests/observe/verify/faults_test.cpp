@@ -1,4 +1,4 @@
-// What a user writes wrong is found, and named. The reference, of one rank, runs the same code.
+// verify() finds and names typical mistakes of users. The reference runs the same code on one rank.
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -31,7 +31,7 @@ std::int64_t tp_rank_of(const at::Tensor& x) {
   return tessera::is_distributed(x) ? sharding_spec(x).mesh.local_rank() : 0;
 }
 
-/// The report on 2 tensor-parallel ranks, the same on each.
+/// The report on 2 tensor-parallel ranks, which is equal on both.
 VerifyReport found(const GptRun& run) {
   VerifyReport report;
   RunRanks(2, [&](Rank& rank) {
@@ -82,7 +82,7 @@ TEST(VerifyFaults, ADivisorOfTheLocalSize) {
 
 TEST(VerifyFaults, AFusedWeightCutAlongTheWrongFeatures) {
   expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
-                            const auto halves = x.chunk(2, -1);  // of this rank's share
+                            const auto halves = x.chunk(2, -1);  // of the local features
                             return at::cat({halves[0] * halves[1], halves[1]}, -1);
                           })}));
 }
@@ -90,7 +90,7 @@ TEST(VerifyFaults, AFusedWeightCutAlongTheWrongFeatures) {
 TEST(VerifyFaults, AMemberOfTheWrongRank) {
   const at::Tensor table = at::linspace(0.5, 1.5, kGptInner);
   expect_tap_named(found({.options = between_projections([table](const at::Tensor& x) {
-                            return x * table.narrow(0, 0, x.size(-1));  // every rank takes rank 0's
+                            return x * table.narrow(0, 0, x.size(-1));  // on every rank
                           })}));
 }
 
@@ -102,7 +102,7 @@ TEST(VerifyFaults, AMaskThatDependsOnTheRank) {
     });
   };
   const VerifyReport report = found({.options = {.embedded = mask}});
-  // Rank 0 has what one rank has.
+  // Rank 0 has the same values as one rank.
   EXPECT_ERROR(report.check(),
                "the output of 'tap', [2, 6, 12] on (tp=2) as [Replicate()], is not one rank's",
                ", on rank 1;");
@@ -131,7 +131,7 @@ TEST(VerifyFaults, AFunctionWhoseBackwardLacksAReduction) {
   const VerifyReport report = found({.options = {.inner = times_gain}});
   EXPECT_TRUE(report.outputs.empty()) << report.text();
   ASSERT_EQ(report.gradients.size(), 2U) << report.text();
-  // Backward comes to the last block first.
+  // Backward reaches the last block first.
   EXPECT_EQ(report.gradients[0].fqn, "block1.mlp.tap.gain");
   EXPECT_EQ(report.gradients[1].fqn, "block0.mlp.tap.gain");
   EXPECT_ERROR(report.check(),
@@ -179,7 +179,7 @@ TEST(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward) {
   });
 }
 
-/// Equal on the ranks of the first part of the batch alone.
+/// The values are equal only on the ranks of the first part of the batch.
 double rank_value(const DeviceMesh& mesh) {
   const auto part = static_cast<double>(mesh.local_rank("dp"));
   return part * static_cast<double>(10 + mesh.local_rank("tp"));
@@ -197,7 +197,7 @@ TEST(VerifyFaults, ABufferOfOneRank) {
   });
 }
 
-/// A hook of one rank, which another gradient passes.
+/// A hook on one rank that replaces the gradient.
 void plant_hook(Gpt& model, const DeviceMesh& mesh) {
   if (mesh.local_rank("tp") == 1) {
     model.blocks[1]->mlp->up->add_forward_pre_hook([](nn::ModuleBase& self, nn::TensorList) {
@@ -267,7 +267,7 @@ TEST(VerifyFaults, CallsThatOneRankAloneMakes) {
   });
 }
 
-/// The fault is between two children: each computes what it should.
+/// The fault is between two children, each of which is right.
 TEST(VerifyFaults, AFaultBetweenTwoModulesNamesTheirParent) {
   GptRun run;
   run.options.between = [](const at::Tensor& x) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// A GPT in the small, with a place for what a user writes wrong, and its verification on a mesh.
+// A small GPT with places for mistakes of users, and its verification on a mesh.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -27,7 +27,7 @@
 
 namespace tessera::testing {
 
-/// What a Tap does: identity, unless a test plants something. It sees what the model's code sees.
+/// A Tap is the identity, unless a test plants a fault. It gets what the model's code gets.
 using TapFunction = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& gain)>;
 
 inline at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
@@ -37,8 +37,8 @@ inline at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
 struct GptOptions {
   double dropout = 0;
   TapFunction embedded = pass_on;  ///< (batch, tokens, hidden), the same on every rank
-  TapFunction inner = pass_on;  ///< (batch, tokens, inner), each rank has a share of the features
-  /// What an MLP itself does between two of its modules.
+  TapFunction inner = pass_on;     ///< (batch, tokens, inner), with the local features of each rank
+  /// The code of an MLP between its modules.
   std::function<at::Tensor(const at::Tensor& x)> between = [](const at::Tensor& x) { return x; };
   /// Whether a block leaves out its dropout.
   std::function<bool(const at::Tensor& x)> skips_drop = [](const at::Tensor&) { return false; };
@@ -134,7 +134,7 @@ class Gpt : public nn::Module<Gpt> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// The style of a gain that meets a rank's share, or none.
+/// The style of a gain on local features, or none.
 class TapStyle final : public tensor_parallel::ParallelStyle {
  public:
   std::string name() const override { return "tap"; }
@@ -145,7 +145,7 @@ class TapStyle final : public tensor_parallel::ParallelStyle {
   void apply(nn::ModuleBase&, const DeviceMesh&) const override {}
 };
 
-/// With tokens split between the halves of a block or not.
+/// The plan, with or without sequence parallelism.
 inline tensor_parallel::ParallelizePlan gpt_plan(bool sequence_parallel) {
   using namespace tensor_parallel;
   const Placement between = sequence_parallel ? Placement(Shard{1}) : Replicate{};
@@ -168,13 +168,13 @@ inline tensor_parallel::ParallelizePlan gpt_plan(bool sequence_parallel) {
         {"head", colwise_parallel({.input_layouts = between, .use_local_output = false})}}});
 }
 
-/// A model on a mesh of dp x tp ranks, whose reference is made of the same options.
+/// A model on a mesh of dp x tp ranks, with a reference of the same options.
 struct GptRun {
   GptOptions options{};
   bool sequence_parallel = false;
-  /// Changes the model after it was made parallel and filled.
+  /// Changes the model after it is parallelized and filled.
   std::function<void(Gpt&, const DeviceMesh&)> plant = [](Gpt&, const DeviceMesh&) {};
-  /// What is verified; nullptr: the loss.
+  /// The function that is verified; nullptr: the loss.
   std::function<at::Tensor(Gpt&, const at::Tensor& tokens)> step{};
 };
 
@@ -194,7 +194,7 @@ inline std::shared_ptr<Gpt> make_gpt(const GptRun& run, const DeviceMesh& mesh) 
   return model;
 }
 
-/// Two sequences of six tokens, others on each data-parallel rank.
+/// Two sequences of six tokens, different on each data-parallel rank.
 inline at::Tensor gpt_tokens(const DeviceMesh& mesh) {
   return at::arange(12)
       .mul(7)

@@ -1,4 +1,4 @@
-// Models that are right on every mesh, and what verify() leaves behind.
+// Models that are right on every mesh, and the state that verify() restores.
 #include "tessera/observe/verify.h"
 
 #include <c10/core/GradMode.h>
@@ -168,7 +168,7 @@ TEST(Verify, LeavesTheModuleAsItWas) {
       if (verified) {
         EXPECT_TRUE(verify_gpt(*model, run, mesh).ok());
       }
-      // On top of the gradients of the first step.
+      // Gradients are added to those of the first step.
       const std::vector<at::Tensor> second = step_of(*model, mesh);
       values.insert(values.end(), second.begin(), second.end());
       return values;
