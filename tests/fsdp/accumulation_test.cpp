@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "fsdp/recording_streams.h"
@@ -16,8 +15,7 @@
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/added_terms.h"
 
-namespace tessera::fsdp {
-namespace accumulation {
+namespace tessera::fsdp::accumulation {
 
 constexpr int kMicroBatches = 3, kUnits = 4;  // three blocks and the root
 
@@ -87,7 +85,6 @@ struct Pair : nn::Module<Pair> {
     const at::Tensor y = (*b)(x).square().sum();
     return both ? y + (*a)(x).square().sum() : y;
   }
-
   nn::Child<nn::Linear> a{*this, "a", 3, 5}, b{*this, "b", 3, 5};
 };
 
@@ -347,7 +344,7 @@ void accumulate(SmallModel& model, const Rank& rank) {
   }
 }
 
-class AddedProducts : public ::testing::TestWithParam<Arrangement> {};
+TESSERA_ARRANGED(AddedProducts, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded", "MayBeUnused");
 
 TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
   const Arrangement& c = GetParam();
@@ -370,8 +367,6 @@ TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
     EXPECT_EQ(AddedTerms::additions(), 0);
   }
 }
-
-TESSERA_ARRANGED(AddedProducts, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded", "MayBeUnused");
 
 // A product is added as it is computed if the reduction has the product's type, else separately.
 TEST(AddedProductsOfTypes, DependOnTheTypeOfTheReduction) {
@@ -521,5 +516,4 @@ TEST(AddedProductsOfAUnit, AreNotDroppedWhileTheyAreAdded) {
   });
 }
 
-}  // namespace accumulation
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::accumulation

@@ -2,16 +2,13 @@
 // parameters of a unit, or on the units that they run.
 
 #include <chrono>
-#include <functional>
-#include <optional>
 
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
 #include "tessera/nn/initialization.h"
 #include "testing/environment.h"
 
-namespace tessera::fsdp {
-namespace agreement {
+namespace tessera::fsdp::agreement {
 
 using testing::DebugChecks;
 
@@ -175,7 +172,6 @@ struct Pair : nn::Module<Pair> {
     }
     return (take_a ? from_a : from_b).mul(1);
   }
-
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
   bool keep_inner = false;
   at::Tensor inner;  ///< the result of the unit that was chosen
@@ -396,5 +392,4 @@ TEST(DifferentReductions, AreDetectedWithoutChangingValues) {
   }
 }
 
-}  // namespace agreement
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::agreement

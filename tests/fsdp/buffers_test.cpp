@@ -12,8 +12,7 @@
 #include "fsdp/recording_streams.h"
 #include "tessera/comm/world.h"
 
-namespace tessera::fsdp {
-namespace buffers {
+namespace tessera::fsdp::buffers {
 
 using comm::Lane;
 using testing::RecordingStreams;
@@ -232,5 +231,4 @@ TEST(ReusableStorage, PlacesTensorsAtTheirOffsets) {
   EXPECT_TRUE(second.equal(at::full({2, 2}, 2.0)));
 }
 
-}  // namespace buffers
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::buffers

@@ -1,19 +1,12 @@
 // Activation checkpointing inside, around and across FSDP units, over tensor parallelism.
 #include "tessera/nn/activation_checkpointing.h"
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "fsdp/training/training.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "testing/small_llama.h"
 
-namespace tessera::fsdp {
-namespace checkpointing {
+namespace tessera::fsdp::checkpointing {
 
 nn::ActivationCheckpointing blocks(nn::CheckpointOptions options = {}) {
   return {.select = nn::of_class<Block>(), .options = std::move(options)};
@@ -216,5 +209,4 @@ TEST(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust) {
   });
 }
 
-}  // namespace checkpointing
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::checkpointing

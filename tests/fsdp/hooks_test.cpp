@@ -6,17 +6,11 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <iterator>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "tessera/optim/adamw.h"
 
-namespace tessera::fsdp {
-namespace hooks {
+namespace tessera::fsdp::hooks {
 
 /// Registers hooks that double every gradient and count their calls.
 void double_gradients(const nn::ModuleBase& model, int& calls) {
@@ -28,7 +22,7 @@ void double_gradients(const nn::ModuleBase& model, int& calls) {
   }
 }
 
-class ParameterHooks : public ::testing::TestWithParam<Arrangement> {};
+TESSERA_ARRANGED(ParameterHooks, "OneRank", "Zero3", "Uneven", "Hsdp", "Offloaded");
 
 TEST_P(ParameterHooks, FromBeforeOrAfterShardingChangeTheReducedGradient) {
   const Arrangement& c = GetParam();
@@ -51,8 +45,6 @@ TEST_P(ParameterHooks, FromBeforeOrAfterShardingChangeTheReducedGradient) {
     });
   }
 }
-
-TESSERA_ARRANGED(ParameterHooks, "OneRank", "Zero3", "Uneven", "Hsdp", "Offloaded");
 
 TEST(ParameterHook, IsNotCalledOnceRemovedBeforeSharding) {
   const std::vector<at::Tensor> expected = gradients_alone();
@@ -121,7 +113,7 @@ std::vector<std::unique_ptr<optim::Sgd>> step_in_backward(SmallModel& model, int
   return optimizers;
 }
 
-class OptimizerInBackward : public ::testing::TestWithParam<Arrangement> {};
+TESSERA_ARRANGED(OptimizerInBackward, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded");
 
 TEST_P(OptimizerInBackward, StepsAsAfterBackward) {
   const testing::Training expected = testing::train_alone({}, 3);
@@ -138,8 +130,6 @@ TEST_P(OptimizerInBackward, StepsAsAfterBackward) {
     EXPECT_EQ(calls, 3 * std::ssize(expected.parameters));
   });
 }
-
-TESSERA_ARRANGED(OptimizerInBackward, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded");
 
 TEST(PostAccumulateHook, IsCalledForReducedGradientsOnly) {
   RunSharded(2, [](Rank& rank, ShardedModel& model) {
@@ -260,7 +250,8 @@ std::string defined_gradients(const Tensors& parameters) {
   return text;
 }
 
-class RequestedGradients : public ::testing::TestWithParam<Arrangement> {};
+TESSERA_ARRANGED(RequestedGradients, "OneRank", "Zero3", "Hsdp", "Zero2", "Offloaded",
+                 "EmptyShards");
 
 TEST_P(RequestedGradients, EqualTheGradientsOfOneRank) {
   const Tensors first = gradients_alone({}, {0}), second = gradients_alone({}, {1});
@@ -290,9 +281,6 @@ TEST_P(RequestedGradients, EqualTheGradientsOfOneRank) {
     expect_equal({parameters[1].grad(), parameters[6].grad()}, {first[1] * 2, first[6] * 2});
   });
 }
-
-TESSERA_ARRANGED(RequestedGradients, "OneRank", "Zero3", "Hsdp", "Zero2", "Offloaded",
-                 "EmptyShards");
 
 TEST(RequestedGradient, MayBeTogetherWithThatOfAPlainLeaf) {
   Filled<SmallModel> alone(kDim, kHidden, kClasses);
@@ -380,7 +368,7 @@ void penalised_backward(SmallModel& model) {
   (loss + gradient[0].square().sum()).backward();
 }
 
-class SecondDerivative : public ::testing::TestWithParam<Arrangement> {};
+TESSERA_ARRANGED(SecondDerivative, "OneRank", "Zero3", "Zero2", "Hsdp", "Hpz", "MayBeUnused");
 
 TEST_P(SecondDerivative, ReadsParametersThatWereFreed) {
   Filled<SmallModel> alone(kDim, kHidden, kClasses);
@@ -395,7 +383,4 @@ TEST_P(SecondDerivative, ReadsParametersThatWereFreed) {
   });
 }
 
-TESSERA_ARRANGED(SecondDerivative, "OneRank", "Zero3", "Zero2", "Hsdp", "Hpz", "MayBeUnused");
-
-}  // namespace hooks
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::hooks

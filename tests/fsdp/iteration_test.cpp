@@ -3,13 +3,6 @@
 
 #include <c10/core/InferenceMode.h>
 
-#include <algorithm>
-#include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "fsdp/recording_streams.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
@@ -17,8 +10,7 @@
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/optimizer.h"
 
-namespace tessera::fsdp {
-namespace iterations {
+namespace tessera::fsdp::iterations {
 
 // Training needs the tensors that inference has made. On one rank the gathered tensors are the
 // shards.
@@ -48,7 +40,6 @@ struct Lending : nn::Module<Lending> {
     nn::Parameter weight;
   };
   at::Tensor forward(const at::Tensor& x) { return x.mm((*unit)(x)); }
-
   nn::Child<Unit> unit{*this, "unit"};
 };
 
@@ -145,7 +136,6 @@ struct Twice : nn::Module<Twice> {
     }
   }
   at::Tensor forward(const at::Tensor& x) { return (*frozen)((*trained)(x)) - (*frozen)(x); }
-
   nn::Child<nn::Linear> trained{*this, "trained", kDim, kDim}, frozen{*this, "frozen", kDim, kDim};
 };
 
@@ -271,5 +261,4 @@ TEST(Iteration, MayRunForwardTwiceForOneLoss) {
   });
 }
 
-}  // namespace iterations
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::iterations

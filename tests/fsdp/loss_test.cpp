@@ -4,11 +4,8 @@
 #include <ATen/ops/mse_loss.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
-#include <functional>
 #include <limits>
 #include <string_view>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "tessera/nn/initialization.h"
@@ -16,8 +13,7 @@
 #include "tessera/optim/optimizer.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
-namespace tessera::fsdp {
-namespace losses {
+namespace tessera::fsdp::losses {
 
 using tensor_parallel::cross_entropy;
 
@@ -320,5 +316,4 @@ TEST(NonfiniteGradient, NamesTheRanksAndTheParametersOnEveryRank) {
   });
 }
 
-}  // namespace losses
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::losses

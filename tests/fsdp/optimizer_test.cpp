@@ -4,9 +4,6 @@
 #include <torch/optim/sgd.h>
 
 #include <cmath>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "optim/local_shards.h"
@@ -17,8 +14,7 @@
 #include "tessera/optim/optimizer.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
-namespace tessera::fsdp {
-namespace optimizers {
+namespace tessera::fsdp::optimizers {
 
 using optim::OptimizerList;
 
@@ -223,5 +219,4 @@ TEST(LossScaling, AnOverflowOnOneRankSkipsTheStepOnAllRanks) {
   });
 }
 
-}  // namespace optimizers
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::optimizers

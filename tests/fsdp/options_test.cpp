@@ -1,11 +1,6 @@
 // The options of fully_shard, compared with one rank that trains on the whole batch.
 
 #include <cmath>
-#include <functional>
-#include <optional>
-#include <sstream>
-#include <string>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -16,13 +11,11 @@
 #include "tessera/optim/optimizer.h"
 #include "testing/files.h"
 
-namespace tessera::fsdp {
-namespace options {
+namespace tessera::fsdp::options {
 
 TEST(Options, ArePrintedIfTheyAreNotTheDefault) {
-  std::ostringstream out;
-  out << fsdp::Options{};
-  EXPECT_EQ(out.str(), "{}");
+  const nn::Linear linear(2, 2);
+  EXPECT_EQ(to_string(fsdp::Options{}), "{}");
   EXPECT_EQ(to_string(fsdp::Options{
                 .mp_policy = {.param_dtype = at::kBFloat16, .cast_forward_inputs = false},
                 .offload_policy = OffloadPolicy{.pin_memory = false},
@@ -32,15 +25,10 @@ TEST(Options, ArePrintedIfTheyAreNotTheDefault) {
             "{.mp_policy = {.param_dtype = BFloat16, .cast_forward_inputs = false}, "
             ".offload_policy = {.pin_memory = false}, .reshard_after_forward = false, "
             ".post_forward_mesh_size = 2, .may_be_unused = true}");
-  const auto nowhere = [](const std::string&, const at::Tensor&) {
-    return std::optional<Placement>();
-  };
-  const nn::Linear linear(2, 2);
-  EXPECT_EQ(to_string(fsdp::Options{.shard_placement = nowhere,
+  EXPECT_EQ(to_string(fsdp::Options{.shard_placement = testing::by_columns,
                                     .ignored = {linear.slot("bias")},
                                     .allow_mixed_frozen = true}),
-            "{.shard_placement = a function, .ignored = 1 parameter, "
-            ".allow_mixed_frozen = true}");
+            "{.shard_placement = a function, .ignored = 1 parameter, .allow_mixed_frozen = true}");
 }
 
 TEST(Options, ShardsTheRequestedDimension) {
@@ -69,7 +57,6 @@ TEST(Options, ShardsTheRequestedDimension) {
 /// dense(x) + experts(x). The experts are sharded over fewer ranks.
 struct Mixture : nn::Module<Mixture> {
   at::Tensor forward(const at::Tensor& x) { return (*dense)(x) + (*experts)(x); }
-
   nn::Child<nn::Linear> dense{*this, "dense", 3, 4}, experts{*this, "experts", 3, 4};
 };
 
@@ -262,5 +249,4 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ExpertsWithoutRows,
                                            ExpertsCase{1, 4, 3}),
                          [](const auto& info) { return "Case" + std::to_string(info.index); });
 
-}  // namespace options
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::options

@@ -2,14 +2,11 @@
 // converted after they were sharded.
 
 #include <cmath>
-#include <functional>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
-namespace tessera::fsdp {
-namespace precision {
+namespace tessera::fsdp::precision {
 
 /// One rank's training step in bf16 computation with fp32 masters, written out.
 std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
@@ -84,7 +81,6 @@ class Looking : public nn::Module<Looking> {
     seen = {x.scalar_type(), ids.scalar_type(), weight->scalar_type(), table->scalar_type()};
     return x.to(at::kFloat) * *weight;
   }
-
   nn::Parameter weight, table;
   std::vector<at::ScalarType> seen;
 };
@@ -317,5 +313,4 @@ TEST(Conversion, IsRefusedWhileAUnitIsGathered) {
   });
 }
 
-}  // namespace precision
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::precision

@@ -1,12 +1,9 @@
 // The random numbers of a forward: in models that draw on some ranks only, not in every step, or in
 // other methods than forward; operators that are refused; and the keys of dropouts.
 
-#include <functional>
 #include <set>
 #include <stdexcept>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "fsdp/training/random_model.h"
 #include "fsdp/training/training.h"
@@ -21,8 +18,7 @@
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/files.h"
 
-namespace tessera::fsdp {
-namespace random_numbers {
+namespace tessera::fsdp::random_numbers {
 
 using drawing::DrawingModel;
 using drawing::Draws;
@@ -409,5 +405,4 @@ TEST(LibtorchError, NamesTheModuleAndItsUnit) {
   });
 }
 
-}  // namespace random_numbers
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::random_numbers

@@ -5,12 +5,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <cmath>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/wrap_policy.h"
@@ -18,68 +13,56 @@
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/hooked.h"
 
-namespace tessera::fsdp {
-namespace refusals {
+namespace tessera::fsdp::refusals {
 
-using Act = std::function<void(Rank&, SmallModel&, const DeviceMesh&)>;
+/// The arguments of a wrong call.
+struct Call {
+  Rank& rank;
+  SmallModel& model;
+  const DeviceMesh& mesh;
+};
 
 struct BadCall {
   const char* name;
   std::vector<std::string_view> words;
-  Act act;
+  std::function<void(Call)> act;
 };
 
 // Each error occurs before anything is sent or changed.
 TEST(BadCall, IsAnErrorThatNamesTheCauseAndChangesNothing) {
   const auto options = [](const Options& options) {
-    return [options](Rank&, SmallModel& model, const DeviceMesh& mesh) {
-      fully_shard(*model.blocks[0], mesh, options);
-    };
+    return [options](Call c) { fully_shard(*c.model.blocks[0], c.mesh, options); };
   };
   const auto divides_by = [](double factor) {
-    return [factor](Rank&, SmallModel& model, const DeviceMesh& mesh) {
-      fully_shard(*model.head, mesh);
-      set_gradient_divide_factor(model, factor);
+    return [factor](Call c) {
+      fully_shard(*c.model.head, c.mesh);
+      set_gradient_divide_factor(c.model, factor);
     };
   };
   nn::Linear no_unit(2, 2);
   const std::vector<BadCall> calls{
-      {"no mesh",
-       {"fully_shard", "undefined"},
-       [](Rank&, SmallModel& model, auto&) { fully_shard(model, DeviceMesh()); }},
-      {"no world",
-       {"world is null"},
-       [](Rank&, SmallModel& model, auto&) { fully_shard(model, comm::WorldPtr()); }},
+      {"no mesh", {"fully_shard", "undefined"}, [](Call c) { fully_shard(c.model, DeviceMesh()); }},
+      {"no world", {"world is null"}, [](Call c) { fully_shard(c.model, comm::WorldPtr()); }},
       {"no world to replicate over",
        {"world is null"},
-       [](Rank&, SmallModel& model, auto&) { replicate(model, comm::WorldPtr()); }},
-      {"mesh of no ranks",
-       {"0"},
-       [](Rank& rank, SmallModel& model, auto&) { fully_shard(model, rank.mesh({0}, {"dp"})); }},
-      {"unknown dimension",
-       {"pd", "dp"},
-       [](Rank&, SmallModel& model, const DeviceMesh& mesh) { fully_shard(model, mesh["pd"]); }},
+       [](Call c) { replicate(c.model, comm::WorldPtr()); }},
+      {"mesh of no ranks", {"0"}, [](Call c) { fully_shard(c.model, c.rank.mesh({0}, {"dp"})); }},
+      {"unknown dimension", {"pd", "dp"}, [](Call c) { fully_shard(c.model, c.mesh["pd"]); }},
       {"unnamed dimensions",
        {"name"},
-       [](Rank& rank, SmallModel& model, auto&) { fully_shard(model, rank.mesh({1, 2}, {})); }},
+       [](Call c) { fully_shard(c.model, c.rank.mesh({1, 2}, {})); }},
       {"three dimensions",
        {"fully_shard", "(a=1, b=2, c=1)"},
-       [](Rank& rank, SmallModel& model, auto&) {
-         fully_shard(model, rank.mesh({1, 2, 1}, {"a", "b", "c"}));
-       }},
+       [](Call c) { fully_shard(c.model, c.rank.mesh({1, 2, 1}, {"a", "b", "c"})); }},
       {"two dimensions to replicate over",
        {"replicate", "(a=2, b=1)", "mesh.flatten()"},
-       [](Rank& rank, SmallModel& model, auto&) {
-         replicate(model, rank.mesh({2, 1}, {"a", "b"}));
-       }},
+       [](Call c) { replicate(c.model, c.rank.mesh({2, 1}, {"a", "b"})); }},
       {"no mesh to replicate over",
        {"replicate", "undefined"},
-       [](Rank&, SmallModel& model, auto&) { replicate(model, DeviceMesh()); }},
+       [](Call c) { replicate(c.model, DeviceMesh()); }},
       {"split replicas",
        {"split parameters"},
-       [](Rank&, SmallModel& model, const DeviceMesh& mesh) {
-         replicate(model, mesh, {.post_forward_mesh_size = 2});
-       }},
+       [](Call c) { replicate(c.model, c.mesh, {.post_forward_mesh_size = 2}); }},
       {"post-forward mesh", {"post_forward_mesh_size = 3"}, options({.post_forward_mesh_size = 3})},
       {"computation in integers",
        {"mp_policy", "Int"},
@@ -97,77 +80,71 @@ TEST(BadCall, IsAnErrorThatNamesTheCauseAndChangesNothing) {
       {"divide by NaN", {"not positive and finite"}, divides_by(std::nan(""))},
       {"plan of another model",
        {"block7"},
-       [](Rank&, SmallModel& model, const DeviceMesh& mesh) {
-         WrapPlan plan = plan_units(model, wrap_named("block*"));
+       [](Call c) {
+         WrapPlan plan = plan_units(c.model, wrap_named("block*"));
          plan.front().fqn = "block7";
-         apply_plan(model, mesh, plan);
+         apply_plan(c.model, c.mesh, plan);
        }},
-      {"empty policy",
-       {"plan_units", "wrap_class"},
-       [](Rank&, SmallModel& model, auto&) { plan_units(model, Policy()); }},
+      {"empty policy", {"plan_units", "wrap_class"}, [](Call c) { plan_units(c.model, Policy()); }},
       {"prefetch of no unit",
        {"not a unit"},
-       [](Rank&, SmallModel& model, const DeviceMesh& mesh) {
-         fully_shard(*model.head, mesh);
-         set_forward_prefetch(*model.head, {model.blocks[0].get()});
+       [](Call c) {
+         fully_shard(*c.model.head, c.mesh);
+         set_forward_prefetch(*c.model.head, {c.model.blocks[0].get()});
        }},
       {"prefetch of no module",
        {"set_backward_prefetch", "null"},
-       [](Rank&, SmallModel& model, const DeviceMesh& mesh) {
-         fully_shard(*model.head, mesh);
-         set_backward_prefetch(*model.head, {nullptr});
+       [](Call c) {
+         fully_shard(*c.model.head, c.mesh);
+         set_backward_prefetch(*c.model.head, {nullptr});
        }},
       {"hook of no unit",
        {"set_all_reduce_hook"},
-       [&](Rank&, auto&, auto&) { set_all_reduce_hook(no_unit, [](const at::Tensor&) {}); }},
+       [&](Call) { set_all_reduce_hook(no_unit, [](const at::Tensor&) {}); }},
       {"event of no unit",
        {"set_post_optim_event"},
-       [&](Rank&, auto&, auto&) { set_post_optim_event(no_unit, nullptr); }},
+       [&](Call) { set_post_optim_event(no_unit, nullptr); }},
       {"reshard of no unit",
        {"set_reshard_after_forward"},
-       [&](Rank&, auto&, auto&) { set_reshard_after_forward(no_unit, true); }},
+       [&](Call) { set_reshard_after_forward(no_unit, true); }},
       {"async op of no unit",
        {"set_unshard_async_op"},
-       [&](Rank&, auto&, auto&) { set_unshard_async_op(no_unit, true); }},
-      {"unshard of no unit", {"unshard"}, [&](Rank&, auto&, auto&) { unshard(no_unit); }},
+       [&](Call) { set_unshard_async_op(no_unit, true); }},
+      {"unshard of no unit", {"unshard"}, [&](Call) { unshard(no_unit); }},
       {"second call",
        {"apply one of them once"},
-       [](Rank&, SmallModel& model, const DeviceMesh& mesh) {
-         fully_shard(*model.head, mesh);
-         EXPECT_TRUE(is_fully_sharded(*model.head));
-         fully_shard(*model.head, mesh);
+       [](Call c) {
+         fully_shard(*c.model.head, c.mesh);
+         EXPECT_TRUE(is_fully_sharded(*c.model.head));
+         fully_shard(*c.model.head, c.mesh);
        }},
       {"sharding of replicas",
        {"apply one of them once"},
-       [](Rank&, SmallModel& model, const DeviceMesh& mesh) {
-         replicate(*model.head, mesh);
-         EXPECT_ERROR(replicate(*model.head, mesh), "apply one of them once");
-         fully_shard(*model.head, mesh);
+       [](Call c) {
+         replicate(*c.model.head, c.mesh);
+         EXPECT_ERROR(replicate(*c.model.head, c.mesh), "apply one of them once");
+         fully_shard(*c.model.head, c.mesh);
        }},
       {"unit below another",
        {"'weight'", "lower modules first"},
-       [](Rank&, SmallModel& model, const DeviceMesh& mesh) {
-         shard_units({&*model.blocks[1], &*model.blocks[1]->up}, mesh);
-       }},
+       [](Call c) { shard_units({&*c.model.blocks[1], &*c.model.blocks[1]->up}, c.mesh); }},
       {"module without forward",
        {"ModuleList"},
-       [](Rank&, SmallModel&, const DeviceMesh& mesh) {
+       [](Call c) {
          nn::ModuleList list;
          list.push_back(std::make_shared<nn::Linear>(2, 2));
-         fully_shard(list, mesh);
+         fully_shard(list, c.mesh);
        }},
-      {"parameter shared with another unit",
-       {"'up.weight'", "tessera::nn::Linear"},
-       [](Rank&, SmallModel& model, const DeviceMesh& mesh) {
-         model.blocks[0]->up->tie_slot("weight", model.blocks[1]->up->slot("weight"));
-         fully_shard(*model.blocks[0], mesh);
+      {"parameter shared with another unit", {"'up.weight'", "tessera::nn::Linear"}, [](Call c) {
+         c.model.blocks[0]->up->tie_slot("weight", c.model.blocks[1]->up->slot("weight"));
+         fully_shard(*c.model.blocks[0], c.mesh);
        }}};
   for (const BadCall& call : calls) {
     SCOPED_TRACE(call.name);
     RunRanks(2, [&](Rank& rank) {
       Filled<SmallModel> model(4, 6, 2, 2);
       const DeviceMesh mesh = rank.mesh({2}, {"dp"});
-      EXPECT_TRUE(testing::Throws<Error>([&] { call.act(rank, model, mesh); }, call.words));
+      EXPECT_TRUE(testing::Throws<Error>([&] { call.act({rank, model, mesh}); }, call.words));
       EXPECT_TRUE(rank.world()->traffic().table().empty());
       for (const auto& [name, slot] : model.blocks[0]->named_slots()) {
         EXPECT_FALSE(tessera::is_distributed(slot->get())) << name;
@@ -386,5 +363,4 @@ TEST(ParametersOutsideOfUnits, AreRefusedWheneverTheyAppear) {
   }
 }
 
-}  // namespace refusals
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::refusals

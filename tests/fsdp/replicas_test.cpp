@@ -1,12 +1,9 @@
 // Replicas of shards (HSDP), of whole parameters (replicate), and a world in place of a mesh.
 
-#include <functional>
-
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/wrap_policy.h"
 
-namespace tessera::fsdp {
-namespace replicas {
+namespace tessera::fsdp::replicas {
 
 TEST(Replicas, AverageOverAllRanks) {
   const std::vector<at::Tensor> expected = gradients_alone();
@@ -28,7 +25,6 @@ TEST(Replicas, AverageOverAllRanks) {
 /// Two layers. A micro-batch uses one of them.
 struct Either : nn::Module<Either> {
   at::Tensor forward(const at::Tensor& x, bool first) { return (first ? *a : *b)(x); }
-
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
@@ -197,5 +193,4 @@ TEST(WorldMesh, TakesThePlaceOfAMesh) {
   }
 }
 
-}  // namespace replicas
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::replicas

@@ -4,22 +4,16 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <fstream>
-#include <functional>
-#include <memory>
 #include <regex>
 #include <set>
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
 #include "tessera/fsdp/forward_method.h"
 
-namespace tessera::fsdp {
-namespace state {
+namespace tessera::fsdp::state {
 
 using Row = std::tuple<std::string, std::string, std::string>;
 
@@ -98,26 +92,7 @@ TEST(Phase, RefusesTransitionsThatTheTableLacks) {
 
 // Calls that take every documented transition.
 
-using Arrow = std::pair<std::string, std::string>;
-using Arrows = std::set<Arrow>;
-
-/// The transitions that the phases made.
-struct Walked {
-  Arrows iterations, units, gathers;
-
-  void add(PhaseRecorder& recorder) {
-    add(iterations, recorder.changes<IterationPhase>());
-    add(units, recorder.changes<UnitPhase>());
-    add(gathers, recorder.changes<GatherPhase>());
-  }
-
- private:
-  static void add(Arrows& arrows, const std::vector<PhaseRecorder::Change>& changes) {
-    for (const PhaseRecorder::Change& change : changes) {
-      arrows.emplace(change.from, change.to);
-    }
-  }
-};
+using Arrows = std::set<std::pair<std::string, std::string>>;
 
 template <class P>
 Arrows table() {
@@ -126,19 +101,6 @@ Arrows table() {
     arrows.emplace(to_string(transition.from), to_string(transition.to));
   }
   return arrows;
-}
-
-/// The transitions on rank 0 of `ranks`.
-Walked walk(const std::function<void(Rank&)>& body, int ranks = 2) {
-  Walked walked;
-  RunRanks(ranks, [&](Rank& rank) {
-    PhaseRecorder recorder;
-    body(rank);
-    if (rank.rank() == 0) {
-      walked.add(recorder);
-    }
-  });
-  return walked;
 }
 
 at::Tensor input() {
@@ -157,63 +119,85 @@ void expect_correct_step(SmallModel& model) {
   expect_gradients(model, gradients_alone());
 }
 
-void train_and_evaluate(Rank& rank) {
-  ShardedModel model(rank.mesh({rank.size()}, {"dp"}));
+/// The transitions on rank 0.
+class Walked {
+ public:
+  void run(const std::function<void(const DeviceMesh&)>& body, int ranks = 2) {
+    RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+      PhaseRecorder recorder;
+      body(mesh);
+      if (rank.rank() == 0) {
+        add(iterations, recorder.changes<IterationPhase>());
+        add(units, recorder.changes<UnitPhase>());
+        add(gathers, recorder.changes<GatherPhase>());
+      }
+    });
+  }
+  /// Runs `body` with a sharded model, which must then take a correct step.
+  void run_sharded(const std::function<void(ShardedModel&)>& body, int ranks = 2) {
+    const auto with_model = [&](const DeviceMesh& mesh) {
+      ShardedModel model(mesh);
+      body(model);
+      expect_correct_step(model);
+    };
+    run(with_model, ranks);
+  }
+
+  Arrows iterations, units, gathers;
+
+ private:
+  static void add(Arrows& arrows, const std::vector<PhaseRecorder::Change>& changes) {
+    for (const PhaseRecorder::Change& change : changes) {
+      arrows.emplace(change.from, change.to);
+    }
+  }
+};
+
+void train_and_evaluate(ShardedModel& model) {
   for (const bool last : {true, false, true}) {
     set_is_last_backward(model, last);
     walk_loss(model).backward();
     const c10::AutoGradMode no_grad(false);
     walk_loss(model);
   }
-  expect_correct_step(model);
 }
 
-void run_backward_again(Rank& rank) {
-  ShardedModel model(rank.mesh({2}, {"dp"}));
+void run_backward_again(ShardedModel& model) {
   const at::Tensor loss = walk_loss(model);
   loss.backward({}, /*retain_graph=*/true);
   loss.backward();
-  expect_correct_step(model);
 }
 
 /// The block is called outside of the root's forward.
-void call_a_block_twice(Rank& rank) {
-  ShardedModel model(rank.mesh({2}, {"dp"}));
+void call_a_block_twice(ShardedModel& model) {
   walk_loss(model).backward();  // connects the block with its root
-  const at::Tensor x = input();
-  (*model.blocks[1])((*model.blocks[1])(x)).sum().backward();
-  expect_correct_step(model);
+  (*model.blocks[1])((*model.blocks[1])(input())).sum().backward();
 }
 
 /// Runs all forwards, then all backwards.
-void run_a_pipeline(Rank& rank) {
-  ShardedModel model(rank.mesh({2}, {"dp"}));
+void run_a_pipeline(ShardedModel& model) {
   set_is_last_backward(model, false);
-  const at::Tensor first = walk_loss(model);
-  const at::Tensor second = walk_loss(model);
+  const at::Tensor first = walk_loss(model), second = walk_loss(model);
   first.backward();
   set_is_last_backward(model, true);
   second.backward();
-  expect_correct_step(model);
 }
 
 /// Fails in the forward of its first block, once.
-void fail_in_forward(Rank& rank) {
-  ShardedModel model(rank.mesh({2}, {"dp"}));
+void fail_in_forward(ShardedModel& model) {
   const at::Tensor earlier = walk_loss(model);
-  bool fails = true;
+  const auto fails = std::make_shared<bool>(true);
   model.blocks[0]->up->add_forward_hook(
-      [&](nn::ModuleBase&, nn::TensorList) { TESSERA_CHECK(!fails, "not this time"); });
+      [fails](nn::ModuleBase&, nn::TensorList) { TESSERA_CHECK(!*fails, "not this time"); });
   EXPECT_ERROR(walk_loss(model), "not this time");
   EXPECT_EQ(model.blocks[0]->attached<Unit>()->phase(), UnitPhase::kForward);
   EXPECT_ERROR(walk_loss(model), "not this time");  // the second call restarts the root's forward
-  fails = false;
+  *fails = false;
   earlier.backward();  // of the graph before the failure
-  expect_correct_step(model);
 }
 
 /// Fails once, when backward reaches block 1.
-void run_a_backward_that_fails(SmallModel& model) {
+void fail_in_backward(ShardedModel& model) {
   const auto fails = std::make_shared<bool>(true);
   model.blocks[1]->add_forward_hook([fails](nn::ModuleBase&, nn::TensorList outputs) {
     if (*fails) {
@@ -224,17 +208,9 @@ void run_a_backward_that_fails(SmallModel& model) {
   *fails = false;
 }
 
-void fail_in_backward(Rank& rank) {
-  ShardedModel model(rank.mesh({2}, {"dp"}));
-  run_a_backward_that_fails(model);
-  expect_correct_step(model);
-}
-
-void free_what_was_gathered_ahead(Rank& rank) {
-  ShardedModel model(rank.mesh({2}, {"dp"}));
+void free_what_was_gathered_ahead(ShardedModel& model) {
   start_unshard(*model.blocks[0]);
   reshard(*model.blocks[0]);
-  expect_correct_step(model);
 }
 
 /// Has a method that calls forward.
@@ -244,9 +220,9 @@ class WithLoss : public SmallModel {
   at::Tensor loss(const at::Tensor& x) { return (*this)(x).square().mean(); }
 };
 
-void call_forward_from_a_method(Rank& rank) {
+void call_forward_from_a_method(const DeviceMesh& mesh) {
   Filled<WithLoss> model;
-  shard(model, rank.mesh({2}, {"dp"}));
+  shard(model, mesh);
   register_forward_method(model, &WithLoss::loss)(input()).backward();
   expect_gradients(model, gradients_alone());
 }
@@ -265,14 +241,12 @@ struct RunsBackward : nn::Module<RunsBackward> {
     }
     return (*block)(x);
   }
-
   nn::Child<Block> block{*this, "block", kDim, 5};
 };
 
-void run_backward_in_forward(Rank& rank) {
+void run_backward_in_forward(const DeviceMesh& mesh) {
   Filled<RunsBackward> model;
-  fully_shard(*model.block, rank.mesh({2}, {"dp"}));
-  fully_shard(model, rank.mesh({2}, {"dp"}));
+  shard_units({&*model.block, &model}, mesh);
   for (const bool last : {true, false}) {
     set_is_last_backward(model, last);
     model(input(), /*fails=*/false).sum().backward();
@@ -291,14 +265,13 @@ struct TwoAsOne : nn::Module<TwoAsOne> {
     }
     return (*second)(y);
   }
-
   nn::Child<nn::Linear> first{*this, "first", kDim, 4}, second{*this, "second", 4, 3};
 };
 
-void stop_between_modules(Rank& rank) {
+void stop_between_modules(const DeviceMesh& mesh) {
   Filled<TwoAsOne> model;
-  fully_shard({&*model.first, &*model.second}, rank.mesh({2}, {"dp"}));
-  fully_shard(model, rank.mesh({2}, {"dp"}));
+  fully_shard({&*model.first, &*model.second}, mesh);
+  fully_shard(model, mesh);
   bool fails = true;
   model.second->add_forward_pre_hook(
       [&](nn::ModuleBase&, nn::TensorList) { TESSERA_CHECK(!fails, "not this time"); });
@@ -309,17 +282,15 @@ void stop_between_modules(Rank& rank) {
 
 TEST(PhaseWalk, TakesEveryTransition) {
   Walked all;
-  const auto add = [&](const Walked& walked) {
-    all.iterations.insert(walked.iterations.begin(), walked.iterations.end());
-    all.units.insert(walked.units.begin(), walked.units.end());
-    all.gathers.insert(walked.gathers.begin(), walked.gathers.end());
-  };
-  add(walk(train_and_evaluate, 1));
+  all.run_sharded(train_and_evaluate, 1);
   for (const auto body :
        {train_and_evaluate, run_backward_again, call_a_block_twice, run_a_pipeline, fail_in_forward,
-        fail_in_backward, free_what_was_gathered_ahead, call_forward_from_a_method,
-        run_backward_in_forward, stop_between_modules}) {
-    add(walk(body));
+        fail_in_backward, free_what_was_gathered_ahead}) {
+    all.run_sharded(body);
+  }
+  for (const auto body :
+       {call_forward_from_a_method, run_backward_in_forward, stop_between_modules}) {
+    all.run(body);
   }
   EXPECT_EQ(all.iterations, table<IterationPhase>());
   EXPECT_EQ(all.units, table<UnitPhase>());
@@ -364,7 +335,7 @@ TEST(PhaseWalk, AForwardWithinBackwardIsRefused) {
 // The backward in progress is not the backward that failed.
 TEST(PhaseWalk, AFailedIterationRecoversWithinAnotherModelsBackward) {
   RunSharded(2, [](Rank&, ShardedModel& model) {
-    run_a_backward_that_fails(model);
+    fail_in_backward(model);
     const at::Tensor other = at::ones({1}).requires_grad_() * 2;
     other.register_hook([&](const at::Tensor&) { walk_loss(model); });
     other.sum().backward();
@@ -397,5 +368,4 @@ TEST(CurrentUnit, IsTheUnitThatFailed) {
   });
 }
 
-}  // namespace state
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::state

@@ -1,20 +1,14 @@
 // The order in which units gather, compute and reduce, and the events that they wait for. The
 // streams only record, so no GPU is needed.
 
-#include <algorithm>
-#include <functional>
 #include <iterator>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "fsdp/recording_streams.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
 #include "testing/placement_text.h"
 
-namespace tessera::fsdp {
-namespace streams {
+namespace tessera::fsdp::streams {
 
 using testing::record;
 using testing::RecordingStreams;
@@ -348,23 +342,6 @@ TEST(GatherAhead, IsTheSameOnRanksThatRunUnshardedUnitsDifferently) {
   });
 }
 
-TEST(GatherAhead, AlsoGathersForTheNextMicroBatch) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    const auto streams = record(model);
-    set_reshard_after_backward(model, false);
-    log_of_forward(model, rank, *streams);
-    // The units are still gathered: this forward gathers nothing, and keeps the recorded order.
-    EXPECT_EQ(notes_of(log_of_forward(model, rank, *streams)).size(), 3u);
-    reshard(model);
-    for (const auto& block : model.blocks) {
-      reshard(*block);
-    }
-    const Log log = log_of_forward(model, rank, *streams);
-    EXPECT_LT(std::ranges::find(log, "all_gather unit 'block1'"),
-              std::ranges::find(log, "reshard unit 'block0'"));
-  });
-}
-
 // Gathers in the compute lane.
 
 bool is_of_gather_lane(const std::string& line) {
@@ -411,7 +388,7 @@ Trained train(const Arrangement& c, bool async_op) {
   return trained;
 }
 
-class AsyncOp : public ::testing::TestWithParam<Arrangement> {};
+TESSERA_ARRANGED(AsyncOp, "Zero3", "Hsdp", "Hpz", "Columns", "Bf16", "Offloaded");
 
 TEST_P(AsyncOp, GathersTheSameWithoutALane) {
   const Trained with = train(GetParam(), true), without = train(GetParam(), false);
@@ -422,8 +399,6 @@ TEST_P(AsyncOp, GathersTheSameWithoutALane) {
     EXPECT_TRUE(with.tensors[i].equal(without.tensors[i])) << i;
   }
 }
-
-TESSERA_ARRANGED(AsyncOp, "Zero3", "Hsdp", "Hpz", "Columns", "Bf16", "Offloaded");
 
 TEST(AsyncOps, BeginAtThePrefetchAndEndAtTheFirstUse) {
   RunSharded(3, [](Rank& rank, ShardedModel& model) {
@@ -481,5 +456,4 @@ TEST(AsyncOps, WaitForTheOptimizersEventAndNeedNoLaneForExplicitGathers) {
   });
 }
 
-}  // namespace streams
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::streams

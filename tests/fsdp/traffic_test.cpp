@@ -1,16 +1,12 @@
 // The exact traffic of one training step.
 
-#include <functional>
 #include <map>
 #include <ostream>
-#include <string>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "tessera/nn/containers.h"
 
-namespace tessera::fsdp {
-namespace traffic_tests {
+namespace tessera::fsdp::traffic_tests {
 
 constexpr int kDepth = 3;
 
@@ -211,5 +207,4 @@ std::vector<Formula> formulas() {
 INSTANTIATE_TEST_SUITE_P(Modes, TrafficFormula, ::testing::ValuesIn(formulas()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-}  // namespace traffic_tests
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::traffic_tests

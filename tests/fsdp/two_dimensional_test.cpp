@@ -1,10 +1,6 @@
 // FSDP over tensor and sequence parallelism.
 
 #include <array>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "tessera/dtensor/strict_scope.h"
@@ -17,8 +13,7 @@
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/small_llama.h"
 
-namespace tessera::fsdp {
-namespace two_dimensional {
+namespace tessera::fsdp::two_dimensional {
 
 using testing::SmallLlama;
 using testing::SmallLlamaConfig;
@@ -215,7 +210,6 @@ class ScaleOfTokens : public nn::Module<ScaleOfTokens> {
     const at::Tensor on_mesh = distribute_tensor(tokens, tp_, {placement}).tensor();
     return DistributedTensor((on_mesh * *weight).sum()).full_tensor();
   }
-
   nn::Parameter weight;
 
  private:
@@ -388,5 +382,4 @@ TEST(DistributedResultWrittenIntoAPlainTensor, HasTheGradientsOfOneRank) {
   }
 }
 
-}  // namespace two_dimensional
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::two_dimensional

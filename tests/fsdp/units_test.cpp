@@ -1,12 +1,7 @@
 // Units: their shards, calls other than one from the root's forward, calls that bypass the hooks,
 // methods other than forward, and arguments that are changed in place.
 
-#include <functional>
-#include <memory>
-#include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
@@ -14,8 +9,7 @@
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
 
-namespace tessera::fsdp {
-namespace units {
+namespace tessera::fsdp::units {
 
 TEST(FullyShard, KeepsTheChunkOfEachRank) {
   RunRanks(4, [](Rank& rank) {
@@ -72,7 +66,6 @@ TEST(UnitCalls, MayBeOfABlockAlone) {
 /// Blocks, and a head that the caller runs.
 struct Headless : nn::Module<Headless> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
-
   nn::Child<Block> first{*this, "first", kDim, kHidden};
   nn::Child<Block> second{*this, "second", kDim, kHidden};
   nn::Child<nn::Linear> head{*this, "head", kDim, kClasses};
@@ -113,7 +106,6 @@ struct Several : nn::Module<Several> {
     const at::Tensor y = (*a)(x);
     return {y, (*b)(y), y.argmax(1), 3};
   }
-
   nn::Child<nn::Linear> a{*this, "a", kDim, kDim}, b{*this, "b", kDim, kDim};
 };
 
@@ -175,7 +167,6 @@ struct Coder : nn::Module<Coder> {
   at::Tensor forward(const at::Tensor& x) { return (*out)(encode(x)); }
   at::Tensor encode(const at::Tensor& x) { return (*in)(x).relu(); }
   void look() { seen = in->weight->sizes().vec(); }
-
   nn::Child<nn::Linear> in{*this, "in", 3, 5}, out{*this, "out", 5, 3};
   std::vector<std::int64_t> seen;
 };
@@ -245,7 +236,6 @@ class OwnLayer : public nn::Module<OwnLayer> {
     bind_slot("bias", bias);
   }
   at::Tensor forward(const at::Tensor& x) { return at::linear(x, *weight, bias); }
-
   nn::Parameter weight;
   at::Tensor bias;
 };
@@ -257,7 +247,6 @@ struct OwnModel : nn::Module<OwnModel> {
     const at::Tensor x = (*table)(ids);
     return calls_forward ? layer->forward(x) : (*layer)(x);
   }
-
   nn::Child<nn::Embedding> table{*this, "table", 7, 4};
   nn::Child<OwnLayer> layer{*this, "layer", 4};
   bool calls_forward = false;
@@ -358,7 +347,6 @@ class Changing : public nn::Module<Changing> {
     const at::Tensor y = act_(x);
     return tessera::is_distributed(y) ? y : y + bias.slot()->get();
   }
-
   nn::Parameter bias;
 
  private:
@@ -381,7 +369,6 @@ class Net : public nn::Module<Net> {
     }
     return y + h;
   }
-
   std::shared_ptr<nn::Linear> first;
   std::shared_ptr<Changing> unit;
 
@@ -439,5 +426,4 @@ TEST(ChangedInputs, MayNeedNoGradient) {
   });
 }
 
-}  // namespace units
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::units

@@ -2,20 +2,12 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
-#include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "fsdp/state.h"
 #include "fsdp/training/training.h"
 #include "tessera/optim/adamw.h"
 #include "testing/environment.h"
 
-namespace tessera::fsdp {
-namespace unused {
+namespace tessera::fsdp::unused {
 
 /// Two layers. A call uses one of them.
 class Branches : public nn::Module<Branches> {
@@ -26,7 +18,6 @@ class Branches : public nn::Module<Branches> {
     testing::fill(*this);
   }
   at::Tensor forward(const at::Tensor& x, bool go_left) { return (go_left ? *left : *right)(x); }
-
   std::shared_ptr<nn::Linear> left, right;
 };
 
@@ -57,7 +48,6 @@ struct Detour : nn::Module<Detour> {
     const at::Tensor y = (*first)(x);
     return (*last)(use_extra ? (*extra)(y) : y);
   }
-
   nn::Child<nn::Linear> first{*this, "first", 3, 3}, extra{*this, "extra", 3, 3};
   nn::Child<nn::Linear> last{*this, "last", 3, 2};
 };
@@ -234,5 +224,4 @@ TEST(Unused, ParameterOfNoRankIsNotUpdated) {
   });
 }
 
-}  // namespace unused
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::unused

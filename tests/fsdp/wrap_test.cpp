@@ -1,20 +1,12 @@
 // Which modules a policy makes units, what a wrap plan must contain, and the devices of a unit's
 // buffers and inputs.
 
-#include <algorithm>
-#include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/containers.h"
 
-namespace tessera::fsdp {
-namespace wrap {
+namespace tessera::fsdp::wrap {
 
 using Names = std::vector<std::string>;
 
@@ -127,8 +119,7 @@ TEST(Policy, GivesAModuleRegisteredTwiceToTheLowestUnitThatContainsBothPlaces) {
 }
 
 TEST(WrapPlan, LeavesUnitsAndIgnoredParametersAlone) {
-  RunRanks(1, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({1}, {"dp"});
+  RunOnMesh({1}, {"dp"}, [](const DeviceMesh& mesh) {
     SmallModel model(4, 6, 3);
     fully_shard(*model.blocks[0], mesh);
     const Options options{.ignored = {model.head->slot("bias")}};
@@ -227,7 +218,6 @@ class Buffered : public nn::Module<Buffered> {
     seen = x;
     return x.matmul((*weight).t());
   }
-
   nn::Parameter mask, steps, weight;
   at::Tensor seen;
   std::shared_ptr<Buffered> below;
@@ -316,5 +306,4 @@ TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {
   });
 }
 
-}  // namespace wrap
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::wrap

@@ -2,22 +2,17 @@
 // between a forward and its backward, while they are gathered, and in forward.
 
 #include <exception>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "tessera/optim/adamw.h"
 
-namespace tessera::fsdp {
-namespace written {
+namespace tessera::fsdp::written {
 
 /// Sizes without empty shards, to which a write would not show.
 constexpr testing::Sizes kSizes{.classes = 7};
 constexpr auto kModified = "modified by an inplace operation";
 
-class WrittenParameters : public ::testing::TestWithParam<Arrangement> {};
+TESSERA_ARRANGED(WrittenParameters, "OneRank", "Zero3", "Zero2", "Hpz", "Hsdp", "Offloaded");
 
 // Autograd refuses on one rank too, if backward needs the old value.
 TEST_P(WrittenParameters, AreRefusedInBackwardIfItNeedsTheirValue) {
@@ -48,8 +43,6 @@ TEST_P(WrittenParameters, AreRefusedInBackwardIfItNeedsTheirValue) {
   });
 }
 
-TESSERA_ARRANGED(WrittenParameters, "OneRank", "Zero3", "Zero2", "Hpz", "Hsdp", "Offloaded");
-
 /// Halves every shard in place.
 void halve(nn::ModuleBase& model) {
   const c10::AutoGradMode no_grad(false);
@@ -58,7 +51,8 @@ void halve(nn::ModuleBase& model) {
   }
 }
 
-class WrittenWhileGathered : public ::testing::TestWithParam<Arrangement> {};
+TESSERA_ARRANGED(WrittenWhileGathered, "OneRank", "Bf16OnOneRank", "Zero3", "Zero2", "Hpz", "Hsdp",
+                 "Offloaded");
 
 // After each act, in which the shards are halved, a forward uses the halved values.
 TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
@@ -118,9 +112,6 @@ TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
   }
 }
 
-TESSERA_ARRANGED(WrittenWhileGathered, "OneRank", "Bf16OnOneRank", "Zero3", "Zero2", "Hpz", "Hsdp",
-                 "Offloaded");
-
 // The other ranks' shards have not changed, or are empty.
 TEST(WrittenParameter, OfOneRankIsSeenByAll) {
   RunSharded(2, [](Rank& rank, ShardedModel& model) {
@@ -155,7 +146,6 @@ struct Shrinking : nn::Module<Shrinking> {
     }
     return (*linear)(x);
   }
-
   nn::Child<nn::Linear> linear{*this, "linear", 3, 3};
 };
 
@@ -258,5 +248,4 @@ TEST(GatheredUnits, PersistAsShards) {
   });
 }
 
-}  // namespace written
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::written

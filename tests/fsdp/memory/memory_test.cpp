@@ -5,16 +5,12 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <functional>
-#include <optional>
-
 #include "fsdp/recording_streams.h"
 #include "fsdp/training/training.h"
 #include "tessera/optim/adamw.h"
 #include "testing/memory/memory_scope.h"
 
-namespace tessera::fsdp {
-namespace memory {
+namespace tessera::fsdp::memory {
 
 using testing::MemoryScope;
 
@@ -211,5 +207,4 @@ TEST(Offload, AddsNothingOfABackwardThatFailed) {
   });
 }
 
-}  // namespace memory
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::memory

@@ -8,7 +8,6 @@
 
 #include <functional>
 #include <memory>
-#include <ostream>
 #include <string>
 #include <vector>
 
@@ -106,7 +105,6 @@ class DrawingBlock : public nn::Module<DrawingBlock> {
     const at::Tensor folded = out.transpose(1, 2);
     return (*o)(folded.reshape({batch * kSequence, folded.size(2) * kHeadDim}));
   }
-
   bool skips_ = false;
   int forwards_ = 0;
 };
@@ -129,7 +127,6 @@ class DrawingModel : public nn::Module<DrawingModel> {
     }
     return (*head)(x);
   }
-
   std::shared_ptr<nn::Embedding> embed;
   std::vector<std::shared_ptr<DrawingBlock>> blocks;
   std::shared_ptr<nn::Linear> head;
@@ -148,14 +145,6 @@ inline tensor_parallel::ParallelizePlan plan_of(const Placement& between) {
           {"block*.up", colwise_parallel()},
           {"block*.down", out},
           {"head", colwise_parallel({.output_layouts = Replicate{}})}};
-}
-
-struct RandomCase {
-  const char* name;
-  Draw residual;
-};
-inline std::ostream& operator<<(std::ostream& out, const RandomCase& c) {
-  return out << c.name;
 }
 
 /// The mesh of a model and the placement of its tokens between the halves of a block.

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,6 @@ class Block : public nn::Module<Block> {
     down = register_module("down", std::make_shared<nn::Linear>(hidden, dim));
   }
   at::Tensor forward(const at::Tensor& x) { return x + (*down)(at::silu((*up)(x))); }
-
   std::shared_ptr<nn::Linear> up, down;
 };
 
@@ -60,7 +60,6 @@ class SmallModel : public nn::Module<SmallModel> {
     }
     return (*head)(x);
   }
-
   std::vector<std::shared_ptr<Block>> blocks;
   std::shared_ptr<nn::Linear> head;
 };
@@ -71,7 +70,6 @@ struct OptionalLayer : nn::Module<OptionalLayer> {
     const at::Tensor y = (*base)(x);
     return use_extra ? (*extra)(y) : y;
   }
-
   nn::Child<nn::Linear> base{*this, "base", 3, 3}, extra{*this, "extra", 3, 3};
 };
 
@@ -349,8 +347,10 @@ class Warnings final : public c10::WarningHandler {
 
 }  // namespace tessera::testing
 
-/// Instantiates a suite with the arrangements of the names that follow.
+/// Declares a parametrized suite and instantiates it with the arrangements of the names that
+/// follow.
 #define TESSERA_ARRANGED(suite, ...)                                                             \
+  class suite : public ::testing::TestWithParam<::tessera::testing::Arrangement> {};             \
   INSTANTIATE_TEST_SUITE_P(Meshes, suite,                                                        \
                            ::testing::ValuesIn(::tessera::testing::arrangements({__VA_ARGS__})), \
                            ::tessera::testing::name_of_case<::tessera::testing::Arrangement>)
