@@ -195,8 +195,8 @@ at::Tensor dropout_with_batch_second(const at::Tensor& y, std::int64_t first) {
 
 struct RandomRefusal {
   Draw draw;
-  std::int64_t rows;
   std::vector<std::string_view> words;
+  std::int64_t rows = 2;
   bool local_part = false;
 };
 
@@ -204,44 +204,37 @@ TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
   const std::vector<RandomRefusal> cases{
       // The batch is not the first dimension.
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 3); },
-       4,
-       {"bernoulli_", "[3, 4, 8]", "2 data-parallel ranks", "4 rows", "put the batch first"}},
+       {"bernoulli_", "[3, 4, 8]", "2 data-parallel ranks", "4 rows", "put the batch first"},
+       4},
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 8); },
-       4,
-       {"[8, 4, 8]", "second dimension"}},
+       {"[8, 4, 8]", "second dimension"},
+       4},
       // Any dimension may be the rows.
       {[](const at::Tensor& y) { return y + at::rand({4, 1}).sum(); },
-       2,
        {"uniform_", "[4, 1]", "first dimension", "BatchPart(0, 1)"}},
       // Operators that draw their numbers one after another.
       {[](const at::Tensor& y) { return at::poisson(y.detach().abs()); },
-       2,
        {"aten::poisson", "one after another"}},
       {[](const at::Tensor& y) { return at::multinomial(y.detach().softmax(-1), 2, true); },
-       2,
        {"aten::multinomial", "one after another"}},
       {[](const at::Tensor& y) { return at::normal(y.detach(), 1.0); },
-       2,
        {"aten::normal.Tensor_float", "one after another"}},
       {[](const at::Tensor& y) { return y.index_select(0, at::randperm(y.size(0))); },
-       2,
        {"aten::randperm.generator_out", "one after another"}},
       {[](const at::Tensor& y) { return at::rrelu(y, 0.1, 0.3, true); },
-       2,
        {"aten::rrelu_with_noise", "one after another"}},
       {[](const at::Tensor& y) {
          return at::empty_like(y.detach()).normal_(0, 1, at::detail::createCPUGenerator(3));
        },
-       2,
        {"aten::normal_", "generator", "manual_seed"}},
       // A local part that a module returns.
       {[](const at::Tensor& y) { return at::dropout(y, 0.4, true); },
-       2,
        {"[2, 4]", "local part", "BatchPart", "ReplicationScope"},
+       2,
        true},
       {[](const at::Tensor& y) { return y.mul(at::rand({2, y.size(1)})); },
-       2,
        {"aten::uniform_", "[2, 4]"},
+       2,
        true}};
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const RandomRefusal& c = cases[i];
