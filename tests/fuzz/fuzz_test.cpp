@@ -111,23 +111,18 @@ TEST(Fuzz, TellsRoundingThatGrowsFromAWrongGradient) {
   EXPECT_CONTAINS(wrong.outcome.what, "one rank with other last bits");
 }
 
-TEST(Fuzz, CallsAnErrorAfterTheFirstStepAFault) {
-  const std::vector<Result> results = search_planted("late_error");
-  ASSERT_EQ(results.size(), 1);
-  EXPECT_EQ(results[0].outcome.verdict, Verdict::kRefusedLate);
-  EXPECT_CONTAINS(results[0].outcome.what, "a planted error");
-}
-
-TEST(Fuzz, OutlivesACrash) {
-  const std::vector<Result> results = search_planted("crash");
-  ASSERT_EQ(results.size(), 1);
-  EXPECT_EQ(results[0].outcome.verdict, Verdict::kCrashed);
-}
-
-TEST(Fuzz, OutlivesARankThatNeverEnds) {
-  const std::vector<Result> results = search_planted("hang");
-  ASSERT_EQ(results.size(), 1);
-  EXPECT_EQ(results[0].outcome.verdict, Verdict::kHung);
+TEST(Fuzz, OutlivesErrorsAfterTheFirstStepCrashesAndHangs) {
+  for (const auto& [fault, verdict] : {std::pair{"late_error", Verdict::kRefusedLate},
+                                       {"crash", Verdict::kCrashed},
+                                       {"hang", Verdict::kHung}}) {
+    SCOPED_TRACE(fault);
+    const std::vector<Result> results = search_planted(fault);
+    ASSERT_EQ(results.size(), 1);
+    EXPECT_EQ(results[0].outcome.verdict, verdict);
+    if (verdict == Verdict::kRefusedLate) {
+      EXPECT_CONTAINS(results[0].outcome.what, "a planted error");
+    }
+  }
 }
 
 }  // namespace

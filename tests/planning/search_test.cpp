@@ -33,34 +33,28 @@ planning::SearchSpace space(double memory) {
   return {.ranks = 8, .machine = machine, .batch = 16, .estimate = estimate};
 }
 
-TEST(Search, TheFastestThatFitsIsFirst) {
-  const planning::Search found = planning::search(space(1e6));
-  EXPECT_EQ(found.found.size(), 24U);  // tp of 1, 2, 4, 8
-  EXPECT_EQ(planning::name_of(found.best().layout), "dp 8 × tp 1, ac none, ZeRO-2");
+TEST(Search, TheFastestThatFitsIsFirstAndFixedOptionsStay) {
+  const planning::Search all = planning::search(space(1e6));
+  EXPECT_EQ(all.found.size(), 24U);  // tp of 1, 2, 4, 8
+  EXPECT_EQ(planning::name_of(all.best().layout), "dp 8 × tp 1, ac none, ZeRO-2");
+  planning::SearchSpace fixed = space(1e6);
+  fixed.fixed_tp = fixed.fixed_ac = fixed.fixed_zero = true;
+  fixed.first = {.tp = 2, .ac = "full", .zero = 2};
+  const planning::Search found = planning::search(fixed);
+  ASSERT_EQ(found.found.size(), 1U);
+  EXPECT_EQ(planning::name_of(found.best().layout), "dp 4 × tp 2, ac full, ZeRO-2");
 }
 
-TEST(Search, LayoutsLargerThanOneThatDoesNotFitAreSkipped) {
+TEST(Search, LayoutsLargerThanOneThatDoesNotFitAreSkippedAndMicroBatchesAreTriedIfNothingFits) {
   const planning::Search found = planning::search(space(600));
   for (const FoundLayout& each : found.found) {
     EXPECT_EQ(each.fits, each.estimate.peak_bytes <= 600);
   }
   EXPECT_GT(found.skipped, 0);
   EXPECT_EQ(static_cast<std::int64_t>(found.found.size()) + found.skipped, 24);
-}
-
-TEST(Search, MicroBatchesAreTriedWhereNothingFits) {
-  const planning::Search found = planning::search(space(100));
-  EXPECT_TRUE(found.best().fits);
-  EXPECT_TRUE(found.has_accumulation());
-}
-
-TEST(Search, WhatIsFixedStays) {
-  planning::SearchSpace asked = space(1e6);
-  asked.fixed_tp = asked.fixed_ac = asked.fixed_zero = true;
-  asked.first = {.tp = 2, .ac = "full", .zero = 2};
-  const planning::Search found = planning::search(asked);
-  ASSERT_EQ(found.found.size(), 1U);
-  EXPECT_EQ(planning::name_of(found.best().layout), "dp 4 × tp 2, ac full, ZeRO-2");
+  const planning::Search small = planning::search(space(100));
+  EXPECT_TRUE(small.best().fits);
+  EXPECT_TRUE(small.has_accumulation());
 }
 
 TEST(Search, OfLayoutsThatTakeAsLongTheSmallestIsFirst) {
@@ -86,20 +80,16 @@ TEST(Search, OfManyRanksEndsAtOnce) {
 }
 
 TEST(Search, ALayoutThatTheModelRefusesIsLeftOutWithTheReason) {
-  planning::SearchSpace asked = space(1e6);
-  asked.estimate = [](const TrainingLayout& layout) {
+  planning::SearchSpace space_of_eight = space(1e6);
+  space_of_eight.estimate = [](const TrainingLayout& layout) {
     TESSERA_CHECK(layout.tp < 8, "eight parts are too many");
     return estimate(layout);
   };
-  const planning::Search found = planning::search(asked);
+  const planning::Search found = planning::search(space_of_eight);
   EXPECT_EQ(found.refused.size(), 6U);
-  EXPECT_CONTAINS(planning::to_text(found), "left out: dp 1, tp 8: eight parts are too many");
-}
-
-TEST(Search, WhereNoLayoutIsPossibleItSaysWhatToChange) {
-  planning::SearchSpace asked = space(1e6);
-  asked.allows_tp = [](std::int64_t) { return false; };
-  EXPECT_ERROR(planning::search(asked), "8 ranks can't be laid out");
+  EXPECT_CONTAINS(planning::to_text(found), "dp 1, tp 8: eight parts are too many");
+  space_of_eight.allows_tp = [](std::int64_t) { return false; };
+  EXPECT_ERROR(planning::search(space_of_eight), "8 ranks can't be laid out");
 }
 
 }  // namespace

@@ -57,12 +57,9 @@ void expect_same_resumed(int ranks, std::int64_t dp, std::int64_t tp, bool async
   });
 }
 
-TEST(CheckpointerTest, AResumedRunIsBitEqualOn2x2) {
-  expect_same_resumed(4, 2, 2, true);
-}
-
-TEST(CheckpointerTest, AResumedRunIsBitEqualWhereStepsAreSavedAtOnce) {
-  expect_same_resumed(3, 3, 1, false);
+TEST(CheckpointerTest, AResumedRunIsBitEqual) {
+  expect_same_resumed(4, 2, 2, /*async=*/true);
+  expect_same_resumed(3, 3, 1, /*async=*/false);
 }
 
 TEST(CheckpointerTest, RandomNumbersAndTheLossScaleContinue) {
@@ -89,30 +86,23 @@ TEST(CheckpointerTest, RandomNumbersAndTheLossScaleContinue) {
   });
 }
 
-TEST(CheckpointerTest, SavesEverySoManyStepsAndTheLast) {
+TEST(CheckpointerTest, SavesEverySoManyStepsAtTheLastAndWhenTheRunMustStop) {
   const TemporaryFolder folder;
   RunRanks(2, [&](Rank& rank) {
-    MlpRun run(rank, 2, 1);
+    MlpRun run(rank, 2, 1), stopped(rank, 2, 1);
     Checkpointer checkpoints({.folder = folder / "run", .every = 2, .steps = 5}, rank.world());
     train(run, checkpoints, 5);
     EXPECT_EQ(checkpoints.finish(*run.state), nullptr);
+    Checkpointer others({.folder = folder / "stopped", .every = 2, .steps = 5}, rank.world());
+    stopped.step();
+    EXPECT_FALSE(others.after_step(*stopped.state));
+    EXPECT_TRUE(others.after_step(*stopped.state, {}, /*stopped=*/true));
+    EXPECT_TRUE(std::filesystem::exists(folder / "stopped/step-00000001/manifest.json"));
+    EXPECT_EQ(others.finish(*stopped.state), nullptr);
   });
   for (const std::string step : {"step-00000002", "step-00000004", "step-00000005"}) {
     EXPECT_TRUE(std::filesystem::exists(folder / "run" / step / "manifest.json")) << step;
   }
-}
-
-TEST(CheckpointerTest, SavesWhenTheRunIsAskedToStop) {
-  const TemporaryFolder folder;
-  RunRanks(2, [&](Rank& rank) {
-    MlpRun run(rank, 2, 1);
-    Checkpointer checkpoints({.folder = folder / "run", .every = 2, .steps = 5}, rank.world());
-    run.step();
-    EXPECT_FALSE(checkpoints.after_step(*run.state));
-    EXPECT_TRUE(checkpoints.after_step(*run.state, {}, /*stopped=*/true));
-    EXPECT_TRUE(std::filesystem::exists(folder / "run/step-00000001/manifest.json"));
-    EXPECT_EQ(checkpoints.finish(*run.state), nullptr);
-  });
 }
 
 TEST(CheckpointerTest, ARunBeginsOnlyWhereThereAreNoSteps) {

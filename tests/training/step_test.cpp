@@ -65,25 +65,24 @@ void expect_one_ranks_steps(MlpRun& run, const StepOptions& options) {
   EXPECT_TRUE(run.weights().allclose(one.weights, 1e-4, 1e-6));
 }
 
-TEST(StepTest, EqualsOneRanksOnA2x2Mesh) {
-  RunRanks(4, [](Rank& rank) {
-    MlpRun run(rank, 2, 2);
-    expect_one_ranks_steps(run, {.max_norm = 0.1});
-  });
-}
-
-TEST(StepTest, MicroBatchesAddUpToTheBatch) {
-  RunRanks(2, [](Rank& rank) {
-    MlpRun run(rank, 2, 1);
-    expect_one_ranks_steps(run, {.accumulate = 3, .max_norm = 0.1});
-  });
-}
-
-TEST(StepTest, MicroBatchesThatAreReducedOnceAddUpToTheBatch) {
-  RunRanks(4, [](Rank& rank) {
-    MlpRun run(rank, 2, 2, {.reshard_after_forward = false});
-    expect_one_ranks_steps(run, {.accumulate = 2, .sync_each_micro_batch = false, .max_norm = 0.1});
-  });
+TEST(StepTest, EqualsOneRanksStepOnAMeshAndWithMicroBatches) {
+  struct Row {
+    std::int64_t dp, tp;
+    StepOptions options;
+    fsdp::Options units{};
+  };
+  for (const Row& row :
+       {Row{2, 2, {.max_norm = 0.1}}, Row{2, 1, {.accumulate = 3, .max_norm = 0.1}},
+        Row{2,
+            2,
+            {.accumulate = 2, .sync_each_micro_batch = false, .max_norm = 0.1},
+            {.reshard_after_forward = false}}}) {
+    SCOPED_TRACE(row.options.accumulate);
+    RunRanks(static_cast<int>(row.dp * row.tp), [&](Rank& rank) {
+      MlpRun run(rank, row.dp, row.tp, row.units);
+      expect_one_ranks_steps(run, row.options);
+    });
+  }
 }
 
 TEST(StepTest, SumsMicroBatchesThatCountForThemselves) {
@@ -217,11 +216,8 @@ void expect_nothing_left(const StepOptions& options, const fsdp::Options& units)
   });
 }
 
-TEST(StepTest, ALossFunctionThatThrowsLeavesNoGradients) {
+TEST(StepTest, ALossFunctionThatThrowsLeavesNoGradientsAndTheUnitsReducing) {
   expect_nothing_left({.batch = kBatch, .accumulate = 2}, {});
-}
-
-TEST(StepTest, ALossFunctionThatThrowsLeavesTheUnitsReducing) {
   expect_nothing_left({.batch = kBatch, .accumulate = 2, .sync_each_micro_batch = false},
                       {.reshard_after_forward = false});
 }
