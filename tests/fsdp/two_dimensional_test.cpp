@@ -366,13 +366,18 @@ TEST(DistributedResultWrittenIntoAPlainTensor, HasTheGradientsOfOneRank) {
     alone(x).backward();
     for (const auto& [dp, tp] : {std::pair{1, 1}, {1, 2}, {2, 2}, {1, 4}}) {
       RunOnMesh({dp, tp}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-        for (const bool accumulates : {false, true}) {
+        for (const auto& [shards, accumulates] :
+             {std::pair{false, false}, {true, false}, {true, true}}) {
           Filled<Written> model;
           model.write = write;
           parallelize(model, mesh["tp"]);
-          fully_shard(model, mesh["dp"]);
+          if (shards) {
+            fully_shard(model, mesh["dp"]);
+          }
           for (const bool last : {false, true}) {
-            set_requires_gradient_sync(model, last || !accumulates);
+            if (shards) {
+              set_requires_gradient_sync(model, last || !accumulates);
+            }
             full(model(x)).backward();
           }
           expect_gradients(model, gradients_of(alone));
