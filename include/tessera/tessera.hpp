@@ -90,6 +90,7 @@
 #include "tessera/observe/memory.h"
 #include "tessera/observe/metric.h"
 #include "tessera/observe/metrics.h"
+#include "tessera/observe/profile.h"
 #include "tessera/observe/run_record.h"
 #include "tessera/observe/tensorboard.h"
 #include "tessera/observe/verify.h"

@@ -62,7 +62,7 @@ class PublicHeaders(unittest.TestCase):
         # nn::MetaDevice is a scope that holds one of dtensor's; Linear and Hooked have a base that
         # tensor parallelism knows both by, which also makes products of Linears together; Hooked
         # makes parts of what it holds; scopes that a backward takes along are CarriedScopes;
-        # attention's kernel is chosen where its operator is.
+        # attention's kernel is chosen where its operator is; a MetricLog has a Progress.
         found = {header: inner for header in public_headers()
                  if (inner := {name for name in includes(header) if "/detail/" in name})}
         self.assertEqual(found, {"tessera/dtensor/operator_mode.h": {"tessera/internals/detail/threads.h",
@@ -73,6 +73,7 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/nn/attention_kernel.h": {"tessera/dtensor/detail/attention_kernel.h"},
                                  "tessera/nn/linear.h": {"tessera/nn/detail/deferred_bias.h",
                                                          "tessera/nn/detail/linear_product.h"},
+                                 "tessera/training/recording.h": {"tessera/observe/detail/progress.h"},
                                  "tessera/nn/hooked.h": {"tessera/nn/detail/deferred_bias.h",
                                                          "tessera/nn/detail/adopted_module.h"}})
 

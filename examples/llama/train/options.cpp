@@ -542,7 +542,7 @@ void check_checkpoints(const TrainOptions& o) {
                 o.resume_step >= 0 ? "--resume-step" : "--resume",
                 " are both given; a run begins with one of them");
   TESSERA_CHECK(
-      o.checkpoint.empty() || o.steps > 0,
+      o.checkpoint.empty() || o.steps > 0 || resumes(o),
       "--checkpoint is given with --steps 0, which leaves nothing to save; give steps, or "
       "--initial-load to look at a checkpoint");
   TESSERA_CHECK(o.exclude.empty() || o.resume != "auto" || !o.initial_load.empty(),

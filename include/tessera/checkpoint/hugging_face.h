@@ -105,19 +105,6 @@ void check_beside_weights(const FilesBesideWeights& files, const std::filesystem
 /// the Llama, Mistral and Qwen classes.
 std::string config_change(const std::string& before, const std::string& now);
 
-}  // namespace tessera::checkpoint
-TESSERA_API_END
-
-TESSERA_API_BEGIN
-namespace tessera::comm {
-class World;
-}
-namespace tessera::nn {
-class ModuleBase;
-}
-
-namespace tessera::checkpoint {
-
 /// Writes the adapters of a model (nn::apply_lora) in PEFT's format, for
 /// `PeftModel.from_pretrained(model, folder)`: adapter_model.safetensors, whose tensors are named
 /// base_model.model.FQN.lora_A.weight, and adapter_config.json. `base_model` is the folder or name

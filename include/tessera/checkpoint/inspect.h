@@ -10,6 +10,10 @@
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
+namespace tessera::comm {
+class World;
+}
+
 namespace tessera::checkpoint {
 
 /// Returns `path` if it is a step folder, else the newest step folder in it. Throws Error if there
@@ -38,16 +42,6 @@ std::vector<std::string> verify_step(const std::filesystem::path& step,
 std::vector<std::string> compare_steps(const std::filesystem::path& step,
                                        const std::filesystem::path& other,
                                        const Progress& progress = {});
-
-}  // namespace tessera::checkpoint
-TESSERA_API_END
-
-TESSERA_API_BEGIN
-namespace tessera::comm {
-class World;
-}
-
-namespace tessera::checkpoint {
 
 // The steps of a folder as a run sees them: the step that a run continues from, and steps that are
 // in its way.

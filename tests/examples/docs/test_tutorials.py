@@ -112,7 +112,7 @@ class Tutorials(unittest.TestCase):
             self.assertAlmostEqual(one, same, delta=1e-3 * one)
 
     def test_experts_are_planned_with_an_even_routing(self):
-        for output in self.run_tutorial("11_experts", on=(1,)):
+        for output in self.run_tutorial("11_experts", on=(2,)):
             self.assertRegex(output, r"one of \d+ alike")
             self.assertRegex(output, r"(?m)^ +ep +all_gather ")
 
