@@ -196,6 +196,7 @@ TEST(SaveHuggingFace, FailsOnAllRanksIfOneRankOrTheFolderIsUnfit) {
     TemporaryFolder folder;
     WriteFile(folder / "file", "");
     std::filesystem::create_directories(folder / "taken/model.safetensors/folder");
+    std::filesystem::create_directories(folder / "unfilled");
     const std::string name = out;
     const auto errors = testing::ErrorsOfRanks(4, [&](Rank& rank) {
       Net net;
@@ -206,7 +207,8 @@ TEST(SaveHuggingFace, FailsOnAllRanksIfOneRankOrTheFolderIsUnfit) {
       save_hugging_face(net, *rank.world(), folder / name, "{}");
     });
     EXPECT_CONTAINS(errors, word);
-    EXPECT_EQ(folder.files().size(), 2u);
+    EXPECT_EQ(folder.files().size(), 3u);
+    EXPECT_TRUE(testing::FilesIn(folder / "unfilled").empty());
     EXPECT_EQ(testing::FilesIn(folder / "taken"), Names{"model.safetensors"});
   }
 }
