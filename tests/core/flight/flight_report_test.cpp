@@ -108,8 +108,8 @@ TEST(Explain, HasALineForRanksThatDoTheSame) {
   EXPECT_EQ(
       lines[0],
       "each of ranks 0, 2 waits in all_reduce (call 1 of group '0-2'), for rank 1, for 2.0 s");
-  EXPECT_CONTAINS(lines[1], "rank 1 is stopped (by SIGSTOP", "kill -CONT " + std::to_string(getpid()),
-                  "after the set-up of group '0-2'");
+  EXPECT_CONTAINS(lines[1], "rank 1 is stopped (by SIGSTOP",
+                  "kill -CONT " + std::to_string(getpid()), "after the set-up of group '0-2'");
 }
 
 TEST(ExitReason, SaysHowARankEnded) {
