@@ -135,7 +135,8 @@ const DeviceMesh::Impl* DeviceMesh::Family::member(const Impl* root, std::vector
 std::vector<std::string> DeviceMesh::Family::dims_of_root(const Impl& mesh) {
   const MeshShape& all = mesh.root->shape;
   const std::vector<std::string>& own = mesh.shape.names();
-  // A flattened dimension counts as a dimension of the root: coordinates would lose its parts of size 1.
+  // A flattened dimension counts as a dimension of the root: coordinates would lose its parts of
+  // size 1.
   const auto is_of_root = [&](const std::string& name) {
     return std::ranges::find(all.names(), name) != all.names().end() ||
            !mesh.family->flattened_dims(mesh.root, name).empty();

@@ -115,10 +115,11 @@ bool has_torch_hf_shards(const std::filesystem::path& folder) {
 
 void refuse_torch_checkpoint(const std::filesystem::path& folder) {
   std::error_code error;
-  TESSERA_CHECK(!std::filesystem::exists(folder / ".metadata", error), "'", folder.string(),
-                "' is a checkpoint of torch.distributed.checkpoint, .metadata and .distcp files, ",
-                "whose pickles only PyTorch reads: convert it with from_torch_checkpoint.py, which is ",
-                "installed beside tessera-ckpt, and load its output (docs/checkpoints.md)");
+  TESSERA_CHECK(
+      !std::filesystem::exists(folder / ".metadata", error), "'", folder.string(),
+      "' is a checkpoint of torch.distributed.checkpoint, .metadata and .distcp files, ",
+      "whose pickles only PyTorch reads: convert it with from_torch_checkpoint.py, which is ",
+      "installed beside tessera-ckpt, and load its output (docs/checkpoints.md)");
 }
 
 Manifest manifest_of_shards(const std::filesystem::path& folder) {
