@@ -312,9 +312,10 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
   }
   const Json& random = entries.at("random");
   set_random_state({.seed = random.at("seed"), .calls = random.at("calls")});
-  TESSERA_CHECK(report.step <= options_.steps, "the checkpoint '", source_.string(),
-                "' is of a later step than ", option("steps"), " ", options_.steps, ": give ",
-                option("steps"), " ", report.step, " or more");
+  // A run with 0 steps only loads, for example to export the weights.
+  TESSERA_CHECK(options_.steps == 0 || report.step <= options_.steps, "the checkpoint '",
+                source_.string(), "' is of a later step than ", option("steps"), " ",
+                options_.steps, ": give ", option("steps"), " ", report.step, " or more");
   state.step = saved_ = report.step;
 }
 
