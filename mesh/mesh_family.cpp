@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
 #include <utility>
 
 #include "mesh_family.h"
@@ -32,15 +31,21 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
 /// the root (flattened ones, slices of slices).
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
-  const auto position = [&](int rank) { return std::ranges::find(root, rank) - root.begin(); };
+  const auto position = [&](int rank) {
+    // Usually the root has the ranks 0, 1, 2 and so on: thousands of ranks are not searched.
+    const auto same = static_cast<std::size_t>(rank);
+    return same < root.size() && root[same] == rank ? static_cast<std::ptrdiff_t>(rank)
+                                                    : std::ranges::find(root, rank) - root.begin();
+  };
   // A position in the root is a sum over its dimensions of coordinate times stride, so the offsets
   // of steps along different dimensions add up.
-  std::vector<std::ptrdiff_t> positions = {position(own)};
+  const std::ptrdiff_t own_position = position(own);
+  std::vector<std::ptrdiff_t> positions = {own_position};
   for (const std::vector<int>& part : parts) {
     std::vector<std::ptrdiff_t> longer;
     for (const std::ptrdiff_t start : positions) {
       for (const int rank : part) {
-        longer.push_back(start + position(rank) - position(own));
+        longer.push_back(start + position(rank) - own_position);
       }
     }
     positions = std::move(longer);
@@ -49,8 +54,9 @@ std::vector<int> product_through(const std::vector<int>& root,
   // Parts that share a dimension would step along it twice, and so leave the root or reach one rank
   // twice.
   const bool inside = std::ranges::all_of(positions, [&](auto p) { return p >= 0 && p < size; });
-  const bool unique =
-      std::set<std::ptrdiff_t>(positions.begin(), positions.end()).size() == positions.size();
+  std::vector<std::ptrdiff_t> sorted = positions;
+  std::ranges::sort(sorted);
+  const bool unique = std::ranges::adjacent_find(sorted) == sorted.end();
   std::vector<int> ranks;
   if (inside && unique) {
     for (const std::ptrdiff_t p : positions) {

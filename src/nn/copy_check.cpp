@@ -389,9 +389,25 @@ class Comparison {
 std::vector<bool> dims_in_root(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
   std::vector<bool> differs(static_cast<std::size_t>(root.ndim()), false);
+  const std::vector<std::string>& of_root = root.shape().names();
+  const std::vector<std::string>& own = mesh.shape().names();
+  const auto is_of_root = [&](const std::string& name) {
+    return std::ranges::find(of_root, name) != of_root.end();
+  };
+  if (!own.empty() && std::ranges::all_of(own, is_of_root)) {
+    for (const std::string& name : own) {
+      differs[static_cast<std::size_t>(root.shape().dim(name))] = mesh.size(name) > 1;
+    }
+    return differs;
+  }
+  // A flattened or an unflattened mesh: the coordinates of its ranks are compared.
+  const std::vector<int>& all = root.ranks();
   std::vector<std::int64_t> first;
   for (const int rank : mesh.ranks()) {
-    const auto at = std::ranges::find(root.ranks(), rank) - root.ranks().begin();
+    const auto guess = static_cast<std::size_t>(rank);
+    const auto at = guess < all.size() && all[guess] == rank
+                        ? static_cast<std::ptrdiff_t>(rank)
+                        : std::ranges::find(all, rank) - all.begin();
     const std::vector<std::int64_t> coordinate = root.shape().coordinate(at);
     if (first.empty()) {
       first = coordinate;
