@@ -392,13 +392,13 @@ TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
     const char* line;
     const char* words;
   };
-  for (const auto& [line, words] : std::vector<Row>{
+  for (const Row& row : std::vector<Row>{
            {R"({"prompt": ["a"], "completion": "b"})", "1 texts and the completion 1"},
            {R"({"prompt": ["a", "b"], "completion": ["c"]})", "2 texts and the completion 1"},
            {R"({"prompt": ["a", 1], "completion": ["c", "d"]})", "\"prompt\""},
            {R"({"prompt": ["abcdefgh"], "completion": ["i"]})", "the prompt has 8 of 9 tokens"},
            {R"({"prompt": [], "completion": []})", "the prompt has 0 of 0 tokens"}}) {
-    EXPECT_ERROR(SampleOf(line, {.truncate = true}), "p.jsonl:1", words);
+    EXPECT_ERROR(SampleOf(row.line, {.truncate = true}), "p.jsonl:1", row.words);
   }
 }
 

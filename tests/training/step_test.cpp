@@ -228,10 +228,10 @@ TEST(StepTest, AModelThatIsOnNoMeshOfTheDataIsRefused) {
     nn::init_weights(model, /*seed=*/3);
     optim::AdamW optimizer(model, {});
     training::TrainState state{.model = model, .optimizer = optimizer};
-    const auto [x, y] = rows_of(0, 0, 4);
+    const auto rows = rows_of(0, 0, 4);
     const auto step = [&] {
       return training::step(state, mesh["dp"], {.batch = 8},
-                            [&](std::int64_t) { return model(x, y); });
+                            [&](std::int64_t) { return model(rows.first, rows.second); });
     };
     EXPECT_ERROR(step(),
                  "step 1: none of the 4 trained parameters of a tessera::testing::Mlp is on",
