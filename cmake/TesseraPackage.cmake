@@ -3,6 +3,7 @@
 set(tree ${CPACK_TEMPORARY_DIRECTORY})
 set(libraries ${tree}/${CPACK_TESSERA_LIBDIR})
 file(GLOB ours ${tree}/bin/* ${libraries}/libtessera_*.so.*.*.*)
+list(FILTER ours EXCLUDE REGEX "[.]py$")
 
 # The package includes the distribution's libraries that are used.
 include(${CMAKE_CURRENT_LIST_DIR}/TesseraLibraries.cmake)

@@ -189,7 +189,7 @@ std::string libtorch_message_of(const std::function<void()>& action) {
   return "";
 }
 
-TEST_ON_MESH(FailingMatrices, ThrowTheSameOnEveryRank, {3}, {"x"}) {
+TEST(FailingMatrices, ThrowTheSameOnEveryRank) {
   const std::vector<testing::Named<void(const at::Tensor&)>> all{
       {"cholesky_ex", [](auto& a) { at::linalg_cholesky_ex(a, false, true); }},
       {"inv_ex", [](auto& a) { at::linalg_inv_ex(a, true); }},
@@ -207,13 +207,16 @@ TEST_ON_MESH(FailingMatrices, ThrowTheSameOnEveryRank, {3}, {"x"}) {
       {"eigvals", [](auto& a) { at::linalg_eigvals(a); }}};
   for (const auto& [name, run] : all) {
     for (const double last : {0.0, std::numeric_limits<double>::quiet_NaN()}) {
-      SCOPED_TRACE(name);
+      // On one thread: LAPACK's eigenvalues of NaN are not safe on several.
       const auto expected = libtorch_message_of([&, &call = run] { call(matrices(last)); });
-      const at::Tensor split = distribute_tensor(matrices(last), mesh, {Shard{0}});
-      EXPECT_EQ(libtorch_message_of([&, &call = run] { call(split); }), expected);
-      const at::Tensor good = distribute_tensor(matrices(1), mesh, {Shard{0}});
-      EXPECT_EQ(libtorch_message_of([&, &call = run] { call(good); }), "");
-      EXPECT_EQUAL(good, matrices(1));
+      RunOnMesh({3}, {"x"}, [&, &call = run, &what = name](const DeviceMesh& mesh) {
+        SCOPED_TRACE(what);
+        const at::Tensor split = distribute_tensor(matrices(last), mesh, {Shard{0}});
+        EXPECT_EQ(libtorch_message_of([&] { call(split); }), expected);
+        const at::Tensor good = distribute_tensor(matrices(1), mesh, {Shard{0}});
+        EXPECT_EQ(libtorch_message_of([&] { call(good); }), "");
+        EXPECT_EQUAL(good, matrices(1));
+      });
     }
   }
 }
