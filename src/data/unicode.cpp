@@ -209,7 +209,7 @@ std::string normalized(std::string_view text, NormalizationForm form) {
     const std::size_t plain = ascii == text.size() || ascii == 0 ? ascii : ascii - 1;
     out += text.substr(0, plain);
     text.remove_prefix(plain);
-    const auto begin = text.begin() + (text.empty() ? 0 : 1);
+    const auto* const begin = text.begin() + (text.empty() ? 0 : 1);
     const auto others =
         static_cast<std::size_t>(std::find_if(begin, text.end(), is_ascii) - text.begin());
     append_normalized(text.substr(0, others), form, out);

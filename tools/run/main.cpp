@@ -284,7 +284,7 @@ class Job {
 
   void take_signals() {
     for (signalfd_siginfo info{}; read(signals_, &info, sizeof info) == sizeof info;) {
-      const int number = static_cast<int>(info.ssi_signo);
+      const auto number = static_cast<int>(info.ssi_signo);
       if (number == SIGUSR1 || number == SIGUSR2) {
         std::ranges::for_each(ranks_, [&](Rank& rank) { rank.signals.push_back(number); });
       } else if (number != SIGCHLD) {
