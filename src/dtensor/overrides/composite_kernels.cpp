@@ -188,8 +188,16 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::I
 // elements; complete_sizes compares with the input's sizes.
 
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
-  if (!tessera::is_distributed(self) || self.numel() > 0) [[likely]] {
+  if (!tessera::is_distributed(self)) [[likely]] {
     return composite::reshape_symint(self, sizes);
+  }
+  if (self.numel() > 0) {
+    try {
+      return composite::reshape_symint(self, sizes);
+    } catch (c10::Error& error) {
+      add_global_sizes(error, self);
+      throw;
+    }
   }
   return composite::reshape(self, complete_sizes(self.sizes(), C10_AS_INTARRAYREF_SLOW(sizes)));
 }

@@ -28,6 +28,11 @@ at::Tensor meta_like(const at::Tensor& tensor) {
 
 }  // namespace
 
+void add_global_sizes(c10::Error& error, const at::Tensor& tensor) {
+  error.add_context(concat("the sizes of a distributed tensor and of its views are global, here ",
+                           tensor.sizes()));
+}
+
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments) {
   torch::jit::Stack stack;
@@ -38,8 +43,11 @@ std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     BelowAutograd guard;
     op.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
-    // The operator has no kernel for meta tensors. Any other exception is the caller's error.
-    return std::nullopt;
+    return std::nullopt;  // the operator has no kernel for meta tensors
+  } catch (c10::Error& error) {
+    kernels::visit_tensors(arguments.first(1),
+                           [&](const at::Tensor& tensor) { add_global_sizes(error, tensor); });
+    throw;
   }
   std::vector<std::vector<std::int64_t>> strides;
   kernels::visit_tensors(

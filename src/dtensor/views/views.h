@@ -15,6 +15,10 @@
 
 namespace tessera::detail {
 
+/// Adds to an error of a view that sizes are global, because programs often pass a rank's own
+/// sizes.
+void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
+
 /// The strides that the results of a view operator have on tensors with global sizes, lists
 /// flattened. Computed by running the operator on meta tensors. Local strides are not usable: a
 /// dimension of local size 1 may have any stride, and ranks would disagree. Throws the operator's

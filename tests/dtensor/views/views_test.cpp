@@ -92,7 +92,10 @@ TEST_ON_MESH(View, HasTheSameStridesOnEveryRank, {4}, {"x"}) {
 TEST_ON_MESH(View, WhatLibtorchRefusesIsRefusedOnEveryRank, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({2, 3}), mesh, {Shard{0}});
   EXPECT_THROWN(c10::Error, x.t().view({6}), "view size is not compatible");
-  EXPECT_THROWN(c10::Error, x.view({4}), "shape '[4]' is invalid for input of size 6");
+  for (const bool reshapes : {false, true}) {
+    EXPECT_THROWN(c10::Error, reshapes ? x.reshape({4}) : x.view({4}),
+                  "shape '[4]' is invalid for input of size 6", "global", "[2, 3]");
+  }
 }
 
 TEST_ON_MESH(InPlace, OnAPartialTensorEqualsOneRank, {2}, {"x"}) {
