@@ -3,14 +3,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,16 +19,16 @@
 #include "group_info.h"
 #include "host/host.h"
 #include "shm/shm_reduce.h"
+#include "shm/shm_rounds.h"
 #include "shm/shm_segment.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/detail/environment.h"
-#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 #include "tessera/core/placement.h"
 #include "watch/store_sync.h"
 
-// Runs one collective after another on a shared segment. ShmGroup knows only rounds and calls; the
-// operations at the end of this file know the meaning of the bytes.
+// Runs one collective after another on a shared segment. ShmGroup knows only rounds and calls;
+// ShmCommunicator knows the meaning of the bytes.
 namespace tessera::comm {
 
 /// The kind of a collective, as a number that is written to shared memory.
@@ -102,117 +100,6 @@ class ShmGroup {
   /// The operation that has started and is not finished. There is at most one, because it uses the
   /// slots.
   ShmOperationPtr under_way_;
-};
-
-}  // namespace tessera::comm
-
-// The layout of a collective's bytes in slots and rounds. A slot has a fixed size; bytes that do
-// not fit are sent in further rounds. Each rank does the same arithmetic alone; nothing here waits
-// or synchronises.
-namespace tessera::comm {
-
-/// The ranks' slots of one round, in rank order.
-using Slots = std::span<const std::byte* const>;
-
-std::int64_t bytes_of(const at::Tensor& tensor);
-std::byte* data_of(const at::Tensor& tensor);
-/// Copies bytes; `to` and `from` may be equal.
-void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
-/// The number of rounds for `bytes` if a round has room for `capacity` bytes; at least one.
-std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity);
-
-/// The part of `total` bytes that is sent in round `round` if a round has room for `capacity`
-/// bytes.
-struct Piece {
-  Piece(std::int64_t total, std::int64_t capacity, std::int64_t round)
-      : offset(std::min(round * capacity, total)), bytes(std::min(capacity, total - offset)) {}
-  std::int64_t offset;
-  std::int64_t bytes;
-};
-
-/// Bytes divided into one part for each rank. Parts are equal, except that the last ones may be
-/// shorter or empty.
-struct EqualParts {
-  std::int64_t total;
-  std::int64_t part;
-
-  std::int64_t offset(int rank) const { return std::min(rank * part, total); }
-  std::int64_t bytes(int rank) const { return std::min(part, total - offset(rank)); }
-};
-/// Parts that begin at cache lines, so that no two ranks write to one cache line.
-EqualParts line_parts(std::int64_t total, int ranks);
-
-/// A tensor's memory, divided into one part for each rank. `whole`: its first byte. `own`: the
-/// address of this rank's part, which may be inside `whole`.
-struct SplitBuffer {
-  EqualParts parts;
-  std::byte* whole;
-  std::byte* own;
-};
-/// The tensors of one collective. A rank's bytes are its parts of all tensors, one after another.
-using SplitBuffers = std::vector<SplitBuffer>;
-
-/// The rounds of a reduce-scatter. Each slot has room for one piece for each rank.
-class ScatterRounds {
- public:
-  ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, SplitBuffers buffers,
-                ReduceFunction reduce, std::size_t item_bytes);
-
-  std::int64_t count() const;
-  void produce(std::int64_t round, std::byte* slot) const;
-  void consume(std::int64_t round, Slots slots);
-
- private:
-  int rank_;
-  SplitBuffers buffers_;
-  /// Bytes for each rank in a slot, a multiple of a cache line.
-  std::int64_t capacity_;
-  /// May write to a part of its own input, because an all-reduce reduces in place.
-  ReduceFunction reduce_;
-  std::size_t item_bytes_;
-  /// The sources of one reduction; a member to save an allocation for each buffer.
-  std::vector<const std::byte*> sources_;
-};
-
-/// The rounds of an all-gather.
-struct GatherRounds {
-  // `capacity` is a whole slot, because each rank's slot contains only that rank's part.
-  int rank;
-  SplitBuffers buffers;
-  std::int64_t capacity;
-
-  std::int64_t count() const;
-  void produce(std::int64_t round, std::byte* slot) const;
-  void consume(std::int64_t round, Slots slots) const;
-};
-
-/// The rounds of an all-to-all. A slot contains its rank's counts, then one part for each rank. All
-/// ranks check the counts of all ranks, so that they fail together.
-class ExchangeRounds {
- public:
-  ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes, const at::Tensor& output,
-                 const at::Tensor& input, std::span<const std::int64_t> output_counts,
-                 std::span<const std::int64_t> input_counts);
-
-  std::int64_t count() const;
-  void produce(std::int64_t round, std::byte* slot) const;
-  /// Throws Error in round 0, on every rank, if a sender's and a receiver's counts differ.
-  void consume(std::int64_t round, Slots slots) const;
-
- private:
-  void check_counts(Slots slots) const;
-  void copy_own() const;
-
-  GroupInfo group_;
-  std::int64_t item_bytes_;
-  const std::byte* input_;
-  std::byte* output_;
-  std::vector<std::int64_t> input_counts_;
-  std::vector<std::int64_t> output_counts_;
-  /// The size of the counts at the beginning of a slot: bytes for each rank, then bytes expected
-  /// from each rank.
-  std::int64_t table_bytes_;
-  std::int64_t capacity_;
 };
 
 namespace {
@@ -387,238 +274,12 @@ void ShmGroup::abort() {
   segment_.wake_peers();
 }
 
-namespace {
-
-/// Bytes of a cache line. It is a multiple of every element's size, so that no element is divided.
-constexpr std::int64_t kLine = 64;
-
-std::size_t index(int rank) {
-  return static_cast<std::size_t>(rank);
-}
-
-std::int64_t round_down_to_line(std::int64_t bytes) {
-  return bytes / kLine * kLine;
-}
-
-std::int64_t round_up_to_line(std::int64_t bytes) {
-  return tessera::detail::round_up(bytes, kLine);
-}
-
-std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
-  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
-}
-
-/// Consecutive bytes of one buffer in a slot.
-struct Span {
-  std::int64_t in_part;  ///< offset in the rank's part of the buffer
-  std::int64_t in_slot;
-  std::int64_t bytes;
-};
-
-std::int64_t bytes_of_rank(const SplitBuffers& buffers, int rank) {
-  std::int64_t bytes = 0;
-  for (const SplitBuffer& buffer : buffers) {
-    bytes += buffer.parts.bytes(rank);
-  }
-  return bytes;
-}
-
-/// Visits the pieces of `rank`'s bytes that are sent in `round`, if each round has room for
-/// `capacity` bytes.
-template <class Visit>
-void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity, std::int64_t round,
-                   Visit&& visit) {
-  const std::int64_t begin = round * capacity;
-  std::int64_t start = 0;  // start of the buffer's part within the rank's bytes
-  // The buffers' parts are one after another in the rank's bytes, and a round is a window on these
-  // bytes.
-  for (const SplitBuffer& buffer : buffers) {
-    const std::int64_t end = start + buffer.parts.bytes(rank);
-    const std::int64_t first = std::max(begin, start);
-    const std::int64_t last = std::min(begin + capacity, end);
-    if (first < last) {
-      visit(buffer, Span{first - start, first - begin, last - first});
-    }
-    start = end;
-  }
-}
-
-const std::int64_t* table_of(const std::byte* slot) {
-  return reinterpret_cast<const std::int64_t*>(slot);
-}
-
-}  // namespace
-
-std::int64_t bytes_of(const at::Tensor& tensor) {
-  return static_cast<std::int64_t>(tensor.nbytes());
-}
-
-std::byte* data_of(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.data_ptr());
-}
-
-void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  if (bytes > 0 && to != from) {
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
-  }
-}
-
-std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity) {
-  return std::max<std::int64_t>(1, tessera::detail::ceil_div(bytes, capacity));
-}
-
-EqualParts line_parts(std::int64_t total, int ranks) {
-  return {total, round_up_to_line(tessera::detail::ceil_div(total, ranks))};
-}
-
-ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, SplitBuffers buffers,
-                             ReduceFunction reduce, std::size_t item_bytes)
-    : rank_(group.rank),
-      buffers_(std::move(buffers)),
-      capacity_(round_down_to_line(slot_bytes / group.size())),
-      reduce_(reduce),
-      item_bytes_(item_bytes),
-      sources_(index(group.size())) {}
-
-/// Computed for rank 0, whose part is the longest.
-std::int64_t ScatterRounds::count() const {
-  return rounds_for(bytes_of_rank(buffers_, 0), capacity_);
-}
-
-/// Writes one piece for each other rank into the slot. This rank's own part is not copied.
-void ScatterRounds::produce(std::int64_t round, std::byte* slot) const {
-  for (int to = 0; to < static_cast<int>(sources_.size()); ++to) {
-    if (to == rank_) {
-      continue;
-    }
-    std::byte* room = slot + to * capacity_;
-    for_each_span(buffers_, to, capacity_, round, [&](const SplitBuffer& buffer, const Span& span) {
-      copy_bytes(room + span.in_slot, buffer.whole + buffer.parts.offset(to) + span.in_part,
-                 span.bytes);
-    });
-  }
-}
-
-void ScatterRounds::consume(std::int64_t round, Slots slots) {
-  for_each_span(buffers_, rank_, capacity_, round,
-                [&](const SplitBuffer& buffer, const Span& span) {
-                  for (std::size_t from = 0; from < slots.size(); ++from) {
-                    sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
-                  }
-                  // This rank's term is placed at its rank, so that the order of the terms is the
-                  // same on all ranks.
-                  sources_[index(rank_)] = buffer.whole + buffer.parts.offset(rank_) + span.in_part;
-                  reduce_(buffer.own + span.in_part, sources_,
-                          static_cast<std::size_t>(span.bytes) / item_bytes_);
-                });
-}
-
-std::int64_t GatherRounds::count() const {
-  return rounds_for(bytes_of_rank(buffers, 0), capacity);
-}
-
-void GatherRounds::produce(std::int64_t round, std::byte* slot) const {
-  for_each_span(buffers, rank, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
-    copy_bytes(slot + span.in_slot, buffer.own + span.in_part, span.bytes);
-  });
-}
-
-/// Copies this rank's own part as well. Its source may already be its place in the output;
-/// copy_bytes() ignores equal addresses.
-void GatherRounds::consume(std::int64_t round, Slots slots) const {
-  for (int from = 0; from < static_cast<int>(slots.size()); ++from) {
-    for_each_span(buffers, from, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
-      copy_bytes(buffer.whole + buffer.parts.offset(from) + span.in_part,
-                 from == rank ? buffer.own + span.in_part : slots[index(from)] + span.in_slot,
-                 span.bytes);
-    });
-  }
-}
-
-ExchangeRounds::ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes,
-                               const at::Tensor& output, const at::Tensor& input,
-                               std::span<const std::int64_t> output_counts,
-                               std::span<const std::int64_t> input_counts)
-    : group_(group),
-      item_bytes_(static_cast<std::int64_t>(input.element_size())),
-      input_(data_of(input)),
-      output_(data_of(output)),
-      input_counts_(input_counts.begin(), input_counts.end()),
-      output_counts_(output_counts.begin(), output_counts.end()),
-      table_bytes_(round_up_to_line(2 * group.size() * std::int64_t{sizeof(std::int64_t)})),
-      capacity_(round_down_to_line((slot_bytes - table_bytes_) / group.size())) {}
-
-// The rounds that this rank needs for the bytes that it sends; the group runs the largest number of
-// all ranks.
-std::int64_t ExchangeRounds::count() const {
-  return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
-}
-
-/// In the input the parts follow one another without gaps; in the slot each part has room of equal
-/// size.
-void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
-  if (round == 0) {
-    auto* table = reinterpret_cast<std::int64_t*>(slot);
-    // Both tables are written, so that every rank can compare the sent and the expected counts of
-    // all pairs.
-    std::ranges::copy(output_counts_, std::ranges::copy(input_counts_, table).out);
-  }
-  const std::byte* part = input_;
-  for (int to = 0; to < group_.size(); ++to) {
-    const std::int64_t total = input_counts_[index(to)] * item_bytes_;
-    if (to != group_.rank) {
-      const Piece piece(total, capacity_, round);
-      copy_bytes(slot + table_bytes_ + to * capacity_, part + piece.offset, piece.bytes);
-    }
-    part += total;
-  }
-}
-
-/// Checks the counts before the first byte is copied, so that nothing is written if sizes do not
-/// match.
-void ExchangeRounds::consume(std::int64_t round, Slots slots) const {
-  if (round == 0) {
-    check_counts(slots);
-    copy_own();
-  }
-  std::byte* part = output_;
-  for (int from = 0; from < group_.size(); ++from) {
-    const std::int64_t total = output_counts_[index(from)] * item_bytes_;
-    if (from != group_.rank) {
-      const Piece piece(total, capacity_, round);
-      const std::byte* sent = slots[index(from)] + table_bytes_ + group_.rank * capacity_;
-      copy_bytes(part + piece.offset, sent, piece.bytes);
-    }
-    part += total;
-  }
-}
-
-void ExchangeRounds::check_counts(Slots slots) const {
-  const int size = group_.size();
-  for (int from = 0; from < size; ++from) {
-    for (int to = 0; to < size; ++to) {
-      const std::int64_t sent = table_of(slots[index(from)])[to];
-      const std::int64_t expected = table_of(slots[index(to)])[size + from];
-      TESSERA_CHECK(sent == expected, describe(group_, "all_to_all"), ": rank ",
-                    group_.ranks[index(from)], " sends ", sent, " elements to rank ",
-                    group_.ranks[index(to)], ", which expects ", expected,
-                    "; make the counts agree");
-    }
-  }
-}
-
-/// Copies this rank's own part directly, without the slots, since no other rank is needed.
-void ExchangeRounds::copy_own() const {
-  const std::int64_t from = sum_before(input_counts_, group_.rank) * item_bytes_;
-  const std::int64_t to = sum_before(output_counts_, group_.rank) * item_bytes_;
-  copy_bytes(output_ + to, input_ + from, input_counts_[index(group_.rank)] * item_bytes_);
-}
-
 }  // namespace tessera::comm
 
 // Collectives through shared memory. Each is an operation of rounds: what a rank writes to its
-// slot, and what it reads from all slots. ShmGroup runs the rounds; the classes above compute the
-// layout of slots and tensors. The end of this file decides whether the ranks can share memory.
+// slot, and what it reads from all slots. ShmGroup runs the rounds; the classes in shm_rounds.h
+// compute the layout of slots and tensors. The end of this file decides whether the ranks can share
+// memory.
 namespace tessera::comm {
 namespace {
 

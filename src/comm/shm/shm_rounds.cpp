@@ -1,0 +1,238 @@
+#include "shm/shm_rounds.h"
+
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "tessera/core/detail/rounding.h"
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+/// Bytes of a cache line. It is a multiple of every element's size, so that no element is divided.
+constexpr std::int64_t kLine = 64;
+
+std::size_t index(int rank) {
+  return static_cast<std::size_t>(rank);
+}
+
+std::int64_t round_down_to_line(std::int64_t bytes) {
+  return bytes / kLine * kLine;
+}
+
+std::int64_t round_up_to_line(std::int64_t bytes) {
+  return tessera::detail::round_up(bytes, kLine);
+}
+
+std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
+  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+}
+
+/// Consecutive bytes of one buffer in a slot.
+struct Span {
+  std::int64_t in_part;  ///< offset in the rank's part of the buffer
+  std::int64_t in_slot;
+  std::int64_t bytes;
+};
+
+std::int64_t bytes_of_rank(const SplitBuffers& buffers, int rank) {
+  std::int64_t bytes = 0;
+  for (const SplitBuffer& buffer : buffers) {
+    bytes += buffer.parts.bytes(rank);
+  }
+  return bytes;
+}
+
+/// Visits the pieces of `rank`'s bytes that are sent in `round`, if each round has room for
+/// `capacity` bytes.
+template <class Visit>
+void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity, std::int64_t round,
+                   Visit&& visit) {
+  const std::int64_t begin = round * capacity;
+  std::int64_t start = 0;  // start of the buffer's part within the rank's bytes
+  // The buffers' parts are one after another in the rank's bytes, and a round is a window on these
+  // bytes.
+  for (const SplitBuffer& buffer : buffers) {
+    const std::int64_t end = start + buffer.parts.bytes(rank);
+    const std::int64_t first = std::max(begin, start);
+    const std::int64_t last = std::min(begin + capacity, end);
+    if (first < last) {
+      visit(buffer, Span{first - start, first - begin, last - first});
+    }
+    start = end;
+  }
+}
+
+const std::int64_t* table_of(const std::byte* slot) {
+  return reinterpret_cast<const std::int64_t*>(slot);
+}
+
+}  // namespace
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::int64_t>(tensor.nbytes());
+}
+
+std::byte* data_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.data_ptr());
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  if (bytes > 0 && to != from) {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+}
+
+std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity) {
+  return std::max<std::int64_t>(1, tessera::detail::ceil_div(bytes, capacity));
+}
+
+EqualParts line_parts(std::int64_t total, int ranks) {
+  return {total, round_up_to_line(tessera::detail::ceil_div(total, ranks))};
+}
+
+ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, SplitBuffers buffers,
+                             ReduceFunction reduce, std::size_t item_bytes)
+    : rank_(group.rank),
+      buffers_(std::move(buffers)),
+      capacity_(round_down_to_line(slot_bytes / group.size())),
+      reduce_(reduce),
+      item_bytes_(item_bytes),
+      sources_(index(group.size())) {}
+
+/// Computed for rank 0, whose part is the longest.
+std::int64_t ScatterRounds::count() const {
+  return rounds_for(bytes_of_rank(buffers_, 0), capacity_);
+}
+
+/// Writes one piece for each other rank into the slot. This rank's own part is not copied.
+void ScatterRounds::produce(std::int64_t round, std::byte* slot) const {
+  for (int to = 0; to < static_cast<int>(sources_.size()); ++to) {
+    if (to == rank_) {
+      continue;
+    }
+    std::byte* room = slot + to * capacity_;
+    for_each_span(buffers_, to, capacity_, round, [&](const SplitBuffer& buffer, const Span& span) {
+      copy_bytes(room + span.in_slot, buffer.whole + buffer.parts.offset(to) + span.in_part,
+                 span.bytes);
+    });
+  }
+}
+
+void ScatterRounds::consume(std::int64_t round, Slots slots) {
+  for_each_span(buffers_, rank_, capacity_, round,
+                [&](const SplitBuffer& buffer, const Span& span) {
+                  for (std::size_t from = 0; from < slots.size(); ++from) {
+                    sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
+                  }
+                  // This rank's term is placed at its rank, so that the order of the terms is the
+                  // same on all ranks.
+                  sources_[index(rank_)] = buffer.whole + buffer.parts.offset(rank_) + span.in_part;
+                  reduce_(buffer.own + span.in_part, sources_,
+                          static_cast<std::size_t>(span.bytes) / item_bytes_);
+                });
+}
+
+std::int64_t GatherRounds::count() const {
+  return rounds_for(bytes_of_rank(buffers, 0), capacity);
+}
+
+void GatherRounds::produce(std::int64_t round, std::byte* slot) const {
+  for_each_span(buffers, rank, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
+    copy_bytes(slot + span.in_slot, buffer.own + span.in_part, span.bytes);
+  });
+}
+
+/// Copies this rank's own part as well. Its source may already be its place in the output;
+/// copy_bytes() ignores equal addresses.
+void GatherRounds::consume(std::int64_t round, Slots slots) const {
+  for (int from = 0; from < static_cast<int>(slots.size()); ++from) {
+    for_each_span(buffers, from, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
+      copy_bytes(buffer.whole + buffer.parts.offset(from) + span.in_part,
+                 from == rank ? buffer.own + span.in_part : slots[index(from)] + span.in_slot,
+                 span.bytes);
+    });
+  }
+}
+
+ExchangeRounds::ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes,
+                               const at::Tensor& output, const at::Tensor& input,
+                               std::span<const std::int64_t> output_counts,
+                               std::span<const std::int64_t> input_counts)
+    : group_(group),
+      item_bytes_(static_cast<std::int64_t>(input.element_size())),
+      input_(data_of(input)),
+      output_(data_of(output)),
+      input_counts_(input_counts.begin(), input_counts.end()),
+      output_counts_(output_counts.begin(), output_counts.end()),
+      table_bytes_(round_up_to_line(2 * group.size() * std::int64_t{sizeof(std::int64_t)})),
+      capacity_(round_down_to_line((slot_bytes - table_bytes_) / group.size())) {}
+
+// The rounds that this rank needs for the bytes that it sends; the group runs the largest number of
+// all ranks.
+std::int64_t ExchangeRounds::count() const {
+  return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
+}
+
+/// In the input the parts follow one another without gaps; in the slot each part has room of equal
+/// size.
+void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
+  if (round == 0) {
+    auto* table = reinterpret_cast<std::int64_t*>(slot);
+    // Both tables are written, so that every rank can compare the sent and the expected counts of
+    // all pairs.
+    std::ranges::copy(output_counts_, std::ranges::copy(input_counts_, table).out);
+  }
+  const std::byte* part = input_;
+  for (int to = 0; to < group_.size(); ++to) {
+    const std::int64_t total = input_counts_[index(to)] * item_bytes_;
+    if (to != group_.rank) {
+      const Piece piece(total, capacity_, round);
+      copy_bytes(slot + table_bytes_ + to * capacity_, part + piece.offset, piece.bytes);
+    }
+    part += total;
+  }
+}
+
+/// Checks the counts before the first byte is copied, so that nothing is written if sizes do not
+/// match.
+void ExchangeRounds::consume(std::int64_t round, Slots slots) const {
+  if (round == 0) {
+    check_counts(slots);
+    copy_own();
+  }
+  std::byte* part = output_;
+  for (int from = 0; from < group_.size(); ++from) {
+    const std::int64_t total = output_counts_[index(from)] * item_bytes_;
+    if (from != group_.rank) {
+      const Piece piece(total, capacity_, round);
+      const std::byte* sent = slots[index(from)] + table_bytes_ + group_.rank * capacity_;
+      copy_bytes(part + piece.offset, sent, piece.bytes);
+    }
+    part += total;
+  }
+}
+
+void ExchangeRounds::check_counts(Slots slots) const {
+  const int size = group_.size();
+  for (int from = 0; from < size; ++from) {
+    for (int to = 0; to < size; ++to) {
+      const std::int64_t sent = table_of(slots[index(from)])[to];
+      const std::int64_t expected = table_of(slots[index(to)])[size + from];
+      TESSERA_CHECK(sent == expected, describe(group_, "all_to_all"), ": rank ",
+                    group_.ranks[index(from)], " sends ", sent, " elements to rank ",
+                    group_.ranks[index(to)], ", which expects ", expected,
+                    "; make the counts agree");
+    }
+  }
+}
+
+/// Copies this rank's own part directly, without the slots, since no other rank is needed.
+void ExchangeRounds::copy_own() const {
+  const std::int64_t from = sum_before(input_counts_, group_.rank) * item_bytes_;
+  const std::int64_t to = sum_before(output_counts_, group_.rank) * item_bytes_;
+  copy_bytes(output_ + to, input_ + from, input_counts_[index(group_.rank)] * item_bytes_);
+}
+
+}  // namespace tessera::comm
