@@ -195,6 +195,9 @@ class Comparison {
     }
     std::string place = fmt::format("{}", fmt::join(root.ranks(), ","));
     std::vector<bool> parts(static_cast<std::size_t>(root.ndim()), false);
+    // Whether the parameter's mesh has only some ranks of a dimension of its root, which is
+    // possible for a mesh from unflatten().
+    bool is_slice = false;
     if (is_distributed(parameter)) {
       const DeviceMesh& mesh = sharding_spec(parameter).mesh;
       if (!mesh.contains_this_rank()) {
@@ -204,6 +207,11 @@ class Comparison {
         place += fmt::format(" [{}] [{}]", fmt::join(mesh.shape().sizes(), ","),
                              fmt::join(mesh.coordinate(), ","));
         parts = dims_in_root(mesh);
+        std::int64_t whole = 1;
+        for (std::size_t d = 0; d < parts.size(); ++d) {
+          whole *= parts[d] ? root.size(static_cast<int>(d)) : 1;
+        }
+        is_slice = whole != mesh.size();
       }
     }
     const std::vector<bool> distinct = distinct_dims(tensor, root);
@@ -211,23 +219,11 @@ class Comparison {
     for (std::size_t d = 0; d < parts.size(); ++d) {
       if (distinct[d]) {
         place += fmt::format(" {}:{}", d, root.coordinate()[d]);
-      } else if (!parts[d] || is_part_of_dim(parameter, root, d)) {
+      } else if (!parts[d] || is_slice) {
         copies *= root.size(static_cast<int>(d));
       }
     }
     return copies == 1 ? std::nullopt : std::optional(hash_of(place));
-  }
-
-  /// Whether a parameter's mesh has only some ranks of a dimension of its root, which is possible
-  /// for a mesh from unflatten().
-  static bool is_part_of_dim(const at::Tensor& parameter, const DeviceMesh& root, std::size_t d) {
-    const DeviceMesh& mesh = sharding_spec(parameter).mesh;
-    const std::vector<bool> dims = dims_in_root(mesh);
-    std::int64_t whole = 1;
-    for (std::size_t each = 0; each < dims.size(); ++each) {
-      whole *= dims[each] ? root.size(static_cast<int>(each)) : 1;
-    }
-    return dims[d] && whole != mesh.size();
   }
 
   /// For each place, in order of first appearance: the place, and a digest of its tensors.
