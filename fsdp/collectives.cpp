@@ -191,7 +191,7 @@ void GradientReduction::start(CommContext& context) {
     shapes.push_back(parameter->shape());
   }
   segments_ = segments_of(shapes, options_.dtype);
-  context.streams().begin_unit(Lane::kReduceScatter, label());
+  context.streams().note("reduce_scatter " + label());
   in_place() ? reduce_in_place(context) : reduce_packed(context);
 }
 

@@ -151,11 +151,6 @@ bool is_fully_sharded(const nn::ModuleBase& module) {
   return module.attached<Unit>() != nullptr;
 }
 
-std::string unit_name(const nn::ModuleBase& module) {
-  const std::shared_ptr<Unit> unit = module.attached<Unit>();
-  return unit == nullptr ? "" : unit->label();
-}
-
 ActiveUnits::ActiveUnits(const nn::ModuleBase& model) : units_(units_of(model, /*recurse=*/true)) {}
 
 std::string ActiveUnits::text() const {

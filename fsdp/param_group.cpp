@@ -216,7 +216,7 @@ bool GatheredState::start_unshard(CommContext& context) {
     return false;
   }
   const c10::AutoGradMode no_grad(false);
-  context.streams().begin_unit(Lane::kAllGather, settings_->label);
+  context.streams().note("all_gather " + settings_->label);
   choose_lane(context);
   const LaneScope lane(context.streams(), lane_);
   // The phase changes before the call, so that discard_gather() finds a gather to end if the call

@@ -50,7 +50,6 @@ class MemoryLog::Lanes final : public comm::Streams {
   void synchronize(const comm::StreamEventPtr& event) override { inner_->synchronize(event); }
 
   void note(const std::string& what) override { inner_->note(what); }
-  void begin_unit(Lane lane, const std::string& unit) override { inner_->begin_unit(lane, unit); }
 
  private:
   void enter(Lane lane) override {

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/state_dict.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "testing/distributed.h"
@@ -125,28 +124,6 @@ TEST(Metric, IsSavedUnsynchronisedAndLoadedOnAnyNumberOfRanks) {
       EXPECT_FALSE(seen.mean.synced());
     });
   }
-}
-
-TEST(Metric, HasAFullStateDictForAllRanksThatIsLoadedOnOne) {
-  RunRanks(3, [](Rank& rank) {
-    comm::World& world = *rank.world();
-    Seen seen(rank.rank());
-    const auto own = checkpoint::get_rank_state_dict(world, seen.named());
-    const auto full =
-        checkpoint::get_rank_state_dict(world, seen.named(), {.full_state_dict = true});
-    EXPECT_EQ(seen.mean.compute(), 10.0 * rank.rank());
-    const auto on_rank0 = checkpoint::get_rank_state_dict(
-        world, seen.named(), {.full_state_dict = true, .cpu_offload = true});
-    EXPECT_EQ(on_rank0, rank.rank() == 0 ? full : nlohmann::json::object());
-    Seen other(9);
-    checkpoint::set_rank_state_dict(world, other.named(), on_rank0, {.full_state_dict = true});
-    EXPECT_EQ(std::isnan(other.mean.compute()), rank.rank() > 0);
-    other.mean.sync(world);
-    EXPECT_DOUBLE_EQ(other.mean.compute(), kMeanOfAll);
-    checkpoint::set_rank_state_dict(world, other.named(), {{"mean", own.at("mean")}});
-    EXPECT_EQ(other.mean.compute(), 10.0 * rank.rank());
-    EXPECT_EQ(other.range.compute(), -std::numeric_limits<double>::infinity());
-  });
 }
 
 }  // namespace

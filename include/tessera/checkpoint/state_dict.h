@@ -3,12 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tessera/checkpoint/stateful.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
@@ -75,18 +73,6 @@ TensorDict get_optimizer_state_dict(comm::World& world, const nn::ModuleBase& mo
 IncompatibleKeys set_optimizer_state_dict(comm::World& world, const nn::ModuleBase& model,
                                           const NamedTensors& named_state, const TensorDict& state,
                                           const StateDictOptions& options = {});
-
-/// Returns the states of per-rank objects, by name. Without full_state_dict: this rank's states.
-/// With full_state_dict: the merged state of all ranks (RankState::merged), and with cpu_offload on
-/// rank 0 only. The objects are unchanged. Collective over `world`.
-nlohmann::json get_rank_state_dict(comm::World& world, const NamedRankStates& objects,
-                                   const StateDictOptions& options = {});
-/// Sets the states of per-rank objects. With full_state_dict, rank 0's objects get the states of
-/// rank 0's dict, and the other ranks' objects are reset. An object whose state the dict lacks is
-/// reset on all ranks. Collective over `world`. Throws Error, on all ranks, for a state that an
-/// object rejects.
-void set_rank_state_dict(comm::World& world, const NamedRankStates& objects,
-                         const nlohmann::json& states, const StateDictOptions& options = {});
 
 }  // namespace tessera::checkpoint
 TESSERA_API_END

@@ -47,12 +47,6 @@ class Streams {
   virtual void synchronize(const StreamEventPtr& event) = 0;
   /// Records a named mark in the order of the calls, for profilers and tests.
   virtual void note(const std::string& what) { static_cast<void>(what); }
-  /// Announces that the next communication in `lane` is for `unit` (the unit's name in messages).
-  /// By default records the mark "all_gather unit 'x'". A class that forwards to other Streams must
-  /// forward this call, too.
-  virtual void begin_unit(Lane lane, const std::string& unit) {
-    note(to_string(lane) + (" " + unit));
-  }
 
   /// Makes `after` wait for all work that was issued to `before`.
   void order(Lane before, Lane after) { wait(after, record(before)); }

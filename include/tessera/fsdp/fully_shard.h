@@ -82,11 +82,6 @@ void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Option
 /// Whether fully_shard or replicate was applied to exactly this module.
 bool is_fully_sharded(const nn::ModuleBase& module);
 
-/// The name that messages use for the unit of exactly this module: "unit 'layers.3'", by its FQN
-/// from the first forward on; "" if the module is in no unit. Modules that form one unit together
-/// have one name.
-std::string unit_name(const nn::ModuleBase& module);
-
 /// Describes where a forward or backward of this model was interrupted by an error, for messages:
 /// "the forward of unit 'layers.3'". For nested units, the innermost one; "" if neither forward nor
 /// backward has begun. Not collective.
