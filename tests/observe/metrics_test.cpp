@@ -1,23 +1,34 @@
 // The metrics of a step, the device and its memory, and the record of a run.
+
 #include <ATen/ATen.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <pty.h>
 #include <sys/stat.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
 #include <future>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
+#include "tessera/observe/detail/progress.h"
 #include "tessera/observe/memory.h"
+#include "tessera/observe/metric.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/observe/run_record.h"
+#include "tessera/observe/tensorboard.h"
 #include "testing/distributed.h"
 #include "testing/errors.h"
 #include "testing/files.h"
@@ -369,6 +380,262 @@ TEST(TensorMemory, AnEmptyTensorIsNoBlock) {
   at::zeros({0, 5});
   count_tensor_memory();
   EXPECT_TRUE(told.empty());
+}
+
+// Metrics whose values are spread over ranks, alone and in checkpoints.
+
+using testing::TemporaryFolder;
+
+/// The smallest and the largest value.
+class Range final : public Metric {
+ public:
+  void update(double value) {
+    check_update();
+    least_ = std::min(least_, value);
+    most_ = std::max(most_, value);
+  }
+  double compute() const override { return most_ - least_; }
+
+ private:
+  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  double& least_ = add_state("least", kInfinity, Reduction::kMin);
+  double& most_ = add_state("most", -kInfinity, Reduction::kMax);
+};
+
+/// Rank r sees the mean 10 r with the weight r + 1, and the values r and 2 r.
+struct Seen {
+  explicit Seen(int rank) {
+    mean.update(10.0 * rank, rank + 1);
+    range.update(rank);
+    range.update(2.0 * rank);
+  }
+  checkpoint::NamedRankStates named() { return {{"mean", &mean}, {"range", &range}}; }
+  MeanMetric mean;
+  Range range;
+};
+
+// The mean of three ranks: (0 * 1 + 10 * 2 + 20 * 3) / 6.
+constexpr double kMeanOfAll = 80.0 / 6;
+
+TEST(Metric, HasTheValuesOfAllRanksBetweenSyncAndUnsync) {
+  RunRanks(3, [](Rank& rank) {
+    Seen seen(rank.rank());
+    const nlohmann::json own = seen.mean.state_dict();
+    seen.mean.sync(*rank.world());
+    seen.range.sync(*rank.world());
+    EXPECT_DOUBLE_EQ(seen.mean.compute(), kMeanOfAll);
+    EXPECT_EQ(seen.range.compute(), 4);
+    EXPECT_EQ(seen.mean.state_dict(), own);
+    EXPECT_ERROR(seen.mean.update(1), "call unsync() first");
+    EXPECT_ERROR(seen.mean.sync(*rank.world()), "the values of all ranks already");
+    seen.mean.unsync();
+    seen.range.unsync();
+    EXPECT_EQ(seen.mean.compute(), 10.0 * rank.rank());
+    EXPECT_EQ(seen.range.compute(), rank.rank());
+    EXPECT_ERROR(seen.mean.unsync(), "its rank's own values");
+    seen.mean.reset();
+    EXPECT_TRUE(std::isnan(seen.mean.compute()));
+  });
+}
+
+TEST(Metric, CommunicatesNothingInOneProcess) {
+  const auto world = comm::fake_world(0, 1);
+  Seen seen(2);
+  seen.mean.sync(*world);
+  EXPECT_EQ(seen.mean.compute(), 20);
+  seen.mean.unsync();
+  EXPECT_EQ(seen.mean.compute(), 20);
+}
+
+TEST(Metric, RefusesStatesThatWouldCountTwice) {
+  struct Bad final : Metric {
+    double compute() const override { return 0; }
+    void add_twice() {
+      add_state("a", 0, Reduction::kSum);
+      add_state("a", 0, Reduction::kSum);
+    }
+    void add_from_one() { add_state("b", 1, Reduction::kSum); }
+  } bad;
+  EXPECT_ERROR(bad.add_twice(), "two states named 'a'");
+  EXPECT_ERROR(bad.add_from_one(), "the state 'b' of a metric is summed over ranks");
+}
+
+TEST(Metric, IsSavedUnsynchronisedAndLoadedOnAnyNumberOfRanks) {
+  const TemporaryFolder dir;
+  const auto filled = [] {
+    auto linear = std::make_unique<nn::Linear>(2, 3);
+    nn::init_weights(*linear, 1);
+    return linear;
+  };
+  RunRanks(3, [&](Rank& rank) {
+    Seen seen(rank.rank());
+    checkpoint::save(*rank.world(), dir.path(), 1,
+                     {.model = *filled(), .rank_states = seen.named()});
+    EXPECT_EQ(seen.mean.compute(), 10.0 * rank.rank());
+  });
+  for (const int ranks : {1, 2, 3}) {
+    RunRanks(ranks, [&](Rank& rank) {
+      Seen seen(7);
+      const auto model = filled();
+      checkpoint::load(*rank.world(), dir.path(), {.model = *model, .rank_states = seen.named()});
+      if (ranks == 3) {
+        EXPECT_EQ(seen.mean.compute(), 10.0 * rank.rank());
+      }
+      seen.mean.sync(*rank.world());
+      seen.range.sync(*rank.world());
+      EXPECT_DOUBLE_EQ(seen.mean.compute(), kMeanOfAll);
+      EXPECT_EQ(seen.range.compute(), 4);
+      seen.range.set_persistent(false);
+      seen.range.unsync();
+      checkpoint::load(*rank.world(), dir.path(), {.model = *model, .rank_states = seen.named()});
+      EXPECT_EQ(seen.range.compute(), -std::numeric_limits<double>::infinity());
+      EXPECT_FALSE(seen.mean.synced());
+    });
+  }
+}
+
+// That TensorBoard reads the files is tested in Python, with its own reader.
+
+using testing::TemporaryFolder;
+
+double ValueOf(const Scalars& scalars, const std::string& tag) {
+  const auto found = std::ranges::find(scalars, tag, &Scalars::value_type::first);
+  return found == scalars.end() ? -1 : found->second;
+}
+
+StepMetrics StepOfSevenSeconds() {
+  StepMetrics metrics;
+  metrics.step = 7;
+  metrics.loss = 2.5;
+  metrics.tokens_per_s = 1000;
+  metrics.step_time_s = 7;
+  metrics.data_time_s = 1.75;
+  metrics.peak_memory_bytes = std::int64_t{3} << 30;
+  metrics.memory_capacity_bytes = std::int64_t{12} << 30;
+  return metrics;
+}
+
+TEST(TitanScalars, AreOfARankAndInTorchtitansUnits) {
+  StepMetrics metrics = StepOfSevenSeconds();
+  metrics.mfu = 40;
+  metrics.eval_loss = 2.25;
+  metrics.peak_active_bytes = std::int64_t{6} << 29;
+  const Scalars scalars = titan_scalars(metrics, 4, "cuda");
+  EXPECT_EQ(ValueOf(scalars, "loss_metrics/global_avg_loss"), 2.5);
+  EXPECT_EQ(ValueOf(scalars, "throughput(tps)"), 250);
+  EXPECT_EQ(ValueOf(scalars, "time_metrics/data_loading(%)"), 25);
+  EXPECT_EQ(ValueOf(scalars, "memory/max_reserved(GiB)"), 3);
+  EXPECT_EQ(ValueOf(scalars, "memory/max_active(%)"), 25);
+  EXPECT_EQ(ValueOf(scalars, "mfu(%)"), 40);
+  EXPECT_EQ(ValueOf(scalars, "validation_metrics/loss"), 2.25);
+}
+
+TEST(TitanScalars, LeaveOutWhatIsNotKnown) {
+  const Scalars scalars = titan_scalars(StepOfSevenSeconds(), 1, "cpu");
+  for (const char* tag : {"mfu(%)", "validation_metrics/loss", "memory/max_active(GiB)",
+                          "memory/max_reserved(GiB)", "loss_scale"}) {
+    EXPECT_EQ(ValueOf(scalars, tag), -1) << tag;
+  }
+  EXPECT_EQ(ValueOf(scalars, "memory/max_resident(GiB)"), 3);
+}
+
+/// The first record is of known bytes but for the time: length 24, wall_time, step,
+/// "brain.Event:2".
+TEST(TensorBoardWriter, FramesAnEventAsATfRecord) {
+  const TemporaryFolder folder;
+  const TensorBoardWriter writer(folder / "tb");
+  const std::string text = testing::ReadFile(writer.path());
+  ASSERT_GT(text.size(), 12U + 26U);
+  EXPECT_EQ(text.substr(0, 8), std::string("\x1a\0\0\0\0\0\0\0", 8));
+  double time = 0;
+  std::memcpy(&time, text.data() + 13, sizeof(time));
+  EXPECT_GT(time, 1.7e9);
+  EXPECT_EQ(text.substr(21, 17), std::string("\x10\0\x1a\x0d"
+                                             "brain.Event:2",
+                                             17));
+}
+
+TEST(TensorBoardWriter, LeavesOlderFilesAsTheyAre) {
+  const TemporaryFolder folder;
+  TensorBoardWriter first(folder / "tb");
+  first.write(1, {{"loss", 2.5}});
+  const std::string before = testing::ReadFile(first.path());
+  TensorBoardWriter second(folder / "tb");
+  second.write(1, {{"loss", 1.5}});
+  EXPECT_NE(first.path(), second.path());
+  EXPECT_EQ(testing::ReadFile(first.path()), before);
+  EXPECT_EQ(testing::ReadFile(second.path()).size(), before.size());
+}
+
+TEST(TensorBoardWriter, SaysWhyItCannotWrite) {
+  const TemporaryFolder folder;
+  testing::WriteFile(folder / "file", "");
+  EXPECT_ERROR(TensorBoardWriter(folder / "file"), "cannot write the TensorBoard file",
+               "Not a directory; give a folder that may be written");
+}
+
+/// A pseudo-terminal: what is written to stream() can be read by the test.
+class Terminal {
+ public:
+  Terminal() {
+    winsize size{.ws_row = 24, .ws_col = 200, .ws_xpixel = 0, .ws_ypixel = 0};
+    if (openpty(&reader_, &writer_, nullptr, nullptr, &size) != 0) {
+      throw std::runtime_error("pty");
+    }
+    stream_ = fdopen(writer_, "w");
+  }
+  ~Terminal() {
+    std::fclose(stream_);
+    close(reader_);
+  }
+  std::FILE* stream() { return stream_; }
+  std::string shown() {
+    std::fprintf(stream_, "|");
+    std::fflush(stream_);
+    std::string text;
+    for (char c = 0; read(reader_, &c, 1) == 1 && c != '|';) {
+      text.push_back(c);
+    }
+    return text;
+  }
+
+ private:
+  int reader_ = -1, writer_ = -1;
+  std::FILE* stream_ = nullptr;
+};
+
+TEST(ProgressText, SaysHowFarAndHowLongAndFitsTheTerminal) {
+  EXPECT_EQ(progress_text(120, 2000, 2.34567, 12345.6, 200, 200),
+            "step 120/2000 [=>                  ]   6%  loss 2.3457  12,346 tokens/s  ETA 3m20s");
+  EXPECT_EQ(progress_text(1, 2, 1, 1, -1, 200),
+            "step 1/2 [==========>         ]  50%  loss 1.0000  1 tokens/s  ETA --");
+  EXPECT_EQ(progress_text(1, 2, 1, 1, -1, 10), "step 1/2 [");
+}
+
+TEST(Progress, IsSilentWhereThereIsNoTerminal) {
+  testing::TemporaryFolder folder;
+  std::FILE* file = std::fopen((folder / "out").c_str(), "w");
+  {
+    Progress progress(10, file, file);
+    progress.update(1, 2.0, 3.0);
+    progress.line("step: 1");
+    progress.update(2, 2.0, 3.0);
+  }
+  std::fclose(file);
+  EXPECT_EQ(testing::ReadFile(folder / "out"), "step: 1\n");
+}
+
+TEST(Progress, DrawsOnATerminalAndKeepsLogLinesApart) {
+  Terminal terminal;
+  Progress progress(2, terminal.stream(), terminal.stream());
+  progress.update(1, 2.0, 3.0);
+  EXPECT_TRUE(terminal.shown().starts_with("\r\x1b[Kstep 1/2"));
+  progress.line("a line");
+  EXPECT_EQ(terminal.shown(), "\r\x1b[Ka line\r\n");
+  progress.update(1, 2.0, 3.0);
+  terminal.shown();
+  progress.update(2, 2.0, 3.0);
+  EXPECT_EQ(terminal.shown(), "\r\x1b[K");
 }
 
 }  // namespace

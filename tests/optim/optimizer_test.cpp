@@ -1,10 +1,16 @@
 // What all optimizers share: groups, rates, state, narrow parameters, several as one.
-#include "tessera/optim/optimizer.h"
 
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_sign.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include "optim/parameters.h"
@@ -13,8 +19,11 @@
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
+#include "tessera/optim/clip_grad.h"
 #include "tessera/optim/lr_schedule.h"
 #include "tessera/optim/muon.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/optim/slot_optimizer.h"
 
 namespace tessera::optim {
 namespace {
@@ -357,4 +366,271 @@ TEST(Optimizer, HasNoStateOfFrozenParameters) {
 }
 
 }  // namespace
+}  // namespace tessera::optim
+
+// The example in tessera/optim/slot_optimizer.h: an optimizer of one's own.
+namespace tessera {
+namespace {
+
+struct SignSgdOptions {
+  double lr = 1e-3;
+};
+
+class SignSgd final : public optim::GroupedOptimizer<SignSgdOptions> {
+ public:
+  SignSgd(const nn::ModuleBase& module, SignSgdOptions options)
+      : GroupedOptimizer({{optim::slots_of(module), options}}, /*state_names=*/{},
+                         /*counts_steps=*/false) {}
+
+ private:
+  void update_batch(const optim::Batch& batch, std::size_t group) override {
+    at::_foreach_sign_(batch.gradients);
+    at::_foreach_add_(batch.parameters, batch.gradients, -lr(group));
+  }
+};
+
+TEST(OptimizerExample, StepsByTheSignOfTheGradient) {
+  nn::Linear linear(2, 3);
+  for (const auto& [name, slot] : linear.named_slots()) {
+    slot->get().detach().zero_();
+    slot->set_initialized(true);
+    slot->get().mutable_grad() = at::full(slot->get().sizes(), -7.0);
+  }
+  SignSgd optimizer(linear, {.lr = 0.5});
+  optimizer.step();
+  EXPECT_TRUE(linear.weight->equal(at::full({3, 2}, 0.5)));
+  EXPECT_TRUE(linear.bias->equal(at::full({3}, 0.5)));
+}
+
+}  // namespace
+}  // namespace tessera
+
+namespace tessera::optim {
+namespace {
+
+const std::vector<SgdOptions> kCases{
+    {.lr = 0.1},
+    {.lr = 0.1, .weight_decay = 0.2},
+    {.lr = 0.1, .momentum = 0.9},
+    {.lr = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.2}};
+
+at::Tensor initial(std::size_t i) {
+  return normal_values(kSizes[i], static_cast<std::int64_t>(i));
+}
+
+at::Tensor gradient(std::size_t i, int step) {
+  return normal_values(kSizes[i], 100 * (step + 1) + static_cast<std::int64_t>(i));
+}
+
+/// Three steps by libtorch and by ours.
+void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, const SgdOptions& options) {
+  std::vector<at::Tensor> parameters;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    parameters.push_back(initial(i).requires_grad_());
+  }
+  torch::optim::SGD reference(parameters, torch::optim::SGDOptions(options.lr)
+                                              .momentum(options.momentum)
+                                              .nesterov(options.nesterov)
+                                              .weight_decay(options.weight_decay));
+  Sgd optimizer(slots, options);
+  for (int step = 0; step < 3; ++step) {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      parameters[i].mutable_grad() = gradient(i, step);
+      set_grad(slots[i], gradient(i, step));
+    }
+    reference.step();
+    optimizer.step();
+  }
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    EXPECT_CLOSE(slots[i]->get(), parameters[i].detach(), 1e-6, 1e-6) << i;
+  }
+}
+
+TEST(Sgd, AgreesWithLibtorch) {
+  for (const SgdOptions& options : kCases) {
+    expect_as_libtorch({slot_of(initial(0)), slot_of(initial(1))}, options);
+  }
+}
+
+TEST_ON_MESH(Sgd, AgreesOnShardsOfOneMeshDimension, {4}, {"dp"}) {
+  for (const SgdOptions& options : kCases) {
+    expect_as_libtorch(
+        {slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
+         slot_of(initial(2), mesh, {Shard{0}}), slot_of(initial(3), mesh, {Replicate{}})},
+        options);
+  }
+}
+
+TEST_ON_MESH(Sgd, AgreesOnShardsOfTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
+  expect_as_libtorch({slot_of(initial(0), mesh, {Shard{0}, Shard{0}}), slot_of(initial(1)),
+                      slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
+                      slot_of(initial(3), mesh["tp"], {Shard{1}})},
+                     kCases.back());
+}
+
+// Sums in fp16 would stay at 1: each step is below half of its spacing there.
+TEST(Sgd, KeepsMomentumOfNarrowParametersInFp32) {
+  const nn::SlotPtr slot = slot_of(at::ones({1}, at::kHalf));
+  Sgd optimizer({slot}, {.lr = 1.0, .momentum = 1.0});
+  const double tiny = 1.0 / 8192;
+  double expected = 1.0;
+  for (int step = 1; step <= 8; ++step) {
+    set_grad(slot, at::full({1}, tiny, at::kHalf));
+    optimizer.step();
+    expected = at::scalar_tensor(expected - step * tiny, at::kDouble).to(at::kHalf).item<double>();
+  }
+  EXPECT_EQ(slot->get().item<double>(), expected);
+  EXPECT_EQ(optimizer.state()[0].tensor.scalar_type(), at::kFloat);
+  EXPECT_EQ(optimizer.state()[0].tensor.item<double>(), 8 * tiny);
+}
+
+TEST(Sgd, HasNoStateWithoutMomentum) {
+  EXPECT_TRUE(Sgd({slot_of(at::ones({2}))}, {.lr = 0.1}).state().empty());
+}
+
+TEST(Sgd, Refusals) {
+  const std::vector<nn::SlotPtr> slots{slot_of(at::ones({2}))};
+  EXPECT_ERROR(Sgd(slots, {.lr = -1.0}), "SGD with lr -1");
+  EXPECT_ERROR(Sgd(slots, {.lr = 0.1, .nesterov = true}), "Nesterov's momentum");
+  const nn::SlotPtr slot = slot_of(at::ones({2}));
+  Sgd optimizer({slot}, {.lr = 0.1});
+  optimizer.options().momentum = 0.9;
+  set_grad(slot, at::ones({2}));
+  EXPECT_ERROR(optimizer.step(), "made without momentum, which a group got since");
+}
+
+}  // namespace
+}  // namespace tessera::optim
+
+// Complex parameters are updated and clipped as PyTorch does: by their real and imaginary parts,
+// and by their absolute values.
+namespace tessera::optim {
+namespace complex_test {
+
+/// As pairs of real numbers.
+at::Tensor pairs(const std::vector<std::int64_t>& sizes, int seed) {
+  std::vector<std::int64_t> all = sizes;
+  all.push_back(2);
+  return normal_values(all, seed);
+}
+
+at::Tensor value(std::size_t i) {
+  return pairs(kSizes[i], static_cast<int>(i));
+}
+
+at::Tensor gradient(std::size_t i, int step) {
+  return pairs(kSizes[i], 100 * (step + 1) + static_cast<int>(i));
+}
+
+/// Three steps of libtorch's optimizer on the pairs.
+template <class Reference, class Options>
+std::vector<at::Tensor> trained_pairs(const Options& options) {
+  std::vector<at::Tensor> parameters;
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    parameters.push_back(value(i).clone().requires_grad_());
+  }
+  Reference reference(parameters, options);
+  for (int step = 0; step < 3; ++step) {
+    for (std::size_t i = 0; i < kSizes.size(); ++i) {
+      parameters[i].mutable_grad() = gradient(i, step);
+    }
+    reference.step();
+  }
+  return parameters;
+}
+
+using MakeSlot = std::function<nn::SlotPtr(const at::Tensor&)>;
+
+template <class Ours, class Options>
+void expect_trained(const MakeSlot& make, const Options& options,
+                    const std::vector<at::Tensor>& expected) {
+  std::vector<nn::SlotPtr> slots;
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    slots.push_back(make(at::view_as_complex(value(i))));
+  }
+  Ours optimizer(slots, options);
+  for (int step = 0; step < 3; ++step) {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      set_grad(slots[i], at::view_as_complex(gradient(i, step)));
+    }
+    optimizer.step();
+  }
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const at::Tensor full = full_tensor(slots[i]->get()).detach();
+    ASSERT_EQ(full.scalar_type(), at::kComplexFloat);
+    EXPECT_CLOSE(at::view_as_real(full), expected[i].detach(), 1e-5, 1e-6) << i;
+  }
+  for (const StateTensor& state : optimizer.state()) {
+    if (state.name != "step") {
+      EXPECT_EQ(state.tensor.sizes(), state.slot->persistent().sizes());
+      EXPECT_TRUE(state.tensor.is_complex());
+    }
+  }
+}
+
+/// Plain, and as shards of 4 ranks, some of them empty.
+template <class Ours, class Reference, class Options, class ReferenceOptions>
+void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
+  const std::vector<at::Tensor> expected = trained_pairs<Reference>(reference_options);
+  expect_trained<Ours>([](const at::Tensor& tensor) { return slot_of(tensor); }, options, expected);
+  RunOnMesh({4}, {"dp"}, [&](const DeviceMesh& mesh) {
+    expect_trained<Ours>(
+        [&](const at::Tensor& tensor) { return slot_of(tensor, mesh, {Shard{0}}); }, options,
+        expected);
+  });
+}
+
+TEST(ComplexParameters, AreUpdatedByAdamWAsPairsOfRealOnes) {
+  expect_as_libtorch<AdamW, torch::optim::AdamW>(
+      AdamWOptions{.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1},
+      torch::optim::AdamWOptions(1e-2).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
+}
+
+TEST(ComplexParameters, AreUpdatedBySgdAsPairsOfRealOnes) {
+  expect_as_libtorch<Sgd, torch::optim::SGD>(
+      SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.2},
+      torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.2));
+}
+
+TEST(ComplexParameters, HaveTheirGradientIfConjugatedLazily) {
+  const nn::SlotPtr slot = slot_of(at::view_as_complex(value(0)));
+  slot->persistent().mutable_grad() = at::view_as_complex(gradient(0, 0)).conj();
+  const at::Tensor expected =
+      slot->persistent().detach().sub(slot->persistent().grad().resolve_conj(), 0.5);
+  Sgd({slot}, {.lr = 0.5}).step();
+  EXPECT_CLOSE(slot->persistent().detach(), expected, 1e-6, 1e-7);
+}
+
+/// The norm of |z| over all elements.
+double norm_of_absolutes(double p) {
+  double sum = 0;
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    const at::Tensor squares = gradient(i, 0).to(at::kDouble).square().sum(-1);
+    const at::Tensor absolutes = squares.sqrt();
+    sum = std::isinf(p) ? std::max(sum, absolutes.max().item<double>())
+                        : sum + absolutes.pow(p).sum().item<double>();
+  }
+  return std::isinf(p) ? sum : std::pow(sum, 1 / p);
+}
+
+TEST_ON_MESH(ComplexParameters, AreClippedByTheirAbsoluteValues, {4}, {"dp"}) {
+  for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    std::vector<nn::SlotPtr> slots;
+    for (std::size_t i = 0; i < kSizes.size(); ++i) {
+      slots.push_back(slot_of(at::view_as_complex(value(i)), mesh, {Shard{0}}));
+      set_grad(slots[i], at::view_as_complex(gradient(i, 0)));
+    }
+    const double norm = norm_of_absolutes(p);
+    EXPECT_NEAR(clip_grad_norm_(slots, 0.5, {.norm_type = p}).item<double>(), norm, 1e-5 * norm);
+    const at::Tensor clipped = full_tensor(slots[0]->persistent().grad());
+    EXPECT_CLOSE(at::view_as_real(clipped), gradient(0, 0).mul(0.5 / norm), 1e-4, 1e-6);
+  }
+}
+
+TEST(ComplexParameters, AreNotForMuon) {
+  const std::vector<nn::SlotPtr> slots{slot_of(at::view_as_complex(value(0)))};
+  EXPECT_ERROR(Muon(slots, {}), "Muon", "ComplexFloat", "AdamW");
+}
+
+}  // namespace complex_test
 }  // namespace tessera::optim
