@@ -147,7 +147,7 @@ using BatchedOptimizer
 
 /// SlotOptimizer with options for each group; Options needs a member `lr`. Example of a
 /// user-defined optimizer (compiled and run by OptimizerExample in
-/// tests/optim/optimizer_example_test.cpp):
+/// tests/optim/optimizer_test.cpp):
 ///
 ///   struct SignSgdOptions { double lr = 1e-3; };
 ///
