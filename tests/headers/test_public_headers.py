@@ -1,6 +1,12 @@
-"""What include/ shows to users."""
+"""The public headers: what they include and declare, the list of symbols, and compiler messages of wrong programs."""
+
+from unittest import mock
+import importlib.util
+import os
 import pathlib
 import re
+import subprocess
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -76,6 +82,173 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/training/recording.h": {"tessera/observe/detail/progress.h"},
                                  "tessera/nn/hooked.h": {"tessera/nn/detail/deferred_bias.h",
                                                          "tessera/nn/detail/adopted_module.h"}})
+
+
+spec = importlib.util.spec_from_file_location("symbols", ROOT / "docs/api/symbols.py")
+symbols = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(symbols)
+
+OLD = ["tessera::Options | struct { lr }", "tessera::Options::lr | double = 0", "tessera::save | void (int)",
+       "tessera::Schedule | class", "tessera::Schedule::Schedule | (int)"]
+
+
+def unnamed(new, changelog):
+    return [line[2:].split(" | ")[0] for line in symbols.unnamed(OLD, new, changelog)]
+
+
+def changed(name, what):
+    return [f"{name} | {what}" if line.startswith(f"{name} |") else line for line in OLD]
+
+
+class Names(unittest.TestCase):
+    def test_no_change_needs_no_entry(self):
+        self.assertEqual(unnamed(OLD, ""), [])
+
+    def test_a_default_of_a_field_is_named_with_its_class(self):
+        new = changed("tessera::Options::lr", "double = 1")
+        self.assertEqual(unnamed(new, "`lr` and `Options` and Options::lr"), ["tessera::Options::lr"] * 2)
+        self.assertEqual(unnamed(new, "`optim::Options::lr`"), [])
+
+    def test_another_order_of_fields_needs_an_entry(self):
+        self.assertEqual(unnamed(changed("tessera::Options", "struct { eps, lr }"), ""), ["tessera::Options"] * 2)
+
+    def test_a_new_overload_needs_an_entry(self):
+        new = [*OLD, "tessera::save | void (int, bool)"]
+        self.assertEqual(unnamed(new, "`save_all`, `resave`"), ["tessera::save"])
+        self.assertEqual(unnamed(new, "`save(rank, always)`"), [])
+
+    def test_a_constructor_is_named_as_a_call(self):
+        new = changed("tessera::Schedule::Schedule", "(double)")
+        self.assertEqual(unnamed(new, "`Schedule`"), ["tessera::Schedule::Schedule"] * 2)
+        self.assertEqual(unnamed(new, "`Schedule(options)`"), [])
+
+    def test_a_removed_class_is_named_once(self):
+        new = [line for line in OLD if "Schedule" not in line]
+        self.assertEqual(len(unnamed(new, "")), 2)
+        self.assertEqual(unnamed(new, "`Schedule`"), [])
+
+    def test_a_header_is_named_by_its_file(self):
+        new = [*OLD, "tessera/nn/lora.h | header"]
+        self.assertEqual(unnamed(new, "`nn/blora.h`"), ["tessera/nn/lora.h"])
+        self.assertEqual(unnamed(new, "`tessera/nn/lora.h`"), [])
+
+
+class Releases(unittest.TestCase):
+    def faults(self, version, found, changelog):
+        with tempfile.TemporaryDirectory() as name:
+            root = pathlib.Path(name)
+            for path, text in (("docs/api/symbols.txt", "\n".join(["0.10.0", *OLD])), ("CHANGELOG.md", changelog),
+                               ("include/tessera/version.h", f'#define TESSERA_VERSION "{version}"')):
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_text(text)
+            with mock.patch.multiple(symbols, ROOT=root, LIST=root / "docs/api/symbols.txt"):
+                return "\n".join(symbols.faults(found))
+
+    def test_only_entries_above_the_last_release_count(self):
+        new = [*OLD, "tessera::load | void ()"]
+        self.assertIn("+ tessera::load", self.faults("0.10.1", new, "# C\n\n## 0.10.0\n\n`load`\n"))
+        self.assertEqual(self.faults("0.10.1", new, "# C\n\n## 0.10.1\n\n`load`\n\n## 0.10.0\n"), "")
+
+    def test_a_removed_name_needs_a_greater_minor_version(self):
+        new = [line for line in OLD if "save" not in line]
+        self.assertIn("needs a greater number", self.faults("0.10.1", new, "`save`"))
+        self.assertEqual(self.faults("0.11.0", new, "`save`"), "")
+
+    def test_a_field_behind_the_others_needs_no_greater_version(self):
+        new = [*changed("tessera::Options", "struct { lr, eps }"), "tessera::Options::eps | double = 0"]
+        self.assertEqual(self.faults("0.10.1", new, "`Options::eps`, a field of `optim::Options`"), "")
+        first = [*changed("tessera::Options", "struct { eps, lr }"), "tessera::Options::eps | double = 0"]
+        self.assertIn("needs a greater number", self.faults("0.10.1", first, "`Options::eps`, `optim::Options`"))
+
+
+TORCH = pathlib.Path(importlib.util.find_spec("torch").submodule_search_locations[0]) / "include"
+
+
+def compiler_says(program):
+    """The output of the compiler, which only checks the program."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder, "program.cpp")
+        source.write_text(program)
+        command = [os.environ.get("CXX", "c++"), "-std=c++20", "-fsyntax-only", "-I", ROOT / "include",
+                   "-isystem", TORCH, "-isystem", TORCH / "torch/csrc/api/include", source]
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300)
+    return done.stderr
+
+
+WRONG_CALLS = """
+#include <memory>
+#include "tessera/nn/containers.h"
+#include "tessera/nn/linear.h"
+using namespace tessera;
+struct NoForward : nn::Module<NoForward> {};
+struct TwoArguments : nn::Module<TwoArguments> {
+  at::Tensor forward(const at::Tensor& x, int n) { return x * n; }
+};
+void call(const at::Tensor& x) {
+  NoForward without;
+  const at::Tensor y = without(x);
+  nn::Sequential steps(std::make_shared<NoForward>());
+  TwoArguments two;
+  two(x);
+  two(x, "three");
+  nn::Linear linear(3, 4);
+  linear(x, x);
+}
+"""
+
+# The two lines of the README, beside all of ATen and what a program prints.
+EVERY_NAME = """
+#include <ATen/ATen.h>
+#include <iostream>
+#include <string>
+#include "tessera/tessera.hpp"
+using namespace tessera;
+using namespace tensor_parallel;
+void use(const at::Tensor& x, const DeviceMesh& mesh, nn::ModuleBase& module) {
+  if (is_distributed(x)) {
+    std::cout << DistributedTensor(x).placements() << DistributedTensor(x).layout() << sharding_spec(x)
+              << mesh << mesh.shape() << Placement(Shard{0}) << ReduceOp::kSum << fsdp::Options{};
+  }
+  parallelize_module(module, mesh["tp"], {{"up", colwise_parallel()}});
+  cross_entropy(x, x);
+  distribute_tensor(x, mesh, {Shard{0}});
+  zeros({2, 3}, mesh, {Replicate{}});
+  rand({2, 3}, RandomKey{1, 2}, mesh, {Replicate{}});
+  local_tensor(x);
+  visualize(DistributedTensor(x));
+}
+"""
+
+
+def public_types():
+    """Types of the two namespaces that are no templates."""
+    found = set()
+    for path in sorted((ROOT / "include/tessera").rglob("*.h")):
+        if "detail" in path.parts:
+            continue
+        for space, body in re.findall(r"(?ms)^namespace (tessera(?:::tensor_parallel)?) \{$(.*?)^\}  // namespace \1$",
+                                      path.read_text()):
+            body = re.sub(r"(?ms)^namespace [\w:]+ \{$.*?^\}  // namespace", "", body)
+            body = re.sub(r"(?m)^template\b.*\n.*$", "", body)
+            found |= set(re.findall(r"(?m)^(?:class|struct|enum class|using) (\w+)\b(?!;| \[\[deprecated)", body))
+    return found
+
+
+class CompilerMessages(unittest.TestCase):
+    def test_a_wrong_call_of_a_module_is_one_readable_line(self):
+        said = compiler_says(WRONG_CALLS)
+        errors = [line for line in said.splitlines() if " error: " in line]
+        needs_forward = [line for line in errors if "a module that is called needs a public forward" in line]
+        takes_others = [line for line in errors if "this module's forward does not take these arguments" in line]
+        self.assertEqual((len(needs_forward), len(takes_others), len(errors)), (1, 3, 4), said)
+        self.assertLess(len(said.splitlines()), 12 * len(errors), said)
+
+    def test_no_name_is_ambiguous_beside_the_readmes_two_lines(self):
+        types = public_types()
+        self.assertTrue({"DeviceMesh", "Shard", "RedistributionPlan", "ParallelizePlan", "StylePtr", "Layout"} <= types, types)
+        aliases = "".join(f"using Alias{i} = {name};\n" for i, name in enumerate(sorted(types)))
+        said = compiler_says(EVERY_NAME + aliases)
+        self.assertFalse(said, said)
 
 
 if __name__ == "__main__":

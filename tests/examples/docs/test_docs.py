@@ -1,8 +1,14 @@
-"""What the documents say of the programs is what the programs are."""
+"""Flags, links and commands in the documents are those of the programs; the commands of two pages run."""
+
+import json
+import os
 import re
+import shutil
 import unittest
 
+import architectures
 import programs
+import tokenizers_of_kinds as kinds
 
 PAGES = [programs.ROOT / "README.md", *sorted((programs.ROOT / "docs").rglob("*.md"))]
 
@@ -62,3 +68,65 @@ class Documents(unittest.TestCase):
             with self.subTest(program):
                 done = programs.succeed([programs.BIN / program, all_flags])
                 self.assertEqual(flags(table), flags(re.sub(r"(?m)^ {30}.*", "", done.stdout)))
+
+
+FILES_TO_TEXT = programs.ROOT / "docs/programs/from_files_to_text.md"
+SENTENCE = "The shell of a tessera is a small tile, and {} of them make a picture.\n"
+
+
+class FromFilesToText(programs.InFolder):
+    def write(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+    def make_files(self):
+        text = "".join(SENTENCE.format(i) for i in range(600))
+        tokenizer = kinds.llama3(text)
+        folder = self.folder / "Llama-3.2-1B"
+        architectures.make(folder, architectures.MODELS["llama3"] | {
+            "vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 256,
+            "bos_token_id": tokenizer.token_to_id("<s>"), "eos_token_id": tokenizer.token_to_id("<|eot|>")})
+        tokenizer.save(str(folder / "tokenizer.json"))
+        self.write("texts/tiles.txt", text)
+        self.write("texts/more.jsonl", "".join(json.dumps({"text": SENTENCE.format(-i) * 20}) + "\n" for i in range(20)))
+        self.write("held_out.txt", "".join(SENTENCE.format(1000 + i) for i in range(30)))
+        self.write("questions.jsonl", "".join(json.dumps({"prompt": f"{i} + 1 =", "completion": f" {i + 1}"}) + "\n"
+                                              for i in range(64)))
+        os.symlink(programs.BIN.parent, self.folder / "build")
+
+    def test_every_command_does_what_it_says(self):
+        import transformers
+        self.make_files()
+        blocks = re.findall(r"(?ms)^```sh\n(.*?)^```$", FILES_TO_TEXT.read_text())
+        self.assertEqual(len(blocks), 7)
+        said = [programs.succeed(["bash", "-ec", block], cwd=self.folder).stdout for block in blocks]
+        before, after = (float(each) for each in re.findall(r"perplexity: ([\d.]+)", said[4]))
+        self.assertLess(after, before)
+        self.assertIn("The shell", said[5])
+        for name in ("run/model", "run/tuned", "run/exported"):
+            with self.subTest(name):
+                transformers.AutoModelForCausalLM.from_pretrained(self.folder / name)
+                transformers.AutoTokenizer.from_pretrained(self.folder / name)
+
+
+PLAN_OF_70B = programs.ROOT / "docs/programs/plan_a_70b_run.md"
+# The others of its commands only if asked, since each takes some seconds.
+ALWAYS = (1, 3)
+
+
+class PlanA70bRun(programs.InFolder):
+    def test_what_the_page_shows_is_what_its_commands_print(self):
+        for name, target in (("build", programs.BIN.parent), ("examples", programs.ROOT / "examples"),
+                             ("tools", programs.ROOT / "tools"), (".deps", programs.ROOT / ".deps")):
+            os.symlink(target, self.folder / name)
+        blocks = re.findall(r"(?ms)^```sh\n(.*?)^```$(?:\n\n```\n(.*?)^```$)?", PLAN_OF_70B.read_text())
+        self.assertEqual(len(blocks), 4)
+        for number, (command, shown) in enumerate(blocks):
+            if number in ALWAYS or os.environ.get("TESSERA_ALL_PLANS"):
+                with self.subTest(command):
+                    said = programs.succeed([shutil.which("bash"), "-ec", command], cwd=self.folder).stdout
+                    for line in shown.splitlines():
+                        # The last digit of a throughput depends on the processor's libm.
+                        self.assertIn(re.sub(r"\d\d$", "", line), said)
+        self.assertIn("Time line", (self.folder / "plan.html").read_text())

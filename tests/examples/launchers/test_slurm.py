@@ -1,10 +1,16 @@
-"""The batch script for Slurm, with programs in Slurm's place that start real tasks with its variables."""
+"""The batch script for Slurm, run by stand-ins for sbatch and srun that start real tasks. The manifests for Kubernetes,
+by the schemas of their operators."""
+
+import json
 import os
+import pathlib
 import re
 import stat
 import subprocess
 import sys
 import unittest
+
+import yaml
 
 import programs
 
@@ -134,3 +140,174 @@ class TestSbatch(programs.InFolder):
                               env=os.environ | {"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "1"})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(sorted(done.stdout.splitlines()), ["0", "1", "2", "3"])
+
+
+LAUNCH = programs.ROOT / "examples" / "launch"
+TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"
+SCHEMAS = pathlib.Path(__file__).parent
+# Keywords of a CRD's schema that say what is valid. A schema with another one is refused, not half checked.
+TYPES = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+KEYWORDS = {"type", "required", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
+            "x-kubernetes-int-or-string", "properties", "additionalProperties", "items"}
+
+
+def faults(schema, value, place="$"):
+    """What the API server would say with --validate=strict: unknown fields are faults."""
+    assert not set(schema) - KEYWORDS, set(schema) - KEYWORDS
+    kinds = (int, str) if schema.get("x-kubernetes-int-or-string") else TYPES.get(schema.get("type"), object)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
+        return [f"{place}: {value!r} is no {schema.get('type', 'number or text')}"]
+    found = [f"{place}: lacks {name}" for name in schema.get("required", []) if name not in value]
+    if "enum" in schema and value not in schema["enum"]:
+        found.append(f"{place}: {value!r} is none of {schema['enum']}")
+    if "pattern" in schema and not re.search(schema["pattern"], str(value)):
+        found.append(f"{place}: {value!r} does not match {schema['pattern']}")
+    size = value if isinstance(value, int) else len(value)
+    for least, most in (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems")):
+        if not schema.get(least, size) <= size <= schema.get(most, size):
+            found.append(f"{place}: {value!r} is out of range")
+    if isinstance(value, dict):
+        known, other = schema.get("properties", {}), schema.get("additionalProperties")
+        for name, part in value.items():
+            if name not in known and other is None:
+                found.append(f"{place}: has no field {name}")
+            else:
+                found += faults(known.get(name, other), part, f"{place}.{name}")
+    if isinstance(value, list):
+        for i, part in enumerate(value):
+            found += faults(schema["items"], part, f"{place}[{i}]")
+    return found
+
+
+def train_job():
+    return yaml.safe_load((LAUNCH / "train_job.yaml").read_text())
+
+
+def pytorch_job():
+    return yaml.safe_load((LAUNCH / "pytorch_job.yaml").read_text())
+
+
+def environments_of_train_job(job):
+    """As pkg/runtime/framework/plugins/torch/torch.go of kubeflow/trainer sets them, a node each."""
+    name, trainer = job["metadata"]["name"], job["spec"]["trainer"]
+    return [{"PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+             "PET_NODE_RANK": str(node), "PET_MASTER_ADDR": f"{name}-node-0-0.{name}", "PET_MASTER_PORT": "29500"}
+            for node in range(trainer["numNodes"])]
+
+
+def environments_of_pytorch_job(job):
+    """As pkg/controller.v1/pytorch/envvar.go of kubeflow/training-operator v1.9.0 sets them, a pod each."""
+    spec = job["spec"]
+    replicas = spec["pytorchReplicaSpecs"]
+    nodes = sum(each["replicas"] for each in replicas.values())
+    port, = (port["containerPort"] for port in replicas["Master"]["template"]["spec"]["containers"][0]["ports"]
+             if port["name"] == "pytorchjob-port")
+    place = {"ADDR": f"{job['metadata']['name']}-master-0", "PORT": str(port)}
+    return [{"PYTHONUNBUFFERED": "1", "PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": spec["nprocPerNode"],
+             "PET_NODE_RANK": str(node), "RANK": str(node), "WORLD_SIZE": str(nodes * int(spec["nprocPerNode"])),
+             **{f"{prefix}MASTER_{what}": value for prefix in ("", "PET_") for what, value in place.items()}}
+            for node in range(nodes)]
+
+
+def container_of(job):
+    if job["kind"] == "TrainJob":
+        return job["spec"]["trainer"]
+    return job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+
+
+JOBS = {"trainjob": (train_job, environments_of_train_job), "pytorchjob": (pytorch_job, environments_of_pytorch_job)}
+
+
+class TestSchemas(unittest.TestCase):
+    def schema(self, kind):
+        return json.loads((SCHEMAS / f"{kind}_schema.json").read_text())
+
+    def test_manifests_are_valid(self):
+        for kind, (job, _) in JOBS.items():
+            with self.subTest(kind):
+                schema = self.schema(kind)
+                self.assertEqual(job()["apiVersion"], f"{schema['group']}/{schema['version']}")
+                self.assertEqual((job()["kind"], job()["kind"].lower()), (schema["kind"], kind))
+                self.assertEqual(faults(schema["schema"], job()), [])
+
+    def test_faults_are_found(self):
+        for kind, change, fault in (
+                ("trainjob", lambda job: job["spec"]["trainer"].update(numProcPerNode="8"), "numProcPerNode: '8' is no"),
+                ("trainjob", lambda job: job["spec"]["trainer"].update(nodes=2), "trainer: has no field nodes"),
+                ("trainjob", lambda job: job["spec"].pop("runtimeRef"), "spec: lacks runtimeRef"),
+                ("trainjob", lambda job: job["spec"]["runtimeRef"].update(name=""), "name: '' is out of range"),
+                ("pytorchjob", lambda job: job["spec"].update(nprocPerNode=8), "nprocPerNode: 8 is no string"),
+                ("pytorchjob", lambda job: container_of(job)["ports"][0].pop("containerPort"), "lacks containerPort"),
+                ("pytorchjob", lambda job: container_of(job).update(args="x"), "args: 'x' is no array"),
+                ("pytorchjob", lambda job: container_of(job)["resources"]["limits"].update({"nvidia.com/gpu": "eight"}),
+                 "'eight' does not match")):
+            with self.subTest(fault):
+                job = JOBS[kind][0]()
+                change(job)
+                found = faults(self.schema(kind)["schema"], job)
+                self.assertTrue(any(fault in each for each in found), found)
+
+
+class TestCommandLines(programs.InFolder):
+    def setUp(self):
+        super().setUp()
+        # The model's name, as HF_HOME of the manifests would have it.
+        snapshot = self.folder / "hub" / "models--meta-llama--Llama-3.2-1B" / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        refs = snapshot.parents[1] / "refs"
+        refs.mkdir()
+        (refs / "main").write_text(snapshot.name)
+        programs.train(["--config", self.config, "--steps", 0, "--save-hf", snapshot])
+        (self.folder / "book.txt").write_text("It was the best of times. " * 200)
+
+    def port(self, kind):
+        return str(20000 + (os.getpid() + len(kind)) % 10000)
+
+    def launch(self, command, *environments):
+        """The command on each node, all on this host: programs and /data are those of the test."""
+        command = [str(programs.BIN / word) if word in ("llama_train", "llama_plan") else str(TORCHRUN) if word == "torchrun" else
+                   word.replace("/data", str(self.folder)) for word in command]
+        own = {name: value for name, value in os.environ.items()
+               if not name.startswith(("PET_", "MASTER_", "HF_")) and name not in ("RANK", "WORLD_SIZE")}
+        nodes = [subprocess.Popen(command, env=own | {"HF_HOME": str(self.folder)} | environment, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE) for environment in environments]
+        return [(node.communicate(timeout=300), node.returncode) for node in nodes]
+
+    def test_ranks_are_those_that_the_operator_means(self):
+        for kind, (make, environments) in JOBS.items():
+            with self.subTest(kind):
+                job = make()
+                container = container_of(job)
+                words = container["command"] + container["args"]
+                start = words.index("llama_train")
+                here = {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": self.port(kind)}
+                nodes = self.launch(words[:start] + ["sh", "-c", "echo $RANK $WORLD_SIZE $MASTER_ADDR"],
+                                    *(each | here for each in environments(job)))
+                lines = []
+                for (out, err), code in nodes:
+                    self.assertEqual(code, 0, err)
+                    lines.append(sorted(out.splitlines()))
+                self.assertEqual(lines, [sorted(f"{rank} 16 localhost" for rank in ranks) for ranks in (range(8), range(8, 16))])
+
+    def test_flags_are_llama_trains(self):
+        for kind, (make, _) in JOBS.items():
+            with self.subTest(kind):
+                words = container_of(make())["args"]
+                flags = words[words.index("llama_train"):]
+                (out, err), code = self.launch(["llama_plan", *flags[1:], "--gpu", "h100"], {})[0]
+                self.assertEqual(code, 0, err)
+                self.assertIn("16", out)
+
+    def test_trains_on_two_nodes_of_one_host(self):
+        for kind, (make, environments) in JOBS.items():
+            with self.subTest(kind):
+                job = make()
+                container = container_of(job)
+                words = container["command"] + container["args"]
+                for flag, value in (("--dp", "2"), ("--tp", "1"), ("--steps", "2"), ("--batch", "2"), ("--seq", "16"),
+                                    ("--metrics", f"/data/{kind}.jsonl"), ("--checkpoint", f"/data/{kind}-steps")):
+                    words[words.index(flag) + 1] = value
+                here = {"PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": self.port(kind)}
+                for (_, err), code in self.launch(words, *(each | here for each in environments(job))):
+                    self.assertEqual(code, 0, err)
+                self.assertEqual(len(programs.read_metrics(self.folder / f"{kind}.jsonl")), 2)

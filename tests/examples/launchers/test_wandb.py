@@ -11,6 +11,7 @@ SCRIPT = programs.ROOT / "tools" / "metrics_to_wandb.py"
 STUB = '''
 import json, os, pathlib
 
+
 class Run:
     def __init__(self, arguments):
         self.dir = str(pathlib.Path(arguments["dir"] or ".", "wandb", "offline-run-1", "files"))
