@@ -67,6 +67,8 @@ def all_faults():
         yield failure_of(["actionlint", *WORKFLOWS])
     version = re.search(r'TESSERA_VERSION "(.*)"', (ROOT / "include/tessera/version.h").read_text())[1]
     yield failure_of(["scripts/release_notes", version])
+    if f"\nversion: {version}\n" not in (ROOT / "CITATION.cff").read_text():
+        yield f"CITATION.cff has another version than include/tessera/version.h, {version}"
 
 
 faults = [fault for fault in all_faults() if fault]

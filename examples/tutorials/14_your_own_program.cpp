@@ -54,7 +54,6 @@ class Points {
 };
 // [data]
 
-// [finder]
 /// Throws at the first module whose result is not finite; the message has the module's name, and
 /// run_main() adds the rank. For debugging only: the host synchronizes after each module.
 void find_nan(nn::ModuleBase& model) {
@@ -67,7 +66,6 @@ void find_nan(nn::ModuleBase& model) {
     });
   });
 }
-// [finder]
 
 /// `out` is the output folder; if it is empty, no files are written.
 void run_rank(const std::filesystem::path& out) {

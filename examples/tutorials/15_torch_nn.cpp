@@ -14,7 +14,6 @@
 
 using namespace tessera;
 
-// [model]
 /// Maps (rows, 1, 8, 8) images to (rows, 4) logits. A plain torch::nn model without any use of
 /// Tessera.
 struct Classifier : torch::nn::Module {
@@ -36,7 +35,6 @@ struct Classifier : torch::nn::Module {
   torch::nn::TransformerEncoder encoder{nullptr};
   torch::nn::Linear head{nullptr};
 };
-// [model]
 
 // [adopted]
 std::shared_ptr<nn::Adopted<Classifier>> split_model(const DeviceMesh& mesh) {

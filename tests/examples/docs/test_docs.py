@@ -10,7 +10,8 @@ import architectures
 import programs
 import tokenizers_of_kinds as kinds
 
-PAGES = [programs.ROOT / "README.md", *sorted((programs.ROOT / "docs").rglob("*.md"))]
+PAGES = [*(programs.ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+         *sorted((programs.ROOT / "docs").rglob("*.md"))]
 
 
 def flags(text):

@@ -97,6 +97,11 @@ class Tutorials(unittest.TestCase):
             for one, same in zip(losses[0], other):
                 self.assertAlmostEqual(one, same, delta=1e-3 * one)
 
+    def test_a_plain_model_computes_what_the_sharded_model_computes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for output in self.run_tutorial("16_plain_inference", folder, on=(1, 3)):
+                self.assertIn("the plain model computes the same bits", output)
+
     def test_module_of_ones_own_learns(self):
         for output in self.run_tutorial("08_your_own_module"):
             losses = [float(line.split()[-1]) for line in output.splitlines()]
