@@ -1,6 +1,11 @@
 #!/usr/bin/env python3
-"""A training step like llama_train's in PyTorch: the same model, FSDP2 with fp32 shards and bf16 computation (fp32
-on a CPU), fused AdamW, gradient clipping. Writes one JSON object per step."""
+"""A training step like llama_train's in PyTorch: the same model and tokens, bf16 computation with fp32 master weights
+(fp32 on a CPU), fused AdamW, gradient clipping. Writes one JSON object per step.
+
+  --parallel fsdp   FSDP2 with fp32 shards on one rank, as a job of several ranks runs it
+  --parallel none   without FSDP: bf16 parameters, and fp32 master weights in the optimizer
+  --compile         torch.compile of each layer, and of head and loss together
+"""
 import argparse
 import json
 import os
@@ -18,64 +23,132 @@ import torch_llama
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
+    parser.add_argument("--tokens", required=True, help="llm.c token shard")
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--seq", type=int, required=True)
-    parser.add_argument("--warm", type=int, required=True)
+    parser.add_argument("--warm", type=int, required=True, help="least number of steps that are not measured")
+    parser.add_argument("--warm-seconds", type=float, default=0, help="least time of the steps that are not measured")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--ac", default="none", choices=["none", "full"])
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
-    parser.add_argument("--compile", action="store_true", help="each layer by torch.compile")
+    parser.add_argument("--parallel", default="fsdp", choices=["fsdp", "none"])
+    parser.add_argument("--compile", action="store_true")
     return parser.parse_args()
 
 
-def sharded_model(config, device, dtype, compiles, recomputes):
-    """Creates the model as llama_train on one rank does: one FSDP unit per layer, resharded after forward."""
+def head_and_loss(hidden, weight, targets):
+    return F.cross_entropy(F.linear(hidden, weight).flatten(0, 1).float(), targets.flatten())
+
+
+class WithLoss(torch.nn.Module):
+    """The model with its loss. Compiled, head and loss are one graph, which needs no fp32 logits in memory."""
+
+    def __init__(self, config, options):
+        super().__init__()
+        self.llama = torch_llama.Llama(config)
+        layers = self.llama.model.layers
+        for i, layer in enumerate(layers):
+            if options.ac == "full":
+                layers[i] = layer = checkpoint_wrapper(layer)
+            if options.compile:
+                layer.compile()
+        self.loss = torch.compile(head_and_loss) if options.compile else head_and_loss
+
+    def forward(self, tokens, targets, cos, sin):
+        model = self.llama.model
+        x = model.embed_tokens(tokens)
+        for layer in model.layers:
+            x = layer(x, cos, sin)
+        return self.loss(model.norm(x), self.llama.lm_head.weight, targets)
+
+
+def shard(model, device, dtype):
+    """One FSDP unit per layer, resharded after forward, as in llama_train on one rank."""
     mesh = init_device_mesh(device, (1,), mesh_dim_names=("dp",))
-    with torch.device(device):
-        model = torch_llama.Llama(config)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for i, layer in enumerate(model.model.layers):
-        if recomputes:
-            model.model.layers[i] = layer = checkpoint_wrapper(layer)
-        if compiles:
-            layer.compile()
+    for layer in model.llama.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    return model
+
+
+class Trainer:
+    """Updates the optimizer's parameters: the model's, or fp32 master weights if the model's have another type."""
+
+    def __init__(self, model):
+        self.parameters = list(model.parameters())
+        self.masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self.parameters]
+        self.copied = [(p, m) for p, m in zip(self.parameters, self.masters) if p is not m]
+        self.optimizer = torch.optim.AdamW(self.masters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    @torch.no_grad()
+    def step(self):
+        for parameter, master in self.copied:
+            master.grad, parameter.grad = parameter.grad.float(), None
+        torch.nn.utils.clip_grad_norm_(self.masters, 1.0, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.copied:
+            torch._foreach_copy_([p for p, _ in self.copied], [m for _, m in self.copied])
+
+
+def attention_backend(config, options, device, dtype):
+    """The kernel that scaled_dot_product_attention chooses for this model."""
+    def heads(count):
+        return torch.empty(options.batch, count, options.seq, config["head_dim"], device=device, dtype=dtype, requires_grad=True)
+    q, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    chosen = torch._fused_sdp_choice(heads(q), heads(kv), heads(kv), is_causal=True, enable_gqa=q != kv)
+    return torch.nn.attention.SDPBackend(chosen).name
+
+
+def batches(options, device):
+    """The samples of llama_train on one rank: consecutive windows of seq + 1 tokens that overlap by one."""
+    tokens, seq = torch_llama.read_tokens(options.tokens), options.seq
+    samples = (len(tokens) - 1) // seq
+    first = 0
+    while True:
+        rows = [(first + i) % samples * seq for i in range(options.batch)]
+        yield torch.stack([tokens[row:row + seq + 1] for row in rows]).to(device)
+        first += options.batch
 
 
 def main():
     options = parse()
     config = torch_llama.read_config(options.config)
-    on_gpu = options.device == "cuda"
+    device, on_gpu = options.device, options.device == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     if on_gpu:
         torch.cuda.set_device(0)
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-    model = sharded_model(config, options.device, dtype, options.compile, options.ac == "full")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    cos, sin = (table.to(options.device, dtype) for table in torch_llama.rope_tables(config, options.seq))
-    tokens = torch.randint(config["vocab_size"], (options.batch, options.seq + 1), device=options.device)
-
-    def step():
-        logits = model(tokens[:, :-1], cos, sin)
-        F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    for i in range(options.warm + options.steps):
-        began = time.perf_counter()
-        step()
+    with torch.device(device):
+        model = WithLoss(config, options)
+    if options.parallel == "fsdp":
+        dist.init_process_group("nccl" if on_gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+        shard(model, device, dtype)
+    else:
+        model.to(dtype)
+    trainer = Trainer(model)
+    cos, sin = (table.to(device, dtype) for table in torch_llama.rope_tables(config, options.seq))
+    same = {"attention": attention_backend(config, options, device, dtype), "torch": torch.__version__}
+    began, measured, steps = time.perf_counter(), 0, 0
+    for tokens in batches(options, device):
+        is_warm = steps >= options.warm and time.perf_counter() - began >= options.warm_seconds
+        if measured == options.steps:
+            break
+        start = time.perf_counter()
+        loss = model(tokens[:, :-1], tokens[:, 1:], cos, sin)
+        loss.backward()
+        trainer.step()
         if on_gpu:
             torch.cuda.synchronize()
-        seconds = time.perf_counter() - began
-        if i >= options.warm:
-            print(json.dumps({"step_time_s": seconds, "tokens_per_s": tokens[:, 1:].numel() / seconds,
-                              "peak_memory_bytes": torch.cuda.max_memory_reserved() if on_gpu else None}), flush=True)
-    dist.destroy_process_group()
+        seconds = time.perf_counter() - start
+        steps += 1
+        if is_warm:
+            measured += 1
+            print(json.dumps({"step": steps, "loss": loss.item(), "step_time_s": seconds,
+                              "tokens_per_s": options.batch * options.seq / seconds,
+                              "peak_memory_bytes": torch.cuda.max_memory_reserved() if on_gpu else None} | same),
+                  flush=True)
     # Exits without interpreter shutdown: autograd's thread may still release FSDP's callback of the last step, for
     # which it takes the GIL. If the interpreter is shutting down, that aborts the process (PyTorch 2.11).
     sys.stdout.flush()

@@ -202,16 +202,32 @@ Figures figures_of(const std::vector<json>& steps, double flops, std::int64_t ra
   return figures;
 }
 
-/// Measures the step of a trial on PyTorch, with the script options.peer.
-PeerFigures measure_peer(const Trial& trial, const BenchOptions& o, bool compiled,
-                         const std::filesystem::path& folder) {
-  PeerFigures figures{.name = compiled ? "compiled" : "eager"};
+/// A way to run PyTorch's step: its name in results, and the script's flags.
+struct PeerKind {
+  const char* name;
+  std::vector<std::string> flags;
+};
+
+const std::vector<PeerKind>& peer_kinds() {
+  static const std::vector<PeerKind> kinds{
+      {"eager", {}},
+      {"compiled", {"--compile"}},
+      {"compiled_without_fsdp", {"--compile", "--parallel", "none"}}};
+  return kinds;
+}
+
+/// Measures the step of a trial on PyTorch, with the script options.peer and the same tokens.
+PeerFigures measure_peer(const Trial& trial, const BenchOptions& o, const PeerKind& kind,
+                         const std::filesystem::path& folder, const std::filesystem::path& tokens) {
+  PeerFigures figures{.name = kind.name};
   const std::filesystem::path log = folder / ("peer-" + figures.name + ".log");
   std::vector<std::string> command{"/usr/bin/env",
                                    "python3",
                                    o.peer,
                                    "--config",
                                    trial.config.string(),
+                                   "--tokens",
+                                   tokens.string(),
                                    "--ac",
                                    trial.ac,
                                    "--batch",
@@ -224,9 +240,7 @@ PeerFigures measure_peer(const Trial& trial, const BenchOptions& o, bool compile
                                    std::to_string(o.steps - o.warmup),
                                    "--device",
                                    o.device};
-  if (compiled) {
-    command.emplace_back("--compile");
-  }
+  command.insert(command.end(), kind.flags.begin(), kind.flags.end());
   try {
     TESSERA_CHECK(trial.mesh.ranks() == 1, "--peer runs one rank, not ", trial.mesh.ranks());
     TESSERA_CHECK(trial.ac != "selective", "--peer has no --ac selective");
@@ -268,9 +282,9 @@ Result measure(const Trial& trial, const BenchOptions& options, const std::files
   } catch (const json::exception& error) {
     result.error = error.what();
   }
-  for (const bool compiled : {false, true}) {
+  for (const PeerKind& kind : peer_kinds()) {
     if (!options.peer.empty()) {
-      result.peers.push_back(measure_peer(trial, options, compiled, folder));
+      result.peers.push_back(measure_peer(trial, options, kind, folder, tokens));
     }
   }
   return result;

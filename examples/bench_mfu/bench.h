@@ -82,7 +82,7 @@ struct Figures {
 
 /// The figures of a trial's step on PyTorch.
 struct PeerFigures {
-  std::string name;  ///< how PyTorch ran: "eager" or "compiled"
+  std::string name;  ///< how PyTorch ran: "eager", "compiled" or "compiled_without_fsdp"
   double step_time_s = 0, tokens_per_s = 0;
   std::string error{};  ///< why there are no figures; "" if there are
 };

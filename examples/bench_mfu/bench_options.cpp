@@ -55,10 +55,11 @@ void declare(CLI::App& app, BenchOptions& o) {
                  "More flags of llama_train, for every run: --flags=\"--param-dtype bf16\"")
       ->delimiter(' ')
       ->option_text("\"FLAG ...\"");
-  app.add_option(
-         "--peer", o.peer,
-         "Measure PyTorch's step too, eager and compiled, by benchmarks/peer/torch_step.py and "
-         "python3: for runs of one rank, with --ac none or full")
+  app.add_option("--peer", o.peer,
+                 "Measure PyTorch's step on the same tokens too: eager, compiled, and compiled "
+                 "without FSDP, "
+                 "by benchmarks/peer/torch_step.py and python3. For runs of one rank, with --ac "
+                 "none or full")
       ->option_text("FILE");
   app.add_option("--out", o.out, "Folder of the runs and results.json (bench_mfu)")
       ->option_text("DIR");

@@ -1,8 +1,10 @@
 """Shared by the stages of scripts/gpu/run: their results, and starting programs."""
+import array
 import dataclasses
 import json
 import os
 import pathlib
+import re
 import struct
 import subprocess
 import tempfile
@@ -53,12 +55,19 @@ def torch_folders():
     return [root / "lib", *sorted((root.parent / "nvidia").glob("*/lib"))]
 
 
-def write_tokens(folder, count=1 << 18):
-    """Writes an llm.c shard of repeated phrases, so that there is something to learn."""
-    tokens = [(i * i // 7 + i % 13) % 512 for i in range(count)]
+def write_tokens(folder, vocabulary):
+    """Writes an llm.c shard of real text: the words of Tessera's documents and sources, numbered by first appearance.
+    On a GPU at its power limit the speed depends on the values, so both sides of a comparison need the same real text."""
+    numbers = {}
+    words = re.findall(r" ?\w+|\s+|[^\w\s]+", (HERE / "text.txt").read_text())
+    tokens = array.array("I", (numbers.setdefault(word, len(numbers)) % vocabulary for word in words))
     path = folder / "tokens.bin"
-    path.write_bytes(struct.pack("<256i", 20240520, 1, count, *[0] * 253) + struct.pack(f"<{count}H", *tokens))
+    path.write_bytes(struct.pack("<256i", 20240801, 1, len(tokens), *[0] * 253) + tokens.tobytes())
     return path
+
+
+def vocabulary_of(config):
+    return json.loads(pathlib.Path(config).read_text())["vocab_size"]
 
 
 def for_programs(context):
@@ -94,7 +103,9 @@ def llama_train(context, flags, ranks=1, prefix=(), several_hosts=False):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         metrics = folder / "m.jsonl"
-        program = [HERE / "bin" / "llama_train", "--tokens", write_tokens(folder), "--metrics", metrics, *flags]
+        config = flags[flags.index("--config") + 1]
+        tokens = write_tokens(folder, vocabulary_of(config))
+        program = [HERE / "bin" / "llama_train", "--tokens", tokens, "--metrics", metrics, *flags]
         launcher = [HERE / "bin" / "tessera-run", "--nproc", ranks, "--"] if ranks > 1 else []
         hosts = HOST_EACH if several_hosts else []
         done = subprocess.run([str(part) for part in [*prefix, *launcher, *hosts, *program]], capture_output=True,

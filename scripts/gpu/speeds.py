@@ -3,6 +3,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from context import HERE, OutOfMemory, check, for_programs, llama_train, read
+from context import HERE, OutOfMemory, check, for_programs, llama_train, read, vocabulary_of, write_tokens
 
 
 def ceilings(context):
@@ -96,19 +97,19 @@ def add_medians(context, stage, shape, rows):
 
 @contextlib.contextmanager
 def power_and_clock():
-    """Reads power and clock twice a second with nvidia-smi in the scope: a list of (W, MHz), empty without nvidia-smi."""
+    """Reads nvidia-smi twice a second in the scope: a list of (W, MHz, degrees C), empty without nvidia-smi."""
     readings = []
     if not shutil.which("nvidia-smi"):
         yield readings
         return
-    query = ["nvidia-smi", "--query-gpu=power.draw,clocks.sm", "--format=csv,noheader,nounits", "--id=0", "-lms", "500"]
+    query = ["nvidia-smi", "--query-gpu=power.draw,clocks.sm,temperature.gpu", "--format=csv,noheader,nounits", "--id=0", "-lms", "500"]
     with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as process:
         yield readings
         process.terminate()
         for line in process.stdout.read().splitlines():
             with contextlib.suppress(ValueError):  # the last line may be incomplete
-                power, clock = map(float, line.split(","))
-                readings.append((power, clock))
+                power, clock, temperature = map(float, line.split(","))
+                readings.append((power, clock, temperature))
 
 
 def train(context, shape):
@@ -121,43 +122,83 @@ def train(context, shape):
             context.add("train", shape.name(), "out of memory")
             return
     add_medians(context, "train", shape, rows[warm:])
-    # The last third of the readings is from steps; earlier readings include loading and the first
-    # steps.
-    for figures, unit in zip(zip(*readings[-len(readings) // 3:]), ("W", "MHz")):
-        context.add("train", shape.name(), statistics.median(figures), unit)
+    add_readings(context, "train", shape.name(), readings)
 
 
-def peer_steps(context, shape, flags):
+def add_readings(context, stage, what, readings):
+    """The last third of the readings is from steps; earlier readings include loading and the first steps."""
+    for figures, unit in zip(zip(*readings[-len(readings) // 3:]), ("W", "MHz", "degrees C")):
+        context.add(stage, what, statistics.median(figures), unit)
+
+
+def peer_steps(context, shape, flags, warm_seconds=0, steps=None):
     warm, measured, batch, seq = sizes(context, shape)
-    values = {"--config": context.config(shape.model), "--warm": warm, "--steps": measured, "--batch": batch,
-              "--seq": seq, "--ac": shape.ac}
-    command = [sys.executable, HERE / "torch_step.py", *flags, *(str(part) for item in values.items() for part in item)]
-    done = subprocess.run(command, env=context.environment(), capture_output=True, text=True)
+    config = context.config(shape.model)
+    with tempfile.TemporaryDirectory() as folder:
+        values = {"--config": config, "--tokens": write_tokens(pathlib.Path(folder), vocabulary_of(config)),
+                  "--warm": warm, "--warm-seconds": warm_seconds, "--steps": steps or measured, "--batch": batch,
+                  "--seq": seq, "--ac": shape.ac}
+        command = [sys.executable, HERE / "torch_step.py", *flags,
+                   *(str(part) for item in values.items() for part in item)]
+        done = subprocess.run(command, env=context.environment(), capture_output=True, text=True)
     check(done, f"torch_step.py {shape.name()}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def peer(context, shape, flags=(), stage="peer"):
-    """The same steps with PyTorch. If they do not fit on the GPU, the batch is halved until they do; tokens/s and MFU are
-    still comparable. A batch that another item measures is not repeated."""
+def measured_step(context, shape):
+    """The median step time in seconds that the stage `train` measured for this shape; 0.25 s before that stage."""
+    times = [row["value"] / 1e3 for row in read(context.results)
+             if (row["stage"], row["what"], row.get("unit")) == ("train", shape.name(), "ms a step")]
+    return times[-1] if times else 0.25
+
+
+def our_steps(context, shape, warm_seconds, steps):
+    warm = max(sizes(context, shape)[0], math.ceil(warm_seconds / measured_step(context, shape)))
+    _, _, batch, seq = sizes(context, shape)
+    return llama_train(context, ["--config", context.config(shape.model), "--device", "cuda", "--steps", warm + steps,
+                                 "--batch", batch, "--seq", seq, "--ac", shape.ac])[warm:]
+
+
+def compare(context, shape):
+    """One round of the comparison with PyTorch: each side reads the same tokens, warms the card for 30 s and takes 50
+    steps. The sides of a round follow one another; several rounds give the spread."""
+    warm_seconds, steps, compiled = (0, 2, []) if context.rehearse else (30, 50, ["--compile"])
+    sides = {"Tessera": lambda: our_steps(context, shape, warm_seconds, steps),
+             "PyTorch": lambda: peer_steps(context, shape, [*compiled, "--parallel", "none"], warm_seconds, steps),
+             "PyTorch, FSDP2": lambda: peer_steps(context, shape, compiled, warm_seconds, steps)}
+    for side, take_steps in sides.items():
+        with power_and_clock() as readings:
+            try:
+                rows = take_steps()
+            except OutOfMemory:
+                context.add("compare", side, "out of memory")
+                continue
+        times = [row["step_time_s"] * 1e3 for row in rows]
+        for name, figure in (("min", min), ("median", statistics.median), ("max", max)):
+            context.add("compare", side, figure(times), f"ms a step, {name}")
+        memory = [row["peak_memory_bytes"] for row in rows if row.get("peak_memory_bytes")]
+        if memory:
+            context.add("compare", side, max(memory) / 2**30, "GiB, peak")
+        if "attention" in rows[0]:
+            context.add("compare", side, rows[0]["attention"], "attention")
+        add_readings(context, "compare", side, readings)
+
+
+def peer(context, shape):
+    """The same steps with compiled PyTorch without FSDP. If they do not fit on the GPU, the batch is halved until they do;
+    tokens/s and MFU are still comparable. A batch that another item measures is not repeated."""
+    # The fake CUDA cannot run the kernels of torch.compile.
+    flags = ["--parallel", "none", *([] if context.rehearse else ["--compile"])]
     while True:
         try:
-            add_medians(context, stage, shape, peer_steps(context, shape, flags))
+            add_medians(context, "peer", shape, peer_steps(context, shape, flags))
             return
         except OutOfMemory:
-            context.add(stage, shape.name(), "out of memory")
+            context.add("peer", shape.name(), "out of memory")
         shape = dataclasses.replace(shape, batch=shape.batch // 2)
-        measured = {row["what"] for row in read(context.results) if row["stage"] == stage}
+        measured = {row["what"] for row in read(context.results) if row["stage"] == "peer"}
         if shape.batch == 0 or shape.name() in measured:
             return
-
-
-def compiled_peer(context, shape):
-    """PyTorch's steps with torch.compile, whose kernels the fake CUDA cannot run."""
-    if context.rehearse:
-        context.add("compiled_peer", "torch.compile", "not run: rehearsal")
-    else:
-        peer(context, shape, ["--compile"], stage="compiled_peer")
 
 
 def copy_ceiling(context):

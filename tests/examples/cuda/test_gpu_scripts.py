@@ -21,7 +21,7 @@ import speeds  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not fake_cuda.LIBRARY.exists(),
                                 reason="built without CUDA's headers")
-STAGES = ["versions", "train", "peer", "compiled_peer", "gpu_test", "parity", "ranks", "ceilings", "profile", "kernels",
+STAGES = ["versions", "train", "compare", "gpu_test", "parity", "ranks", "ceilings", "profile", "kernels", "peer",
           "sanitizer"]
 
 
@@ -74,16 +74,17 @@ def test_every_stage_ends(packed, tmp_path):
     assert done.returncode == 0, done.stderr
     assert {stage for stage, _ in ends(rows)} == set(STAGES)
     assert {value for _, value in ends(rows)} == {"ended"}
-    # The most valuable first, in less than five minutes on a card.
-    assert [stage for stage, _ in ends(rows)][:4] == ["versions", "train", "peer", "compiled_peer"]
+    # The most valuable first.
+    assert [stage for stage, _ in ends(rows)][:5] == ["versions", "train", "compare", "compare", "compare"]
+    assert {(row["what"], row["unit"]) for row in of_stage(rows, "compare")} >= {
+        (side, f"ms a step, {name}") for side in ("Tessera", "PyTorch", "PyTorch, FSDP2") for name in ("min", "median", "max")}
     # The fake fills norms with nothing: it computes no value that could be held against the CPU's.
     assert [row["ok"] for row in rows if row["what"] == "initial weights, GPU to CPU"] == [None]
     # Our own kernels do compute on it.
     assert [row["ok"] for row in of_stage(rows, "gpu_test")] == [True] * 5
     assert {row["unit"] for row in of_stage(rows, "train")} >= {"ms a step", "tokens/s", "MFU, %", "MFU, causal, %"}
     assert {row["unit"] for row in of_stage(rows, "peer")} >= {"ms a step", "GiB, peak"}
-    assert {row["value"] for row in of_stage(rows, "compiled_peer") + of_stage(rows, "sanitizer")} == {
-        "not run: rehearsal"}
+    assert {row["value"] for row in of_stage(rows, "sanitizer")} == {"not run: rehearsal"}
     assert {row["what"] for row in of_stage(rows, "profile")} == {"kernels and copies"}
     assert {row["unit"] for row in of_stage(rows, "kernels")} == {"us", "% of the speed of a copy"}
     assert {"silu_mul 64x14336/tessera", "silu_mul 64x14336/aten"} <= {row["what"] for row in rows}

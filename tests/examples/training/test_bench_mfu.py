@@ -61,7 +61,7 @@ class BenchMfu(programs.InFolder):
                           env=with_torch)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         one, two = self.runs()
-        for name in ("eager", "compiled"):
+        for name in ("eager", "compiled", "compiled_without_fsdp"):
             peer = one["peer"][name]
             self.assertAlmostEqual(peer["tokens_per_s"] * peer["step_time_s"], BATCH * SEQ, delta=0.1)
             self.assertIn(f"PyTorch {name}, ", done.stdout)
