@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_assert_async.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
@@ -30,6 +31,7 @@
 #include "tessera/dtensor/detail/row_losses.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/kernels/detail/cross_entropy.h"
+#include "tessera/kernels/fake_mode.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/detail/calls.h"
 #include "tessera/tensor_parallel/linear_cross_entropy.h"
@@ -207,50 +209,49 @@ struct HeadProblem {
 struct HeadResults {
   at::Tensor losses;           ///< the loss of each row: (tokens)
   at::Tensor hidden_gradient;  ///< gradient of the sum of the losses; undefined if not needed
-  at::Tensor weight_gradient;  ///< like hidden_gradient, but in sum_type()
+  at::Tensor weight_gradient;  ///< like hidden_gradient, but in the type of the losses
 };
 
-/// The type in which the weight's gradient is summed over the chunks. bf16 rounds once per chunk;
-/// with many chunks the term of one chunk would be less than half of the sum's last bit. fp16 has
-/// too small a range for a sum over tokens.
-at::ScalarType sum_type(const HeadProblem& problem) {
-  constexpr std::int64_t kFewChunks = 16;
-  const std::int64_t chunks =
-      (problem.hidden.size(0) + problem.rows_of_chunk - 1) / problem.rows_of_chunk;
-  return problem.weight.scalar_type() == at::kBFloat16 && chunks <= kFewChunks
-             ? at::kBFloat16
-             : kernels::loss_type(problem.weight);
+/// Whether a product of matrices of a half type can have an fp32 result, which only CUDA has. A
+/// memory plan for a GPU makes the GPU's calls.
+bool has_wide_products(const at::Tensor& x) {
+  return x.is_cuda() || (x.is_cpu() && kernels::fake_device() == c10::DeviceType::CUDA);
 }
 
-/// sum = left^T right, or with `adds` sum += left^T right. An fp32 sum of half-type products is
-/// computed for some rows at a time, so that the product needs no more memory than `left`.
+/// sum = left^T right, or with `adds` sum += left^T right. The sum of products of a half type is
+/// fp32: bf16 would round it once per chunk, and fp16 has too small a range for a sum over tokens.
+/// Without wide products the factors are converted to fp32, half of the columns of `left` at a
+/// time, so that the copy of `left` needs no more memory than `left`.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right,
                  bool adds) {
   at::Tensor into = sum;
-  if (sum.scalar_type() == left.scalar_type()) {
+  const at::ScalarType type = sum.scalar_type();
+  if (type == left.scalar_type()) {
     adds ? into.addmm_(left.t(), right) : at::mm_out(into, left.t(), right);
     return;
   }
-  const std::int64_t step =
-      std::max<std::int64_t>(1, left.numel() / std::max<std::int64_t>(1, right.size(1)));
+  if (has_wide_products(left)) {
+    adds ? at::addmm_out(into, into, left.t(), right, type)
+         : at::mm_out(into, left.t(), right, type);
+    return;
+  }
+  const at::Tensor factor = right.to(type);
+  const std::int64_t step = detail::ceil_div(sum.size(0), std::int64_t{2});
   for (std::int64_t row = 0; row < sum.size(0); row += step) {
     const std::int64_t rows = std::min(step, sum.size(0) - row);
-    const at::Tensor product = at::mm(left.narrow(1, row, rows).t(), right);
-    into = sum.narrow(0, row, rows);
-    adds ? into.add_(product) : into.copy_(product);
+    add_product(sum.narrow(0, row, rows), left.narrow(1, row, rows).to(type), factor, adds);
   }
 }
 
 HeadResults allocate_results(const HeadProblem& problem, bool of_hidden, bool of_weight) {
   const at::Tensor& weight = problem.weight;
   const std::int64_t tokens = problem.hidden.size(0);
-  HeadResults results{
-      at::empty({tokens}, weight.options().dtype(kernels::loss_type(weight))), {}, {}};
+  const at::TensorOptions options = weight.options().dtype(kernels::loss_type(weight));
+  HeadResults results{at::empty({tokens}, options), {}, {}};
   if (of_hidden) {
     results.hidden_gradient = at::empty_like(problem.hidden, at::MemoryFormat::Contiguous);
   }
   if (of_weight) {
-    const auto options = weight.options().dtype(sum_type(problem));
     results.weight_gradient =
         tokens == 0 ? at::zeros(weight.sizes(), options) : at::empty(weight.sizes(), options);
   }

@@ -35,9 +35,10 @@ struct LinearCrossEntropyOptions {
 ///
 /// Memory of a rank in addition to the arguments: the logits of one chunk; with gradients also the
 /// gradients of `hidden` and of `weight`. The weight's gradient is summed over the chunks in fp32
-/// if the weight has a half type, but in bf16 for a bf16 weight and at most 16 chunks. Collective
-/// like cross_entropy, with two small all-reduces for each chunk. Gradients: to `hidden` and
-/// `weight`. The gradient of `hidden` is Partial over a dimension that shards the vocabulary; its
+/// if the weight has a half type, and rounded to this type once, in backward. Except on CUDA, such
+/// a sum needs memory for an fp32 copy of a chunk's rows of `hidden` and for a copy of its logits.
+/// Collective like cross_entropy, with two small all-reduces for each chunk. Gradients: to `hidden`
+/// and `weight`. The gradient of `hidden` is Partial over a dimension that shards the vocabulary; its
 /// reduction is the only communication in backward.
 ///
 /// Throws the Errors of cross_entropy. Also throws Error for other shapes, types and layouts, for

@@ -200,6 +200,11 @@ std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
   return {at::empty(sizes, self.options())};
 }
 
+/// The out= variants of products with a result type. out= is the last argument.
+std::vector<at::Tensor> product_into(Arguments arguments) {
+  return {arguments.back().toTensor()};
+}
+
 std::vector<at::Tensor> as_first(Arguments arguments) {
   const at::Tensor& first = arguments[0].toTensor();
   return {at::empty(first.sizes(), first.options())};
@@ -219,6 +224,8 @@ constexpr std::array kRules{
     Named{"aten::embedding_dense_backward", &embedding_dense_backward},
     Named{"aten::where.self", &where},
     Named{"aten::_scaled_mm", &scaled_product},
+    Named{"aten::addmm.dtype_out", &product_into},
+    Named{"aten::mm.dtype_out", &product_into},
     Named{"aten::_scaled_dot_product_flash_attention_for_cpu", &flash_attention},
     Named{"aten::_scaled_dot_product_flash_attention_for_cpu_backward", &flash_attention_backward},
     Named{"aten::convolution", &convolution},
