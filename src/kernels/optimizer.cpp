@@ -84,14 +84,14 @@ at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
 }
 
 NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm) {
-  const at::Tensor both = at::empty({2}, squares.options());
+  const at::Tensor all = at::empty({3}, squares.options());
   at::Tensor rounded = at::empty({}, squares.options().dtype(c10::ScalarType::Float));
   const ClipNorm call{.sums = static_cast<const double*>(squares.const_data_ptr()),
                       .max_norm = max_norm,
-                      .norm_and_factor = static_cast<double*>(both.mutable_data_ptr()),
+                      .norm_and_factor = static_cast<double*>(all.mutable_data_ptr()),
                       .norm = static_cast<float*>(rounded.mutable_data_ptr())};
-  run_cuda_kernel(call, "tessera::clip_norm", {squares}, {both, rounded}, both);
-  return {both[0], both[1], rounded};
+  run_cuda_kernel(call, "tessera::clip_norm", {squares}, {all, rounded}, all);
+  return {all[0], all[1], all[2], rounded};
 }
 
 // AdamW over lists of tensors: makes pieces for the kernel in device/adamw.h, which the CPU runs as

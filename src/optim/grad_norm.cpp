@@ -330,9 +330,13 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
     return norm_on_cuda(terms, device, max_norm);
   }
   const at::Tensor norm = composed_norm(terms, p, device);
-  // the constant 1e-6 is PyTorch's
-  return {norm, max_norm ? (*max_norm / (norm + 1e-6)).clamp_max(1.0) : at::Tensor(),
-          norm.to(c10::ScalarType::Float)};
+  kernels::NormAndFactor total{
+      .norm = norm, .factor = {}, .of_step = {}, .rounded = norm.to(c10::ScalarType::Float)};
+  if (max_norm) {
+    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // the constant 1e-6 is PyTorch's
+    total.of_step = total.factor + (norm - norm);
+  }
+  return total;
 }
 
 namespace {
@@ -480,7 +484,7 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
 ClipFactor clip_factor(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                        const NormOptions& options) {
   const kernels::NormAndFactor total = total_and_factor(parameters, max_norm, options).second;
-  return {total.rounded, total.factor};
+  return {total.rounded, total.of_step};
 }
 
 }  // namespace tessera::optim

@@ -12,6 +12,8 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <tuple>
 #include <unordered_map>
@@ -115,10 +117,19 @@ void SlotOptimizer::update_scaled(const at::Tensor& gradient_factor) {
   make_step({.tensor = gradient_factor});
 }
 
-void SlotOptimizer::make_step(const GradientFactor& factor) {
+/// For shards on a CPU the factor is needed on the host, which then decides about the step. On a
+/// GPU the kernels decide, so that the host does not wait.
+void SlotOptimizer::make_step(GradientFactor factor) {
   const comm::CallerScope caller("optimizer step");
   const c10::AutoGradMode no_grad(false);
-  update_shards(begin_step(), factor);
+  const std::vector<ShardUpdate> shards = begin_step();
+  if (factor.tensor.defined() && !shards.empty() && shards.front().parameter.is_cpu()) {
+    factor.tensor = factor.tensor.cpu();
+    if (!std::isfinite(factor.tensor.item<double>())) {
+      return;
+    }
+  }
+  update_shards(shards, factor);
   note_counters();
 }
 
@@ -157,6 +168,7 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   }
   make_states(indices);
   read_counters();
+  ++calls_;
   return shards;
 }
 
@@ -192,7 +204,7 @@ std::vector<StateTensor> SlotOptimizer::state() {
 void SlotOptimizer::read_counters() {
   for (State& state : states_) {
     if (state.step.defined() && tessera::detail::writes_of(state.step) != state.writes) {
-      state.steps = static_cast<std::int64_t>(state.step.item<double>());
+      state.history = static_cast<std::uint64_t>(state.step.item<double>());
     }
   }
 }
@@ -281,7 +293,7 @@ void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
 /// Counters are incremented first, because a batch contains their values after this step. Gradients
 /// are scaled in place, since their values are not needed afterwards.
 void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFactor& factor) {
-  count_step(shards);
+  count_step(shards, factor);
   const std::vector<ShardUpdate> kept = prepared(shards);
   const std::vector<Run> runs = runs_of(kept);
   // A list kernel needs tensors of one type on one device.
@@ -320,7 +332,9 @@ void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
   update_batch(batch, group);
 }
 
-void SlotOptimizer::count_step(Run shards) {
+/// A step with a factor on a device is counted only if the factor is finite. The host does not know
+/// whether it is, so `history` identifies the steps instead of their number.
+void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   if (!counts_steps_) {
     return;
   }
@@ -328,20 +342,29 @@ void SlotOptimizer::count_step(Run shards) {
   for (const ShardUpdate& shard : shards) {
     State& state = state_of(shard.index);
     counters.push_back(state.step);
-    ++state.steps;
+    state.history = (state.history + calls_) * 0x9E3779B97F4A7C15ULL;  // mixes the bits
   }
-  at::_foreach_add_(merge_adjoining(counters), 1);
+  const std::vector<at::Tensor> runs = merge_adjoining(counters);
+  if (!factor.tensor.defined()) {
+    at::_foreach_add_(runs, 1);
+    return;
+  }
+  const at::Tensor finite =
+      factor.tensor.to(c10::ScalarType::Double).le(std::numeric_limits<double>::max());
+  for (const at::Tensor& run : runs) {
+    run.add_(finite.to(run.device()));
+  }
 }
 
 /// Whether two shards can be updated as one tensor: the shards, their gradients and their states
-/// are adjacent in memory, and they have made the same number of steps, since a kernel uses one
-/// step number for a tensor. The first must end with a complete vector, so that a shard's new bits
+/// are adjacent in memory, and they have made the same steps, since a kernel uses one step number
+/// for a tensor. The first must end with a complete vector, so that a shard's new bits
 /// never depend on its neighbours. Otherwise copies of one parameter on tensor-parallel ranks,
 /// whose neighbours have unequal sizes, would drift apart.
 bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
   const State& state = state_of(shard.index);
   const State& state_before = state_of(before.index);
-  if (before.parameter.numel() % kCacheLine != 0 || state.steps != state_before.steps ||
+  if (before.parameter.numel() % kCacheLine != 0 || state.history != state_before.history ||
       !adjoins(before.parameter, shard.parameter) || !adjoins(before.gradient, shard.gradient)) {
     return false;
   }
@@ -406,6 +429,11 @@ void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFac
   if (factor.number != 1.0) {
     // A new tensor, because the conversion above may have returned the gradient itself.
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
+  }
+  if (factor.tensor.defined() && takes_gradient_factor(batch, group)) {
+    // The gradient has been multiplied, so the kernel gets 1, or NaN if it must skip the step.
+    batch.gradient_factor =
+        factor.tensor.to(batch.parameters[0].device(), at::kDouble).mul(0).add(1);
   }
   update_batch(batch, group);
   rounded.copy_(batch.parameters[0]);

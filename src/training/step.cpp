@@ -184,9 +184,9 @@ void read_figures(const at::Tensor& loss, const at::Tensor& norm, const DeviceMe
   result.grad_norm = figures[1].item<double>();
 }
 
-/// If the norm is on a GPU, loss and norm are checked after the update, so that the host waits only
-/// once per step. On a CPU they are checked before the update, so a step that is not finite changes
-/// no parameter.
+/// On a CPU loss and norm are checked before the update, so a step that is not finite changes no
+/// parameter. If the norm is on a GPU, loss and norm are checked after the update, so that the host
+/// waits only once per step. AdamW's kernels change nothing if the norm is not finite.
 void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
             const std::vector<nn::SlotPtr>& parameters, const at::Tensor& loss,
             StepResult& result) {

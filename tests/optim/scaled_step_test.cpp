@@ -127,6 +127,42 @@ TEST_ON_MESH(ClipFactor, IsTheSameOnEveryRank, {2}, {"dp"}) {
   EXPECT_NEAR(clip_factor({slot}, 1.0).factor.item<double>(), 1 / std::sqrt(12.0), 1e-6);
 }
 
+/// The optimizer's state and the parameters, copied.
+std::vector<at::Tensor> values_of(Optimizer& optimizer) {
+  std::vector<at::Tensor> values;
+  for (const nn::SlotPtr& slot : optimizer.parameters()) {
+    values.push_back(slot->get().detach().clone());
+  }
+  for (const StateTensor& each : optimizer.state()) {
+    values.push_back(each.tensor.clone());
+  }
+  return values;
+}
+
+/// On a CPU, for each kind of update: fused kernels, moments in bf16, parameters in bf16.
+TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {
+  for (const c10::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {
+      for (const double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
+        const std::vector<nn::SlotPtr> slots = slots_of_type(type);
+        AdamW optimizer(slots, {.moment_dtype = moments});
+        set_grads(slots, 0);
+        optimizer.step(clip_factor(slots, 0.5).factor);
+        const std::vector<at::Tensor> before = values_of(optimizer);
+        set_grads(slots, 1);
+        slots[1]->get().grad().fill_(bad);
+        const ClipFactor clip = clip_factor(slots, 0.5);
+        EXPECT_TRUE(std::isnan(clip.factor.item<double>()));
+        optimizer.step(clip.factor);
+        const std::vector<at::Tensor> after = values_of(optimizer);
+        for (std::size_t i = 0; i < before.size(); ++i) {
+          EXPECT_EQUAL(after[i], before[i]) << i;
+        }
+      }
+    }
+  }
+}
+
 std::pair<double, bool> clipped_step(bool enabled) {
   const std::vector<nn::SlotPtr> slots = slots_of_type(at::kFloat);
   set_grads(slots, 0);

@@ -138,15 +138,22 @@ TEST(StepTest, ALossThatIsNotFiniteOnOneRankIsAnErrorOnAll) {
   }
 }
 
-TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveTheParametersAsTheyWere) {
+TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
   RunRanks(2, [](Rank& rank) {
     MlpRun run(rank, 2, 1);
     run.step();
-    const at::Tensor before = run.weights();
+    const auto values = [&] {
+      std::vector<at::Tensor> all{run.weights()};
+      for (const optim::StateTensor& each : run.state->optimizer.state()) {
+        all.push_back(local_tensor(each.tensor).clone().flatten());
+      }
+      return at::cat(all);
+    };
+    const at::Tensor before = values();
     EXPECT_ERROR(training::step(*run.state, run.mesh["dp"], {},
                                 [&](std::int64_t i) { return run.loss(i) * std::nan(""); }),
                  "step 2: the loss is nan");
-    EXPECT_TRUE(run.weights().equal(before));
+    EXPECT_TRUE(values().equal(before));
     EXPECT_EQ(run.state->step, 1);
     run.step();
     EXPECT_TRUE(run.weights().isfinite().all().item<bool>());

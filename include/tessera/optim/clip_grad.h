@@ -68,7 +68,8 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
 /// gradients.
 struct ClipFactor {
   at::Tensor norm;    ///< the norm before clipping: plain, 0-d fp32
-  at::Tensor factor;  ///< the factor for the gradients: plain, 0-d fp64
+  at::Tensor factor;  ///< the factor for the gradients: plain, 0-d fp64. NaN if the norm is not
+                      ///< finite, so that Optimizer::step(factor) skips the step
 };
 
 /// Like clip_grad_norm_(), but does not change the gradients: pass the factor to

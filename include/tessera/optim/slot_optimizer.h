@@ -47,7 +47,8 @@ struct Batch {
   /// For each tensor, the index in Optimizer::parameters() of its first shard.
   std::vector<std::size_t> shards = {};
   /// Plain, 0-d fp64, on the device of the batch: the factor by which update_batch() multiplies the
-  /// gradients if takes_gradient_factor(). Undefined: 1.
+  /// gradients if takes_gradient_factor(). Undefined: 1. If the factor is not finite,
+  /// update_batch() must change nothing: the step counters have not counted the step.
   at::Tensor gradient_factor = {};
 };
 
@@ -103,8 +104,9 @@ class SlotOptimizer : public Optimizer {
     std::vector<at::Tensor> tensors;  ///< the state tensors, one for each state name
     at::Tensor step;                  ///< the step counter: 0-d fp32, on the shard's device;
                                       ///< undefined if steps are not counted
-    std::int64_t steps = 0;           ///< the value of `step`, known without waiting for the device
-    std::uint32_t writes = 0;         ///< the version of `step` that `steps` corresponds to
+    std::uint64_t history = 0;  ///< identifies the last value of `step` that was read, and the
+                                ///< steps since then: where `history` is equal, `step` is too
+    std::uint32_t writes = 0;   ///< the version of `step` that `history` corresponds to
   };
   /// The state of a parameter that an earlier step has updated.
   State& state_of(std::size_t parameter) { return states_[parameter]; }
@@ -117,7 +119,7 @@ class SlotOptimizer : public Optimizer {
 
   void update(double gradient_factor) final;
   void update_scaled(const at::Tensor& gradient_factor) final;
-  void make_step(const GradientFactor& factor);
+  void make_step(GradientFactor factor);
   /// Throws Error, before a step changes anything, for invalid learning rates.
   virtual void check_rates() const {}
   std::vector<ShardUpdate> begin_step();
@@ -128,7 +130,7 @@ class SlotOptimizer : public Optimizer {
 
   void update_group(Run shards, std::size_t group, const GradientFactor& factor);
   void update_multiplied(Batch& batch, std::size_t group, const GradientFactor& factor);
-  void count_step(Run shards);
+  void count_step(Run shards, const GradientFactor& factor);
   bool adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const;
   std::vector<Run> runs_of(const std::vector<ShardUpdate>& shards) const;
   void add(Batch& batch, Run run) const;
@@ -137,6 +139,7 @@ class SlotOptimizer : public Optimizer {
   std::vector<nn::SlotPtr> parameters_;
   std::vector<std::size_t> group_of_;  // the group of each parameter
   std::vector<State> states_;          // the state of each parameter
+  std::uint64_t calls_ = 0;            // the number of steps of this object
   std::vector<std::string> state_names_;
   bool counts_steps_;
 };

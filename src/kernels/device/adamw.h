@@ -25,7 +25,8 @@ struct AdamWPiece {
 struct AdamW {
   Chunked<AdamWPiece, 44, 16384> list;
   const double* lr = nullptr;
-  const double* gradient_factor = nullptr;  ///< factor of the gradients; null: 1
+  /// Factor of the gradients; null: 1. If it is not finite, nothing is changed.
+  const double* gradient_factor = nullptr;
   double beta1 = 0;
   double beta2 = 0;
   double eps = 0;
@@ -35,6 +36,7 @@ struct AdamW {
 
 /// Factors that all elements of a piece share.
 struct AdamWFactors {
+  bool skips;          ///< the gradient's factor is not finite, so no element may be changed
   float gradient;      ///< factor of the gradient
   float decay;         ///< factor of the parameter
   float beta1, rest1;  ///< decay of the mean, and 1 - decay
@@ -60,7 +62,9 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   const auto step = static_cast<std::int64_t>(*piece.step);
   const double lr = *call.lr;
   AdamWFactors f;
-  f.gradient = call.gradient_factor != nullptr ? static_cast<float>(*call.gradient_factor) : 1.0F;
+  const double factor = call.gradient_factor != nullptr ? *call.gradient_factor : 1.0;
+  f.skips = !(factor - factor == 0.0);
+  f.gradient = static_cast<float>(factor);
   f.decay = static_cast<float>(1.0 - lr * call.weight_decay);
   f.beta1 = static_cast<float>(call.beta1);
   f.rest1 = static_cast<float>(1.0 - call.beta1);
@@ -159,6 +163,9 @@ TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors&
 template <class M>
 TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,
                                      std::int64_t first, std::int64_t step) {
+  if (f.skips) {
+    return;
+  }
   constexpr int kWide = kVectorBytes / sizeof(M);
   if (is_vector(p.parameter) && is_vector(p.gradient) && is_vector(p.exp_avg) &&
       is_vector(p.exp_avg_sq) && (p.rows == 1 || p.size % kWide == 0)) {

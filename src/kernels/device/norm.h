@@ -34,7 +34,8 @@ struct SumKinds {
 struct ClipNorm {
   const double* sums = nullptr;  ///< the result in SumKinds::out, added over the ranks
   double max_norm = 0;
-  double* norm_and_factor = nullptr;  ///< (2): the norm and the clip factor
+  double* norm_and_factor = nullptr;  ///< (3): the norm, the clip factor, and the factor of a step,
+                                      ///< which is NaN if the norm is not finite
   float* norm = nullptr;              ///< the norm, rounded to fp32
 };
 
@@ -86,12 +87,13 @@ TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   }
 }
 
-/// 1e-6 as in PyTorch. A NaN norm gives a NaN factor.
+/// 1e-6 as in PyTorch. As in PyTorch, a NaN norm gives the clip factor NaN, and an infinite norm 0.
 TESSERA_HOST_DEVICE inline void clip_norm(const ClipNorm& call) {
   const double norm = std::sqrt(call.sums[0] + call.sums[1]);
   const double factor = call.max_norm / (norm + 1e-6);
   call.norm_and_factor[0] = norm;
   call.norm_and_factor[1] = factor > 1.0 ? 1.0 : factor;
+  call.norm_and_factor[2] = call.norm_and_factor[1] + (norm - norm);
   *call.norm = static_cast<float>(norm);
 }
 

@@ -133,6 +133,23 @@ TYPED_TEST(AdamWOnDevice, KeepsNaNAndInfinities) {
   EXPECT_TRUE(std::isinf(static_cast<float>(update.square[8])));
 }
 
+/// The factor of a step whose gradients are not finite.
+TYPED_TEST(AdamWOnDevice, ChangesNothingByAFactorThatIsNotFinite) {
+  const Update<TypeParam> before(1000);
+  for (const double factor : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    Update<TypeParam> after = before;
+    after.factor = factor;
+    after.step = 0;  // the first step, which has not been counted
+    after.gradient[3] = std::numeric_limits<float>::quiet_NaN();
+    after.run({after.piece(), after.piece(/*skip=*/1)});
+    for (std::size_t i = 0; i < before.parameter.size(); ++i) {
+      ASSERT_EQ(after.parameter[i], before.parameter[i]);
+      ASSERT_EQ(static_cast<float>(after.mean[i]), static_cast<float>(before.mean[i]));
+      ASSERT_EQ(static_cast<float>(after.square[i]), static_cast<float>(before.square[i]));
+    }
+  }
+}
+
 TYPED_TEST(AdamWOnDevice, ZerosStayZeros) {
   Update<TypeParam> update(9);
   update.parameter.assign(9, 0.0F);

@@ -109,16 +109,16 @@ TEST(SumKinds, NothingIsZero) {
 }
 
 struct Clipped {
-  double norm, factor;
+  double norm, factor, of_step;
   float rounded;
 };
 
 Clipped clip(double owned, double plain, double max_norm) {
   const double sums[2] = {owned, plain};
-  double both[2];
+  double all[3];
   float rounded = 0;
-  clip_norm({.sums = sums, .max_norm = max_norm, .norm_and_factor = both, .norm = &rounded});
-  return {both[0], both[1], rounded};
+  clip_norm({.sums = sums, .max_norm = max_norm, .norm_and_factor = all, .norm = &rounded});
+  return {all[0], all[1], all[2], rounded};
 }
 
 TEST(ClipNorm, DividesByALargerNorm) {
@@ -126,6 +126,7 @@ TEST(ClipNorm, DividesByALargerNorm) {
   EXPECT_EQ(clipped.norm, 5);
   EXPECT_EQ(clipped.rounded, 5.0F);
   EXPECT_DOUBLE_EQ(clipped.factor, 2 / (5 + 1e-6));
+  EXPECT_EQ(clipped.of_step, clipped.factor);
 }
 
 TEST(ClipNorm, LeavesASmallerOne) {
@@ -135,7 +136,9 @@ TEST(ClipNorm, LeavesASmallerOne) {
 
 TEST(ClipNorm, OfWhatIsNotFinite) {
   EXPECT_EQ(clip(kInf, 0, 1).factor, 0);
+  EXPECT_TRUE(std::isnan(clip(kInf, 0, 1).of_step));
   EXPECT_TRUE(std::isnan(clip(std::nan(""), 0, 1).factor));
+  EXPECT_TRUE(std::isnan(clip(std::nan(""), 0, 1).of_step));
 }
 
 }  // namespace

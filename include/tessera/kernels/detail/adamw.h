@@ -35,6 +35,7 @@ struct AdamWNumbers {
   std::uint64_t seed = 0;  ///< seed of the random numbers for rounding
   at::Tensor lr = {};      ///< learning rate: 0-d fp64, on the device of the tensors
   /// Like lr: 0-d fp64, on the device of the tensors. Undefined: the gradients are not multiplied.
+  /// If the factor is infinite or NaN, adamw() changes no tensor.
   at::Tensor gradient_factor = {};
 };
 

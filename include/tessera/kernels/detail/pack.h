@@ -35,6 +35,7 @@ at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
 struct NormAndFactor {
   at::Tensor norm;     ///< the norm, 0-d fp64
   at::Tensor factor;   ///< 0-d fp64: min(1, max_norm / (norm + 1e-6))
+  at::Tensor of_step;  ///< `factor`, or NaN if the norm is not finite
   at::Tensor rounded;  ///< the norm rounded to fp32, 0-d
 };
 /// The norm and the clip factor, from the result of squares_on_cuda(), summed over the ranks. One
