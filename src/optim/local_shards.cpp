@@ -13,6 +13,7 @@
 #include <map>
 #include <utility>
 
+#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/gradients.h"
@@ -35,9 +36,14 @@ struct Buffer {
   at::Tensor memory = {};
 };
 
-/// Makes zero tensors with one allocation for each kind, in two passes: sizes, then views. A list
-/// of buffers instead of a map, as there are only one or two.
-std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces) {
+/// The alignment of state tensors in bytes: kernels read and write vectors of 16 bytes. Shards that
+/// are updated as one tensor stay adjacent, because their sizes are multiples of it.
+constexpr std::int64_t kStateAlignment = 16;
+
+/// Makes zero tensors with one allocation for each kind, in two passes: sizes, then views. Each
+/// tensor begins at a multiple of `alignment` bytes. A list of buffers instead of a map, as there
+/// are only one or two.
+std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t alignment) {
   std::vector<Buffer> buffers;
   const auto buffer_of = [&](const Piece& piece) -> Buffer& {
     const auto found = std::ranges::find_if(buffers, [&](const Buffer& buffer) {
@@ -46,8 +52,12 @@ std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces) {
     return found != buffers.end() ? *found
                                   : buffers.emplace_back(Buffer{piece.device, piece.dtype});
   };
+  const auto room_of = [&](const Piece& piece, std::int64_t numel) {
+    const auto bytes = static_cast<std::int64_t>(c10::elementSize(piece.dtype));
+    return tessera::detail::round_up(numel, std::max<std::int64_t>(1, alignment / bytes));
+  };
   for (const Piece& piece : pieces) {
-    buffer_of(piece).numel += c10::multiply_integers(piece.sizes);
+    buffer_of(piece).numel += room_of(piece, c10::multiply_integers(piece.sizes));
   }
   for (Buffer& buffer : buffers) {
     buffer.memory = at::zeros({buffer.numel}, at::dtype(buffer.dtype).device(buffer.device));
@@ -58,7 +68,7 @@ std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces) {
     Buffer& buffer = buffer_of(piece);
     const std::int64_t numel = c10::multiply_integers(piece.sizes);
     tensors.push_back(buffer.memory.narrow(0, buffer.numel, numel).view(piece.sizes));
-    buffer.numel += numel;
+    buffer.numel += room_of(piece, numel);
   }
   return tensors;
 }
@@ -148,16 +158,17 @@ std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     pieces.push_back({tensors[i].sizes(), tensors[i].device(), dtypes[i]});
   }
-  return zeros(pieces);
+  return zeros(pieces, kStateAlignment);
 }
 
-/// Makes the counters on the shards' devices, where fused kernels read them.
+/// Makes the counters on the shards' devices, where fused kernels read them. The counters are
+/// dense, so that one operator increments all of them.
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) {
   std::vector<Piece> pieces;
   for (const at::Tensor& tensor : tensors) {
     pieces.push_back({{}, tensor.device(), c10::ScalarType::Float});
   }
-  return zeros(pieces);
+  return zeros(pieces, /*alignment=*/1);
 }
 
 /// The state of a plain parameter is plain. The result is not a copy, so a checkpoint can load into

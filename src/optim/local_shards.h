@@ -45,8 +45,9 @@ void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor);
 /// The type in which a tensor of type `dtype` is updated: fp32 if `dtype` is narrower.
 c10::ScalarType update_type(c10::ScalarType dtype);
 
-/// Zeros with the sizes and devices of `tensors`, and the types `dtypes` (one for each). Those of
-/// one type and device are adjacent in one buffer, so that a kernel can update many as one tensor.
+/// Zeros with the sizes and devices of `tensors`, and the types `dtypes` (one for each). Zeros of
+/// one type and device follow one another in one buffer, so that a kernel can update many as one
+/// tensor. Each begins at a multiple of 16 bytes, which vector accesses need.
 std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
                                      const std::vector<c10::ScalarType>& dtypes);
 /// Like zeros_beside(), for 0-d fp32 counters.

@@ -27,6 +27,61 @@ TEST(MergeAdjoining, KeepsPiecesApartThatHaveAGapOrDifferInOrderOrType) {
       2U);
 }
 
+TEST(ZerosBeside, BeginAtMultiplesOfSixteenBytes) {
+  const std::vector<std::int64_t> sizes{171, 1, 0, 4096, 3, 16};
+  for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    std::vector<at::Tensor> tensors;
+    for (const std::int64_t size : sizes) {
+      tensors.push_back(at::empty({size}));
+    }
+    const std::vector<at::Tensor> zeros =
+        zeros_beside(tensors, std::vector<c10::ScalarType>(tensors.size(), dtype));
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(zeros[i].const_data_ptr()) % 16, 0U) << sizes[i];
+      EXPECT_EQUAL(zeros[i], at::zeros({sizes[i]}, dtype));
+      EXPECT_TRUE(zeros[i].storage().is_alias_of(zeros[0].storage()));
+    }
+  }
+  const std::vector<at::Tensor> multiples =
+      zeros_beside({at::empty({32}), at::empty({5})}, {at::kFloat, at::kFloat});
+  EXPECT_TRUE(adjoins(multiples[0], multiples[1]));
+  const std::vector<at::Tensor> counters = counters_beside(multiples);
+  EXPECT_TRUE(adjoins(counters[0], counters[1]));
+}
+
+/// A checkpoint gets the elements of each tensor, without the gaps between tensors.
+TEST(AdamW, UpdatesShardsOfAnySizeAsItDoesAlone) {
+  for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {
+    const std::vector<std::int64_t> sizes{171, 1, 4096};
+    std::vector<nn::SlotPtr> slots;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      slots.push_back(slot_of(normal_values({sizes[i]}, static_cast<std::int64_t>(i))));
+      slots.back()->set_fqn("parameter" + std::to_string(i));
+    }
+    AdamW together(slots, {.moment_dtype = moments});
+    for (const nn::SlotPtr& slot : slots) {
+      set_grad(slot, normal_values(slot->get().sizes().vec(), 9));
+    }
+    std::vector<at::Tensor> before;
+    for (const nn::SlotPtr& slot : slots) {
+      before.push_back(slot->get().detach().clone());
+    }
+    together.step();
+    const std::vector<StateTensor> state = together.state();
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const at::Tensor updated = slots[i]->get().detach().clone();
+      slots[i]->get().detach().copy_(before[i]);
+      set_grad(slots[i], normal_values({sizes[i]}, 9));
+      AdamW alone({slots[i]}, {.moment_dtype = moments});
+      alone.step();
+      EXPECT_EQUAL(slots[i]->get().detach(), updated);
+      for (std::size_t j = 0; j < 3; ++j) {
+        EXPECT_EQUAL(state[3 * i + j].tensor, alone.state()[j].tensor) << i << " " << j;
+      }
+    }
+  }
+}
+
 /// Two parameters one after another in one buffer, as FSDP lays them out.
 std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
   const auto slot = [](const at::Tensor& tensor) {
