@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "device/vectors.h"
+#include "huge_rows.h"
 
 namespace tessera::kernels {
 
@@ -53,9 +54,6 @@ inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
       std::max<std::int64_t>(1, 1056 / std::max<std::int64_t>(1, (size + 4095) / 4096));
   return std::min(most, (rows + rows_at_once - 1) / rows_at_once);
 }
-
-/// Scale factor for elements whose squares would overflow in fp32.
-constexpr float kShrink = 0x1p-80F;
 
 /// The rounded sum of loaded values and the elements at `other`.
 template <class T, int N>

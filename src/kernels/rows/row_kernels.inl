@@ -4,11 +4,33 @@
 // run.
 #include <cstdint>
 
+#include "huge_rows.h"
 #include "rows/row_kernels.h"
 
 namespace tessera::kernels::TESSERA_ISA {
 
 #include "rows/vec.inl"
+
+/// 1 / sqrt(mean(v^2) + eps) of a row. If the sum of the squares overflows, the row is read again
+/// and its elements are multiplied by kShrink, as on CUDA. eps is then too small to count.
+template <class T>
+float rstd_of_row(const T* v, std::int64_t dim, float eps) {
+  Floats squares{};
+  for (std::int64_t i = 0; i < dim; i += kLanes) {
+    const Floats each = load(v + i, dim - i);
+    squares += each * each;
+  }
+  const float total = sum(squares);
+  if (total != __builtin_inff()) {
+    return 1.0F / __builtin_sqrtf(total / static_cast<float>(dim) + eps);
+  }
+  squares = Floats{};
+  for (std::int64_t i = 0; i < dim; i += kLanes) {
+    const Floats each = load(v + i, dim - i) * kShrink;
+    squares += each * each;
+  }
+  return kShrink / __builtin_sqrtf(sum(squares) / static_cast<float>(dim));
+}
 
 template <class T>
 void rms_norm(const T* x, const T* residual, const float* weight, T* sums, T* out, float* rstd,
@@ -19,12 +41,7 @@ void rms_norm(const T* x, const T* residual, const float* weight, T* sums, T* ou
       const std::int64_t n = (row + 1) * dim - i;
       store(sums + i, load(x + i, n) + load(residual + i, n), n);
     }
-    Floats squares{};
-    for (std::int64_t i = 0; i < dim; i += kLanes) {
-      const Floats v = load(v_row + i, dim - i);
-      squares += v * v;
-    }
-    const float scale = 1.0F / __builtin_sqrtf(sum(squares) / static_cast<float>(dim) + eps);
+    const float scale = rstd_of_row(v_row, dim, eps);
     rstd[row] = scale;
     for (std::int64_t i = 0; i < dim; i += kLanes) {
       Floats v = load(v_row + i, dim - i) * scale;
@@ -36,33 +53,51 @@ void rms_norm(const T* x, const T* residual, const float* weight, T* sums, T* ou
   }
 }
 
+/// The elements of a row from `x` on, times `scale` if kHuge.
+template <bool kHuge, class T>
+TESSERA_INLINE Floats load_scaled(const T* x, std::int64_t n, float scale) {
+  const Floats v = load(x, n);
+  return kHuge ? v * scale : v;
+}
+
+/// The gradient of one row. If kHuge, the elements are multiplied by `scale` before other factors,
+/// as on CUDA, so that no product with the gradient overflows.
+template <bool kHuge, class T>
+void rms_norm_backward_row(const T* grad, const T* sum_grad, const T* x, const float* weight,
+                           float scale, T* x_grad, float* weight_grad, std::int64_t dim) {
+  const float later = kHuge ? 1.0F : scale;  // the factor that load_scaled() leaves out
+  Floats dots{};
+  for (std::int64_t i = 0; i < dim; i += kLanes) {
+    const Floats gx = load(grad + i, dim - i) * load_scaled<kHuge>(x + i, dim - i, scale);
+    dots += weight != nullptr ? gx * load(weight + i, dim - i) : gx;
+    if (weight_grad != nullptr) {
+      store(weight_grad + i, load(weight_grad + i, dim - i) + gx * later, dim - i);
+    }
+  }
+  const float pull = sum(dots) * later * later / static_cast<float>(dim);
+  for (std::int64_t i = 0; i < dim; i += kLanes) {
+    Floats g = load(grad + i, dim - i);
+    if (weight != nullptr) {
+      g *= load(weight + i, dim - i);
+    }
+    Floats of_x = (g - load_scaled<kHuge>(x + i, dim - i, scale) * pull) * scale;
+    if (sum_grad != nullptr) {
+      of_x = rounded<T>(of_x) + load(sum_grad + i, dim - i);
+    }
+    store(x_grad + i, of_x, dim - i);
+  }
+}
+
 template <class T>
 void rms_norm_backward(const T* grad, const T* sum_grad, const T* x, const float* weight,
                        const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
                        std::int64_t dim) {
-  for (std::int64_t row = 0; row < rows; ++row, grad += dim, x += dim, x_grad += dim) {
-    const float scale = rstd[row];
-    Floats dots{};
-    for (std::int64_t i = 0; i < dim; i += kLanes) {
-      const Floats g = load(grad + i, dim - i);
-      const Floats gx = g * load(x + i, dim - i);
-      dots += weight != nullptr ? gx * load(weight + i, dim - i) : gx;
-      if (weight_grad != nullptr) {
-        store(weight_grad + i, load(weight_grad + i, dim - i) + gx * scale, dim - i);
-      }
-    }
-    const float pull = sum(dots) * scale * scale / static_cast<float>(dim);
-    for (std::int64_t i = 0; i < dim; i += kLanes) {
-      Floats g = load(grad + i, dim - i);
-      if (weight != nullptr) {
-        g *= load(weight + i, dim - i);
-      }
-      Floats of_x = (g - load(x + i, dim - i) * pull) * scale;
-      if (sum_grad != nullptr) {
-        of_x = rounded<T>(of_x) + load(sum_grad + row * dim + i, dim - i);
-      }
-      store(x_grad + i, of_x, dim - i);
-    }
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t at = row * dim;
+    const auto run =
+        rstd[row] < kHugeRstd ? &rms_norm_backward_row<true, T> : &rms_norm_backward_row<false, T>;
+    run(grad + at, sum_grad != nullptr ? sum_grad + at : nullptr, x + at, weight, rstd[row],
+        x_grad + at, weight_grad, dim);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "kernels/device/one_thread.h"
 #include "kernels/device/rounding.h"
+#include "rows/row_kernels.h"
 
 namespace tessera::kernels {
 namespace {
@@ -253,6 +254,66 @@ TEST_OF_ELEMENTS(RmsNormOnDevice, NormsASumThatIsNotFinite) {
     in.sum_grad[5] = static_cast<T>(odd);
     expect_of_sum<T, T, kVector<T>>(in);
   }
+}
+
+/// One row by the row kernels of a CPU. The kernels of fp32.
+struct RowOnCpu {
+  RowOnCpu(const RowKernelTable& table, const Case<float, float>& in)
+      : out(in.x.size()), x_grad(in.x.size()), weight_grad(in.x.size()) {
+    table.fp32.rms_norm(in.x.data(), nullptr, in.weight.data(), nullptr, out.data(), &rstd, 1,
+                        in.size, kEps);
+    table.fp32.rms_norm_backward(in.grad.data(), nullptr, in.x.data(), in.weight.data(), &rstd,
+                                 x_grad.data(), weight_grad.data(), 1, in.size);
+  }
+  float rstd = 0;
+  std::vector<float> out, x_grad, weight_grad;
+};
+
+/// Within a few roundings of the largest number, and NaN at the same places.
+void expect_alike(const std::vector<float>& a, const std::vector<float>& b) {
+  float largest = 0;
+  for (const float each : b) {
+    largest = std::isfinite(each) ? std::max(largest, std::abs(each)) : largest;
+  }
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE((std::isnan(a[i]) && std::isnan(b[i])) || a[i] == b[i] ||
+                std::abs(a[i] - b[i]) <= 5e-6F * largest)
+        << a[i] << " " << b[i];
+  }
+}
+
+/// Rows whose squares overflow or vanish in fp32, and rows that are not finite.
+TEST(RmsNormOfACpu, TreatsHugeAndTinyRowsAsOnDevice) {
+  for (const double scale : {1.0, 1e20, 1e30, 6e37, 1e-25, 1e-40}) {
+    for (const float odd : {0.0F, 1e20F, NAN, INFINITY}) {
+      SCOPED_TRACE(::testing::Message() << scale << " " << odd);
+      Case<float, float> in(1, 37, scale);
+      if (odd != 0.0F) {
+        in.x[35] = odd;
+      }
+      const Normed<float> forwards = forward<float, float, 1>(in.call());
+      const Gradients<float> gradients =
+          backward<float, float, 1>(in.call(), in.grad, forwards.rstd);
+      const RowOnCpu found(row_kernels(), in);
+      expect_alike({found.rstd}, forwards.rstd);
+      expect_alike(found.out, forwards.out);
+      expect_alike(found.x_grad, gradients.x);
+      expect_alike(found.weight_grad, gradients.weight);
+      if (odd != odd || std::isinf(odd)) {
+        continue;  // The sign of a NaN is not fixed.
+      }
+      const RowOnCpu baseline(baseline::kTable, in);
+      expect_same_bits(found.out, baseline.out);
+      expect_same_bits(found.x_grad, baseline.x_grad);
+      expect_same_bits(found.weight_grad, baseline.weight_grad);
+    }
+  }
+  // The mean of equal elements' squares is exact.
+  Case<float, float> in(1, 32, 1);
+  in.x.assign(32, 1e20F);
+  in.weight.assign(32, 1.0F);
+  EXPECT_FLOAT_EQ(RowOnCpu(row_kernels(), in).out[7], 1.0F);
 }
 
 }  // namespace

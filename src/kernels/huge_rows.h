@@ -1,0 +1,11 @@
+// Numbers by which RMSNorm treats rows of huge elements, on a CPU and on CUDA.
+#pragma once
+
+namespace tessera::kernels {
+
+/// Scale factor for elements whose squares would overflow in fp32.
+constexpr float kShrink = 0x1p-80F;
+/// Rows with a smaller 1 / rms have elements so large that a product with a gradient may overflow.
+constexpr float kHugeRstd = 0x1p-40F;
+
+}  // namespace tessera::kernels
