@@ -9,12 +9,13 @@
 #include <ATen/ops/bitwise_left_shift.h>
 #include <ATen/ops/bitwise_right_shift.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstdint>
-#include <vector>
+#include <limits>
 
 #include "device/quantize_fp8.h"
 #include "fused_dispatch.h"
@@ -29,28 +30,18 @@ constexpr c10::ScalarType kFp8 = c10::ScalarType::Float8_e4m3fn;
 /// at::_scaled_mm requires multiples of this number for both sizes of the second factor.
 constexpr std::int64_t kMultiple = 16;
 
-/// The biased exponents of the scales of rows with these fp32 maxima.
-at::Tensor scale_exponents(const at::Tensor& amax) {
-  // 448 is 1.75 * 2^8. The sum carries into the exponent if the fraction is above 0.75. Clamped,
-  // because the bits of a NaN could overflow.
-  const at::Tensor bits = amax.view(at::kInt).clamp_max(0x7F800000);
-  const at::Tensor rounded = at::bitwise_right_shift(bits + 0x1FFFFF, 23);
-  // With scales from 2^-100 on, the inverse is a normal number, and so are all values in bf16.
-  return (rounded - 8).clamp_min(127 - 100);
-}
-
-at::Tensor power_of_two(const at::Tensor& biased_exponents) {
-  return at::bitwise_left_shift(biased_exponents, 23).view(at::kFloat);
-}
-
-at::Tensor row_maxima(const at::Tensor& x) {
-  return x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
-                        : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
+/// 2^(number - 127), for biased exponents of fp32.
+at::Tensor power_of_two(const at::Tensor& number) {
+  return at::bitwise_left_shift(number, 23).view(at::kFloat);
 }
 
 Fp8Rows composed_quantized(const at::Tensor& x) {
-  const at::Tensor amax = row_maxima(x);
-  const at::Tensor exponents = scale_exponents(amax);
+  const at::Tensor amax = x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
+                                         : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
+  // As in fp8_scale() of device/quantize_fp8.h. Clamped, because the bits of a NaN could overflow.
+  const at::Tensor bits = amax.view(at::kInt).clamp_max(0x7F800000) + 0x1FFFFF;
+  // With scales from 2^-100 on, the inverse is a normal number, and so are all values in bf16.
+  const at::Tensor exponents = (at::bitwise_right_shift(bits, 23) - 8).clamp_min(127 - 100);
   // amax - amax is 0, or NaN for a row that is not finite; needed because casts saturate on some
   // processors.
   const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
@@ -58,37 +49,31 @@ Fp8Rows composed_quantized(const at::Tensor& x) {
   return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};
 }
 
-/// One launch for rows of consecutive elements, two for columns.
+/// Rows that are columns in memory are read twice: for their maxima, and to transpose them.
 Fp8Rows quantized_on_cuda(const at::Tensor& x, const at::Tensor& factors) {
-  const bool by_columns = x.stride(1) != 1 && x.stride(0) == 1;
-  const at::Tensor in = by_columns || x.stride(1) == 1 ? x : x.contiguous();
+  const bool turns = !factors.defined() && x.stride(1) != 1 && x.stride(0) == 1;
+  const at::Tensor in = turns || x.stride(1) == 1 ? x : x.contiguous();
   Fp8Rows rows{at::empty(x.sizes(), x.options().dtype(kFp8)),
                at::empty({x.size(0), 1}, x.options().dtype(at::kFloat))};
-  const at::Tensor maxima = at::zeros({by_columns ? x.size(0) : 0}, x.options().dtype(at::kInt));
-  const at::Tensor multiplied = factors.defined() ? factors.contiguous() : factors;
-  const QuantizeFp8 call{
-      .x = in.const_data_ptr(),
-      .factors = multiplied.defined() ? multiplied.const_data_ptr<float>() : nullptr,
-      .row_stride = in.stride(0),
-      .column_stride = in.stride(1),
-      .rows = in.size(0),
-      .columns = in.size(1),
-      .values = static_cast<std::uint8_t*>(rows.values.mutable_data_ptr()),
-      .scales = rows.scales.mutable_data_ptr<float>(),
-      .maxima = static_cast<std::uint32_t*>(maxima.mutable_data_ptr())};
-  if (in_fake_mode()) {
-    observe_fake_call({"tessera::quantize_fp8",
-                       {in},
-                       by_columns ? std::vector{in, in} : std::vector{in},
-                       {rows.values, rows.scales}});
-  } else {
-    launch_cuda(call, in);
-  }
+  constexpr double kLargest = std::numeric_limits<double>::infinity();  // the norm
+  const at::Tensor maxima =
+      turns ? at::linalg_vector_norm(x, kLargest, at::IntArrayRef{1}).to(at::kFloat) : at::Tensor();
+  const at::Tensor dense = factors.defined() ? factors.contiguous() : factors;
+  const QuantizeFp8 call{.x = in.const_data_ptr(),
+                         .factors = dense.defined() ? dense.const_data_ptr<float>() : nullptr,
+                         .turns = turns,
+                         .stride = in.stride(turns ? 1 : 0),
+                         .rows = in.size(0),
+                         .columns = in.size(1),
+                         .maxima = turns ? maxima.const_data_ptr<float>() : nullptr,
+                         .values = static_cast<std::uint8_t*>(rows.values.mutable_data_ptr()),
+                         .scales = rows.scales.mutable_data_ptr<float>()};
+  run_cuda_kernel(call, "tessera::quantize_fp8", {&in, 1}, {rows.values, rows.scales}, in);
   return rows;
 }
 
 /// Quantises the rows of x times `factors`, (1, columns) powers of two, or undefined for ones.
-Fp8Rows quantized(const at::Tensor& x, const at::Tensor& factors) {
+Fp8Rows quantized(const at::Tensor& x, const at::Tensor& factors = {}) {
   if (has_cuda_kernels(x) && x.numel() > 0) {
     return quantized_on_cuda(x, factors);
   }
@@ -106,15 +91,12 @@ at::Tensor with_rows_for_gpu(const at::Tensor& x) {
   return missing == 0 || !has_scaled_products(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
 }
 
-void check_range(c10::ScalarType type) {
+/// The product a b^T in type `type`. With `fast`, tensor cores accumulate with fewer bits: only
+/// forward may do so, as in torchao's recipe.
+at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type, bool fast) {
   TESSERA_CHECK(type != at::kHalf,
                 "fp8 rows in fp16 were asked for, which lacks the range of their scales; take bf16 "
                 "or fp32");
-}
-
-/// The product a b^T in type `type`.
-at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type) {
-  check_range(type);
   if (!has_scaled_products(a.values)) {
     const c10::ScalarType sums = type == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor sum = at::mm(a.values.to(sums), b.values.to(sums).t());
@@ -129,43 +111,43 @@ at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type) {
     return at::zeros({a.values.size(0), b.values.size(0)}, a.scales.options().dtype(type));
   }
   return at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales.t(), /*bias=*/{},
-                        /*scale_result=*/{}, type);
+                        /*scale_result=*/{}, type, /*use_fast_accum=*/fast);
 }
 
 at::Tensor as_rows(const at::Tensor& x) {
   return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
 }
 
-/// `rows` reshaped to the leading sizes of `like`.
+/// `rows` with the leading sizes of `like`.
 at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
-  std::vector<std::int64_t> sizes = like.sizes().vec();
-  sizes.back() = rows.size(1);
-  return rows.reshape(sizes);
+  return like.dim() == 1 ? rows.squeeze(0)
+                         : rows.unflatten(0, like.sizes().slice(0, like.dim() - 1));
 }
 
 }  // namespace
 
 Fp8Rows quantize_fp8(const at::Tensor& x) {
-  return quantized(x, {});
+  return quantized(x);
 }
 
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
-  return shaped(product(quantize_fp8(as_rows(x)), quantize_fp8(weight), x.scalar_type()), x);
+  const at::Tensor y = product(quantized(as_rows(x)), quantized(weight), x.scalar_type(), true);
+  return shaped(y, x);
 }
 
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight) {
-  const Fp8Rows w = quantize_fp8(weight);
+  const Fp8Rows w = quantized(weight);
   const c10::ScalarType type = weight.scalar_type();
   const Fp8Rows columns{w.values.t().contiguous(),
                         at::ones({weight.size(1), 1}, w.scales.options())};
   const Fp8Rows scaled = quantized(as_rows(grad.to(type)), w.scales.t());
-  return shaped(product(scaled, columns, type), grad);
+  return shaped(product(scaled, columns, type, false), grad);
 }
 
 at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x) {
   const at::Tensor rows = with_rows_for_gpu(as_rows(grad.to(x.scalar_type())));
-  return product(quantize_fp8(rows.t()), quantize_fp8(with_rows_for_gpu(as_rows(x)).t()),
-                 x.scalar_type());
+  const at::Tensor inputs = with_rows_for_gpu(as_rows(x));
+  return product(quantized(rows.t()), quantized(inputs.t()), x.scalar_type(), false);
 }
 
 }  // namespace tessera::kernels

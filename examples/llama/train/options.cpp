@@ -179,7 +179,7 @@ std::vector<Section> make_table() {
         {"reduce-dtype", &O::reduce_dtype, "T", "fp32",
          "Type of gradient reduction: fp32 or bf16", wide_types},
         {"fp8", &O::fp8, "", "",
-         "Compute the blocks' linear layers in 8 bits"},
+         "Experimental: compute the blocks' linear layers in 8 bits; no GPU has shown a gain yet"},
         {"offload", &O::offload, "", "off",
          "Keep shards, gradients and the optimizer's state in the host's memory",
          {}, {}, Form::kNegated},

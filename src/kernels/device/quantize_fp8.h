@@ -1,145 +1,146 @@
 // Quantises the rows of a matrix to float8_e4m3fn, with a scale for each row. The rows may be the
-// columns of another matrix: then one kernel finds their maxima, and a second one transposes tiles.
+// columns of a matrix in memory: then their maxima are given, and the kernel transposes.
 #pragma once
 
 #include <c10/util/Float8_e4m3fn.h>
+#ifdef __CUDACC__
+#include <cuda_fp8.h>
+#endif
+
+#include <bit>
 
 #include "device/vectors.h"
 
 namespace tessera::kernels {
 
-/// Element (row, column) of x is at row * row_stride + column * column_stride; one of the strides
-/// is 1.
+/// Rows of x are dense, `stride` elements apart. With `turns`, columns of x are.
 struct QuantizeFp8 {
   const void* x = nullptr;
-  const float* factors = nullptr;  ///< factors of x's columns: (columns); null for ones
-  std::int64_t row_stride = 0;
-  std::int64_t column_stride = 0;
-  std::int64_t rows = 0;
-  std::int64_t columns = 0;
-  std::uint8_t* values = nullptr;   ///< (rows, columns), dense
-  float* scales = nullptr;          ///< (rows): the scale of each row
-  std::uint32_t* maxima = nullptr;  ///< (rows), initially zeros; used if row_stride is 1
+  const float* factors = nullptr;  ///< (columns): factors of x's columns, or null; not with `turns`
+  bool turns = false;
+  std::int64_t stride = 0, rows = 0, columns = 0;
+  const float* maxima = nullptr;   ///< with `turns`: (rows), the largest |x| of each row, or NaN
+  std::uint8_t* values = nullptr;  ///< (rows, columns), dense
+  float* scales = nullptr;         ///< (rows)
 };
 
 /// The bits of |x|, which are ordered like |x|; those of NaN are above all others.
 TESSERA_HOST_DEVICE inline std::uint32_t magnitude_bits(float x) {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits & 0x7FFFFFFFU;
+  return std::bit_cast<std::uint32_t>(x) & 0x7FFFFFFFU;
 }
 
-TESSERA_HOST_DEVICE inline float float_of_bits(std::uint32_t bits) {
-  float x = 0;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
+struct Fp8Scale {
+  float scale, inverse;  // the inverse is NaN if the row has a non-finite element
+};
+
+/// The scale of a row, from the bits of the row's maximum. 448 is 1.75 * 2^8: adding 0x1FFFFF
+/// carries into the exponent if the fraction is above 0.75.
+TESSERA_HOST_DEVICE inline Fp8Scale fp8_scale(std::uint32_t maximum) {
+  constexpr std::uint32_t kInfinity = 0x7F800000U, kNaN = 0x7FC00000U, kLeast = 127 - 100;
+  const bool finite = maximum < kInfinity;
+  const std::uint32_t rounded = ((finite ? maximum : kInfinity) + 0x1FFFFFU) >> 23U;
+  const std::uint32_t exponent = rounded < kLeast + 8 ? kLeast : rounded - 8;
+  return {std::bit_cast<float>(exponent << 23U),
+          std::bit_cast<float>(finite ? (254U - exponent) << 23U : kNaN)};
 }
 
-constexpr std::uint32_t kInfinityBits = 0x7F800000U;
-
-/// The biased exponent of a row's scale. 448 is 1.75 * 2^8: adding 0x1FFFFF carries into the
-/// exponent if the fraction is above 0.75.
-TESSERA_HOST_DEVICE inline std::uint32_t scale_exponent(std::uint32_t maximum) {
-  constexpr std::uint32_t kLeast = 127 - 100;
-  const std::uint32_t number = maximum < kInfinityBits ? maximum : kInfinityBits;
-  const std::uint32_t rounded = (number + 0x1FFFFFU) >> 23U;
-  return rounded < kLeast + 8 ? kLeast : rounded - 8;
+/// The code of x in the low byte, and of y in the next one. Compute capability 8.9 has an
+/// instruction with the same bits.
+TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  return __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);
+#else
+  return c10::Float8_e4m3fn(x).x | static_cast<std::uint32_t>(c10::Float8_e4m3fn(y).x) << 8U;
+#endif
 }
 
-TESSERA_HOST_DEVICE inline float fp8_scale(std::uint32_t maximum) {
-  return float_of_bits(scale_exponent(maximum) << 23U);
-}
-
-/// The inverse of a row's scale; NaN if the row has a non-finite element.
-TESSERA_HOST_DEVICE inline float inverse_fp8_scale(std::uint32_t maximum) {
-  return float_of_bits(maximum >= kInfinityBits ? 0x7FC00000U
-                                                : (254U - scale_exponent(maximum)) << 23U);
-}
-
-TESSERA_HOST_DEVICE inline std::uint8_t fp8_code(float scaled) {
-  return c10::Float8_e4m3fn(scaled).x;
-}
-
-/// Stores the first n of N codes. A whole vector is aligned to N bytes and stored with one access.
+/// Stores the codes of the first n of N elements times `factor`, with one access if it is aligned.
 template <int N>
-TESSERA_HOST_DEVICE void store_codes(std::uint8_t* to, const Floats<N>& scaled, std::int64_t n) {
-  std::uint8_t codes[N];
-  for (int i = 0; i < N; ++i) {
-    codes[i] = fp8_code(scaled.at[i]);
+TESSERA_HOST_DEVICE void store_fp8(std::uint8_t* to, const Floats<N>& v, float factor,
+                                   std::int64_t n) {
+  Words<std::max(N, 4)> codes{};
+  for (int k = 0; k < N; k += 2) {
+    const float next = k + 1 < N ? v.at[k + 1] * factor : 0.0F;
+    codes.words[k / 4] |= fp8_codes(v.at[k] * factor, next) << (k % 4 * 8);
   }
-  if (N > 1 && n >= N) {
-    std::memcpy(__builtin_assume_aligned(to, N), codes, N);
-    return;
+  if (N >= 4 && n >= N && reinterpret_cast<std::uintptr_t>(to) % N == 0) {
+    return write_global(codes, reinterpret_cast<decltype(codes)*>(to));
   }
-  for (int i = 0; i < N && i < n; ++i) {
-    to[i] = codes[i];
+  for (int k = 0; k < N && k < n; ++k) {
+    to[k] = static_cast<std::uint8_t>(codes.words[k / 4] >> (k % 4 * 8));
   }
 }
 
-/// N elements of a row from column i on, multiplied by the factors.
-template <class T, int N>
-TESSERA_HOST_DEVICE Floats<N> fp8_elements(const QuantizeFp8& p, const T* row, std::int64_t i) {
-  Floats<N> v = load<N>(row + i, p.columns - i);
-  if (p.factors != nullptr) {
-    const Floats<N> factors = load<N>(p.factors + i, p.columns - i);
-    for (int k = 0; k < N; ++k) {
-      v.at[k] *= factors.at[k];
-    }
-  }
-  return v;
-}
-
-/// Quantises a row of consecutive elements, by one team.
+/// Quantises a dense row, by one team, which reads the row a second time from the nearest cache.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void quantize_fp8_row(const QuantizeFp8& p, std::int64_t row, Team& team) {
-  const T* x = static_cast<const T*>(p.x) + row * p.row_stride;
+  const auto elements = [&](std::int64_t i, std::int64_t n) {
+    Floats<N> v = load<N>(static_cast<const T*>(p.x) + row * p.stride + i, n);
+    if (p.factors != nullptr) {
+      const Floats<N> factors = load<N>(p.factors + i, n);
+      for (int k = 0; k < N; ++k) {
+        v.at[k] *= factors.at[k];
+      }
+    }
+    return v;
+  };
   std::uint32_t maximum = 0;
-  for (std::int64_t i = team.first() * N; i < p.columns; i += team.width() * N) {
-    const Floats<N> v = fp8_elements<T, N>(p, x, i);
+  for_vectors<N, 1>(p.columns, team, elements, [&](auto, auto, const Floats<N>& v) {
     for (int k = 0; k < N; ++k) {
       const std::uint32_t bits = magnitude_bits(v.at[k]);
       maximum = bits > maximum ? bits : maximum;
     }
-  }
-  maximum = team.max(maximum);
+  });
+  const Fp8Scale scale = fp8_scale(team.max(maximum));
   if (team.first() == 0) {
-    p.scales[row] = fp8_scale(maximum);
+    p.scales[row] = scale.scale;
   }
-  const float inverse = inverse_fp8_scale(maximum);
-  // The row is read a second time, from the nearest cache.
-  for (std::int64_t i = team.first() * N; i < p.columns; i += team.width() * N) {
-    Floats<N> v = fp8_elements<T, N>(p, x, i);
+  for_vectors<N, 1>(p.columns, team, elements,
+                    [&](std::int64_t i, std::int64_t n, const Floats<N>& v) {
+                      store_fp8(p.values + row * p.columns + i, v, scale.inverse, n);
+                    });
+}
+
+/// A transposed part of x. The last column keeps threads off each other's memory banks.
+struct Fp8Tile {
+  static constexpr int kSize = 64;
+  float at[kSize][kSize + 1];
+};
+
+/// Reads a tile: vectors of N rows, by thread `first` of `step`.
+template <class T, int N>
+TESSERA_HOST_DEVICE void read_tile(const QuantizeFp8& p, std::int64_t row, std::int64_t column,
+                                   int first, int step, Fp8Tile& tile) {
+  constexpr int kAcross = Fp8Tile::kSize / N;
+  for (int i = first; i < kAcross * Fp8Tile::kSize; i += step) {
+    const int in_row = i % kAcross * N, in_column = i / kAcross;
+    const T* x = static_cast<const T*>(p.x) + (column + in_column) * p.stride + row + in_row;
+    const std::int64_t n = column + in_column < p.columns ? p.rows - row - in_row : 0;
+    const Floats<N> v = load<N>(x, n);
     for (int k = 0; k < N; ++k) {
-      v.at[k] *= inverse;
+      tile.at[in_row + k][in_column] = v.at[k];
     }
-    store_codes<N>(p.values + row * p.columns + i, v, p.columns - i);
   }
 }
 
-template <class T>
-TESSERA_HOST_DEVICE float fp8_element(const QuantizeFp8& p, std::int64_t row, std::int64_t column) {
-  const auto x =
-      static_cast<float>(static_cast<const T*>(p.x)[row * p.row_stride + column * p.column_stride]);
-  return p.factors == nullptr ? x : x * p.factors[column];
-}
-
-/// The bits of a row's maximum over the columns `first`, `first` + `step` and so on.
-template <class T>
-TESSERA_HOST_DEVICE std::uint32_t largest_of_columns(const QuantizeFp8& p, std::int64_t row,
-                                                     std::int64_t first, std::int64_t step) {
-  std::uint32_t maximum = 0;
-  for (std::int64_t column = first; column < p.columns; column += step) {
-    const std::uint32_t bits = magnitude_bits(fp8_element<T>(p, row, column));
-    maximum = bits > maximum ? bits : maximum;
+/// Stores a tile's codes, and with the first columns the scales.
+TESSERA_HOST_DEVICE inline void store_tile(const QuantizeFp8& p, std::int64_t row,
+                                           std::int64_t column, int first, int step,
+                                           const Fp8Tile& tile) {
+  constexpr int kAcross = Fp8Tile::kSize / kVectorBytes;
+  for (int i = first; i < kAcross * Fp8Tile::kSize && row + i / kAcross < p.rows; i += step) {
+    const int in_row = i / kAcross, in_column = i % kAcross * kVectorBytes;
+    const Fp8Scale scale = fp8_scale(magnitude_bits(p.maxima[row + in_row]));
+    Floats<kVectorBytes> v;
+    for (int k = 0; k < kVectorBytes; ++k) {
+      v.at[k] = tile.at[in_row][in_column + k];
+    }
+    store_fp8(p.values + (row + in_row) * p.columns + column + in_column, v, scale.inverse,
+              p.columns - column - in_column);
+    if (column + in_column == 0) {
+      p.scales[row + in_row] = scale.scale;
+    }
   }
-  return maximum;
-}
-
-/// The code of one element. maxima[row] must be complete.
-template <class T>
-TESSERA_HOST_DEVICE std::uint8_t fp8_code_at(const QuantizeFp8& p, std::int64_t row,
-                                             std::int64_t column) {
-  return fp8_code(fp8_element<T>(p, row, column) * inverse_fp8_scale(p.maxima[row]));
 }
 
 }  // namespace tessera::kernels
