@@ -82,6 +82,16 @@ double ring_share(std::string_view collective, double n) {
   return collective == "broadcast" ? 1 : (n - 1) / n;
 }
 
+bool adds_product(std::string_view name) {
+  return name == "aten::addmm" || name == "aten::addmm_";
+}
+
+/// The first factor of a product or an attention, whose type determines the rate. The first input
+/// of an addmm is the sum, which may be wider than the factors.
+const at::Tensor& first_factor(const FakeCall& call) {
+  return call.inputs[adds_product(call.name) ? 1 : 0];
+}
+
 }  // namespace
 
 bool is_attention(std::string_view name) {
@@ -96,10 +106,10 @@ bool is_product(std::string_view name) {
 
 double product_flops(const FakeCall& call) {
   const std::string_view name = call.name;
-  const bool adds = name == "aten::addmm" || name == "aten::addmm_";
-  if (adds || name == "aten::mm" || name == "aten::bmm" || name == "aten::_scaled_mm") {
-    const at::Tensor& left = call.inputs[adds ? 1 : 0];
-    return 2.0 * static_cast<double>(call.results.front().numel()) * size_of(left, -1);
+  if (adds_product(name) || name == "aten::mm" || name == "aten::bmm" ||
+      name == "aten::_scaled_mm") {
+    return 2.0 * static_cast<double>(call.results.front().numel()) *
+           size_of(first_factor(call), -1);
   }
   const auto& arguments = call.arguments;
   if (name == "aten::_scaled_dot_product_flash_attention_for_cpu") {
@@ -156,7 +166,7 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
   const double by_memory = bytes / (machine_->memory_bandwidth * machine_->memory_share);
   double seconds = std::max(by_memory, machine_->operator_latency_s);
   if (flops > 0) {
-    const double rate = machine_->peak_flops(call.inputs.front().scalar_type());
+    const double rate = machine_->peak_flops(first_factor(call).scalar_type());
     const double share =
         is_attention(call.name) ? machine_->attention_share : machine_->product_share;
     seconds = std::max(seconds, flops / (rate * share));

@@ -2,10 +2,12 @@
 
 #include "tessera/planning/plan.h"
 
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/hypot.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
@@ -150,6 +152,23 @@ TEST(Plan, ProductsTakeTheirFlops) {
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);
   EXPECT_NEAR(plan.ranks.front().metrics.step_time_s, flops / 1e9, 1e-6 * flops / 1e9);
   EXPECT_NEAR(*plan.ranks.front().metrics.mfu, 100, 1e-3);
+}
+
+/// Products of bf16 matrices with an fp32 result, which a GPU computes at the rate of bf16.
+TEST(Plan, ProductsTakeTheRateOfTheirFactors) {
+  const auto step = [](Net&, optim::Optimizer&, const DeviceMesh&) {
+    const at::Tensor a = at::empty({8, 4}, at::kBFloat16), b = at::empty({4, 16}, at::kBFloat16);
+    at::Tensor sum = at::empty({8, 16});
+    at::mm_out(sum, a, b, at::kFloat);
+    at::addmm_out(sum, sum, a, b, at::kFloat);
+  };
+  planning::Machine machine = products_alone();
+  machine.flops_half = 4e9;
+  const planning::RunPlan plan = planning::plan(make_net, step, MeshShape({1, 1}, {"dp", "tp"}),
+                                                {.machine = machine, .device = "cuda"});
+  const planning::StepTime& time = *plan.ranks.front().time;
+  EXPECT_EQ(time.flops, 2 * 2.0 * 8 * 16 * 4);
+  EXPECT_NEAR(time.compute, time.flops / 4e9, 1e-9 * time.compute);
 }
 
 TEST(Plan, OperatorsReadAndWriteTheMemoryOfTheirTensors) {

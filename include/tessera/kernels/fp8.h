@@ -27,11 +27,11 @@ struct Fp8Rows {
 /// becomes NaN, and so does its row of a product.
 Fp8Rows quantize_fp8(const at::Tensor& x);
 
-/// The products. On CUDA they use at::_scaled_mm with a scale for each row (in forward with fast
-/// accumulation, whose sums have fewer bits), which requires bf16,
+/// The products. On CUDA they use at::_scaled_mm with a scale for each row, which requires bf16,
 /// both sizes of the weight multiples of 16, and compute capability 8.9 or more; otherwise they
-/// throw Error. On other devices they compute the products of the same values, summed in fp32 (fp64
-/// for fp64) and rounded once. Throw Error for fp16, whose range is too small for the scales.
+/// throw Error. fp8_linear() uses fast accumulation there, in which sums have fewer bits. On other
+/// devices they compute the products of the same values, summed in fp32 (fp64 for fp64) and rounded
+/// once. Throw Error for fp16, whose range is too small for the scales.
 
 /// x weight^T: (..., in), (out, in) -> (..., out). The rows of both factors are scaled.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);

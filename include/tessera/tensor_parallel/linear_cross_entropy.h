@@ -38,8 +38,8 @@ struct LinearCrossEntropyOptions {
 /// if the weight has a half type, and rounded to this type once, in backward. Except on CUDA, such
 /// a sum needs memory for an fp32 copy of a chunk's rows of `hidden` and for a copy of its logits.
 /// Collective like cross_entropy, with two small all-reduces for each chunk. Gradients: to `hidden`
-/// and `weight`. The gradient of `hidden` is Partial over a dimension that shards the vocabulary; its
-/// reduction is the only communication in backward.
+/// and `weight`. The gradient of `hidden` is Partial over a dimension that shards the vocabulary;
+/// its reduction is the only communication in backward.
 ///
 /// Throws the Errors of cross_entropy. Also throws Error for other shapes, types and layouts, for
 /// negative chunks or bytes, and for kNone with gradients, because forward does not know the factor
