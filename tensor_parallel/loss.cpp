@@ -212,16 +212,11 @@ struct HeadResults {
   at::Tensor weight_gradient;  ///< like hidden_gradient, but in the type of the losses
 };
 
-/// Whether a product of matrices of a half type can have an fp32 result, which only CUDA has. A
-/// memory plan for a GPU makes the GPU's calls.
-bool has_wide_products(const at::Tensor& x) {
-  return x.is_cuda() || (x.is_cpu() && kernels::fake_device() == c10::DeviceType::CUDA);
-}
-
 /// sum = left^T right, or with `adds` sum += left^T right. The sum of products of a half type is
 /// fp32: bf16 would round it once per chunk, and fp16 has too small a range for a sum over tokens.
-/// Without wide products the factors are converted to fp32, half of the columns of `left` at a
-/// time, so that the copy of `left` needs no more memory than `left`.
+/// Only on CUDA can a product of half types have an fp32 result. Elsewhere the factors are
+/// converted to fp32, half of the columns of `left` at a time, so that the copy of `left` needs no
+/// more memory than `left`.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right,
                  bool adds) {
   at::Tensor into = sum;
@@ -230,7 +225,7 @@ void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor
     adds ? into.addmm_(left.t(), right) : at::mm_out(into, left.t(), right);
     return;
   }
-  if (has_wide_products(left)) {
+  if (kernels::runs_on_cuda(left)) {
     adds ? at::addmm_out(into, into, left.t(), right, type)
          : at::mm_out(into, left.t(), right, type);
     return;

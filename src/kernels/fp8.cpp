@@ -80,15 +80,10 @@ Fp8Rows quantized(const at::Tensor& x, const at::Tensor& factors = {}) {
   return composed_quantized(factors.defined() ? x * factors.to(x.scalar_type()) : x);
 }
 
-/// Whether products use libtorch's fp8 matmul. A memory plan for a GPU makes the GPU's calls.
-bool has_scaled_products(const at::Tensor& x) {
-  return x.is_cuda() || (x.is_cpu() && fake_device() == c10::DeviceType::CUDA);
-}
-
 /// Pads x with rows of zeros to a multiple of 16; they do not change sums over rows.
 at::Tensor with_rows_for_gpu(const at::Tensor& x) {
   const std::int64_t missing = tessera::detail::round_up(x.size(0), kMultiple) - x.size(0);
-  return missing == 0 || !has_scaled_products(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
+  return missing == 0 || !runs_on_cuda(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
 }
 
 /// The product a b^T in type `type`. With `fast`, tensor cores accumulate with fewer bits: only
@@ -97,7 +92,7 @@ at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type, boo
   TESSERA_CHECK(type != at::kHalf,
                 "fp8 rows in fp16 were asked for, which lacks the range of their scales; take bf16 "
                 "or fp32");
-  if (!has_scaled_products(a.values)) {
+  if (!runs_on_cuda(a.values)) {
     const c10::ScalarType sums = type == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor sum = at::mm(a.values.to(sums), b.values.to(sums).t());
     return sum.mul_(a.scales).mul_(b.scales.t()).to(type);

@@ -19,7 +19,7 @@ namespace tessera::kernels {
 /// Whether the CUDA kernels support this device and type.
 inline bool has_cuda_kernels(const at::Tensor& x) {
   // A memory plan for a GPU allocates the same memory as the kernels do there.
-  return (x.is_cuda() || (x.is_cpu() && fake_device() == c10::DeviceType::CUDA)) &&
+  return runs_on_cuda(x) &&
          (x.scalar_type() == c10::ScalarType::Float ||
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
 }

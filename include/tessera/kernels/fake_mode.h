@@ -59,6 +59,9 @@ class FakeMode {
 bool in_fake_mode();
 /// The device that the active FakeMode simulates; the CPU if there is none.
 c10::DeviceType fake_device();
+/// Whether operators on x run on CUDA: x is on a GPU, or the active FakeMode simulates a GPU for
+/// it.
+bool runs_on_cuda(const at::Tensor& x);
 
 }  // namespace tessera::kernels
 TESSERA_API_END

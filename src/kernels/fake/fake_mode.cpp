@@ -668,4 +668,8 @@ c10::DeviceType fake_device() {
   return current == nullptr ? c10::DeviceType::CPU : current->device;
 }
 
+bool runs_on_cuda(const at::Tensor& x) {
+  return x.is_cuda() || (x.is_cpu() && fake_device() == c10::DeviceType::CUDA);
+}
+
 }  // namespace tessera::kernels
