@@ -11,20 +11,11 @@ namespace tessera::kernels::TESSERA_ISA {
 
 #include "rows/vec.inl"
 
-/// 1 / sqrt(mean(v^2) + eps) of a row. If the sum of the squares overflows, the row is read again
-/// and its elements are multiplied by kShrink, as on CUDA. eps is then too small to count.
+/// 1 / rms of a row whose sum of squares overflows. The elements are multiplied by kShrink, as on
+/// CUDA. eps is too small to count.
 template <class T>
-float rstd_of_row(const T* v, std::int64_t dim, float eps) {
+__attribute__((noinline)) float rstd_of_huge_row(const T* v, std::int64_t dim) {
   Floats squares{};
-  for (std::int64_t i = 0; i < dim; i += kLanes) {
-    const Floats each = load(v + i, dim - i);
-    squares += each * each;
-  }
-  const float total = sum(squares);
-  if (total != __builtin_inff()) {
-    return 1.0F / __builtin_sqrtf(total / static_cast<float>(dim) + eps);
-  }
-  squares = Floats{};
   for (std::int64_t i = 0; i < dim; i += kLanes) {
     const Floats each = load(v + i, dim - i) * kShrink;
     squares += each * each;
@@ -41,7 +32,15 @@ void rms_norm(const T* x, const T* residual, const float* weight, T* sums, T* ou
       const std::int64_t n = (row + 1) * dim - i;
       store(sums + i, load(x + i, n) + load(residual + i, n), n);
     }
-    const float scale = rstd_of_row(v_row, dim, eps);
+    Floats squares{};
+    for (std::int64_t i = 0; i < dim; i += kLanes) {
+      const Floats v = load(v_row + i, dim - i);
+      squares += v * v;
+    }
+    const float total = sum(squares);
+    const float scale = total == __builtin_inff()
+                            ? rstd_of_huge_row(v_row, dim)
+                            : 1.0F / __builtin_sqrtf(total / static_cast<float>(dim) + eps);
     rstd[row] = scale;
     for (std::int64_t i = 0; i < dim; i += kLanes) {
       Floats v = load(v_row + i, dim - i) * scale;
