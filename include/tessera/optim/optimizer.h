@@ -47,7 +47,8 @@ class Optimizer {
   /// step() with a factor on a device, such as ClipFactor::factor: plain, 0-d, and the same on
   /// every rank. Each product is rounded to the type of the gradient, as in clip_grad_norm_(). The
   /// host does not wait for it. If the factor is not finite, AdamW on any device, and each
-  /// optimizer of this library for parameters on a CPU, changes neither parameters nor state.
+  /// optimizer of this library for parameters on a CPU, changes neither parameters nor state. An
+  /// Ema updates its averages all the same.
   void step(const at::Tensor& gradient_factor) {
     check_copies();
     update_scaled(gradient_factor);
