@@ -2,51 +2,25 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/cpp_hook.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
 
 #include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/engine.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
-namespace {
-
-class Before final : public torch::autograd::FunctionPreHook {
- public:
-  explicit Before(std::function<void()> call) : call_(std::move(call)) {}
-  variable_list operator()(const variable_list& gradients) override {
-    call_();
-    return gradients;
-  }
-
- private:
-  std::function<void()> call_;
-};
-
-class After final : public torch::autograd::FunctionPostHook {
- public:
-  explicit After(std::function<void()> call) : call_(std::move(call)) {}
-  variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    call_();
-    return outputs;
-  }
-
- private:
-  std::function<void()> call_;
-};
-
-}  // namespace
 
 void set_name(const at::Tensor& tensor, const std::string& name) {
   torch::autograd::impl::set_name(tensor, name);
@@ -72,11 +46,6 @@ at::Tensor guarded_view(const at::Tensor& tensor) {
                                   /*is_fw_differentiable=*/true, /*view_func=*/nullptr,
                                   /*rev_view_func=*/nullptr,
                                   torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
-}
-
-void watch_node(Node& node, std::function<void()> before, std::function<void()> after) {
-  node.add_pre_hook(std::make_unique<Before>(std::move(before)));
-  node.add_post_hook(std::make_unique<After>(std::move(after)));
 }
 
 torch::CppFunction refuse_gradient() {
@@ -173,7 +142,6 @@ struct Tagged {
   }
 };
 
-/// Whether a hook belongs to the program. A removed hook leaves an empty entry in the list.
 bool is_of_program(const CppHook& hook) {
   return hook && hook.target<Tagged>() == nullptr;
 }
@@ -277,6 +245,62 @@ void move_hooks(const at::Tensor& from, const at::Tensor& to) {
   if (auto& hook = impl::post_acc_grad_hooks(from)) {
     impl::set_post_acc_grad_hooks(to, std::move(hook));
   }
+}
+
+// Autograd's engine with the functions of EngineAnswers.
+
+namespace {
+
+using torch::autograd::Engine;
+
+/// nullptr until the engine is installed.
+std::atomic<const EngineAnswers*> answers_of_process = nullptr;
+
+Engine& answering_engine() {
+  // Lives until the end of the process, as autograd's threads do.
+  static AnsweringEngine engine;
+  return engine;
+}
+
+}  // namespace
+
+std::unique_ptr<SavedVariableHooks> AnsweringEngine::get_default_saved_variable_hooks() {
+  const EngineAnswers* answers = answers_of_process;
+  return answers == nullptr ? nullptr : answers->hooks();
+}
+
+variable_list AnsweringEngine::execute(const edge_list& roots, const variable_list& gradients,
+                                       bool keep_graph, bool create_graph, bool accumulate,
+                                       const edge_list& outputs) {
+  const EngineAnswers* answers = answers_of_process;
+  if (answers == nullptr || outputs.empty()) {
+    return Engine::execute(roots, gradients, keep_graph, create_graph, accumulate, outputs);
+  }
+  return answers->execute({roots, gradients, keep_graph, create_graph, accumulate, outputs},
+                          [this](const BackwardCall& call) {
+                            return Engine::execute(call.roots, call.gradients, call.keep_graph,
+                                                   call.create_graph, call.accumulate,
+                                                   call.outputs);
+                          });
+}
+
+bool hooks_keep_tensors() {
+  return Engine::get_default_engine().get_default_saved_variable_hooks() != nullptr;
+}
+
+bool install_engine(const EngineAnswers& answers) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  Engine& current = Engine::get_default_engine();
+  if (&current == &Engine::get_base_engine()) {
+    torch::autograd::set_default_engine_stub(&answering_engine);
+  } else if (dynamic_cast<AnsweringEngine*>(&current) == nullptr) {
+    return false;
+  }
+  if (answers_of_process == nullptr) {
+    answers_of_process = new EngineAnswers(answers);
+  }
+  return true;
 }
 
 }  // namespace tessera::detail

@@ -103,8 +103,8 @@ constexpr std::array<Source, 5> kNoise = {{{"ProcessGroupNCCL.cpp:", "E"},
                                            {"TCPStoreLibUvBackend.cpp:", "WE"},
                                            {"socket.cpp:", "WE"}}};
 
-/// Whether a log message is to be dropped. Its form is "[E1122 23:40:19.069930443 socket.cpp:612]
-/// text", preceded by "[rank1]:" if libtorch knows the rank.
+/// The form of a message is "[E1122 23:40:19.069930443 socket.cpp:612] text", preceded by
+/// "[rank1]:" if libtorch knows the rank.
 bool is_noise(std::string_view text) {
   if (text.starts_with("[rank")) {
     text.remove_prefix(std::min(text.find(':'), text.size() - 1) + 1);

@@ -16,10 +16,6 @@ c10::DeviceIndex current_device(c10::DeviceType type) {
   return c10::impl::VirtualGuardImpl(type).getDevice().index();
 }
 
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
 void synchronize(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
@@ -41,7 +37,6 @@ void empty_cache(c10::DeviceType type) {
   c10::getDeviceAllocator(type)->emptyCache();
 }
 
-/// Whether CUDA's part of libtorch is loaded; otherwise the hooks are of the base class.
 bool has_found_cuda() {
   const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
   return typeid(hooks) != typeid(at::CUDAHooksInterface);

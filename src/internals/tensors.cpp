@@ -40,7 +40,6 @@ class ShapeOnly final : public c10::TensorImpl {
 
 void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t bytes) {
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
-  // The noswap variant is used because the old pointer is not needed.
   impl.set_data_ptr_noswap(std::move(memory));
   impl.set_nbytes(static_cast<std::size_t>(bytes));
 }

@@ -75,24 +75,6 @@ TEST(LeafNodeCanary, AddsToAGradientThatItFinds) {
   x.mutable_grad() = at::Tensor();  // which leads to x
 }
 
-TEST(NodeHooksCanary, RunBeforeAndAfterTheNode) {
-  const at::Tensor x = leaf();
-  const at::Tensor y = x * 2;
-  std::string order;
-  y.register_hook([&](const at::Tensor& gradient) {
-    order += "gradient ";
-    return gradient;
-  });
-  x.register_hook([&](const at::Tensor& gradient) {
-    order += "leaf ";
-    return gradient;
-  });
-  watch_node(*y.grad_fn(), [&] { order += "before "; }, [&] { order += "after "; });
-  y.sum().backward();
-  EXPECT_EQ(order, "gradient before after leaf ");
-  EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 2.0)));
-}
-
 TEST(GuardedViewCanary, IsRefusedToWhoeverWritesToIt) {
   const at::Tensor x = leaf() * 1;
   const at::Tensor view = guarded_view(x);

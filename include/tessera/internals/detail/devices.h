@@ -3,7 +3,6 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
-#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <optional>
@@ -24,7 +23,6 @@ namespace tessera::detail {
 
 /// The index of the device that this thread uses.
 c10::DeviceIndex current_device(c10::DeviceType type);
-c10::Stream current_stream(c10::Device device);
 /// Waits for all work on the device.
 void synchronize(c10::Device device);
 

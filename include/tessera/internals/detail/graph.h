@@ -180,16 +180,6 @@ inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
   torch::autograd::impl::set_grad_accumulator(leaf, WeakNodePtr(node));
 }
 
-// Calls before and after a node of autograd's graph runs. C++ has public hooks only on tensors,
-// which run before the node that made the tensor. Hooks on nodes are public only in Python.
-//
-// libtorch versions do not differ.
-//
-// Canary: NodeHooksCanary.
-
-/// Adds both functions to the node. They run on the node's thread and do not change gradients.
-void watch_node(Node& node, std::function<void()> before, std::function<void()> after);
-
 // The sequence numbers of the nodes of autograd's graph. The engine first runs the ready node with
 // the highest number. The numbers before and after a forward tell which nodes it has made.
 // at::RecordFunction gives the number of the running node; there is no public way to query the next
