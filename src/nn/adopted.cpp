@@ -36,12 +36,10 @@
 
 namespace tessera::nn {
 
-/// If `module` has a libtorch class, appends its class members that contain its own parameters and
-/// buffers.
-void find_in_libtorch(torch::nn::Module& module, detail::ModuleMembers& found);
+namespace {
 
 /// libtorch's parameter table of `module`. It is a protected member, hence the derived class.
-inline torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::Module& module) {
+torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::Module& module) {
   struct Derived : torch::nn::Module {
     static auto table() { return &Derived::parameters_; }
   };
@@ -49,14 +47,12 @@ inline torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::M
 }
 
 /// The initial value of a running statistic of a norm: 1 for "running_var", 0 for others.
-inline double first_of_statistic(const std::string& name) {
+double first_of_statistic(const std::string& name) {
   return name == "running_var" ? 1.0 : 0.0;
 }
 
 // The libtorch classes that register parameters or buffers, and their class members with these
 // tensors.
-
-namespace {
 
 using detail::ModuleMembers;
 
@@ -141,8 +137,8 @@ void add_registered(torch::nn::Module& module, ModuleMembers& found) {
   }
 }
 
-}  // namespace
-
+/// If `module` has a libtorch class, appends its class members that contain its own parameters and
+/// buffers.
 void find_in_libtorch(torch::nn::Module& module, ModuleMembers& found) {
   using namespace torch::nn;  // NOLINT(google-build-using-namespace): a list of its classes
   add_weight_and_bias<LinearImpl, BilinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl,
@@ -161,8 +157,6 @@ void find_in_libtorch(torch::nn::Module& module, ModuleMembers& found) {
 }
 
 // Construction of the tree of AdoptedModule objects and their slots.
-
-namespace {
 
 bool has_tensors(const torch::nn::Module& module) {
   return !module.parameters().empty() || !module.buffers().empty();

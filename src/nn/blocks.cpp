@@ -15,13 +15,12 @@
 #include "tessera/nn/linear.h"
 #include "tessera/nn/mlp.h"
 
-namespace tessera::nn::detail {
+namespace tessera::nn {
 
-/// Fills a block's Linears: the non-null ones of `in` from normal(0, std), then `out` with
-/// `out_std` if it is above 0, else with `std`. Biases are zero.
-void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
-                  const Linear& out, double std, double out_std);
+namespace {
 
+/// Fills a block's Linears: the non-null Linears of `in` from normal(0, std), then `out` with the
+/// deviation `out_std` if `out_std` is above 0, else with `std`. Biases are zero.
 void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
                   const Linear& out, double std, double out_std) {
   const auto fill = [&](const Linear& linear, double own_std) {
@@ -38,14 +37,8 @@ void fill_linears(const InitContext& init, std::initializer_list<const Linear*> 
   fill(out, out_std > 0 ? out_std : std);
 }
 
-}  // namespace tessera::nn::detail
-
-namespace tessera::nn {
-
 // Self-attention. The number of heads is computed from the sizes of the projections' results, so
 // under tensor parallelism each rank uses its own heads.
-
-namespace {
 
 /// Reshapes (batch, tokens, ...) to match the rotary tables. If each sequence has its own
 /// positions, the tables list all tokens, so the batch is folded to one sequence.
@@ -189,8 +182,8 @@ at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at:
 }
 
 void Attention::reset_parameters(const InitContext& init) {
-  detail::fill_linears(init, {query_.get(), key_.get(), value_.get(), fused_.get()}, *output_,
-                       options_.init_std, options_.output_init_std);
+  fill_linears(init, {query_.get(), key_.get(), value_.get(), fused_.get()}, *output_,
+               options_.init_std, options_.output_init_std);
 }
 
 namespace {
@@ -217,14 +210,11 @@ SwiGlu::SwiGlu(const MlpOptions& options) : options_(checked_mlp(options)) {
 at::Tensor SwiGlu::forward(const at::Tensor& x) {
   check_called();
   const std::vector<at::Tensor> gate_up = linear_products(x, {*gate_, *up_});
-  // silu_mul computes the activation and the product in one kernel; the activation's result is not
-  // saved.
   return (*down_)(silu_mul(gate_up[0], gate_up[1]));
 }
 
 void SwiGlu::reset_parameters(const InitContext& init) {
-  detail::fill_linears(init, {gate_.get(), up_.get()}, *down_, options_.init_std,
-                       options_.output_init_std);
+  fill_linears(init, {gate_.get(), up_.get()}, *down_, options_.init_std, options_.output_init_std);
 }
 
 GeluMlp::GeluMlp(const MlpOptions& options, bool tanh)
@@ -242,7 +232,7 @@ at::Tensor GeluMlp::forward(const at::Tensor& x) {
 }
 
 void GeluMlp::reset_parameters(const InitContext& init) {
-  detail::fill_linears(init, {up_.get()}, *down_, options_.init_std, options_.output_init_std);
+  fill_linears(init, {up_.get()}, *down_, options_.init_std, options_.output_init_std);
 }
 
 }  // namespace tessera::nn

@@ -26,29 +26,20 @@
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
 
-namespace tessera::nn::detail {
+namespace tessera::nn {
+namespace {
 
 struct NamedLinear {
   std::string fqn;
   Linear* linear = nullptr;
 
-  /// Whether one of `patterns` matches its FQN (matches_fqn).
-  bool is_named_by(const std::vector<std::string>& patterns) const;
+  bool is_named_by(const std::vector<std::string>& patterns) const {
+    return std::ranges::any_of(
+        patterns, [this](const std::string& pattern) { return matches_fqn(pattern, fqn); });
+  }
 };
+
 /// Every Linear of `root`, including root itself, in order of registration.
-std::vector<NamedLinear> linears_below(const ModuleBase& root);
-
-/// Throws Error unless each pattern matches one of `linears`, the Linears of `root`. `caller` and
-/// `remedy` are the beginning and the end of the message.
-void check_each_matches(std::string_view caller, const std::vector<std::string>& patterns,
-                        const std::vector<NamedLinear>& linears, const ModuleBase& root,
-                        std::string_view remedy);
-
-bool NamedLinear::is_named_by(const std::vector<std::string>& patterns) const {
-  return std::ranges::any_of(
-      patterns, [this](const std::string& pattern) { return matches_fqn(pattern, fqn); });
-}
-
 std::vector<NamedLinear> linears_below(const ModuleBase& root) {
   std::vector<NamedLinear> found;
   // libtorch returns the children of a const module as mutable modules.
@@ -60,6 +51,8 @@ std::vector<NamedLinear> linears_below(const ModuleBase& root) {
   return found;
 }
 
+/// Throws Error unless each pattern matches one of `linears`, the Linears of `root`. `caller` and
+/// `remedy` are the beginning and the end of the message.
 void check_each_matches(std::string_view caller, const std::vector<std::string>& patterns,
                         const std::vector<NamedLinear>& linears, const ModuleBase& root,
                         std::string_view remedy) {
@@ -70,13 +63,6 @@ void check_each_matches(std::string_view caller, const std::vector<std::string>&
                   "; ", remedy);
   }
 }
-
-}  // namespace tessera::nn::detail
-
-namespace tessera::nn {
-namespace {
-
-using detail::NamedLinear;
 
 /// Attached to a Linear that convert_to_fp8() has converted. Parallel styles that replace the
 /// product check for it.
@@ -100,14 +86,6 @@ void check_convertible(const NamedLinear& found) {
   }
 }
 
-void check_patterns(const std::vector<NamedLinear>& linears, const Fp8Options& options,
-                    const ModuleBase& root) {
-  TESSERA_CHECK(options.multiple_of >= 1, "convert_to_fp8: multiple_of is ", options.multiple_of,
-                "; it must be 1 or more");
-  detail::check_each_matches("convert_to_fp8", options.exclude, linears, root,
-                             "leave it out, or name one");
-}
-
 bool is_left(const NamedLinear& found, const Fp8Options& options) {
   return found.is_named_by(options.exclude) ||
          found.linear->in_features() % options.multiple_of != 0 ||
@@ -124,8 +102,11 @@ at::Tensor detail::fp8_product(const at::Tensor& x, const at::Tensor& weight,
 }
 
 Fp8Conversion convert_to_fp8(ModuleBase& module, const Fp8Options& options) {
-  const std::vector<NamedLinear> linears = detail::linears_below(module);
-  check_patterns(linears, options, module);
+  const std::vector<NamedLinear> linears = linears_below(module);
+  TESSERA_CHECK(options.multiple_of >= 1, "convert_to_fp8: multiple_of is ", options.multiple_of,
+                "; it must be 1 or more");
+  check_each_matches("convert_to_fp8", options.exclude, linears, module,
+                     "leave it out, or name one");
   std::ranges::for_each(linears, check_convertible);
   Fp8Conversion conversion;
   for (const NamedLinear& each : linears) {
@@ -146,7 +127,7 @@ bool is_fp8(const Linear& linear) {
 
 NamedSlots fp8_weights(const ModuleBase& module) {
   NamedSlots weights;
-  for (const NamedLinear& each : detail::linears_below(module)) {
+  for (const NamedLinear& each : linears_below(module)) {
     if (is_fp8(*each.linear)) {
       weights.emplace_back(join_fqn(each.fqn, "weight"), each.linear->weight.slot());
     }
@@ -159,8 +140,6 @@ NamedSlots fp8_weights(const ModuleBase& module) {
 // product.
 
 namespace {
-
-using detail::NamedLinear;
 
 void check_target(const NamedLinear& target) {
   const auto refused = [&](const auto&... why) {
@@ -183,10 +162,10 @@ std::vector<NamedLinear> find_targets(const ModuleBase& root,
                                       const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),
                 "apply_lora was given no targets; name Linears, for example \"**.q_proj\"");
-  std::vector<NamedLinear> targets = detail::linears_below(root);
-  detail::check_each_matches("apply_lora", patterns, targets, root,
-                             "patterns are of modules' FQNs, and '**' stands for any number of "
-                             "their segments");
+  std::vector<NamedLinear> targets = linears_below(root);
+  check_each_matches("apply_lora", patterns, targets, root,
+                     "patterns are of modules' FQNs, and '**' stands for any number of "
+                     "their segments");
   std::erase_if(targets, [&](const auto& each) { return !each.is_named_by(patterns); });
   std::ranges::for_each(targets, check_target);
   return targets;
@@ -221,7 +200,7 @@ at::Tensor whole(const at::Tensor& parameter) {
   if (!tessera::is_distributed(parameter)) {
     return parameter.detach();
   }
-  // With CPU offload the shards are not on the mesh's device.
+  // With CPU offload, the shards are not on the mesh's device.
   const ShardingSpec& spec = sharding_spec(parameter);
   const at::Tensor local = local_tensor(parameter).detach().to(spec.mesh.device());
   return DistributedTensor(make_distributed(local, spec, parameter.sizes().vec())).full_tensor();
@@ -275,7 +254,7 @@ void apply_lora(ModuleBase& module, const LoraOptions& options) {
 
 std::vector<LoraLinear> lora_linears(const ModuleBase& module) {
   std::vector<LoraLinear> found;
-  for (const NamedLinear& each : detail::linears_below(module)) {
+  for (const NamedLinear& each : linears_below(module)) {
     if (auto branch = each.linear->attached<LoraBranch>()) {
       found.push_back({each.fqn, each.linear, std::move(branch)});
     }

@@ -115,21 +115,17 @@ void note_weighing() {
   of_thread.weighs = true;
 }
 
+namespace {
+
+/// Dimension of the tokens in (batch, heads, tokens, width).
+constexpr std::int64_t kTokensDim = 2;
+
 using Attend =
     std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
 
 /// Throws Error, with a message that begins with `call`, unless q, k and v are (batch, heads,
 /// tokens, width) with the same batch and tokens, and the number of key and value heads divides the
 /// number of query heads. Also throws for a negative window.
-void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
-                     const at::Tensor& v, std::int64_t window);
-
-/// Calls `attend` on each rank's own heads; the result has the layout of q. Throws Error, with a
-/// message that begins with `call`, unless all three tensors are sharded by heads only. With
-/// `by_batch` they may be sharded by batch too.
-at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
-                                 const at::Tensor& k, const at::Tensor& v, const Attend& attend);
-
 void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v, std::int64_t window) {
   const bool fits = q.dim() == 4 && k.dim() == 4 && v.dim() == 4 &&
@@ -144,6 +140,9 @@ void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                 " was asked for; give a number of positions, or 0 for all");
 }
 
+/// Calls `attend` on each rank's own heads; the result has the layout of q. Throws Error, with a
+/// message that begins with `call`, unless all three tensors are sharded by heads only. With
+/// `by_batch`, the tensors may be sharded by batch too.
 at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const Attend& attend) {
   for (const at::Tensor* tensor : {&q, &k, &v}) {
@@ -168,8 +167,6 @@ at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tens
 }
 
 // Selection of an attention kernel.
-
-namespace {
 
 const char* name_of(at::SDPBackend backend) {
   switch (backend) {
@@ -284,17 +281,14 @@ at::Tensor Documents::mask(std::int64_t window) const {
 
 namespace {
 
-/// Dimension of the tokens in (batch, heads, tokens, width).
-constexpr std::int64_t kSequenceDim = 2;
-
 /// (batch, heads, tokens, ...) -> (batch * tokens, heads, ...): all sequences one after another.
 at::Tensor packed(const at::Tensor& by_heads) {
-  return by_heads.transpose(1, kSequenceDim).flatten(0, 1);
+  return by_heads.transpose(1, kTokensDim).flatten(0, 1);
 }
 
 /// Inverse of packed(), with the batch and tokens of `like`.
 at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
-  return rows.unflatten(0, {like.size(0), like.size(kSequenceDim)}).transpose(1, kSequenceDim);
+  return rows.unflatten(0, {like.size(0), like.size(kTokensDim)}).transpose(1, kTokensDim);
 }
 
 // Kernels for a GPU.
@@ -309,11 +303,11 @@ at::Tensor padded(const at::Tensor& heads) {
 at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const Documents* documents, std::int64_t window) {
   const auto given = [&](const at::Tensor& heads) {
-    return padded(documents != nullptr ? packed(heads) : heads.transpose(1, kSequenceDim));
+    return padded(documents != nullptr ? packed(heads) : heads.transpose(1, kTokensDim));
   };
   const auto offsets =
       documents != nullptr ? std::optional(documents->device_offsets()) : std::nullopt;
-  const std::int64_t longest = documents != nullptr ? documents->longest() : q.size(kSequenceDim);
+  const std::int64_t longest = documents != nullptr ? documents->longest() : q.size(kTokensDim);
   // The flash kernel's window does not count the query's own position; -1: no window.
   const std::int64_t left = window > 0 ? window - 1 : -1;
   const std::int64_t right = window > 0 ? 0 : -1;
@@ -322,7 +316,7 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
       /*is_causal=*/true, /*return_debug_mask=*/false,
       1 / std::sqrt(static_cast<double>(q.size(-1))), left, right));
   const at::Tensor own = mixed.slice(-1, 0, v.size(-1));
-  return documents != nullptr ? unpacked(own, q) : own.transpose(1, kSequenceDim);
+  return documents != nullptr ? unpacked(own, q) : own.transpose(1, kTokensDim);
 }
 
 /// Variable-length attention by the memory-efficient kernel, which needs as many key and value
@@ -367,7 +361,7 @@ std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
 
 at::Tensor by_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      std::int64_t window) {
-  const std::vector<Block> blocks = blocks_of(q.size(kSequenceDim), window);
+  const std::vector<Block> blocks = blocks_of(q.size(kTokensDim), window);
   std::vector<std::int64_t> counts;
   std::ranges::transform(blocks, std::back_inserter(counts), &Block::count);
   std::int64_t masked = 0;  // queries in the largest block that needs a mask
@@ -377,7 +371,7 @@ at::Tensor by_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   // The mask covers the `window` - 1 keys before a block, and the block's own keys.
   const at::Tensor mask = tessera::detail::window_term(
       {.queries = masked, .keys = masked + window - 1, .own = window - 1, .length = window}, q);
-  const std::vector<at::Tensor> queries = q.split_with_sizes(counts, kSequenceDim);
+  const std::vector<at::Tensor> queries = q.split_with_sizes(counts, kTokensDim);
   std::vector<at::Tensor> mixed;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const auto [first, count] = blocks[i];
@@ -387,16 +381,16 @@ at::Tensor by_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
     const at::Tensor seen =
         causal ? at::Tensor()
                : mask.narrow(0, 0, count).narrow(1, begin - (first - window + 1), keys);
-    mixed.push_back(attention(queries[i], k.narrow(kSequenceDim, begin, keys),
-                              v.narrow(kSequenceDim, begin, keys), causal, seen));
+    mixed.push_back(attention(queries[i], k.narrow(kTokensDim, begin, keys),
+                              v.narrow(kTokensDim, begin, keys), causal, seen));
   }
-  return at::cat(mixed, kSequenceDim);
+  return at::cat(mixed, kTokensDim);
 }
 
 at::Tensor in_window(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      std::int64_t window) {
-  return window > 0 && window < q.size(kSequenceDim) ? by_blocks(q, k, v, window)
-                                                     : attention(q, k, v, /*causal=*/true);
+  return window > 0 && window < q.size(kTokensDim) ? by_blocks(q, k, v, window)
+                                                   : attention(q, k, v, /*causal=*/true);
 }
 
 /// Computes each document in a separate call. One split operation for all documents, so that
@@ -421,7 +415,7 @@ at::Tensor by_mask(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                    const CausalAttentionOptions& options) {
   const at::Tensor mask = options.documents != nullptr
                               ? options.documents->mask(options.window)
-                              : causal_mask(q.size(kSequenceDim), options.window, q.device());
+                              : causal_mask(q.size(kTokensDim), options.window, q.device());
   return attention(q, k, v, /*causal=*/false, mask, options.dropout);
 }
 
@@ -460,9 +454,9 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             const CausalAttentionOptions& options) {
   check_attention("causal attention", q, k, v, options.window);
   if (options.documents != nullptr) {
-    options.documents->check_sequences(q.size(0), q.size(kSequenceDim));
+    options.documents->check_sequences(q.size(0), q.size(kTokensDim));
   }
-  const CausalAttentionOptions own = needed(options, q.size(kSequenceDim));
+  const CausalAttentionOptions own = needed(options, q.size(kTokensDim));
   const bool plain = own.documents == nullptr && own.window == 0;
   // A memory plan of a GPU step runs on a CPU with fake tensors; CPU kernels have no windows.
   if (plain || q.is_meta() || kernels::fake_device() == c10::DeviceType::CUDA) {
@@ -494,12 +488,12 @@ AttentionKernel packed_kernel(AttentionKernel kernel) {
 
 // Context parallelism: the positions of a rank's tokens, and attention of the rank's two chunks to
 // the gathered keys.
-
-namespace {
-
+//
 // All-gather of a sequence that is split into head and tail chunks. It is one autograd function
 // instead of a redistribution with views: keys and values share one collective, and the chunks are
 // put in order while they are copied out of the collective's buffer.
+
+namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -598,8 +592,7 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
         "attention over a sequence that is split is differentiable once; a gradient of its "
         "gradient was asked for (create_graph): write it with at:: operators there");
     const auto saved = context->saved_data.at("sequence").toCapsule();
-    const auto& sequence = static_cast<const Sequence&>(*saved);  // a reference is safe, because
-                                                                  // the context owns the object
+    const auto& sequence = static_cast<const Sequence&>(*saved);
     const auto count = std::ssize(grads);
     std::vector<std::int64_t> sizes{sequence.mesh.size(), count};
     sizes.insert(sizes.end(), grads[0].sizes().begin(), grads[0].sizes().end());
@@ -628,9 +621,6 @@ std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, st
   return GatherSequenceFunction::apply(at::TensorList(parts),
                                        c10::make_intrusive<Sequence>(dim, mesh, purpose));
 }
-
-/// Dimension of the tokens in (batch, heads, tokens, width).
-constexpr std::int64_t kTokensDim = 2;
 
 std::int64_t counted_dim(const at::Tensor& tensor, std::int64_t dim) {
   TESSERA_CHECK(dim >= -tensor.dim() && dim < tensor.dim(), "dimension ", dim,
@@ -718,8 +708,8 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
   }
   const auto own = chunks(whole[0].size(kTokensDim));
   std::vector<std::int64_t> firsts{own[0].first};
-  if (own[0].first + own[0].length <
-      own[1].first) {  // the two chunks of the last rank are adjacent
+  // The two chunks of the last rank are adjacent.
+  if (own[0].first + own[0].length < own[1].first) {
     firsts.push_back(own[1].first);
   }
   return tessera::detail::chunked_attention(
