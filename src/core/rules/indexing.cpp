@@ -191,10 +191,8 @@ std::optional<ShardingRule> index_fill_rule(const OpCall& call) {
   if (meta_of(call, self).ndim() == 0) {
     return std::nullopt;
   }
-  ShardingRule rule = start(call);
-  input_of(rule, self) = add_factors(rule, meta_of(call, self).sizes);
-  keep_unsharded(rule, input_of(rule, self)[dim_of(call, 1, self)]);
-  rule.outputs.push_back(input_of(rule, self));
+  ShardingRule rule = unchanged(call);
+  keep_unsharded(rule, rule.outputs[0][dim_of(call, 1, self)]);
   return rule;
 }
 
@@ -260,31 +258,7 @@ std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
   return rule;
 }
 
-}  // namespace
-
-Table indexing_table() {
-  using enum Write;
-  const std::vector<Row> rows{
-      {"index_select", index_select_rule},
-      {"index_add{,_}", index_write(kAdd)},
-      {"index_copy{,_}", index_write(kReplace)},
-      {"{index_fill,index_fill_}.{int_Scalar,int_Tensor}", index_fill_rule},
-      {"gather", gather_rule},
-      {"{scatter,scatter_}.src", scatter(kReplace, true)},
-      {"{scatter,scatter_}.value", scatter(kReplace, false)},
-      {"scatter_add{,_}", scatter(kAdd, true)},
-      {"{scatter_reduce,scatter_reduce_}.two", scatter(kCombine, true)},
-      {"take", look_up(1)},
-      {"put{,_}", put_rule},
-      {"bucketize.Tensor isin.Tensor_Tensor", look_up(0)},
-      {"searchsorted.Tensor", searchsorted_rule},
-  };
-  return {"indexing", join_rows({advanced_indexing_rows(), rows})};
-}
-
 // self[indices]: NumPy's advanced indexing.
-
-namespace {
 
 /// The factors of self[indices]. The indices broadcast together. Their dimensions replace the
 /// indexed dimensions: in place if these are adjacent, else in front.
@@ -324,12 +298,6 @@ std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vect
   return widths;
 }
 
-/// The broadcast size of masks: one dimension of unknown size. Masks get no factors, so they are
-/// replicated.
-TensorFactors masked_broadcast(ShardingRule& rule) {
-  return {{add_unsharded(rule, ShardingRule::kUnknown)}};
-}
-
 /// Indexed dimensions stay unsharded, because any of their positions may be needed.
 std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
                                        Masks masks = Masks::kRefused) {
@@ -358,16 +326,16 @@ std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
       keep_unsharded(rule, own[dim]);
     }
   }
+  // Masks have no factors, so they are replicated; their result has one dimension of unknown size.
   std::optional<TensorFactors> broadcast =
-      masked ? masked_broadcast(rule) : add_broadcast(rule, call, index.indices);
+      masked ? TensorFactors{{add_unsharded(rule, ShardingRule::kUnknown)}}
+             : add_broadcast(rule, call, index.indices);
   if (!broadcast || index.indices.empty()) {
     return std::nullopt;
   }
   index.broadcast = *std::move(broadcast);
   input_of(rule, self) = own;
 
-  // NumPy puts the indices' dimensions at the place of the indexed ones if these are adjacent, and
-  // in front otherwise.
   const auto first = std::find(index.indexed.begin(), index.indexed.end(), true);
   const auto last = std::find(index.indexed.rbegin(), index.indexed.rend(), true).base();
   const bool adjacent = std::all_of(first, last, [](bool indexed) { return indexed; });
@@ -407,12 +375,7 @@ std::optional<ShardingRule> index_put_rule(const OpCall& call) {
   if (sizes.size() > index->result.size()) {
     return std::nullopt;
   }
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const Factors& factors = index->result[index->result.size() - sizes.size() + i];
-    if (sizes[i] == size_of(rule, factors)) {
-      input_of(rule, values)[i] = factors;
-    }
-  }
+  input_of(rule, values) = factors_of_broadcast(rule, sizes, index->result);
   for (const Factors& factors : index->broadcast) {
     for (int factor : factors) {
       if (add) {
@@ -434,11 +397,26 @@ std::optional<ShardingRule> index_put_rule(const OpCall& call) {
 
 }  // namespace
 
-std::vector<Row> advanced_indexing_rows() {
-  return {
-      {"index.Tensor _unsafe_index.Tensor", index_rule},
-      {"index_put{,_} _unsafe_index_put _index_put_impl_", index_put_rule},
-  };
+Table indexing_table() {
+  using enum Write;
+  return {"indexing",
+          {
+              {"index.Tensor _unsafe_index.Tensor", index_rule},
+              {"index_put{,_} _unsafe_index_put _index_put_impl_", index_put_rule},
+              {"index_select", index_select_rule},
+              {"index_add{,_}", index_write(kAdd)},
+              {"index_copy{,_}", index_write(kReplace)},
+              {"{index_fill,index_fill_}.{int_Scalar,int_Tensor}", index_fill_rule},
+              {"gather", gather_rule},
+              {"{scatter,scatter_}.src", scatter(kReplace, true)},
+              {"{scatter,scatter_}.value", scatter(kReplace, false)},
+              {"scatter_add{,_}", scatter(kAdd, true)},
+              {"{scatter_reduce,scatter_reduce_}.two", scatter(kCombine, true)},
+              {"take", look_up(1)},
+              {"put{,_}", put_rule},
+              {"bucketize.Tensor isin.Tensor_Tensor", look_up(0)},
+              {"searchsorted.Tensor", searchsorted_rule},
+          }};
 }
 
 // cat, stack and their inverses. The dimension along which tensors are joined or split stays
@@ -448,16 +426,12 @@ std::vector<Row> advanced_indexing_rows() {
 
 namespace {
 
-/// Whether cat skips the tensor: it skips empty 1-d tensors, whatever shape the others have.
-bool is_skipped(const TensorMeta& tensor) {
-  return tensor.sizes == Sizes{0};
-}
-
-/// The tensors to join. `skip`: leaves out tensors that cat skips; stack accepts no such tensors.
+/// The tensors to join. `skip`: leaves out empty 1-d tensors, which cat skips, whatever shape the
+/// other tensors have; stack accepts no such tensors.
 std::vector<int> joined_tensors(const OpCall& call, bool skip) {
   std::vector<int> result;
   for (TensorRef ref : call.tensor_list(0)) {
-    if (!skip || !is_skipped(meta_of(call, ref.index))) {
+    if (!skip || meta_of(call, ref.index).sizes != Sizes{0}) {
       result.push_back(ref.index);
     }
   }
@@ -513,7 +487,7 @@ std::optional<ShardingRule> cat_rule(const OpCall& call) {
 /// The new dimension is local, so every dimension of the tensors may be sharded.
 std::optional<ShardingRule> stack_rule(const OpCall& call) {
   const std::vector<int> tensors = joined_tensors(call, false);
-  if (tensors.empty()) {
+  if (tensors.empty() || !have_one_size(call, tensors)) {
     return std::nullopt;
   }
   const TensorMeta& first = meta_of(call, tensors[0]);
@@ -521,9 +495,6 @@ std::optional<ShardingRule> stack_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   TensorFactors result = add_factors(rule, first.sizes);
   for (int tensor : tensors) {
-    if (meta_of(call, tensor).sizes != first.sizes) {
-      return std::nullopt;
-    }
     input_of(rule, tensor) = result;
   }
   result.insert(result.begin() + dim,
@@ -644,7 +615,6 @@ ShardingRule unbind_rule(const OpCall& call, std::size_t dim) {
   return split_along(call, dim, Sizes(static_cast<std::size_t>(call.tensor(0).sizes[dim]), -1));
 }
 
-/// select(self, dim, index)
 ShardingRule select_rule(const OpCall& call, std::size_t dim) {
   return split_along(call, dim, {-1});
 }

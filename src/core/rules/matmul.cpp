@@ -66,17 +66,14 @@ bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
 /// Gives an added operand the factors of the result, to which it broadcasts. It is also additive:
 /// if the contracted factor is sharded, only one rank's term may contain it.
 bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
-  const TensorFactors& result = rule.outputs[0];
   const Sizes& sizes = meta_of(call, tensor).sizes;
-  if (sizes.size() > result.size()) {
+  if (sizes.size() > rule.outputs[0].size()) {
     return false;
   }
-  const std::size_t absent = result.size() - sizes.size();
+  TensorFactors& factors = input_of(rule, tensor);
+  factors = factors_of_broadcast(rule, sizes, rule.outputs[0]);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const Factors& factors = result[absent + i];
-    if (sizes[i] == size_of(rule, factors)) {
-      input_of(rule, tensor)[i] = factors;
-    } else if (sizes[i] != 1) {
+    if (factors[i].empty() && sizes[i] != 1) {
       return false;
     }
   }
@@ -458,86 +455,75 @@ std::optional<ShardingRule> cross_rule(const OpCall& call) {
   return rule;
 }
 
-/// Linear algebra and Fourier transforms. A factorisation may throw for a matrix of its batch;
-/// dtensor makes the ranks agree on such errors (docs/design.md, "Failures for values").
-std::vector<Row> linear_algebra_rows() {
+}  // namespace
+
+Table batched_table() {
   const auto matrix = [](const std::vector<std::size_t>& results) {
     return on_last({{2}, results});
   };
   return {
-      {"linalg_inv_ex linalg_cholesky_ex", matrix({2, 0})},
-      {"_linalg_det", matrix({0, 2, 1})},
-      {"_linalg_slogdet", matrix({0, 0, 2, 1})},
-      {"linalg_lu_factor_ex linalg_ldl_factor_ex", matrix({2, 1, 0})},
-      {"linalg_lu", matrix({2, 2, 2})},
-      {"_linalg_solve_ex", solve_rule},
-      {"diag_embed", diag_embed_rule},
-      {"linalg_eig", matrix({1, 2})},
-      {"linalg_eigvals _linalg_eigvals", matrix({1})},
-      {"linalg_matrix_exp cholesky_inverse", matrix({2})},
-      {"linalg_qr", qr_rule},
-      {"_linalg_eigh", on_last_if(2, {{2}, {1, 2}}, 0)},
-      {"_linalg_svd", on_last_if(2, {{2}, {2, 1, 2}}, 1)},
-      {"linalg_solve_triangular", on_last({.inputs = {2, 2}, .results = {2}, .linear = {1}})},
-      {"cholesky_solve", on_last({.inputs = {2, 2}, .results = {2}, .linear = {0}})},
-      {"triangular_solve", on_last({{2, 2}, {2, 2}})},
-      {"linalg_lu_solve", on_last({.inputs = {2, 1, 2}, .results = {2}, .linear = {2}})},
-      {"linalg_householder_product", on_last({{2, 1}, {2}})},
-      {"linalg_cross", cross_rule},
-      {"_cdist_forward", cdist_rule},
-      {"_fft_c2c _fft_r2c _fft_c2r", fourier_rule},
-  };
-}
-
-/// Averages are linear; maxima are returned with indices, for which no reduction is correct.
-std::vector<Row> pooling_rows() {
-  return {
-      {"{avg_pool2d,adaptive_avg_pool2d,_adaptive_avg_pool2d}", in_space(2)},
-      {"{avg_pool3d,adaptive_avg_pool3d,_adaptive_avg_pool3d}", in_space(3)},
-      {"{avg_pool2d,_adaptive_avg_pool2d}_backward", in_space(2, 2)},
-      {"{avg_pool3d,_adaptive_avg_pool3d}_backward", in_space(3, 2)},
-      {"max_pool2d_with_indices adaptive_max_pool2d",
-       on_last({.inputs = {2}, .results = {2, 2}, .empty = false})},
-      {"max_pool3d_with_indices adaptive_max_pool3d",
-       on_last({.inputs = {3}, .results = {3, 3}, .empty = false})},
-      {"{max_pool2d_with_indices,adaptive_max_pool2d}_backward", in_space(2, 3)},
-      {"{max_pool3d_with_indices,adaptive_max_pool3d}_backward", in_space(3, 3)},
-  };
-}
-
-/// Resampling and padding.
-std::vector<Row> resampling_rows() {
-  return {
-      {"upsample_{nearest1d,linear1d} _upsample_nearest_exact1d reflection_pad1d "
-       "replication_pad1d",
-       in_space(1)},
-      {"upsample_{nearest2d,bilinear2d,bicubic2d} reflection_pad2d replication_pad2d "
-       "_upsample_{nearest_exact2d,bilinear2d_aa,bicubic2d_aa}",
-       in_space(2)},
-      {"upsample_{nearest3d,trilinear3d} _upsample_nearest_exact3d reflection_pad3d "
-       "replication_pad3d",
-       in_space(3)},
-      {"{upsample_nearest1d,upsample_linear1d,_upsample_nearest_exact1d}_backward",
-       in_space(1, 1, 2)},
-      {"{upsample_nearest2d,upsample_bilinear2d,upsample_bicubic2d}_backward "
-       "_upsample_{nearest_exact2d,bilinear2d_aa,bicubic2d_aa}_backward",
-       in_space(2, 1, 2)},
-      {"{upsample_nearest3d,upsample_trilinear3d,_upsample_nearest_exact3d}_backward",
-       in_space(3, 1, 2)},
-      {"{reflection_pad1d,replication_pad1d}_backward", in_space(1, 2)},
-      {"{reflection_pad2d,replication_pad2d}_backward", in_space(2, 2)},
-      {"{reflection_pad3d,replication_pad3d}_backward", in_space(3, 2)},
-      {"constant_pad_nd", constant_pad_rule, true},
-      {"pixel_shuffle pixel_unshuffle channel_shuffle", in_space(3)},
-      {"grid_sampler_2d", on_last({.inputs = {3, 3}, .results = {3}, .empty = false})},
-      {"grid_sampler_3d", on_last({.inputs = {4, 4}, .results = {4}, .empty = false})},
-  };
-}
-
-}  // namespace
-
-Table batched_table() {
-  return {"last dimensions", join_rows({linear_algebra_rows(), pooling_rows(), resampling_rows()})};
+      "last dimensions",
+      {
+          // Linear algebra and Fourier transforms. A factorisation may throw for a matrix of its
+          // batch; dtensor makes the ranks agree on such errors (docs/design.md).
+          {"linalg_inv_ex linalg_cholesky_ex", matrix({2, 0})},
+          {"_linalg_det", matrix({0, 2, 1})},
+          {"_linalg_slogdet", matrix({0, 0, 2, 1})},
+          {"linalg_lu_factor_ex linalg_ldl_factor_ex", matrix({2, 1, 0})},
+          {"linalg_lu", matrix({2, 2, 2})},
+          {"_linalg_solve_ex", solve_rule},
+          {"diag_embed", diag_embed_rule},
+          {"linalg_eig", matrix({1, 2})},
+          {"linalg_eigvals _linalg_eigvals", matrix({1})},
+          {"linalg_matrix_exp cholesky_inverse", matrix({2})},
+          {"linalg_qr", qr_rule},
+          {"_linalg_eigh", on_last_if(2, {{2}, {1, 2}}, 0)},
+          {"_linalg_svd", on_last_if(2, {{2}, {2, 1, 2}}, 1)},
+          {"linalg_solve_triangular", on_last({.inputs = {2, 2}, .results = {2}, .linear = {1}})},
+          {"cholesky_solve", on_last({.inputs = {2, 2}, .results = {2}, .linear = {0}})},
+          {"triangular_solve", on_last({{2, 2}, {2, 2}})},
+          {"linalg_lu_solve", on_last({.inputs = {2, 1, 2}, .results = {2}, .linear = {2}})},
+          {"linalg_householder_product", on_last({{2, 1}, {2}})},
+          {"linalg_cross", cross_rule},
+          {"_cdist_forward", cdist_rule},
+          {"_fft_c2c _fft_r2c _fft_c2r", fourier_rule},
+          // Pooling. Averages are linear; maxima are returned with indices, for which no reduction
+          // is correct.
+          {"{avg_pool2d,adaptive_avg_pool2d,_adaptive_avg_pool2d}", in_space(2)},
+          {"{avg_pool3d,adaptive_avg_pool3d,_adaptive_avg_pool3d}", in_space(3)},
+          {"{avg_pool2d,_adaptive_avg_pool2d}_backward", in_space(2, 2)},
+          {"{avg_pool3d,_adaptive_avg_pool3d}_backward", in_space(3, 2)},
+          {"max_pool2d_with_indices adaptive_max_pool2d",
+           on_last({.inputs = {2}, .results = {2, 2}, .empty = false})},
+          {"max_pool3d_with_indices adaptive_max_pool3d",
+           on_last({.inputs = {3}, .results = {3, 3}, .empty = false})},
+          {"{max_pool2d_with_indices,adaptive_max_pool2d}_backward", in_space(2, 3)},
+          {"{max_pool3d_with_indices,adaptive_max_pool3d}_backward", in_space(3, 3)},
+          // Resampling and padding.
+          {"upsample_{nearest1d,linear1d} _upsample_nearest_exact1d reflection_pad1d "
+           "replication_pad1d",
+           in_space(1)},
+          {"upsample_{nearest2d,bilinear2d,bicubic2d} reflection_pad2d replication_pad2d "
+           "_upsample_{nearest_exact2d,bilinear2d_aa,bicubic2d_aa}",
+           in_space(2)},
+          {"upsample_{nearest3d,trilinear3d} _upsample_nearest_exact3d reflection_pad3d "
+           "replication_pad3d",
+           in_space(3)},
+          {"{upsample_nearest1d,upsample_linear1d,_upsample_nearest_exact1d}_backward",
+           in_space(1, 1, 2)},
+          {"{upsample_nearest2d,upsample_bilinear2d,upsample_bicubic2d}_backward "
+           "_upsample_{nearest_exact2d,bilinear2d_aa,bicubic2d_aa}_backward",
+           in_space(2, 1, 2)},
+          {"{upsample_nearest3d,upsample_trilinear3d,_upsample_nearest_exact3d}_backward",
+           in_space(3, 1, 2)},
+          {"{reflection_pad1d,replication_pad1d}_backward", in_space(1, 2)},
+          {"{reflection_pad2d,replication_pad2d}_backward", in_space(2, 2)},
+          {"{reflection_pad3d,replication_pad3d}_backward", in_space(3, 2)},
+          {"constant_pad_nd", constant_pad_rule, true},
+          {"pixel_shuffle pixel_unshuffle channel_shuffle", in_space(3)},
+          {"grid_sampler_2d", on_last({.inputs = {3, 3}, .results = {3}, .empty = false})},
+          {"grid_sampler_3d", on_last({.inputs = {4, 4}, .results = {4}, .empty = false})},
+      }};
 }
 
 }  // namespace tessera::rules

@@ -161,125 +161,102 @@ std::optional<ShardingRule> to_copy(const OpCall& call) {
   return pointwise_rule(call, widens ? (ordered ? "0 0<" : "0") : (ordered ? "0<" : ""), 1);
 }
 
-/// Linear operators: sums and averages stay partial.
-std::vector<Row> linear_rows() {
-  return {
-      {"add{.Tensor,.out,_.Tensor} sub{.Tensor,.out,_.Tensor} "
-       "lerp{.Scalar,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor} addcdiv{,.out,_} "
-       "complex rsub.Tensor",
-       pointwise("01")},
-      {"mul{.Tensor,.out,_.Tensor}", pointwise("0 1")},
-      {"conj_physical{,.out,_} div{.Scalar,.Tensor,.out,_.Scalar,_.Tensor} true_divide.Tensor "
-       "mul{.Scalar,_.Scalar} rad2deg{,.out,_} deg2rad{,.out,_} neg{,.out,_} gelu_backward "
-       "silu_backward threshold_backward sigmoid_backward logit_backward tanh_backward "
-       "leaky_relu_backward elu_backward hardtanh_backward hardswish_backward "
-       "hardsigmoid_backward softplus_backward softshrink_backward hardshrink_backward "
-       "mish_backward native_dropout_backward resolve_conj resolve_neg _conj _neg_view",
-       pointwise("0")},
-      {"addcmul{,.out,_}", pointwise("01 02")},
-  };
-}
-
-/// Affine operators (averages stay partial), monotone ones (maxima and minima stay partial), and
-/// selecting ones (all reductions stay partial).
-std::vector<Row> monotone_rows() {
-  return {
-      {"add{.Scalar,_.Scalar} sub{.Scalar,_.Scalar}", pointwise("0~ 0<")},
-      {"rsub.Scalar", pointwise("0~")},
-      {"asinh{,.out,_} atan{,.out,_} ceil{,.out,_} clamp{,.out,_} clamp_max{,.out,_} "
-       "clamp_min{,.out,_} clip{,.out,_} erf{,.out,_} exp{,.out,_} exp2{,.out,_} "
-       "expm1{,.out,_} floor{,.out,_} round{,.decimals,.decimals_out,.out,_,_.decimals} "
-       "relu{,_} relu6{,_} selu{,_} sigmoid{,.out,_} sinh{,.out,_} tanh{,.out,_} "
-       "trunc{,.out,_} hardsigmoid{,.out,_} hardtanh{,.out,_}",
-       pointwise("0<")},
-      {"maximum{,.out} max{.other,.out}", pointwise("01^")},
-      {"minimum{,.out} min{.other,.out}", pointwise("01v")},
-      {"where{.self,.self_out}", pointwise("12*")},
-      {"masked_fill{.Tensor,_.Tensor}", pointwise("02*")},
-      {"masked_fill{.Scalar,_.Scalar}", masked_fill_scalar, true},
-  };
-}
-
-/// Copies and constants.
-std::vector<Row> copy_rows() {
-  return {
-      {"positive clone detach{,_,_copy} alias{,_copy} lift lift_fresh{,_copy} contiguous "
-       "_pin_memory",
-       pointwise("0*")},
-      {"_to_copy", to_copy},
-      {"copy_", overwrite("1*")},
-      {"fill_.Tensor", overwrite("1*")},
-      {"fill_.Scalar", overwrite("0~ 0<")},
-      {"zero_", overwrite("0*")},
-  };
-}
-
-/// Operators for which no partial input stays partial.
-std::vector<Row> other_rows() {
-  return {
-      {"abs{,.out,_} angle{,.out} sgn{,.out,_} acos{,.out,_} acosh{,.out,_} atanh{,.out,_} "
-       "asin{,.out,_} cos{,.out,_} cosh{,.out,_} erfc{,.out,_} erfinv{,.out,_} frac{,.out,_} "
-       "log{,.out,_} log10{,.out,_} log1p{,.out,_} log2{,.out,_} reciprocal{,.out,_} "
-       "rsqrt{,.out,_} sin{,.out,_} sinc{,.out,_} sqrt{,.out,_} square{,.out,_} tan{,.out,_} "
-       "digamma{,.out,_} lgamma{,.out,_} polygamma{,.out,_} mvlgamma{,.out,_} i0{,.out,_} "
-       "sign{,.out,_} signbit{,.out} nan_to_num{,.out,_} isnan isfinite isinf isposinf{,.out} "
-       "isneginf{,.out} _conj_physical",
-       pointwise()},
-      {"gelu{,.out,_} hardshrink{,.out} celu{,_} silu{,.out,_} mish{,.out,_} logit{,.out,_} "
-       "threshold{,.out,_} elu{,.out,_} softshrink{,.out} leaky_relu{,.out,_} "
-       "hardswish{,.out,_} softplus{,.out} _prelu_kernel rrelu_with_noise_backward",
-       pointwise()},
-      {"{clamp,clamp_min,clamp_max}{,_}.Tensor {clamp,clamp_min,clamp_max}.Tensor_out "
-       "clip.Tensor clip_.Tensor gcd{,.out,_} lcm{,.out,_} logaddexp{,.out} logaddexp2{,.out} "
-       "atan2{,.out,_} hypot{,.out,_} igamma{,.out,_} igammac{,.out,_} nextafter{,.out,_} "
-       "heaviside{,.out,_} fmin{,.out} fmax{,.out} polar ldexp.Tensor ldexp.out ldexp_",
-       pointwise()},
-      {"copysign.{Scalar,Tensor,Scalar_out,out} copysign_.{Scalar,Tensor} "
-       "div{,_}.{Scalar_mode,Tensor_mode} xlogy.{Tensor,Scalar_Self,Scalar_Other} "
-       "xlogy_.{Tensor,Scalar_Other} floor_divide{,.Scalar,.out} floor_divide_.{Scalar,Tensor} "
-       "{fmod,remainder}.{Scalar,Tensor}{,_out} {fmod,remainder}_.{Scalar,Tensor} "
-       "remainder.Scalar_Tensor {pow,float_power}_.{Scalar,Tensor} "
-       "{pow,float_power}.{Scalar,Tensor_Scalar,Tensor_Tensor}{,_out}",
-       pointwise()},
-      {"{eq,ne,ge,le,gt,lt}.{Scalar,Tensor}{,_out} {eq,ne,ge,le,gt,lt}_.{Scalar,Tensor}",
-       pointwise()},
-      {"{bitwise_not,logical_not,logical_xor,logical_and,logical_or}{,.out,_} "
-       "bitwise_{and,or,xor}.{Scalar,Tensor}{,_out} bitwise_{and,or,xor}_.{Scalar,Tensor} "
-       "bitwise_{and,or,xor}.Scalar_Tensor {__xor__,__lshift__,__rshift__}.{Scalar,Tensor} "
-       "bitwise_{left,right}_shift.{Tensor,Tensor_Scalar}{,_out} "
-       "bitwise_{left,right}_shift_.{Tensor,Tensor_Scalar} "
-       "bitwise_{left,right}_shift.Scalar_Tensor",
-       pointwise()},
-      {"special_{entr,ndtri,log_ndtr,erfcx,i0e,i1,i1e,airy_ai,spherical_bessel_j0}{,.out} "
-       "special_bessel_{j0,j1,y0,y1}{,.out} special_modified_bessel_{i0,i1,k0,k1}{,.out} "
-       "special_scaled_modified_bessel_{k0,k1}{,.out} "
-       "special_{xlog1py,zeta}{,.out,.self_scalar,.other_scalar} "
-       "special_{xlog1py,zeta}.{self_scalar,other_scalar}_out",
-       pointwise()},
-      {"special_{,shifted_}chebyshev_polynomial_{t,u,v,w}{,.out,.n_scalar,.x_scalar} "
-       "special_{,shifted_}chebyshev_polynomial_{t,u,v,w}.{n_scalar,x_scalar}_out "
-       "special_hermite_polynomial_{h,he}{,.out,.n_scalar,.x_scalar} "
-       "special_hermite_polynomial_{h,he}.{n_scalar,x_scalar}_out "
-       "special_{laguerre_polynomial_l,legendre_polynomial_p}{,.out,.n_scalar,.x_scalar} "
-       "special_{laguerre_polynomial_l,legendre_polynomial_p}.{n_scalar,x_scalar}_out",
-       pointwise()},
-  };
-}
-
-/// Operators with two results, and their backwards.
-std::vector<Row> two_result_rows() {
-  return {
-      {"frexp.Tensor log_sigmoid_forward", pointwise("", 2)},
-      {"_prelu_kernel_backward", pointwise("0", 2)},
-      {"log_sigmoid_backward", pointwise("0")},
-  };
-}
-
 }  // namespace
 
 Table pointwise_table() {
-  return {"pointwise", join_rows({linear_rows(), monotone_rows(), copy_rows(), other_rows(),
-                                  two_result_rows()})};
+  return {
+      "pointwise",
+      {
+          // Linear operators: sums and averages stay partial.
+          {"add{.Tensor,.out,_.Tensor} sub{.Tensor,.out,_.Tensor} "
+           "lerp{.Scalar,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor} addcdiv{,.out,_} "
+           "complex rsub.Tensor",
+           pointwise("01")},
+          {"mul{.Tensor,.out,_.Tensor}", pointwise("0 1")},
+          {"conj_physical{,.out,_} div{.Scalar,.Tensor,.out,_.Scalar,_.Tensor} true_divide.Tensor "
+           "mul{.Scalar,_.Scalar} rad2deg{,.out,_} deg2rad{,.out,_} neg{,.out,_} gelu_backward "
+           "silu_backward threshold_backward sigmoid_backward logit_backward tanh_backward "
+           "leaky_relu_backward elu_backward hardtanh_backward hardswish_backward "
+           "hardsigmoid_backward softplus_backward softshrink_backward hardshrink_backward "
+           "mish_backward native_dropout_backward resolve_conj resolve_neg _conj _neg_view",
+           pointwise("0")},
+          {"addcmul{,.out,_}", pointwise("01 02")},
+          // Affine operators (averages stay partial), monotone operators (maxima and minima stay
+          // partial), and operators that select elements (all reductions stay partial).
+          {"add{.Scalar,_.Scalar} sub{.Scalar,_.Scalar}", pointwise("0~ 0<")},
+          {"rsub.Scalar", pointwise("0~")},
+          {"asinh{,.out,_} atan{,.out,_} ceil{,.out,_} clamp{,.out,_} clamp_max{,.out,_} "
+           "clamp_min{,.out,_} clip{,.out,_} erf{,.out,_} exp{,.out,_} exp2{,.out,_} "
+           "expm1{,.out,_} floor{,.out,_} round{,.decimals,.decimals_out,.out,_,_.decimals} "
+           "relu{,_} relu6{,_} selu{,_} sigmoid{,.out,_} sinh{,.out,_} tanh{,.out,_} "
+           "trunc{,.out,_} hardsigmoid{,.out,_} hardtanh{,.out,_}",
+           pointwise("0<")},
+          {"maximum{,.out} max{.other,.out}", pointwise("01^")},
+          {"minimum{,.out} min{.other,.out}", pointwise("01v")},
+          {"where{.self,.self_out}", pointwise("12*")},
+          {"masked_fill{.Tensor,_.Tensor}", pointwise("02*")},
+          {"masked_fill{.Scalar,_.Scalar}", masked_fill_scalar, true},
+          // Copies and constants.
+          {"positive clone detach{,_,_copy} alias{,_copy} lift lift_fresh{,_copy} contiguous "
+           "_pin_memory",
+           pointwise("0*")},
+          {"_to_copy", to_copy},
+          {"copy_", overwrite("1*")},
+          {"fill_.Tensor", overwrite("1*")},
+          {"fill_.Scalar", overwrite("0~ 0<")},
+          {"zero_", overwrite("0*")},
+          // Operators for which no partial input stays partial.
+          {"abs{,.out,_} angle{,.out} sgn{,.out,_} acos{,.out,_} acosh{,.out,_} atanh{,.out,_} "
+           "asin{,.out,_} cos{,.out,_} cosh{,.out,_} erfc{,.out,_} erfinv{,.out,_} frac{,.out,_} "
+           "log{,.out,_} log10{,.out,_} log1p{,.out,_} log2{,.out,_} reciprocal{,.out,_} "
+           "rsqrt{,.out,_} sin{,.out,_} sinc{,.out,_} sqrt{,.out,_} square{,.out,_} tan{,.out,_} "
+           "digamma{,.out,_} lgamma{,.out,_} polygamma{,.out,_} mvlgamma{,.out,_} i0{,.out,_} "
+           "sign{,.out,_} signbit{,.out} nan_to_num{,.out,_} isnan isfinite isinf isposinf{,.out} "
+           "isneginf{,.out} _conj_physical",
+           pointwise()},
+          {"gelu{,.out,_} hardshrink{,.out} celu{,_} silu{,.out,_} mish{,.out,_} logit{,.out,_} "
+           "threshold{,.out,_} elu{,.out,_} softshrink{,.out} leaky_relu{,.out,_} "
+           "hardswish{,.out,_} softplus{,.out} _prelu_kernel rrelu_with_noise_backward",
+           pointwise()},
+          {"{clamp,clamp_min,clamp_max}{,_}.Tensor {clamp,clamp_min,clamp_max}.Tensor_out "
+           "clip.Tensor clip_.Tensor gcd{,.out,_} lcm{,.out,_} logaddexp{,.out} logaddexp2{,.out} "
+           "atan2{,.out,_} hypot{,.out,_} igamma{,.out,_} igammac{,.out,_} nextafter{,.out,_} "
+           "heaviside{,.out,_} fmin{,.out} fmax{,.out} polar ldexp.Tensor ldexp.out ldexp_",
+           pointwise()},
+          {"copysign.{Scalar,Tensor,Scalar_out,out} copysign_.{Scalar,Tensor} "
+           "div{,_}.{Scalar_mode,Tensor_mode} xlogy.{Tensor,Scalar_Self,Scalar_Other} "
+           "xlogy_.{Tensor,Scalar_Other} floor_divide{,.Scalar,.out} floor_divide_.{Scalar,Tensor} "
+           "{fmod,remainder}.{Scalar,Tensor}{,_out} {fmod,remainder}_.{Scalar,Tensor} "
+           "remainder.Scalar_Tensor {pow,float_power}_.{Scalar,Tensor} "
+           "{pow,float_power}.{Scalar,Tensor_Scalar,Tensor_Tensor}{,_out}",
+           pointwise()},
+          {"{eq,ne,ge,le,gt,lt}.{Scalar,Tensor}{,_out} {eq,ne,ge,le,gt,lt}_.{Scalar,Tensor}",
+           pointwise()},
+          {"{bitwise_not,logical_not,logical_xor,logical_and,logical_or}{,.out,_} "
+           "bitwise_{and,or,xor}.{Scalar,Tensor}{,_out} bitwise_{and,or,xor}_.{Scalar,Tensor} "
+           "bitwise_{and,or,xor}.Scalar_Tensor {__xor__,__lshift__,__rshift__}.{Scalar,Tensor} "
+           "bitwise_{left,right}_shift.{Tensor,Tensor_Scalar}{,_out} "
+           "bitwise_{left,right}_shift_.{Tensor,Tensor_Scalar} "
+           "bitwise_{left,right}_shift.Scalar_Tensor",
+           pointwise()},
+          {"special_{entr,ndtri,log_ndtr,erfcx,i0e,i1,i1e,airy_ai,spherical_bessel_j0}{,.out} "
+           "special_bessel_{j0,j1,y0,y1}{,.out} special_modified_bessel_{i0,i1,k0,k1}{,.out} "
+           "special_scaled_modified_bessel_{k0,k1}{,.out} "
+           "special_{xlog1py,zeta}{,.out,.self_scalar,.other_scalar} "
+           "special_{xlog1py,zeta}.{self_scalar,other_scalar}_out",
+           pointwise()},
+          {"special_{,shifted_}chebyshev_polynomial_{t,u,v,w}{,.out,.n_scalar,.x_scalar} "
+           "special_{,shifted_}chebyshev_polynomial_{t,u,v,w}.{n_scalar,x_scalar}_out "
+           "special_hermite_polynomial_{h,he}{,.out,.n_scalar,.x_scalar} "
+           "special_hermite_polynomial_{h,he}.{n_scalar,x_scalar}_out "
+           "special_{laguerre_polynomial_l,legendre_polynomial_p}{,.out,.n_scalar,.x_scalar} "
+           "special_{laguerre_polynomial_l,legendre_polynomial_p}.{n_scalar,x_scalar}_out",
+           pointwise()},
+          // Operators with two results, and their backwards.
+          {"frexp.Tensor log_sigmoid_forward", pointwise("", 2)},
+          {"_prelu_kernel_backward", pointwise("0", 2)},
+          {"log_sigmoid_backward", pointwise("0")},
+      }};
 }
 
 // List operators, which run one kernel for many tensors and are used by optimizers and gradient

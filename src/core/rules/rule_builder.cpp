@@ -1,5 +1,3 @@
-#include <range/v3/range/conversion.hpp>
-#include <range/v3/view/join.hpp>
 #include <range/v3/view/reverse.hpp>
 #include <range/v3/view/zip.hpp>
 
@@ -188,14 +186,7 @@ std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& cal
   }
   TensorFactors result = add_factors(rule, {sizes.rbegin(), sizes.rend()});
   for (int tensor : tensors) {
-    const Sizes& own = meta_of(call, tensor).sizes;
-    for (auto&& [dim, size, factors] :
-         zip(input_of(rule, tensor) | reverse, own | reverse, result | reverse)) {
-      // otherwise it is 1 and broadcasts, without a factor
-      if (size == size_of(rule, factors)) {
-        dim = factors;
-      }
-    }
+    input_of(rule, tensor) = factors_of_broadcast(rule, meta_of(call, tensor).sizes, result);
   }
   return result;
 }
@@ -218,8 +209,17 @@ std::vector<int> tensor_arguments(const OpCall& call) {
   return result;
 }
 
-std::vector<Row> join_rows(std::initializer_list<std::vector<Row>> lists) {
-  return lists | ranges::views::join | ranges::to<std::vector>();
+TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,
+                                   const TensorFactors& to) {
+  using ranges::views::reverse;
+  TensorFactors result(sizes.size());
+  for (auto&& [dim, size, factors] :
+       ranges::views::zip(result | reverse, sizes | reverse, to | reverse)) {
+    if (size == size_of(rule, factors)) {
+      dim = factors;
+    }
+  }
+  return result;
 }
 
 /// `op` must have a namespace, as all operator names here do; otherwise a character would be lost.

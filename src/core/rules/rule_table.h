@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <initializer_list>
 #include <string_view>
 #include <vector>
 
@@ -23,6 +22,10 @@ std::size_t out_count(std::string_view op);
 
 /// The rule of a call whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
+/// The factors of a tensor of `sizes` that broadcasts to a tensor with the factors `to`, aligned at
+/// the last dimension. A dimension that broadcasts has no factor, so it is replicated.
+TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,
+                                   const TensorFactors& to);
 
 // Each file of this folder provides tables to the registry, one for each family of operators. A new
 // table is declared here and listed in propagate/rule_registry.cpp.
@@ -38,12 +41,6 @@ struct Row {
   RuleFunction::Body body;
   bool reads_numbers = false;  ///< see RuleFunction::reads_numbers
 };
-
-/// Joins the rows of several lists; for long tables.
-std::vector<Row> join_rows(std::initializer_list<std::vector<Row>> lists);
-/// Further rows of indexing_table.
-std::vector<Row> advanced_indexing_rows();
-std::vector<Row> reshape_rows();
 
 /// The rules of a family of operators that are sharded in the same way.
 struct Table {

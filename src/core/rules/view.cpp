@@ -260,29 +260,7 @@ std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
   return rule;
 }
 
-}  // namespace
-
-Table view_table() {
-  const std::vector<Row> rows{
-      {"{view,view_copy}.dtype", view_dtype_rule},
-      {"permute{,_copy}", permute_rule},
-      {"{transpose,transpose_copy}.int transpose_", transpose_rule},
-      {"t{,_,_copy}", t_rule},
-      {"{squeeze,squeeze_,squeeze_copy}{,.dim,.dims}", squeeze_rule},
-      {"unsqueeze{,_,_copy}", unsqueeze_rule},
-      {"expand{,_copy}", expand_rule},
-      {"repeat", repeat_rule},
-      {"unfold{,_copy}", unfold_rule},
-      {"diagonal{,_copy}", diagonal_rule},
-      {"view_as_real{,_copy}", view_as_real_rule},
-      {"view_as_complex{,_copy}", view_as_complex_rule},
-  };
-  return {"view", join_rows({reshape_rows(), rows})};
-}
-
 // Views of another shape: the factors that the two shapes share.
-
-namespace {
 
 /// Finds the factors that the two shapes of a reshape share. Walks both shapes, major dimension
 /// first, and gives the current dimensions a common factor: the greatest common divisor of their
@@ -443,11 +421,24 @@ std::optional<ShardingRule> reshape_alias_rule(const OpCall& call) {
 
 }  // namespace
 
-std::vector<Row> reshape_rows() {
-  return {
-      {"view view_copy _unsafe_view reshape", reshape_rule},
-      {"_reshape_alias", reshape_alias_rule},
-  };
+Table view_table() {
+  return {"view",
+          {
+              {"view view_copy _unsafe_view reshape", reshape_rule},
+              {"_reshape_alias", reshape_alias_rule},
+              {"{view,view_copy}.dtype", view_dtype_rule},
+              {"permute{,_copy}", permute_rule},
+              {"{transpose,transpose_copy}.int transpose_", transpose_rule},
+              {"t{,_,_copy}", t_rule},
+              {"{squeeze,squeeze_,squeeze_copy}{,.dim,.dims}", squeeze_rule},
+              {"unsqueeze{,_,_copy}", unsqueeze_rule},
+              {"expand{,_copy}", expand_rule},
+              {"repeat", repeat_rule},
+              {"unfold{,_copy}", unfold_rule},
+              {"diagonal{,_copy}", diagonal_rule},
+              {"view_as_real{,_copy}", view_as_real_rule},
+              {"view_as_complex{,_copy}", view_as_complex_rule},
+          }};
 }
 
 // Backwards of views: they put a gradient into zeros with the sizes of the viewed tensor, or a
