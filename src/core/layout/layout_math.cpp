@@ -277,16 +277,10 @@ std::vector<std::int64_t> global_indices(const Layout& layout, int tensor_dim, s
 // Converts a part of a tensor to the integers that an operator takes, because operator schemas have
 // no type for boxes.
 
-namespace {
-
-using Numbers = std::vector<std::int64_t>;
-
-}  // namespace
-
 std::vector<std::int64_t> flat_place(const FlatPlace& place) {
-  Numbers numbers = place.sizes;
+  std::vector<std::int64_t> numbers = place.sizes;
   for (const Box& box : place.boxes) {
-    for (const Numbers* part : {&box.global_offset, &box.local_offset, &box.sizes}) {
+    for (const auto* part : {&box.global_offset, &box.local_offset, &box.sizes}) {
       numbers.insert(numbers.end(), part->begin(), part->end());
     }
   }
@@ -298,7 +292,8 @@ FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndi
                 "a place of ", numbers.size(), " numbers was given for a tensor of ", ndim,
                 " dimensions; it takes one size and three numbers a box of each");
   const auto next = [&numbers, ndim] {
-    Numbers part(numbers.begin(), numbers.begin() + static_cast<std::ptrdiff_t>(ndim));
+    std::vector<std::int64_t> part(numbers.begin(),
+                                   numbers.begin() + static_cast<std::ptrdiff_t>(ndim));
     numbers = numbers.subspan(ndim);
     return part;
   };

@@ -259,15 +259,14 @@ struct ConvolutionFactors {
   }
 };
 
-/// Without in channels libtorch computes other sizes for the result, so there is no rule.
-bool has_no_channels(const TensorMeta& input) {
-  return input.size(1) == 0;
+/// Whether there is a rule. Without in channels libtorch computes other sizes for the result.
+bool is_supported(const TensorMeta& input, const TensorMeta& weight) {
+  return input.ndim() == weight.ndim() && input.ndim() >= 3 && input.size(1) != 0;
 }
 
 /// convolution(input, weight, bias, stride, padding, dilation, transposed, output padding, groups)
 std::optional<ShardingRule> convolution_rule(const OpCall& call) {
-  if (call.tensor(0).ndim() != call.tensor(1).ndim() || call.tensor(0).ndim() < 3 ||
-      has_no_channels(call.tensor(0))) {
+  if (!is_supported(call.tensor(0), call.tensor(1))) {
     return std::nullopt;
   }
   const int input = call.tensor_index(0), weight = call.tensor_index(1);
@@ -301,15 +300,13 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
 /// in channels and is no sum over them: each shard of the in channels would compute all of it. So
 /// in channels stay unsharded if the bias's gradient is requested.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
-  if (call.tensor(1).ndim() != call.tensor(2).ndim() || call.tensor(1).ndim() < 3 ||
-      has_no_channels(call.tensor(1))) {
+  if (!is_supported(call.tensor(1), call.tensor(2))) {
     return std::nullopt;
   }
   ShardingRule rule = start(call);
   const ConvolutionFactors factors(rule, call.tensor(1), call.tensor(2), call.boolean_or(7, false),
                                    call.integer(9));
   const Sizes mask = call.integers(10);
-  // The gradient of the bias is the same for all in channels (see above).
   if (mask.size() != 3 || mask[2] != 0) {
     keep_unsharded(rule, factors.in);
   }
@@ -370,8 +367,7 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   rule.outputs.push_back(result);
   rule.additive = {weight};
   add_any_linear(rule, {weight});
-  // The local call replaces at::embedding, which would fail for an index that this rank does not
-  // have. The third argument is this rank's first row, set by offset_arguments.
+  // at::embedding would fail for an index that this rank does not have.
   rule.local_call = {.op = ShardingRule::LocalCall::PartOperator::kEmbeddingRows,
                      .args = {TensorRef{weight}, TensorRef{indices}, std::int64_t{0}, rows},
                      .when_split = {row}};
@@ -390,8 +386,7 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   for (std::int64_t size : meta_of(call, indices).sizes) {
     const int factor = scaled ? add_unsharded(rule, size) : add_reduced(rule, size, ReduceOp::kSum);
-    // The factors so far are only those of the indices, so the number of the last factor is its
-    // dimension.
+    // Until now only the indices have factors, so the last factor's number is its dimension.
     input_of(rule, indices)[rule.factors.size() - 1] = {factor};
   }
   input_of(rule, grad) = input_of(rule, indices);
@@ -505,19 +500,9 @@ struct AttentionFactors {
     return f;
   }
 
-  /// The factors of a mask or bias that broadcasts to (batch, heads, queries, keys), aligned at the
-  /// last dimension. A dimension of size 1 has no factor and is replicated.
+  /// The factors of a mask or bias that broadcasts to (batch, heads, queries, keys).
   TensorFactors bias(const ShardingRule& rule, const TensorMeta& tensor) const {
-    const TensorFactors scores{batch, heads, queries, keys};
-    TensorFactors result(tensor.sizes.size());
-    for (std::size_t i = 0; i < result.size() && i < scores.size(); ++i) {
-      const std::size_t dim = result.size() - 1 - i;
-      const Factors& factors = scores[scores.size() - 1 - i];
-      if (tensor.sizes[dim] == size_of(rule, factors)) {
-        result[dim] = factors;
-      }
-    }
-    return result;
+    return factors_of_broadcast(rule, tensor.sizes, {batch, heads, queries, keys});
   }
 };
 
@@ -586,7 +571,6 @@ RuleFunction::Body attention(Kernel kernel) {
     }
     rule.outputs.resize(rule.outputs.size() + kernel.other_outputs);
     rule.random = drops(call, kernel);
-    // The other outputs, seeds and offsets, are in no group, so they are replicated.
     rule.groups = {group_of_inputs(call, {0, 1})};
     return rule;
   };

@@ -363,13 +363,6 @@ std::optional<ReduceOp> norm_reduction(const OpCall& call) {
   return std::nullopt;
 }
 
-std::optional<ReduceOp> sum_reduction(const OpCall&) {
-  return ReduceOp::kSum;
-}
-std::optional<ReduceOp> max_reduction(const OpCall&) {
-  return ReduceOp::kMax;
-}
-
 /// A fused optimizer(parameters, gradients, state..., steps, ...). The tensors at one position of
 /// the first `lists` lists have one layout; the steps behind them are replicated. All tensors
 /// except the gradients are written; gradients are written too if they are unscaled (argument
@@ -437,8 +430,10 @@ Table foreach_table() {
           {"_foreach_zero_", foreach ("0*", false)},
           {"_foreach_copy_", foreach ("1*", false)},
           {"_foreach_norm.Scalar", foreach_reduction(norm_reduction), true},
-          {"_foreach_powsum.Scalar", foreach_reduction(sum_reduction)},
-          {"_foreach_max", foreach_reduction(max_reduction)},
+          {"_foreach_powsum.Scalar",
+           foreach_reduction([](const OpCall&) { return std::optional(ReduceOp::kSum); })},
+          {"_foreach_max",
+           foreach_reduction([](const OpCall&) { return std::optional(ReduceOp::kMax); })},
       }};
 }
 

@@ -44,10 +44,8 @@ std::optional<ReduceOp> reduction_of(Kind kind) {
 }
 
 std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, int ndim) {
-  if (arguments.dim < 0) {
-    return std::vector<bool>(static_cast<std::size_t>(ndim), true);
-  }
-  return named_dims(call, static_cast<std::size_t>(arguments.dim), ndim);
+  return arguments.dim < 0 ? std::vector<bool>(static_cast<std::size_t>(ndim), true)
+                           : named_dims(call, static_cast<std::size_t>(arguments.dim), ndim);
 }
 
 /// With keepdim a reduced dimension has size 1 and no factor.
@@ -210,13 +208,11 @@ Table reduction_table() {
           {"all{,.all_out}", reduction(kAll, all)},
           {"all{.dim,.out}", reduction(kAll, {1, 2})},
           {"all.dims", reduction_of_dims(kAll)},
-          {"count_nonzero", reduction(kNanSum, {1})},
-          {"count_nonzero.dim_IntList", reduction(kNanSum, {1})},
+          {"count_nonzero{,.dim_IntList}", reduction(kNanSum, {1})},
           {"histc{,.out}", histogram_rule, true},
           {"linalg__powsum", reduction(kNanSum, {2, 3})},
           {"linalg_vector_norm{,.out}", norm({2, 3}), true},
-          {"norm.Scalar", norm({}), true},
-          {"norm.ScalarOpt_dtype", norm({}), true},
+          {"norm.{Scalar,ScalarOpt_dtype}", norm({}), true},
           {"norm{.ScalarOpt_dim,.ScalarOpt_dim_dtype,.out,.dtype_out}", norm({2, 3}), true},
           {"logsumexp{,.out}", reduction(kUnsharded, {1, 2})},
           {"{std,var}.correction", reduction(kUnsharded, {1, 3})},
@@ -291,13 +287,10 @@ RuleFunction::Body along_last(std::size_t count, Linearity linearity) {
     if (sizes.size() < count) {
       return std::nullopt;
     }
-    ShardingRule rule = start(call);
-    const TensorFactors factors = add_factors(rule, sizes);
+    ShardingRule rule = unchanged(call);
     for (std::size_t i = 1; i <= count; ++i) {
-      keep_unsharded(rule, factors[sizes.size() - i]);
+      keep_unsharded(rule, rule.outputs[0][sizes.size() - i]);
     }
-    input_of(rule, call.tensor_index(0)) = factors;
-    rule.outputs.push_back(factors);
     add_linearity(rule, linearity, call.tensor_index(0));
     return rule;
   };
@@ -326,16 +319,13 @@ std::optional<ShardingRule> topk_rule(const OpCall& call) {
 /// renorm(self, p, dim, maxnorm): a norm over all dimensions except `dim`.
 std::optional<ShardingRule> renorm_rule(const OpCall& call) {
   const int ndim = call.tensor(0).ndim();
-  ShardingRule rule = start(call);
-  const TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
+  ShardingRule rule = unchanged(call);
   const int dim = wrap_dim(call, call.integer(2), ndim);
   for (int i = 0; i < ndim; ++i) {
     if (i != dim) {
-      keep_unsharded(rule, factors[static_cast<std::size_t>(i)]);
+      keep_unsharded(rule, rule.outputs[0][static_cast<std::size_t>(i)]);
     }
   }
-  input_of(rule, call.tensor_index(0)) = factors;
-  rule.outputs.push_back(factors);
   return rule;
 }
 
@@ -399,29 +389,20 @@ namespace {
 /// The values of at::Reduction.
 enum Reduction { kNone = 0, kMean = 1, kSum = 2 };
 
-/// The factors of nll_loss: input (N, C, ...) or (C), target (N, ...) or 0-d.
+/// The factors of nll_loss: input (N, C, ...) or (C), target (N, ...) or 0-d, and the weight of
+/// each class, (C).
 struct NllFactors {
-  TensorFactors input, target;
+  TensorFactors input, target, weight;
 
   NllFactors(ShardingRule& rule, const Sizes& sizes) {
     const std::size_t classes = sizes.size() > 1 ? 1 : 0;
     for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
       input.push_back(
           {dim == classes ? add_unsharded(rule, sizes[dim]) : add_factor(rule, sizes[dim])});
-      if (dim != classes) {
-        target.push_back(input[dim]);
-      }
+      (dim == classes ? weight : target).push_back(input[dim]);
     }
   }
 };
-
-/// Class weights: one for each class, so unsharded like the classes.
-void set_class_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
-                      const NllFactors& factors, std::size_t classes) {
-  if (call.has_tensor(arg)) {
-    input_of(rule, call.tensor_index(arg)) = {factors.input[classes]};
-  }
-}
 
 /// nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight. A sum is
 /// the sum of the shards' sums. A mean divides by the total weight, which no shard knows, so
@@ -440,7 +421,9 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
   }
   input_of(rule, call.tensor_index(0)) = factors.input;
   input_of(rule, call.tensor_index(1)) = factors.target;
-  set_class_weight(rule, call, 2, factors, sizes.size() > 1 ? 1 : 0);
+  if (call.has_tensor(2)) {
+    input_of(rule, call.tensor_index(2)) = factors.weight;
+  }
   for (const Factors& dim : factors.target) {
     for (int factor : dim) {
       auto& properties = rule.factors[static_cast<std::size_t>(factor)];
@@ -474,7 +457,9 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   }
   input_of(rule, call.tensor_index(1)) = factors.input;
   input_of(rule, call.tensor_index(2)) = factors.target;
-  set_class_weight(rule, call, 3, factors, sizes.size() > 1 ? 1 : 0);
+  if (call.has_tensor(3)) {
+    input_of(rule, call.tensor_index(3)) = factors.weight;
+  }
   // Only a mean divides by the total weight.
   if (call.integer(4) != kMean) {
     rule.unread.push_back(call.tensor_index(6));

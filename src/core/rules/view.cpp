@@ -30,11 +30,20 @@ struct ViewRule {
     input = add_factors(rule, meta_of(call, self).sizes);
   }
 
-  // Elements are moved and not changed, so any pending reduction may stay pending.
-  ShardingRule finish(std::vector<TensorFactors> outputs) && {
-    input_of(rule, self) = std::move(input);
-    rule.outputs = std::move(outputs);
+  /// Elements are moved and not changed, so any pending reduction may stay pending.
+  ShardingRule finish(TensorFactors output) && {
     add_any_linear(rule, {self});
+    return std::move(*this).without_linearity(std::move(output));
+  }
+  /// For views as complex numbers or as real ones: sums and averages may stay pending, but a
+  /// maximum has no meaning for complex numbers.
+  ShardingRule finish_linear(TensorFactors output) && {
+    add_linear(rule, {self});
+    return std::move(*this).without_linearity(std::move(output));
+  }
+  ShardingRule without_linearity(TensorFactors output) && {
+    input_of(rule, self) = std::move(input);
+    rule.outputs = {std::move(output)};
     return std::move(rule);
   }
 };
@@ -47,7 +56,7 @@ std::optional<ShardingRule> permuted(const OpCall& call, const std::vector<int>&
   for (int dim : order) {
     output.push_back(view.input[static_cast<std::size_t>(dim)]);
   }
-  return std::move(view).finish({output});
+  return std::move(view).finish(output);
 }
 
 std::optional<ShardingRule> permute_rule(const OpCall& call) {
@@ -74,7 +83,7 @@ std::optional<ShardingRule> transpose_rule(const OpCall& call) {
 }
 
 std::optional<ShardingRule> t_rule(const OpCall& call) {
-  return call.tensor(0).ndim() < 2 ? swapped(call, 0, 0) : swapped(call, 0, 1);
+  return swapped(call, 0, call.tensor(0).ndim() < 2 ? 0 : 1);
 }
 
 // Rules for views that add, remove or repeat dimensions.
@@ -99,15 +108,11 @@ std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
       output.push_back(view.input[dim]);
     }
   }
-  const char* local = "aten::squeeze.dims";
-  if (base_name(call.op).ends_with("copy")) {
-    local = "aten::squeeze_copy.dims";
-  }
-  if (is_inplace(call.op)) {
-    local = "aten::squeeze_.dims";
-  }
+  const char* local = is_inplace(call.op)                    ? "aten::squeeze_.dims"
+                      : base_name(call.op).ends_with("copy") ? "aten::squeeze_copy.dims"
+                                                             : "aten::squeeze.dims";
   view.rule.local_call = {local, {call.args[0], squeezed}};
-  return std::move(view).finish({output});
+  return std::move(view).finish(output);
 }
 
 std::optional<ShardingRule> unsqueeze_rule(const OpCall& call) {
@@ -115,7 +120,7 @@ std::optional<ShardingRule> unsqueeze_rule(const OpCall& call) {
   TensorFactors output = view.input;
   const int dim = wrap_dim(call, call.integer(1), call.tensor(0).ndim() + 1);
   output.insert(output.begin() + dim, Factors{});
-  return std::move(view).finish({output});
+  return std::move(view).finish(output);
 }
 
 /// expand(self, size): -1 keeps a dimension; new dimensions are added in front.
@@ -141,7 +146,7 @@ std::optional<ShardingRule> expand_rule(const OpCall& call) {
     }
   }
   view.rule.size_arguments.push_back({1, 0});
-  return std::move(view).finish({output});
+  return std::move(view).finish(output);
 }
 
 /// repeat(self, repeats): a dimension becomes (repeats, dimension); the repeats are local.
@@ -162,7 +167,7 @@ std::optional<ShardingRule> repeat_rule(const OpCall& call) {
       factors.push_back(view.input[i - added][0]);
     }
   }
-  return std::move(view).finish({output});
+  return std::move(view).finish(output);
 }
 
 // Rules for windows and diagonals.
@@ -180,7 +185,7 @@ std::optional<ShardingRule> unfold_rule(const OpCall& call) {
     output[dim] = {add_unsharded(view.rule, (call.tensor(0).sizes[dim] - size) / step + 1)};
   }
   output.push_back({add_unsharded(view.rule, size)});
-  return std::move(view).finish({output});
+  return std::move(view).finish(output);
 }
 
 /// Length of a diagonal of a matrix.
@@ -209,24 +214,16 @@ std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
   output.push_back({add_unsharded(
       view.rule, diagonal_size(call.tensor(0).size(rows), call.tensor(0).size(columns),
                                call.integer_or(1, 0)))});
-  return std::move(view).finish({output});
+  return std::move(view).finish(output);
 }
 
 // Rules for views as another element type.
-
-/// Keeps only sums and averages partial, because a maximum has no meaning for complex numbers.
-void keep_linear_only(ShardingRule& rule) {
-  rule.linear.clear();
-  add_linear(rule, {0});
-}
 
 std::optional<ShardingRule> view_as_real_rule(const OpCall& call) {
   ViewRule view(call);
   TensorFactors output = view.input;
   output.push_back({add_unsharded(view.rule, 2)});
-  ShardingRule rule = std::move(view).finish({output});
-  keep_linear_only(rule);
-  return rule;
+  return std::move(view).finish_linear(std::move(output));
 }
 
 std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
@@ -237,9 +234,7 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
   TensorFactors output = view.input;
   keep_unsharded(view.rule, output.back());
   output.pop_back();
-  ShardingRule rule = std::move(view).finish({output});
-  keep_linear_only(rule);
-  return rule;
+  return std::move(view).finish_linear(std::move(output));
 }
 
 /// view.dtype(self, dtype): the last dimension grows or shrinks with the size of an element. Not
@@ -255,9 +250,7 @@ std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
     keep_unsharded(view.rule, output.back());
     output.back() = {add_unsharded(view.rule, call.tensor(0).sizes.back() * from / to)};
   }
-  ShardingRule rule = std::move(view).finish({output});
-  rule.linear.clear();
-  return rule;
+  return std::move(view).without_linearity(std::move(output));
 }
 
 // Views of another shape: the factors that the two shapes share.
