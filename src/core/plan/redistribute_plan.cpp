@@ -17,7 +17,6 @@ namespace tessera {
 namespace {
 
 using plan::Problem;
-using plan::SearchState;
 
 /// At most this many tensor dimensions are tried as temporary ones (Problem::temporary_dims).
 constexpr std::size_t kTemporaryDims = 2;
@@ -72,13 +71,10 @@ class Search {
     }
   };
 
-  // The state gets a copy of the layout pointer, because reach() below may reallocate the vector of
-  // nodes.
   void expand(std::size_t number) {
     nodes_[number].done = true;
-    const SearchState state(problem_, nodes_[number].layout);
     proposed_.clear();
-    plan::propose_steps(state, proposed_);
+    plan::propose_steps(problem_, nodes_[number].layout, proposed_);
     for (auto& step : proposed_) {
       step.bytes = plan::step_bytes(problem_, step);
       const auto cost = nodes_[number].cost + plan::step_cost(model_, step);
@@ -99,7 +95,7 @@ class Search {
       nodes_.emplace_back();
     }
     nodes_[known->second] = {layout, cost, parent, std::move(step), false};
-    queue_.push({cost + plan::least_cost(model_, SearchState(problem_, layout)), known->second});
+    queue_.push({cost + plan::least_cost(model_, problem_, layout), known->second});
   }
 
   // Walks back to the start and moves the steps out, since the search is over.

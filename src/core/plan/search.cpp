@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "layout/digits.h"
@@ -8,11 +9,317 @@
 
 namespace tessera::plan {
 
+// The legal moves from one layout towards another. The underlying rule: mesh dimensions are
+// appended to a digit and removed from it only at its inner end, because collectives can do only
+// that.
+
+namespace {
+
+using Digits = std::vector<Digit>;
+
+/// A linear search, because lists of mesh dimensions have few entries.
+bool contains(std::span<const int> list, int value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+/// `digits` with only the mesh dimensions in `present`. nullopt if a present mesh dimension is
+/// inner to an absent one: the absent one would have to be inserted before it, but mesh dimensions
+/// can only be appended.
+std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
+  for (auto& digit : digits) {
+    auto& dims = digit.mesh_dims;
+    const auto end =
+        std::find_if(dims.begin(), dims.end(), [&](int m) { return !contains(present, m); });
+    if (std::any_of(end, dims.end(), [&](int m) { return contains(present, m); })) {
+      return std::nullopt;
+    }
+    dims.erase(end, dims.end());
+  }
+  return digits;
+}
+
+/// `list` with `more` appended at the inner end.
+std::vector<int> with(std::vector<int> list, std::span<const int> more) {
+  list.insert(list.end(), more.begin(), more.end());
+  return list;
+}
+
+/// Removes the mesh dimensions that one collective has reduced.
+void drop(std::vector<PartialDim>& partial, std::span<const int> mesh_dims) {
+  std::erase_if(partial, [&](const auto& p) { return contains(mesh_dims, p.mesh_dim); });
+}
+
+/// A tensor dimension to which mesh dimensions may be appended, and its digits afterwards.
+struct Destination {
+  int dim = 0;
+  Digits digits;
+};
+
+/// The last mesh dimensions of a digit. Only the last mesh dimensions can be removed, because the
+/// chunks of inner mesh dimensions are within those of outer mesh dimensions.
+struct Tail {
+  int dim = 0;
+  std::size_t digit = 0;
+  std::vector<int> mesh_dims;
+};
+
+/// A node of the planner's search: a layout on the way to the target.
+///
+/// A mesh dimension is settled if it, and all mesh dimensions before it in its tensor dimension,
+/// are at their place in the target. No step moves a settled mesh dimension, which keeps the search
+/// small.
+class SearchState {
+ public:
+  /// `problem` must outlive the state. A tensor dimension that is not sharded counts as complete.
+  SearchState(const Problem& problem, LayoutPtr layout)
+      : problem_(problem),
+        layout_(layout),
+        settled_(static_cast<std::size_t>(layout->mesh_ndim()), false),
+        complete_(static_cast<std::size_t>(layout->tensor_ndim()), true) {
+    for (int d = 0; d < layout->tensor_ndim(); ++d) {
+      settle(d);
+    }
+  }
+
+  const LayoutPtr& layout() const { return layout_; }
+  const Problem& problem() const { return problem_; }
+  bool is_settled(int mesh_dim) const { return settled_[static_cast<std::size_t>(mesh_dim)]; }
+  bool is_replicated_on(int mesh_dim) const {
+    return layout_->sharded_dim(mesh_dim) < 0 && layout_->partial_on(mesh_dim) == nullptr;
+  }
+
+  /// The mesh dimensions that one collective may remove from a digit. Starts with the innermost
+  /// mesh dimension and extends outwards while mesh dimensions are not settled; a longer tail is
+  /// one collective over a flattened group. Stops at the first tail that is not a group, because
+  /// then no longer tail is one.
+  std::vector<Tail> tails() const {
+    std::vector<Tail> out;
+    for (int d = 0; d < layout_->tensor_ndim(); ++d) {
+      const auto& digits = layout_->digits(d);
+      for (std::size_t g = 0; g < digits.size(); ++g) {
+        const auto& order = digits[g].mesh_dims;
+        for (auto first = order.rbegin(); first != order.rend() && !is_settled(*first); ++first) {
+          Tail tail{d, g, std::vector<int>(std::prev(first.base()), order.end())};
+          if (!is_group(d, digits, tail.mesh_dims)) {
+            break;
+          }
+          out.push_back(std::move(tail));
+        }
+      }
+    }
+    return out;
+  }
+
+  /// Sets of mesh dimensions that are partial with the same reduction and may be reduced now.
+  /// Subsets are enumerated as bits: at most 2^n for n partial mesh dimensions, where n is one or
+  /// two. A set is legal if all of its reductions are equal and commute with the inner partials
+  /// that remain, because inner mesh dimensions are reduced first.
+  std::vector<std::vector<int>> reducible_sets() const {
+    const auto& partial = layout_->partial();
+    std::vector<std::vector<int>> out;
+    for (unsigned set = 1; set < 1U << partial.size(); ++set) {  // each non-empty subset, as bits
+      std::vector<int> dims;
+      bool legal = true;
+      const PartialDim* outermost = nullptr;
+      for (std::size_t i = 0; i < partial.size(); ++i) {
+        if ((set >> i & 1U) != 0) {
+          if (outermost == nullptr) {
+            outermost = &partial[i];
+          }
+          legal = legal && partial[i].op == outermost->op;
+          dims.push_back(partial[i].mesh_dim);
+          // it remains partial, inner to a mesh dimension of the set
+        } else if (outermost != nullptr) {
+          legal = legal && commute(partial[i].op, outermost->op);
+        }
+      }
+      if (legal) {
+        out.push_back(std::move(dims));
+      }
+    }
+    return out;
+  }
+
+  /// `mesh_dims` in their order in the target, which decides which chunk each rank gets. Mesh
+  /// dimensions that the target does not shard keep their order; mesh dimensions that the target
+  /// shards in another tensor dimension are last.
+  std::vector<int> in_final_order(std::vector<int> mesh_dims) const {
+    const int dim = problem_.to->sharded_dim(mesh_dims.front());
+    if (dim < 0) {
+      return mesh_dims;
+    }
+    const auto order = problem_.to->mesh_dims_of(dim);
+    std::stable_sort(mesh_dims.begin(), mesh_dims.end(), [&](int a, int b) {
+      return std::find(order.begin(), order.end(), a) < std::find(order.begin(), order.end(), b);
+    });
+    return mesh_dims;
+  }
+
+  /// The place of `mesh_dims`, in this order, in the target. nullopt if mesh dimensions that are
+  /// there now must first be removed, or if other mesh dimensions must be placed first.
+  std::optional<Destination> final_destination(std::span<const int> mesh_dims) const {
+    const int dim = problem_.to->sharded_dim(mesh_dims.front());
+    if (dim < 0 || !complete_[static_cast<std::size_t>(dim)]) {
+      return std::nullopt;
+    }
+    const auto& there = problem_.to->digits(dim);
+    const auto after = with(layout_->mesh_dims_of(dim), mesh_dims);
+    const auto all_there = problem_.to->mesh_dims_of(dim);
+    // A set may have several destinations in the target; then its parts are moved one by one.
+    if (!std::all_of(mesh_dims.begin(), mesh_dims.end(),
+                     [&](int m) { return contains(all_there, m); })) {
+      return std::nullopt;
+    }
+    auto digits = restricted(there, after);
+    if (!digits || !is_group(dim, *digits, mesh_dims)) {
+      return std::nullopt;
+    }
+    return Destination{dim, std::move(*digits)};
+  }
+
+  /// The final destination, if `mesh_dims` can be moved there, and the temporary destinations. The
+  /// final one is first, because for equal costs the planner takes the first one found.
+  std::vector<Destination> destinations(std::span<const int> mesh_dims) const {
+    std::vector<Destination> out;
+    if (auto destination = final_destination(mesh_dims)) {
+      out.push_back(std::move(*destination));
+    }
+    for (const int dim : problem_.temporary_dims) {
+      auto digits = layout_->digits(dim);
+      // In its final tensor dimension a mesh dimension would be at a wrong place, or is there
+      // already.
+      const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
+                                        [&](int m) { return problem_.to->sharded_dim(m) == dim; });
+      // Temporary destinations are only dimensions with at most one digit, because appending to one
+      // of several digits depends on sizes.
+      if (digits.size() > 1 || is_final) {
+        continue;
+      }
+      if (digits.empty()) {
+        digits.emplace_back();
+      }
+      digits[0].mesh_dims = with(std::move(digits[0].mesh_dims), mesh_dims);
+      if (is_group(dim, digits, mesh_dims)) {
+        out.push_back({dim, std::move(digits)});
+      }
+    }
+    return out;
+  }
+
+  // The functions below return the layout after a step.
+
+  LayoutPtr after_all_gather(const Tail& tail) const {
+    return Layout::intern(layout_->mesh_sizes(), without(tail), layout_->partial());
+  }
+
+  LayoutPtr after_all_to_all(const Tail& tail, const Destination& destination) const {
+    Layout::Dims dims = without(tail);
+    dims[static_cast<std::size_t>(destination.dim)] = destination.digits;
+    return Layout::intern(layout_->mesh_sizes(), std::move(dims), layout_->partial());
+  }
+
+  /// The layout after `mesh_dims`, replicated or partial before, shard the destination (slice,
+  /// reduce-scatter).
+  LayoutPtr after_shard(std::span<const int> mesh_dims, const Destination& destination) const {
+    auto dims = layout_->dims();
+    auto partial = layout_->partial();
+    drop(partial, mesh_dims);
+    dims[static_cast<std::size_t>(destination.dim)] = destination.digits;
+    return Layout::intern(layout_->mesh_sizes(), std::move(dims), std::move(partial));
+  }
+
+  LayoutPtr after_all_reduce(std::span<const int> mesh_dims) const {
+    auto partial = layout_->partial();
+    drop(partial, mesh_dims);
+    return Layout::intern(layout_->mesh_sizes(), layout_->dims(), std::move(partial));
+  }
+
+  LayoutPtr after_make_partial(PartialDim made) const {
+    auto partial = layout_->partial();
+    partial.push_back(made);
+    return Layout::intern(layout_->mesh_sizes(), layout_->dims(), std::move(partial));
+  }
+
+ private:
+  /// Finds the settled mesh dimensions of `dim`: the longest common prefix of its current order and
+  /// its order in the target. With several digits, all mesh dimensions are settled or none.
+  void settle(int dim) {
+    const auto& here = layout_->digits(dim);
+    if (here.empty()) {
+      return;
+    }
+    const auto& there = problem_.to->digits(dim);
+    const auto present = layout_->mesh_dims_of(dim);
+    std::size_t settled = 0;
+    // With several digits the order does not show which digit a mesh dimension divides, so the
+    // digits themselves are compared.
+    if (here.size() > 1 || there.size() > 1) {
+      if (fits_several_digits(dim, present)) {
+        settled = present.size();
+      }
+    } else if (!there.empty()) {
+      const auto& order = there[0].mesh_dims;
+      while (settled < std::min(present.size(), order.size()) &&
+             present[settled] == order[settled]) {
+        ++settled;
+      }
+    }
+    for (std::size_t i = 0; i < settled; ++i) {
+      settled_[static_cast<std::size_t>(present[i])] = true;
+    }
+    complete_[static_cast<std::size_t>(dim)] = settled == present.size();
+  }
+
+  /// Removes the mesh dimensions from the inner end; the canonical form drops an empty order.
+  Layout::Dims without(const Tail& tail) const {
+    auto dims = layout_->dims();
+    auto& order = dims[static_cast<std::size_t>(tail.dim)][tail.digit].mesh_dims;
+    order.resize(order.size() - tail.mesh_dims.size());
+    return dims;
+  }
+
+  /// Whether the current digits equal the target's digits without the mesh dimensions that are
+  /// still missing. Compared in canonical form, because removing mesh dimensions may merge
+  /// neighbouring digits.
+  bool fits_several_digits(int dim, const std::vector<int>& present) const {
+    const auto& there = problem_.to->digits(dim);
+    if (there.size() <= 1) {
+      return false;
+    }
+    const auto part = restricted(there, present);
+    return part && detail::canonical_digits(layout_->mesh_sizes(), *part) == layout_->digits(dim);
+  }
+
+  /// Whether `mesh_dims` are the last mesh dimensions of a digit whose extent is divisible by the
+  /// product of all of its mesh dimensions. Only then does one flattened group divide the digit as
+  /// the nested chunks of its mesh dimensions do.
+  bool is_group(int dim, const Digits& digits, std::span<const int> mesh_dims) const {
+    if (mesh_dims.size() == 1) {
+      return true;
+    }
+    const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
+      return contains(d.mesh_dims, mesh_dims.front());
+    });
+    const auto& order = digit->mesh_dims;
+    if (order.size() < mesh_dims.size() ||
+        !std::equal(mesh_dims.rbegin(), mesh_dims.rend(), order.rbegin())) {
+      return false;
+    }
+    // Uneven nested chunks have other boundaries than the chunks of one division, so the parts
+    // would have other sizes.
+    const auto extent = digit->extent == 0 ? problem_.size(dim) : digit->extent;
+    return extent % detail::mesh_product(layout_->mesh_sizes(), order) == 0;
+  }
+
+  const Problem& problem_;
+  LayoutPtr layout_;
+  std::vector<bool> settled_;   // for each mesh dimension
+  std::vector<bool> complete_;  // for each tensor dimension: all of its mesh dimensions are settled
+};
+
 // The costs of steps: bytes from the sizes of actual shards, time from the CostModel, and the lower
 // bound that guides the search. Bytes are those of the rank that sends most, because a collective
 // takes as long as its slowest rank.
-
-namespace {
 
 /// The cost of a local step: a kernel launch and perhaps a copy. It is above 0, so that of two
 /// plans that send the same bytes the shorter one wins.
@@ -143,7 +450,8 @@ double step_cost(const CostModel& model, const Step& step) {
 
 /// Admissible: counts each unavoidable collective once and never more bytes than must arrive. If it
 /// were too high, the search would miss the cheapest plan.
-double least_cost(const CostModel& model, const SearchState& state) {
+double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layout) {
+  const SearchState state(problem, layout);
   const int reductions = pending_reductions(state);
   const int collectives = reductions + (has_pending_shard(state) ? 1 : 0);
   if (collectives == 0) {
@@ -153,280 +461,7 @@ double least_cost(const CostModel& model, const SearchState& state) {
   // With a pending reduction a rank's current values are useless, so it receives all that it needs.
   const auto received = reductions > 0 ? needed : needed - present;
   return collectives * model.latency_us +
-         received * static_cast<double>(state.problem().itemsize) / model.bytes_per_us;
-}
-
-// The legal moves from one layout towards another. The underlying rule: mesh dimensions are
-// appended to a digit and removed from it only at its inner end, because collectives can do only
-// that.
-
-namespace {
-
-/// A linear search, because lists of mesh dimensions have few entries.
-bool contains(std::span<const int> list, int value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
-
-/// `digits` with only the mesh dimensions in `present`. nullopt if a present mesh dimension is
-/// inner to an absent one: the absent one would have to be inserted before it, but mesh dimensions
-/// can only be appended.
-std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
-  for (auto& digit : digits) {
-    auto& dims = digit.mesh_dims;
-    const auto end =
-        std::find_if(dims.begin(), dims.end(), [&](int m) { return !contains(present, m); });
-    if (std::any_of(end, dims.end(), [&](int m) { return contains(present, m); })) {
-      return std::nullopt;
-    }
-    dims.erase(end, dims.end());
-  }
-  return digits;
-}
-
-/// `list` with `more` appended at the inner end.
-std::vector<int> with(std::vector<int> list, std::span<const int> more) {
-  list.insert(list.end(), more.begin(), more.end());
-  return list;
-}
-
-/// Removes the mesh dimensions that one collective has reduced.
-void drop(std::vector<PartialDim>& partial, std::span<const int> mesh_dims) {
-  std::erase_if(partial, [&](const auto& p) { return contains(mesh_dims, p.mesh_dim); });
-}
-
-}  // namespace
-
-/// The problem must outlive the state. A tensor dimension that is not sharded counts as complete.
-SearchState::SearchState(const Problem& problem, LayoutPtr layout)
-    : problem_(problem),
-      layout_(layout),
-      settled_(static_cast<std::size_t>(layout->mesh_ndim()), false),
-      complete_(static_cast<std::size_t>(layout->tensor_ndim()), true) {
-  for (int d = 0; d < layout->tensor_ndim(); ++d) {
-    settle(d);
-  }
-}
-
-/// Finds the settled mesh dimensions of `dim`: the longest common prefix of its current order and
-/// its order in the target. With several digits, all of them or none.
-void SearchState::settle(int dim) {
-  const auto& here = layout_->digits(dim);
-  if (here.empty()) {
-    return;
-  }
-  const auto& there = problem_.to->digits(dim);
-  const auto present = layout_->mesh_dims_of(dim);
-  std::size_t settled = 0;
-  // With several digits the order does not show which digit a mesh dimension divides, so the digits
-  // themselves are compared.
-  if (here.size() > 1 || there.size() > 1) {
-    if (fits_several_digits(dim, present)) {
-      settled = present.size();
-    }
-  } else if (!there.empty()) {
-    const auto& order = there[0].mesh_dims;
-    while (settled < std::min(present.size(), order.size()) && present[settled] == order[settled]) {
-      ++settled;
-    }
-  }
-  for (std::size_t i = 0; i < settled; ++i) {
-    settled_[static_cast<std::size_t>(present[i])] = true;
-  }
-  complete_[static_cast<std::size_t>(dim)] = settled == present.size();
-}
-
-/// Whether the current digits equal the target's digits without the mesh dimensions that are still
-/// missing. Compared in canonical form, because removing mesh dimensions may merge neighbouring
-/// digits.
-bool SearchState::fits_several_digits(int dim, const std::vector<int>& present) const {
-  const auto& there = problem_.to->digits(dim);
-  if (there.size() <= 1) {
-    return false;
-  }
-  const auto part = restricted(there, present);
-  return part && detail::canonical_digits(layout_->mesh_sizes(), *part) == layout_->digits(dim);
-}
-
-/// Whether the tensor is neither sharded nor partial over `mesh_dim`, so that a local step is
-/// possible.
-bool SearchState::is_replicated_on(int mesh_dim) const {
-  return layout_->sharded_dim(mesh_dim) < 0 && layout_->partial_on(mesh_dim) == nullptr;
-}
-
-/// Whether `mesh_dims` are the last ones of a digit whose extent is divisible by the product of all
-/// of its mesh dimensions. Only then does one flattened group divide it as the nested chunks of its
-/// mesh dimensions do.
-bool SearchState::is_group(int dim, const Digits& digits, std::span<const int> mesh_dims) const {
-  if (mesh_dims.size() == 1) {
-    return true;
-  }
-  const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
-    return contains(d.mesh_dims, mesh_dims.front());
-  });
-  const auto& order = digit->mesh_dims;
-  if (order.size() < mesh_dims.size() ||
-      !std::equal(mesh_dims.rbegin(), mesh_dims.rend(), order.rbegin())) {
-    return false;
-  }
-  // Uneven nested chunks have other boundaries than the chunks of one division, so the parts would
-  // have other sizes.
-  const auto extent = digit->extent == 0 ? problem_.size(dim) : digit->extent;
-  return extent % detail::mesh_product(layout_->mesh_sizes(), order) == 0;
-}
-
-/// Starts with the innermost mesh dimension and extends outwards while mesh dimensions are not
-/// settled; a longer tail is one collective over a flattened group. Stops at the first tail that is
-/// not a group, because then no longer tail is one.
-std::vector<Tail> SearchState::tails() const {
-  std::vector<Tail> out;
-  for (int d = 0; d < layout_->tensor_ndim(); ++d) {
-    const auto& digits = layout_->digits(d);
-    for (std::size_t g = 0; g < digits.size(); ++g) {
-      const auto& order = digits[g].mesh_dims;
-      for (auto first = order.rbegin(); first != order.rend() && !is_settled(*first); ++first) {
-        Tail tail{d, g, std::vector<int>(std::prev(first.base()), order.end())};
-        if (!is_group(d, digits, tail.mesh_dims)) {
-          break;
-        }
-        out.push_back(std::move(tail));
-      }
-    }
-  }
-  return out;
-}
-
-/// Subsets are enumerated as bits: at most 2^n for n partial mesh dimensions, where n is one or
-/// two. A set is legal if all of its reductions are equal and commute with the inner partials that
-/// remain, because inner mesh dimensions are reduced first.
-std::vector<std::vector<int>> SearchState::reducible_sets() const {
-  const auto& partial = layout_->partial();
-  std::vector<std::vector<int>> out;
-  for (unsigned set = 1; set < 1U << partial.size(); ++set) {  // each non-empty subset, as bits
-    std::vector<int> dims;
-    bool legal = true;
-    const PartialDim* outermost = nullptr;
-    for (std::size_t i = 0; i < partial.size(); ++i) {
-      if ((set >> i & 1U) != 0) {
-        if (outermost == nullptr) {
-          outermost = &partial[i];
-        }
-        legal = legal && partial[i].op == outermost->op;
-        dims.push_back(partial[i].mesh_dim);
-        // it remains partial, inner to a mesh dimension of the set
-      } else if (outermost != nullptr) {
-        legal = legal && commute(partial[i].op, outermost->op);
-      }
-    }
-    if (legal) {
-      out.push_back(std::move(dims));
-    }
-  }
-  return out;
-}
-
-/// The order decides which chunk each rank gets. Mesh dimensions that the target does not shard
-/// keep their order; those that it shards in another tensor dimension are last.
-std::vector<int> SearchState::in_final_order(std::vector<int> mesh_dims) const {
-  const int dim = problem_.to->sharded_dim(mesh_dims.front());
-  if (dim < 0) {
-    return mesh_dims;
-  }
-  const auto order = problem_.to->mesh_dims_of(dim);
-  std::stable_sort(mesh_dims.begin(), mesh_dims.end(), [&](int a, int b) {
-    return std::find(order.begin(), order.end(), a) < std::find(order.begin(), order.end(), b);
-  });
-  return mesh_dims;
-}
-
-/// nullopt if mesh dimensions that are there now must first be removed, or if other mesh dimensions
-/// must be placed before these.
-std::optional<Destination> SearchState::final_destination(std::span<const int> mesh_dims) const {
-  const int dim = problem_.to->sharded_dim(mesh_dims.front());
-  if (dim < 0 || !is_settled_dim(dim)) {
-    return std::nullopt;
-  }
-  const auto& there = problem_.to->digits(dim);
-  const auto after = with(layout_->mesh_dims_of(dim), mesh_dims);
-  const auto all_there = problem_.to->mesh_dims_of(dim);
-  // A set may have several destinations in the target; then its parts are moved one by one.
-  if (!std::all_of(mesh_dims.begin(), mesh_dims.end(),
-                   [&](int m) { return contains(all_there, m); })) {
-    return std::nullopt;
-  }
-  auto digits = restricted(there, after);
-  if (!digits || !is_group(dim, *digits, mesh_dims)) {
-    return std::nullopt;
-  }
-  return Destination{dim, std::move(*digits)};
-}
-
-/// The final destination is first, because for equal costs the planner takes the first one found.
-std::vector<Destination> SearchState::destinations(std::span<const int> mesh_dims) const {
-  std::vector<Destination> out;
-  if (auto destination = final_destination(mesh_dims)) {
-    out.push_back(std::move(*destination));
-  }
-  for (const int dim : problem_.temporary_dims) {
-    auto digits = layout_->digits(dim);
-    // In its final tensor dimension a mesh dimension would be at a wrong place, or is there
-    // already.
-    const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
-                                      [&](int m) { return problem_.to->sharded_dim(m) == dim; });
-    // Temporary destinations are only dimensions with at most one digit, because appending to one
-    // of several digits depends on sizes.
-    if (digits.size() > 1 || is_final) {
-      continue;
-    }
-    if (digits.empty()) {
-      digits.emplace_back();
-    }
-    digits[0].mesh_dims = with(std::move(digits[0].mesh_dims), mesh_dims);
-    if (is_group(dim, digits, mesh_dims)) {
-      out.push_back({dim, std::move(digits)});
-    }
-  }
-  return out;
-}
-
-/// Removes the mesh dimensions from the inner end; the canonical form drops an empty order.
-Layout::Dims SearchState::without(const Tail& tail) const {
-  auto dims = layout_->dims();
-  auto& order = dims[static_cast<std::size_t>(tail.dim)][tail.digit].mesh_dims;
-  order.resize(order.size() - tail.mesh_dims.size());
-  return dims;
-}
-
-LayoutPtr SearchState::after_all_gather(const Tail& tail) const {
-  return Layout::intern(layout_->mesh_sizes(), without(tail), layout_->partial());
-}
-
-/// The tail is removed from one dimension; the destination's digits already contain it.
-LayoutPtr SearchState::after_all_to_all(const Tail& tail, const Destination& destination) const {
-  Layout::Dims dims = without(tail);
-  dims[static_cast<std::size_t>(destination.dim)] = destination.digits;
-  return Layout::intern(layout_->mesh_sizes(), std::move(dims), layout_->partial());
-}
-
-/// `destination` contains the digits with the new mesh dimensions.
-LayoutPtr SearchState::after_shard(std::span<const int> mesh_dims,
-                                   const Destination& destination) const {
-  auto dims = layout_->dims();
-  auto partial = layout_->partial();
-  drop(partial, mesh_dims);
-  dims[static_cast<std::size_t>(destination.dim)] = destination.digits;
-  return Layout::intern(layout_->mesh_sizes(), std::move(dims), std::move(partial));
-}
-
-LayoutPtr SearchState::after_all_reduce(std::span<const int> mesh_dims) const {
-  auto partial = layout_->partial();
-  drop(partial, mesh_dims);
-  return Layout::intern(layout_->mesh_sizes(), layout_->dims(), std::move(partial));
-}
-
-LayoutPtr SearchState::after_make_partial(PartialDim made) const {
-  auto partial = layout_->partial();
-  partial.push_back(made);
-  return Layout::intern(layout_->mesh_sizes(), layout_->dims(), std::move(partial));
+         received * static_cast<double>(problem.itemsize) / model.bytes_per_us;
 }
 
 // The steps that may follow a layout on the way to the target, with one function for each kind of
@@ -544,7 +579,8 @@ constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
 }  // namespace
 
 /// The order of the table affects the result, and every rank must find the same plan.
-void propose_steps(const SearchState& state, std::vector<Step>& out) {
+void propose_steps(const Problem& problem, LayoutPtr layout, std::vector<Step>& out) {
+  const SearchState state(problem, layout);
   for (const auto move : kMoves) {
     move(state, out);
   }
