@@ -80,7 +80,6 @@ void check_replaceable(const std::filesystem::path& path) {
                 "', which is a device, a pipe or a socket: give the name of a file");
 }
 
-/// Writes all of the text to the still unpublished file.
 void write_whole(AtomicFile& file, const std::string& text) {
   file.write_at(0, std::as_bytes(std::span(text)));
   file.sync();
@@ -180,7 +179,6 @@ void AtomicFile::publish() {
   if (rename(temporary_.c_str(), path_.c_str()) != 0) {
     fail_system("cannot put in place");
   }
-  // From here on the destructor has nothing to remove.
   temporary_.clear();
   sync_folder(folder_of(path_));
 }
@@ -249,7 +247,6 @@ void remove_leftovers(const std::filesystem::path& folder,
 void sync_folder(const std::filesystem::path& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const bool synced = fd >= 0 && uninterrupted([&] { return fsync(fd); }) == 0;
-  // errno is saved, because close() may overwrite it.
   const int error = errno;
   if (fd >= 0) {
     close(fd);
@@ -279,7 +276,6 @@ void create_folders(const std::filesystem::path& folder) {
 
 namespace {
 
-/// Throws Error with the reason from errno.
 [[noreturn]] void fail_to_open(const std::filesystem::path& path, const std::string& what) {
   const int error = errno;
   throw detail::ReadError(
@@ -306,7 +302,6 @@ InputFile::InputFile(std::filesystem::path path, std::string what, Symlinks syml
   const int nofollow = symlinks == Symlinks::kRefuse ? O_NOFOLLOW : 0;
   fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | nofollow);
   try {
-    // ELOOP is the error of O_NOFOLLOW for a symbolic link.
     TESSERA_CHECK(fd_ >= 0 || errno != ELOOP, "'", path_.string(),
                   "' is a symbolic link, which is not followed here: put the file itself there");
     if (fd_ < 0) {

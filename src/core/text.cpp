@@ -73,7 +73,6 @@ class Checker final : public nlohmann::json_sax<json> {
 }  // namespace
 
 void check_strict_json(std::string_view text, const JsonLimits& limits) {
-  // Rejects leading white space, a byte order mark, and values other than objects.
   TESSERA_CHECK(!text.starts_with(detail::kByteOrderMark),
                 "JSON begins with a byte order mark: save it without one");
   TESSERA_CHECK(text.starts_with('{'), "JSON does not begin with '{'");

@@ -62,8 +62,6 @@ bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor)
   return adjoin && cuts_scale(mesh, major.extent, minor.extent, major.mesh_dims);
 }
 
-/// Merges in order: the mesh dimensions of the minor digit divide what those of the major digit
-/// left.
 void append(Digit& major, const Digit& minor) {
   major.extent *= minor.extent;
   major.mesh_dims.insert(major.mesh_dims.end(), minor.mesh_dims.begin(), minor.mesh_dims.end());
@@ -85,8 +83,6 @@ std::int64_t mesh_product(const MeshSizes& mesh_sizes, const std::vector<int>& m
   return product;
 }
 
-/// One pass from major to minor is enough, because a merged digit is compared with the next digit
-/// again.
 std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Digit> digits) {
   std::vector<Digit> out;
   for (auto& digit : digits) {
@@ -204,7 +200,7 @@ std::uint64_t Layout::Content::hash() const {
   return hasher.value();
 }
 
-/// Called before canonical_digits(), which uses these numbers as indices of the mesh.
+/// Called before canonical_digits(), which uses mesh dimensions as indices.
 void Layout::Content::check() const {
   std::vector<bool> used(mesh_sizes.size(), false);
   for (const auto& digits : dims) {
@@ -317,8 +313,6 @@ class Layout::Table {
   std::array<Bucket, 16> buckets_;
 };
 
-/// Computes what every operator reads: whether the layout is replicated, and which dimension each
-/// mesh dimension shards. Only the table makes layouts.
 Layout::Layout(Content content, std::uint64_t hash)
     : mesh_sizes_(std::move(content.mesh_sizes)),
       dims_(std::move(content.dims)),
@@ -336,8 +330,6 @@ Layout::Layout(Content content, std::uint64_t hash)
   }
 }
 
-/// The order matters: the canonical form needs checked mesh dimensions, and the hash needs the
-/// canonical form.
 LayoutPtr Layout::intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
                          std::vector<PartialDim> partial) {
   Content content{std::move(mesh_sizes), std::move(dims), std::move(partial)};
@@ -346,7 +338,7 @@ LayoutPtr Layout::intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
   return Table::instance().find_or_make(std::move(content));
 }
 
-// Decrements the count without the table's lock as long as this is not the last reference.
+// Takes the table's lock only for the last reference.
 void Layout::release(const Layout* layout) {
   auto holders = layout->holders_.load(std::memory_order_relaxed);
   while (holders > 1) {
@@ -372,8 +364,6 @@ const PartialDim* Layout::partial_on(int mesh_dim) const {
   return found == partial_.end() ? nullptr : &*found;
 }
 
-/// Digits are listed major first, so concatenating their mesh dimensions gives the order of
-/// division.
 std::vector<int> Layout::mesh_dims_of(int tensor_dim) const {
   std::vector<int> out;
   for (const auto& digit : digits(tensor_dim)) {

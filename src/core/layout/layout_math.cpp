@@ -17,8 +17,6 @@ namespace tessera {
 // The shape of a mesh without ranks: sizes, names, and positions as coordinates, row-major as in
 // PyTorch's DeviceMesh. core computes redistribution plans with it; mesh/ adds the ranks.
 
-/// A size of 1 is allowed and common, because a program may run on fewer devices. A size of 0 would
-/// be a mesh without ranks.
 MeshShape::MeshShape(std::vector<std::int64_t> sizes, std::vector<std::string> names)
     : sizes_(std::move(sizes)), names_(std::move(names)) {
   for (const auto size : sizes_) {
@@ -40,7 +38,6 @@ std::int64_t MeshShape::numel() const {
   return std::accumulate(sizes_.begin(), sizes_.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-/// A linear search, because meshes have few dimensions.
 int MeshShape::dim(std::string_view name) const {
   const auto found = std::find(names_.begin(), names_.end(), name);
   TESSERA_CHECK(found != names_.end(), "mesh ", to_string(*this), " has no dimension called \"",
@@ -67,7 +64,6 @@ std::vector<std::int64_t> MeshShape::coordinate(std::int64_t index) const {
   return out;
 }
 
-/// The inverse of coordinate().
 std::int64_t MeshShape::index(const std::vector<std::int64_t>& coordinate) const {
   TESSERA_CHECK(coordinate.size() == sizes_.size(), "a coordinate of ", coordinate.size(),
                 " numbers was given for mesh ", to_string(*this));
@@ -166,13 +162,10 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
     return size > 0 ? std::vector<Run>{{0, 0, size}} : std::vector<Run>{};
   }
   std::vector<Run> out{{0, 0, 1}};
-  // Both strides count positions of the digits so far; they are equal as long as the coordinate has
-  // these digits completely.
   std::int64_t global_stride = 1;
   std::int64_t local_stride = 1;
   for (const Digit& digit : digits | ranges::views::reverse) {
     const Chunk chunk = chunk_of(layout, digit, size, coordinate);
-    // An empty chunk of one digit makes the whole result empty.
     if (chunk.size == 0) {
       return {};
     }
@@ -189,7 +182,6 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
   return out;
 }
 
-/// Extends a box by one dimension.
 void append(Box& box, const Run& run) {
   box.global_offset.push_back(run.global);
   box.local_offset.push_back(run.local);
@@ -248,7 +240,6 @@ std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> siz
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate) {
   check_arguments(layout, sizes, coordinate);
-  // The Cartesian product of the dimensions' ranges, built dimension by dimension.
   std::vector<Box> boxes(1);
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto along = runs(layout, static_cast<int>(dim), size, coordinate);

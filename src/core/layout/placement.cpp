@@ -22,7 +22,6 @@ namespace tessera {
 
 namespace {
 
-/// The names of reductions, for both printing and parsing.
 constexpr std::array<std::pair<std::string_view, ReduceOp>, 5> kReduceOps{{
     {"sum", ReduceOp::kSum},
     {"avg", ReduceOp::kAvg},
@@ -348,7 +347,6 @@ std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int6
   return static_cast<std::size_t>(dim < 0 ? dim + ndim : dim);
 }
 
-/// Cuts are listed in mesh order, on which both interpretations of the cuts depend.
 CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   CutsAndPartials out;
   out.cuts.resize(ndim);
@@ -397,7 +395,6 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
   return std::max(factor, std::int64_t{1});
 }
 
-/// The placement on one mesh dimension in PyTorch's notation.
 Placement placement_of(const Layout& layout, int mesh_dim) {
   if (const auto* partial = layout.partial_on(mesh_dim)) {
     return Partial{partial->op};

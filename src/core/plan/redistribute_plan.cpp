@@ -30,8 +30,7 @@ class Search {
  public:
   Search(const Problem& problem, const CostModel& model) : problem_(problem), model_(model) {}
 
-  // Throws Error if the queue becomes empty, which cannot happen for layouts of one mesh, because
-  // all_gather is always possible.
+  // The queue never becomes empty for layouts of one mesh, because all_gather is always possible.
   std::vector<Step> run(LayoutPtr from) {
     reach(from, 0, kNone, {});
     while (!queue_.empty()) {
@@ -53,8 +52,7 @@ class Search {
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
-  // A visited layout with the cheapest path to it so far. Nodes are numbered in the order of
-  // discovery.
+  // A visited layout with the cheapest path to it so far.
   struct Node {
     LayoutPtr layout = nullptr;
     double cost = 0;
@@ -98,7 +96,6 @@ class Search {
     queue_.push({cost + plan::least_cost(model_, problem_, layout), known->second});
   }
 
-  // Walks back to the start and moves the steps out, since the search is over.
   std::vector<Step> steps_to(std::size_t number) {
     std::vector<Step> out;
     for (; nodes_[number].parent != kNone; number = nodes_[number].parent) {
@@ -113,7 +110,6 @@ class Search {
   std::vector<Node> nodes_;
   std::unordered_map<LayoutPtr, std::size_t> numbers_;
   std::priority_queue<Entry> queue_;
-  // A member only to reuse its memory between calls.
   std::vector<Step> proposed_;
 };
 
@@ -186,8 +182,7 @@ RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize,
                                        const CostModel& model) {
   check_arguments(from, to, sizes);
-  // The search runs without mesh dimensions of size 1; relabel steps before and after it restore
-  // them.
+  // Mesh dimensions of size 1 are only relabelled, before and after the search.
   const auto start = detail::without_unit_mesh_dims(from);
   const auto end = detail::without_unit_mesh_dims(to);
   RedistributionPlan plan;
@@ -205,7 +200,6 @@ RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
 
 namespace {
 
-/// The collective's name in PyTorch's documentation.
 std::string_view name(StepKind kind) {
   switch (kind) {
     case StepKind::kAllGather:
@@ -226,7 +220,6 @@ std::string_view name(StepKind kind) {
   return "?";
 }
 
-/// One line: the kind, the mesh dimensions, the bytes sent, and the layouts before and after.
 std::string to_string(const Step& step) {
   std::string out(name(step.kind));
   if (step.dim >= 0) {

@@ -17,7 +17,6 @@ namespace {
 
 using Digits = std::vector<Digit>;
 
-/// A linear search, because lists of mesh dimensions have few entries.
 bool contains(std::span<const int> list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
@@ -38,7 +37,6 @@ std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
   return digits;
 }
 
-/// `list` with `more` appended at the inner end.
 std::vector<int> with(std::vector<int> list, std::span<const int> more) {
   list.insert(list.end(), more.begin(), more.end());
   return list;
@@ -128,7 +126,6 @@ class SearchState {
           }
           legal = legal && partial[i].op == outermost->op;
           dims.push_back(partial[i].mesh_dim);
-          // it remains partial, inner to a mesh dimension of the set
         } else if (outermost != nullptr) {
           legal = legal && commute(partial[i].op, outermost->op);
         }
@@ -408,7 +405,6 @@ Shares shares(const SearchState& state) {
 
 /// The number of different reductions still to be done; each takes a separate collective.
 int pending_reductions(const SearchState& state) {
-  // One bit for each ReduceOp.
   unsigned ops = 0;
   for (const auto& partial : state.layout()->partial()) {
     const auto* kept = state.problem().to->partial_on(partial.mesh_dim);
@@ -477,7 +473,6 @@ void slice(const SearchState& state, std::vector<Step>& out) {
     if (!state.is_replicated_on(m)) {
       continue;
     }
-    // A mesh dimension that must follow others in the order waits until those are placed.
     const auto destination = state.final_destination({&m, 1});
     if (!destination) {
       continue;
@@ -527,7 +522,6 @@ void reduce_scatter(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Needs no destination, because the result is replicated over the set.
 void all_reduce(const SearchState& state, std::vector<Step>& out) {
   for (auto& mesh_dims : state.reducible_sets()) {
     const auto op = state.layout()->partial_on(mesh_dims.front())->op;
@@ -578,7 +572,6 @@ constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
 
 }  // namespace
 
-/// The order of the table affects the result, and every rank must find the same plan.
 void propose_steps(const Problem& problem, LayoutPtr layout, std::vector<Step>& out) {
   const SearchState state(problem, layout);
   for (const auto move : kMoves) {

@@ -27,8 +27,6 @@ using SizesOfEach = std::vector<std::vector<std::int64_t>>;
 /// Builds the rule of one call, entry by entry.
 class AcceptedRule {
  public:
-  // `results` are the sizes of the results, which a rule needs for its factors and a list of
-  // placements does not contain.
   AcceptedRule(const OpCall& call, const SizesOfEach& results)
       : call_(call), rule_(rules::start(call)) {
     for (const auto& sizes : results) {
@@ -40,8 +38,6 @@ class AcceptedRule {
     output_sizes_ = results;
   }
 
-  // Turns an entry into one factor or one Linear. The entry is checked against the call here,
-  // because it was registered without one.
   void add(const AcceptedPlacements& row) {
     const bool fits =
         row.inputs.size() == rule_.inputs.size() && row.outputs.size() == rule_.outputs.size();
@@ -54,7 +50,6 @@ class AcceptedRule {
     shards ? add_sharded(row) : add_linear(row);
   }
 
-  /// Dimensions that no entry shards get factors that stay unsharded.
   ShardingRule finish() && {
     fill(rule_.inputs, input_sizes_);
     fill(rule_.outputs, output_sizes_);
@@ -62,7 +57,6 @@ class AcceptedRule {
   }
 
  private:
-  /// Adds an entry with Shard inputs.
   void add_sharded(const AcceptedPlacements& row) {
     // The factor is made at the first dimension that the entry names, when its size is known.
     factor_ = -1;
@@ -124,7 +118,6 @@ class AcceptedRule {
     tensor[at] = {factor_};
   }
 
-  // fill() is also used for results, whose sizes propagate() reads from the factors.
   void fill(std::vector<ShardingRule::TensorFactors>& tensors, const SizesOfEach& sizes) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       for (std::size_t dim = 0; dim < tensors[i].size(); ++dim) {
@@ -135,8 +128,7 @@ class AcceptedRule {
     }
   }
 
-  // These errors are thrown at the first call, because at registration the sizes are unknown and
-  // the entries cannot be checked.
+  // Called at the first call of the operator, because at registration the sizes are unknown.
   void check(bool condition, const char* what) const {
     TESSERA_CHECK(condition, "an entry of the rule registered for ", call_.op, " ", what,
                   "; write a rule of factors for that");
@@ -210,7 +202,6 @@ class TensorGroupPropagation {
         group_(group),
         chooser_(rule, call, inputs, mesh_sizes, group) {}
 
-  // decide() is called first, because the layouts follow from its choices and digits.
   void write(Propagation& result) {
     decide();
     for (int input : group_.inputs) {
@@ -233,7 +224,6 @@ class TensorGroupPropagation {
   /// not, the factor is kept unsharded and the choices are made again, at most once for each
   /// factor.
   void decide() {
-    // The set grows in each round, so the loop ends.
     std::set<int> unsharded;
     for (bool done = false; !done;) {
       choices_ = chooser_.choose(unsharded);
@@ -258,8 +248,6 @@ class TensorGroupPropagation {
     }
   }
 
-  // Whether the local call is used is decided here, where the sharded factors are known; dtensor
-  // follows the decision.
   bool wants_local_call() const {
     if (!rule_.local_call) {
       return false;
@@ -299,7 +287,6 @@ class TensorGroupPropagation {
     return digits;
   }
 
-  /// The digits of a dimension, from the digits of its factors.
   std::vector<Digit> dim_digits(const ShardingRule::Factors& factors) const {
     std::vector<Digit> result;
     bool sharded = false;
@@ -339,8 +326,6 @@ class TensorGroupPropagation {
     return result;
   }
 
-  /// `placement_of` returns the placement that a choice gives the tensor, which differs between
-  /// inputs and outputs.
   template <class PlacementOf>
   std::vector<PartialDim> partial(PlacementOf placement_of) const {
     std::vector<PartialDim> result;
@@ -375,7 +360,6 @@ class TensorGroupPropagation {
     return !own && wanted->is_replicated() ? nullptr : wanted;
   }
 
-  // Whether the rule has factors for the tensor; no choice can shard a tensor without factors.
   static bool has_factors(const ShardingRule::TensorFactors& factors) {
     return std::any_of(factors.begin(), factors.end(),
                        [](const auto& dim) { return !dim.empty(); });

@@ -56,7 +56,6 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
     left = ceil_div(left, parts);
     major.mesh_dims.push_back(mesh_dim);
   }
-  // The caller continues with the rest for the next factor.
   digit = std::move(minor);
   return major;
 }
@@ -77,8 +76,13 @@ bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
   return leaves_nothing(last, inner, mesh_sizes) || leaves_nothing(chunk, inner, mesh_sizes);
 }
 
-}  // namespace
+/// The digits of each of several factors, major first.
+using FactorDigits = std::vector<std::vector<Digit>>;
 
+/// Distributes the digits of one tensor dimension over its factors. A digit that extends over a
+/// boundary of factors is split there; nullopt if its chunks do not end at the boundary. All
+/// extents must be explicit (not 0), and the factors' sizes must multiply to the product of the
+/// extents.
 std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
                                          std::span<const std::int64_t> factor_sizes,
                                          std::span<const std::int64_t> mesh_sizes) {
@@ -113,7 +117,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
   return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
 }
 
-/// Searches from the last digit, which has the innermost division of the whole dimension.
+/// Removes the innermost mesh dimension from `digits` and returns it; -1 if there is none.
 int drop_innermost(std::vector<Digit>& digits) {
   for (Digit& digit : digits | ranges::views::reverse) {
     if (digit.mesh_dims.empty()) {
@@ -125,6 +129,8 @@ int drop_innermost(std::vector<Digit>& digits) {
   }
   return -1;
 }
+
+}  // namespace
 
 /// Checks each mesh dimension in turn: 12 over 2 and 3 is even; 10 over 2 and 3 is not, although 10
 /// over 2 is.
@@ -149,8 +155,9 @@ bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64
 }
 
 // Candidates are only placements that some input already has, and replication. Sharding a factor
-// that no input shards would save computation but not bytes, and the user did not request it. Costs
-// are bytes for one mesh dimension at a time, in the order of the mesh.
+// that no input shards would save computation but not bytes. Costs are bytes for one mesh dimension
+// at a time, in the order of the mesh, because the cost of an inner mesh dimension depends on how
+// the outer mesh dimensions divide the outputs.
 
 namespace {
 
@@ -188,7 +195,6 @@ TensorGroupChooser::TensorGroupChooser(const ShardingRule& rule, const OpCall& c
                                        std::span<const std::int64_t> mesh_sizes,
                                        const ShardingRule::TensorGroup& group)
     : rule_(rule), call_(call), mesh_sizes_(mesh_sizes), group_(group) {
-  // Only the in-place pairs of this tensor group matter.
   for (const auto& pair : rule.inplace) {
     if (contains(group.outputs, pair.output)) {
       inplace_.push_back(pair);
@@ -254,7 +260,6 @@ void TensorGroupChooser::read_dim(Input& input, const ShardingRule::Factors& fac
   for (int factor : factors) {
     sizes.push_back(rule_.factors[static_cast<std::size_t>(factor)].size);
   }
-  // The loop ends, because each round removes one mesh dimension.
   for (;;) {
     if (auto aligned = align_digits(digits, sizes, mesh_sizes_); aligned && !factors.empty()) {
       for (auto&& [factor, of_factor] : ranges::views::zip(factors, *aligned)) {
@@ -275,8 +280,6 @@ void TensorGroupChooser::read_dim(Input& input, const ShardingRule::Factors& fac
   }
 }
 
-/// Outermost first, because the cost of an inner mesh dimension depends on how the outer ones
-/// divide the outputs.
 std::vector<Choice> TensorGroupChooser::choose(const std::set<int>& unsharded) const {
   std::vector<Choice> choices;
   for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
@@ -305,8 +308,6 @@ Choice TensorGroupChooser::choose_dim(std::size_t mesh_dim, const std::vector<Ch
   return best.value_or(Choice{});
 }
 
-/// The placements that some input already has, in the order of inputs_: of candidates with equal
-/// cost the first one wins.
 std::vector<Choice> TensorGroupChooser::candidates(std::size_t mesh_dim,
                                                    const std::set<int>& unsharded) const {
   std::vector<Choice> result;
@@ -448,11 +449,7 @@ double TensorGroupChooser::moved_bytes(const Input& input, std::size_t mesh_dim,
                                        const Choice& choice) const {
   const FactorPlacement& have = input.placements[mesh_dim];
   const FactorPlacement want = wanted_placement(input.index, choice);
-  if (have == want || have.kind == FactorPlacement::kReplicate) {
-    return 0;
-  }
-  // A tensor that is only a hint is never moved.
-  if (is_hint(input.index)) {
+  if (have == want || have.kind == FactorPlacement::kReplicate || is_hint(input.index)) {
     return 0;
   }
   // An unread tensor's values are not needed, so a pending sum costs nothing either.
@@ -514,8 +511,6 @@ std::vector<Digit> TensorGroupChooser::carried_digits(int factor,
       if (held != factor || inplace) {
         continue;
       }
-      // The number of mesh dimensions on which the input already has the chosen placement, and so
-      // needs no communication.
       std::ptrdiff_t agreed = 0;
       for (std::size_t m = 0; m < choices.size(); ++m) {
         agreed += choices[m] == wanted &&

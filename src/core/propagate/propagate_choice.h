@@ -13,20 +13,6 @@
 
 namespace tessera {
 
-/// The digits of each of several factors, major first.
-using FactorDigits = std::vector<std::vector<Digit>>;
-
-/// Distributes the digits of one tensor dimension over its factors. A digit that extends over a
-/// boundary of factors is split there; nullopt if its chunks do not end at the boundary. All
-/// extents must be explicit (not 0), and the factors' sizes must multiply to the product of the
-/// extents.
-std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
-                                         std::span<const std::int64_t> factor_sizes,
-                                         std::span<const std::int64_t> mesh_sizes);
-
-/// Removes the innermost mesh dimension from `digits` and returns it; -1 if there is none.
-int drop_innermost(std::vector<Digit>& digits);
-
 /// Whether all chunks of `digits` have equal sizes.
 bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes);
 

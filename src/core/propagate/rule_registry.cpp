@@ -18,8 +18,6 @@
 namespace tessera {
 namespace {
 
-// The library's own rules.
-
 /// Appends the expansions of a name with braces: "a{,_}" gives "a" and "a_".
 void expand_braces(std::string name, std::vector<std::string>& result) {
   const std::size_t open = name.find('{');
@@ -106,7 +104,6 @@ struct Registry {
     }
   }
 
-  /// The names are stored in a deque, which does not move its elements when it grows.
   void add(RuleFamily& family, std::string name, RuleFunction::Entry entry) {
     const std::string_view op = names.emplace_back(std::move(name));
     TESSERA_CHECK(entries.emplace(op, std::move(entry)).second, "rule table: two rules for ", op);
@@ -233,8 +230,6 @@ void register_rule(std::string op, RuleFunction::Body body, bool reads_numbers) 
   TESSERA_CHECK(added, "register_rule of ", op, " for the second time; keep one of the two");
 }
 
-/// The variant is found from the name in the call and not in the table, because one row serves all
-/// variants of an operator.
 std::optional<ShardingRule> RuleFunction::operator()(const OpCall& call) const {
   if (rules::out_count(call.op) > 0) {
     return apply_out(entry_->body, call);
@@ -245,7 +240,6 @@ std::optional<ShardingRule> RuleFunction::operator()(const OpCall& call) const {
   return entry_->body(call);
 }
 
-/// A user's rule is found first, because it may replace a rule of the library.
 RuleFunction find_rule(std::string_view op) {
   if (const auto* own = look_up_user_rule(op)) {
     return RuleFunction(own);
@@ -258,7 +252,6 @@ std::vector<RuleFamily> rule_families() {
   return registry().families;
 }
 
-/// Sorted, because documents contain the list and a test compares them.
 std::vector<std::string_view> ruled_operators() {
   std::vector<std::string_view> result;
   for (const auto& [op, entry] : registry().entries) {

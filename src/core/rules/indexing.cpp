@@ -15,7 +15,6 @@ namespace tessera::rules {
 
 namespace {
 
-/// A dimension argument, counted from 0.
 std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
   return static_cast<std::size_t>(wrap_dim(call, call.integer(arg), meta_of(call, tensor).ndim()));
 }
@@ -196,8 +195,6 @@ std::optional<ShardingRule> index_fill_rule(const OpCall& call) {
   return rule;
 }
 
-// Rules for operators that search.
-
 /// take(self, index), bucketize(self, boundaries): each element of one tensor reads all of the
 /// other tensor.
 RuleFunction::Body look_up(int element_arg) {
@@ -249,7 +246,6 @@ std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
   // The search runs along the sequence's last dimension, which stays unsharded.
   leading.back().clear();
   input_of(rule, sequence) = leading;
-  // the sorter has the sequence's shape
   for (std::size_t arg = 2; arg < call.args.size(); ++arg) {
     if (call.has_tensor(arg)) {
       input_of(rule, call.tensor_index(arg)) = leading;
@@ -444,7 +440,6 @@ bool have_one_size(const OpCall& call, const std::vector<int>& tensors) {
   });
 }
 
-/// All tensors share all other dimensions, so they are redistributed to one layout.
 std::optional<ShardingRule> cat_rule(const OpCall& call) {
   const std::vector<int> tensors = joined_tensors(call, true);
   if (tensors.empty()) {
@@ -627,7 +622,6 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   };
   const std::int64_t first = clamp(call.integer_or(2, 0));
   const std::int64_t last = std::max(first, clamp(call.integer_or(3, size)));
-  // libtorch throws for such a step, so there is no rule.
   if (step < 1) {
     return std::nullopt;
   }

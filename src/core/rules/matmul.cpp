@@ -242,8 +242,6 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
   if (tensors.size() != batched.inputs.size()) {
     return std::nullopt;
   }
-  // The batch dimensions broadcast as in pointwise operators, so the same helper finds their
-  // factors.
   OpCall batch = call;  // the tensors without their last dimensions
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     Sizes& sizes = batch.tensors[static_cast<std::size_t>(tensors[i])].sizes;
@@ -261,8 +259,8 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
     factor.allow_empty = batched.empty;
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    TensorFactors& factors = input_of(rule, tensors[i]);
     // The operator's own dimensions get no factor, so they are replicated.
+    TensorFactors& factors = input_of(rule, tensors[i]);
     factors.resize(factors.size() + batched.inputs[i]);
   }
   for (std::size_t own : batched.results) {
@@ -361,7 +359,6 @@ std::optional<ShardingRule> diag_embed_rule(const OpCall& call) {
   const int second = wrap_dim(call, call.integer_or(3, -1), ndim);
   ShardingRule rule = start(call);
   TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
-  // The elements of the last dimension are spread over two dimensions.
   keep_unsharded(rule, factors.back());
   input_of(rule, self) = factors;
   const std::int64_t offset = call.integer_or(1, 0);
@@ -405,7 +402,6 @@ std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
     return std::nullopt;
   }
   for (std::size_t i = 0; i + 1 < pad.size(); i += 2) {
-    // Pairs begin with the last dimension, as in torch.nn.functional.pad.
     const std::size_t dim = factors.size() - 1 - i / 2;
     if (pad[i] == 0 && pad[i + 1] == 0) {
       continue;
@@ -431,7 +427,6 @@ std::optional<ShardingRule> cdist_rule(const OpCall& call) {
   TensorFactors& result = rule->outputs[0];
   for (std::size_t i = 0; i < 2; ++i) {
     const TensorMeta& x = call.tensor(i);
-    // Rows of either input are independent, because they are dimensions of the result.
     const Factors rows{add_factor(*rule, x.size(x.ndim() - 2))};
     input_of(*rule, call.tensor_index(i))[x.sizes.size() - 2] = rows;
     result[result.size() - 2 + i] = rows;
@@ -449,7 +444,6 @@ std::optional<ShardingRule> cross_rule(const OpCall& call) {
   const int dim = wrap_dim(call, call.integer_or(2, -1), call.tensor(0).ndim());
   keep_unsharded(rule, (*result)[static_cast<std::size_t>(dim)]);
   rule.outputs.push_back(*result);
-  // Linear in each of the two separately, like a product.
   add_linear(rule, {0});
   add_linear(rule, {1});
   return rule;

@@ -13,8 +13,6 @@ namespace tessera::rules {
 
 namespace {
 
-// Rules for operators that make constants.
-
 /// zeros_like and similar operators: the result is laid out as the tensor, whose values are not
 /// read.
 std::optional<ShardingRule> like_rule(const OpCall& call) {
@@ -33,8 +31,6 @@ std::optional<ShardingRule> new_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   TensorFactors result;
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-    // A dimension of the result follows the tensor's only if both have the same number of
-    // dimensions; otherwise it is unclear which dimensions correspond.
     const bool follows = sizes.size() == own.size() && sizes[dim] == own[dim];
     result.push_back({follows ? add_factor(rule, sizes[dim]) : add_unsharded(rule, sizes[dim])});
     if (follows) {
@@ -43,7 +39,6 @@ std::optional<ShardingRule> new_rule(const OpCall& call) {
   }
   rule.outputs.push_back(result);
   rule.unread.push_back(self);
-  // Each rank makes its own part.
   rule.size_arguments.push_back({1, 0});
   return rule;
 }
@@ -52,17 +47,14 @@ std::optional<ShardingRule> new_rule(const OpCall& call) {
 std::optional<ShardingRule> new_strided_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = new_rule(call);
   ShardingRule::LocalCall local{"aten::new_empty", call.args};
-  // Removes the strides, argument 2, because new_empty makes a contiguous tensor.
   local.args.erase(local.args.begin() + 2);
   rule->local_call = local;
   return rule;
 }
 
-// Rules for operators that draw random numbers.
-
-/// A pointwise operator that draws random numbers: laid out as its tensors, which must not be
-/// partial. `reads`: whether it reads their values. dtensor runs these operators by global element
-/// (src/dtensor/random/); run locally, every shard would draw the same numbers.
+/// A pointwise operator that draws random numbers; its tensors must not be partial. `reads`:
+/// whether the operator reads their values. dtensor runs these operators by global element
+/// (src/dtensor/random/), because run locally every shard would draw the same numbers.
 RuleFunction::Body draw(std::size_t outputs, bool reads) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::vector<int> tensors = tensor_arguments(call);
@@ -383,7 +375,6 @@ RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
       }
       ShardingRule::TensorGroup group{tensors, {}};
       for (std::size_t i = 0; i < tensors.size(); ++i) {
-        // List 1 contains the gradients.
         if (i == 1 && !unscales) {
           continue;
         }

@@ -124,7 +124,6 @@ RuleFunction::Body reduction_of_dims(Kind kind) {
 /// could overflow, so there it is the average of the shards' means, and the shards must have equal
 /// sizes.
 std::optional<ShardingRule> mean_rule(const OpCall& call) {
-  // The two overloads have their dtype at different positions.
   const bool by_dim = call.op != "aten::mean";
   const Arguments arguments = by_dim ? Arguments{1, 2, 3} : Arguments{-1, -1, 1};
   ShardingRule rule = reduction_rule(call, Kind::kSum, arguments, 1);
@@ -137,7 +136,6 @@ std::optional<ShardingRule> mean_rule(const OpCall& call) {
     reduced.push_back(static_cast<int>(i));
     count *= rule.factors[i].size;
   }
-  // In fp32 and wider types a sum of the shards does not overflow.
   if (call.tensor(0).itemsize > 2) {
     rule.local_call = {by_dim ? "aten::sum.dim_IntList" : "aten::sum", call.args,
                        1.0 / static_cast<double>(count), reduced};
@@ -158,7 +156,6 @@ std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& argum
   if (order == 0 || order == 1) {
     kind = Kind::kNanSum;  // a sum of absolute values, or a count
   }
-  // The largest or the smallest absolute value.
   if (std::isinf(order)) {
     kind = order > 0 ? Kind::kMax : Kind::kMin;
   }
@@ -247,7 +244,6 @@ void add_linearity(ShardingRule& rule, Linearity linearity, int self) {
   }
 }
 
-/// An aggregate with defaults, so that a row names only the exceptions.
 struct Along {
   int dim = 1;  ///< argument with the dimension, or a list of dimensions (empty: all)
   std::size_t outputs = 1;
@@ -268,7 +264,6 @@ RuleFunction::Body along(Along along) {
       }
     }
     for (int tensor : tensors) {
-      // Backwards take several tensors of one shape; nothing broadcasts here.
       if (meta_of(call, tensor).sizes != sizes) {
         return std::nullopt;
       }

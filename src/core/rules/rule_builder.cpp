@@ -16,7 +16,6 @@ namespace tessera::rules {
 
 namespace {
 
-/// Factors are only added, so an index stays valid while a rule is built.
 int push(ShardingRule& rule, ShardingRule::Factor factor) {
   rule.factors.push_back(factor);
   return static_cast<int>(rule.factors.size()) - 1;
@@ -155,7 +154,6 @@ std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim) {
   std::vector<bool> named(static_cast<std::size_t>(ndim), dims.empty());
   for (std::int64_t dim : dims) {
     const auto at = static_cast<std::size_t>(wrap_dim(call, dim, ndim));
-    // False only for a 0-d tensor.
     if (at < named.size()) {
       named[at] = true;
     }
@@ -167,11 +165,10 @@ std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& cal
                                            const std::vector<int>& tensors) {
   using ranges::views::reverse;
   using ranges::views::zip;
-  // sizes of the result, innermost first: shapes are aligned at their last dimension
+  // Sizes of the result, innermost first.
   Sizes sizes;
   for (int tensor : tensors) {
     const Sizes& own = meta_of(call, tensor).sizes;
-    // Added dimensions have size 1, which broadcasts.
     sizes.resize(std::max(sizes.size(), own.size()), 1);
     for (auto&& [common, size] : zip(sizes, own | reverse)) {
       // Size 1 does not change the common size, even if the common size is 0.
@@ -338,7 +335,6 @@ const DType& OpCall::dtype(std::size_t arg) const {
   return get<DType>(*this, arg, "a type of elements");
 }
 
-/// A Scalar has the type that the caller passed: 2 or 2.0.
 double OpCall::number(std::size_t arg) const {
   if (const auto* real = std::get_if<double>(&argument(*this, arg))) {
     return *real;

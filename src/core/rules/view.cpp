@@ -48,8 +48,6 @@ struct ViewRule {
   }
 };
 
-// Rules for permutations of dimensions.
-
 std::optional<ShardingRule> permuted(const OpCall& call, const std::vector<int>& order) {
   ViewRule view(call);
   TensorFactors output;
@@ -85,8 +83,6 @@ std::optional<ShardingRule> transpose_rule(const OpCall& call) {
 std::optional<ShardingRule> t_rule(const OpCall& call) {
   return swapped(call, 0, call.tensor(0).ndim() < 2 ? 0 : 1);
 }
-
-// Rules for views that add, remove or repeat dimensions.
 
 /// squeeze removes the dimensions of global size 1. Other dimensions of local size 1 must stay, so
 /// the local call names the dimensions to remove.
@@ -170,8 +166,6 @@ std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   return std::move(view).finish(output);
 }
 
-// Rules for windows and diagonals.
-
 /// unfold(self, dim, size, step): a dimension becomes the number of windows, and a new last
 /// dimension has the positions in a window.
 std::optional<ShardingRule> unfold_rule(const OpCall& call) {
@@ -216,8 +210,6 @@ std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
                                call.integer_or(1, 0)))});
   return std::move(view).finish(output);
 }
-
-// Rules for views as another element type.
 
 std::optional<ShardingRule> view_as_real_rule(const OpCall& call) {
   ViewRule view(call);
@@ -330,7 +322,6 @@ class Reshape {
     return left != 1;
   }
 
-  // Advances on the side that is behind until both sides have the same number of positions.
   void keep_unsharded_to_boundary(std::size_t& i, std::int64_t& in, std::size_t& o,
                                   std::int64_t& out) {
     std::int64_t in_product = in, out_product = out;
@@ -377,7 +368,6 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   return known == numel ? std::optional(std::move(sizes)) : std::nullopt;
 }
 
-/// The sizes as text: "[2, 6]".
 std::string text_of(const Sizes& sizes) {
   std::string text;
   for (const std::int64_t size : sizes) {
