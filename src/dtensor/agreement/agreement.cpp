@@ -133,78 +133,70 @@ struct Difference {
   std::string first, other;  ///< the value on peer 0, and the value on `peer`
 };
 
-/// Searches for a difference block by block, since replicas may be large. All peers find the same
-/// difference.
-class Search {
- public:
-  Search(const Peers& peers, Equality equality) : peers_(peers), equality_(equality) {}
+/// All peers' blocks, one row for each peer, on the host.
+at::Tensor gathered(const Peers& peers, const at::Tensor& block) {
+  const at::Tensor rows = at::empty({peers.group->size(), block.numel()}, block.options());
+  peers.group->all_gather(rows, block.contiguous())->wait();
+  return rows.cpu();
+}
 
-  /// The first difference, or nullopt. Collective.
-  std::optional<Difference> first_difference(const at::Tensor& local) const {
-    constexpr std::int64_t kBlock = std::int64_t{1} << 16;
-    const at::Tensor real = local.is_complex() ? at::view_as_real(local.resolve_conj()) : local;
-    const bool floats = real.is_floating_point();
-    const double tolerance =
-        floats && equality_ == Equality::kRounded ? tolerance_of(real.scalar_type()) : 0;
-    const at::Tensor flat = real.reshape({-1});
-    for (std::int64_t begin = 0; begin < flat.numel(); begin += kBlock) {
-      const at::Tensor rows = gather(flat.narrow(0, begin, std::min(kBlock, flat.numel() - begin))
-                                         .to(peers_.device, floats ? at::kDouble : at::kLong));
-      if (auto found =
-              floats ? find<double>(rows, tolerance) : find<std::int64_t>(rows, tolerance)) {
-        found->element = (found->element + begin) / (local.is_complex() ? 2 : 1);
-        return found;
+template <class Value>
+double largest(const Value* values, std::int64_t count) {
+  double result = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double size = std::abs(static_cast<double>(values[i]));
+    result = std::isfinite(size) ? std::max(result, size) : result;
+  }
+  return result;
+}
+
+template <class Value>
+bool differ(Value a, Value b, double allowed) {
+  if (std::bit_cast<std::int64_t>(a) == std::bit_cast<std::int64_t>(b)) {
+    return false;
+  }
+  return allowed == 0 || !(std::abs(static_cast<double>(a) - static_cast<double>(b)) <= allowed);
+}
+
+template <class Value>
+std::optional<Difference> find_difference(const at::Tensor& rows, double tolerance) {
+  const auto* values = rows.const_data_ptr<Value>();
+  const std::int64_t count = rows.size(1);
+  const double allowed = tolerance == 0 ? 0 : tolerance * largest(values, rows.numel());
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t peer = 1; peer < rows.size(0); ++peer) {
+      const Value other = values[peer * count + i];
+      if (differ(values[i], other, allowed)) {
+        return Difference{static_cast<std::size_t>(peer), i, fmt::format("{}", values[i]),
+                          fmt::format("{}", other)};
       }
     }
-    return std::nullopt;
   }
+  return std::nullopt;
+}
 
- private:
-  /// All peers' blocks, one row for each peer, on the host.
-  at::Tensor gather(const at::Tensor& block) const {
-    const at::Tensor rows = at::empty({peers_.group->size(), block.numel()}, block.options());
-    peers_.group->all_gather(rows, block.contiguous())->wait();
-    return rows.cpu();
-  }
-
-  template <class Value>
-  static std::optional<Difference> find(const at::Tensor& rows, double tolerance) {
-    const auto* values = rows.const_data_ptr<Value>();
-    const std::int64_t count = rows.size(1);
-    const double allowed = tolerance == 0 ? 0 : tolerance * largest(values, rows.numel());
-    for (std::int64_t i = 0; i < count; ++i) {
-      for (std::int64_t peer = 1; peer < rows.size(0); ++peer) {
-        const Value other = values[peer * count + i];
-        if (differ(values[i], other, allowed)) {
-          return Difference{static_cast<std::size_t>(peer), i, fmt::format("{}", values[i]),
-                            fmt::format("{}", other)};
-        }
-      }
+/// The first difference, or nullopt; the same on every peer. Searches block by block, since
+/// replicas may be large. Collective.
+std::optional<Difference> first_difference(const Peers& peers, Equality equality,
+                                           const at::Tensor& local) {
+  constexpr std::int64_t kBlock = std::int64_t{1} << 16;
+  const at::Tensor real = local.is_complex() ? at::view_as_real(local.resolve_conj()) : local;
+  const bool floats = real.is_floating_point();
+  const double tolerance =
+      floats && equality == Equality::kRounded ? tolerance_of(real.scalar_type()) : 0;
+  const at::Tensor flat = real.reshape({-1});
+  for (std::int64_t begin = 0; begin < flat.numel(); begin += kBlock) {
+    const at::Tensor rows =
+        gathered(peers, flat.narrow(0, begin, std::min(kBlock, flat.numel() - begin))
+                            .to(peers.device, floats ? at::kDouble : at::kLong));
+    if (auto found = floats ? find_difference<double>(rows, tolerance)
+                            : find_difference<std::int64_t>(rows, tolerance)) {
+      found->element = (found->element + begin) / (local.is_complex() ? 2 : 1);
+      return found;
     }
-    return std::nullopt;
   }
-
-  template <class Value>
-  static double largest(const Value* values, std::int64_t count) {
-    double result = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const double size = std::abs(static_cast<double>(values[i]));
-      result = std::isfinite(size) ? std::max(result, size) : result;
-    }
-    return result;
-  }
-
-  template <class Value>
-  static bool differ(Value a, Value b, double allowed) {
-    if (std::bit_cast<std::int64_t>(a) == std::bit_cast<std::int64_t>(b)) {
-      return false;
-    }
-    return allowed == 0 || !(std::abs(static_cast<double>(a) - static_cast<double>(b)) <= allowed);
-  }
-
-  const Peers& peers_;
-  Equality equality_;
-};
+  return std::nullopt;
+}
 
 /// The index of an element as text: "[3, 1]".
 std::string index_of(std::int64_t element, c10::IntArrayRef sizes) {
@@ -269,7 +261,7 @@ class Report {
     if (others.empty()) {
       return;
     }
-    const auto found = Search(peers_, equality_).first_difference(replica.local);
+    const auto found = first_difference(peers_, equality_, replica.local);
     TESSERA_CHECK(!found, what_, ": ", replica.name, " differs from rank ", peers_.ranks[0],
                   " on ranks ", ranks_of(others), ", first at ",
                   index_of(found->element, replica.local.sizes()), ": ", found->first, " on rank ",
@@ -375,16 +367,6 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
   return split;
 }
 
-/// The mesh coordinate of the rank with row-major number `index`.
-Sizes coordinate_of(const Sizes& mesh_sizes, std::int64_t index) {
-  Sizes coordinate(mesh_sizes.size());
-  for (std::size_t m = mesh_sizes.size(); m-- > 0;) {
-    coordinate[m] = index % mesh_sizes[m];
-    index /= mesh_sizes[m];
-  }
-  return coordinate;
-}
-
 /// Whether that rank's part is added to the size of the whole: only the first copy of each part is.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
@@ -397,12 +379,11 @@ bool counts(const SplitDim& split, const Sizes& coordinate) {
 
 /// The size along `split.dim` that each rank should have if the whole has `sizes`.
 Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& sizes,
-                      std::int64_t ranks) {
+                      const MeshShape& mesh) {
   Sizes chunks;
-  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+  for (std::int64_t rank = 0; rank < mesh.numel(); ++rank) {
     chunks.push_back(local_size(layout, static_cast<int>(split.dim),
-                                sizes[static_cast<std::size_t>(split.dim)],
-                                coordinate_of(layout.mesh_sizes(), rank)));
+                                sizes[static_cast<std::size_t>(split.dim)], mesh.coordinate(rank)));
   }
   return chunks;
 }
@@ -439,7 +420,6 @@ std::vector<Sizes> parts_of(const at::Tensor& local, const std::vector<SplitDim>
 
 std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
                                        const DeviceMesh& mesh, const Placements& placements) {
-  const Sizes mesh_sizes = mesh.shape().sizes();
   const std::vector<SplitDim> split = split_dims(placements, local.dim());
   const std::vector<Sizes> parts = parts_of(local, split, mesh);
   for (std::size_t rank = 1; rank < parts.size() && !split.empty(); ++rank) {
@@ -454,17 +434,17 @@ std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor
     std::int64_t& whole = sizes[static_cast<std::size_t>(split[i].dim)];
     whole = 0;
     for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
-      if (counts(split[i], coordinate_of(mesh_sizes, rank))) {
+      if (counts(split[i], mesh.shape().coordinate(rank))) {
         whole += parts[static_cast<std::size_t>(rank)][i];
       }
     }
   }
-  const LayoutPtr layout = to_layout(mesh_sizes, placements, sizes);
+  const LayoutPtr layout = to_layout(mesh.shape().sizes(), placements, sizes);
   for (std::size_t i = 0; i < split.size(); ++i) {
     Sizes found;
     std::ranges::transform(parts, std::back_inserter(found),
                            [i](const Sizes& part) { return part[i]; });
-    const Sizes chunks = chunks_of_split(split[i], *layout, sizes, mesh.size());
+    const Sizes chunks = chunks_of_split(split[i], *layout, sizes, mesh.shape());
     TESSERA_CHECK(found == chunks, what, " takes a plain tensor for ", to_string(placements),
                   ", but the ranks hold ", c10::IntArrayRef(found), " positions along dimension ",
                   split[i].dim, ", and torch.chunk of ",

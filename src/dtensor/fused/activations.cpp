@@ -26,8 +26,8 @@ struct SiluMul : FusedOperator<SiluMul, at::Tensor(const at::Tensor&, const at::
 };
 
 struct SiluMulBackward
-    : FusedOperator<SiluMulBackward, std::tuple<at::Tensor, at::Tensor>(
-                                         const at::Tensor&, const at::Tensor&, const at::Tensor&)> {
+    : FusedOperator<SiluMulBackward,
+                    TwoTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&)> {
   static constexpr const char* name = "tessera::silu_mul_backward";
   static constexpr const char* signature =
       "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)";
@@ -36,8 +36,7 @@ struct SiluMulBackward
 /// The gradients of silu_mul, and its result, for backwards that recompute the result.
 struct SiluMulWithGradients
     : FusedOperator<SiluMulWithGradients,
-                    std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-                        const at::Tensor&, const at::Tensor&, const at::Tensor&)> {
+                    ThreeTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&)> {
   static constexpr const char* name = "tessera::silu_mul_with_gradients";
   static constexpr const char* signature =
       "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor, Tensor)";
@@ -55,9 +54,8 @@ at::Tensor run_silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   return kernels::silu_mul(gate, up);
 }
 
-std::tuple<at::Tensor, at::Tensor> run_silu_mul_backward(const at::Tensor& grad,
-                                                         const at::Tensor& gate,
-                                                         const at::Tensor& up) {
+TwoTensors run_silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                 const at::Tensor& up) {
   return kernels::silu_mul_backward(grad, gate, up);
 }
 
@@ -76,8 +74,8 @@ struct SiluMulNode final : RecomputableNode {
                                        : SiluMul::call_below_autograd(saved(0), saved(1));
   }
 
-  torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
-    auto [of_gate, of_up] = SiluMulBackward::call(gradient, saved(0), saved(1));
+  variable_list differentiate(const variable_list& gradients) override {
+    auto [of_gate, of_up] = SiluMulBackward::call(gradients[0], saved(0), saved(1));
     return {std::move(of_gate), std::move(of_up)};
   }
 
@@ -90,7 +88,6 @@ struct SiluMulNode final : RecomputableNode {
 at::Tensor differentiable_silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   const auto node = node_for<SiluMulNode>(gate, up);
   if (node != nullptr) {
-    // Saves only the inputs, which the preceding matmuls have made anyway.
     node->save(gate, up);
   }
   at::Tensor result = SiluMul::call_below_autograd(gate, up);
@@ -171,8 +168,8 @@ struct DropoutNode final : FusedNode {
   std::vector<c10::SymInt> place;
 
  private:
-  torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
-    return {Dropout::call(gradient, p, seed, stream, first_element, place)};
+  variable_list differentiate(const variable_list& gradients) override {
+    return {Dropout::call(gradients[0], p, seed, stream, first_element, place)};
   }
 };
 
@@ -226,9 +223,8 @@ void check_rotary_sizes(c10::IntArrayRef x, c10::IntArrayRef cos, c10::IntArrayR
 
 /// Rotates queries and keys in one launch.
 struct RotaryEmbeddingQk
-    : FusedOperator<RotaryEmbeddingQk, std::tuple<at::Tensor, at::Tensor>(
-                                           const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                           const at::Tensor&, bool)> {
+    : FusedOperator<RotaryEmbeddingQk, TwoTensors(const at::Tensor&, const at::Tensor&,
+                                                  const at::Tensor&, const at::Tensor&, bool)> {
   static constexpr const char* name = "tessera::rotary_embedding_qk";
   static constexpr const char* signature =
       "(Tensor q, Tensor k, Tensor cos, Tensor sin, bool transposed=False) -> (Tensor, Tensor)";
@@ -258,8 +254,8 @@ struct RotaryNode final : FusedNode {
   bool transposed = false;
 
  private:
-  torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
-    return {RotaryEmbedding::call(gradient, saved(0), saved(1), !transposed)};
+  variable_list differentiate(const variable_list& gradients) override {
+    return {RotaryEmbedding::call(gradients[0], saved(0), saved(1), !transposed)};
   }
 };
 
@@ -269,7 +265,6 @@ at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, con
                 "rotary_embedding takes tables that need no gradient; detach them");
   const auto node = node_for<RotaryNode>(x);
   if (node != nullptr) {
-    // Saves the tables, which all layers share; x is not needed.
     node->save(cos, sin);
     node->transposed = transposed;
   }
@@ -283,9 +278,8 @@ void check_qk(c10::IntArrayRef q, c10::IntArrayRef k, c10::IntArrayRef cos, c10:
                 " was asked for; they must agree but for the heads");
 }
 
-std::tuple<at::Tensor, at::Tensor> run_rotary_qk(const at::Tensor& q, const at::Tensor& k,
-                                                 const at::Tensor& cos, const at::Tensor& sin,
-                                                 bool transposed) {
+TwoTensors run_rotary_qk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
+                         const at::Tensor& sin, bool transposed) {
   check_qk(q.sizes(), k.sizes(), cos.sizes(), sin.sizes());
   TESSERA_CHECK(q.scalar_type() == k.scalar_type(),
                 "rotary_embedding of queries and keys of types ", q.scalar_type(), " and ",
@@ -319,7 +313,7 @@ struct RotaryQkNode final : FusedNode {
   bool transposed = false;
 
  private:
-  variable_list differentiate_all(const variable_list& gradients) override {
+  variable_list differentiate(const variable_list& gradients) override {
     const auto turned_back = [this](const at::Tensor& gradient) {
       return gradient.defined() ? RotaryEmbedding::call(gradient, saved(0), saved(1), !transposed)
                                 : at::Tensor();
@@ -333,11 +327,8 @@ struct RotaryQkNode final : FusedNode {
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> differentiable_rotary_qk(const at::Tensor& q,
-                                                            const at::Tensor& k,
-                                                            const at::Tensor& cos,
-                                                            const at::Tensor& sin,
-                                                            bool transposed) {
+TwoTensors differentiable_rotary_qk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
+                                    const at::Tensor& sin, bool transposed) {
   TESSERA_CHECK(!is_recorded(cos, sin),
                 "rotary_embedding takes tables that need no gradient; detach them");
   const auto node = node_for<RotaryQkNode>(q, k);
@@ -374,10 +365,6 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
 
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
-using ThreeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
 struct RmsNorm
     : FusedOperator<RmsNorm, TwoTensors(const at::Tensor&, const OptionalTensor&, double)> {
   static constexpr const char* name = "tessera::rms_norm";
@@ -405,6 +392,7 @@ struct RmsNormBackward
       "(Tensor, Tensor)";
 };
 
+/// `weight`: the sizes of the weight; nullopt: there is no weight.
 void check_rms_norm_sizes(c10::IntArrayRef x, std::optional<c10::IntArrayRef> weight) {
   TESSERA_CHECK(!x.empty(), "rms_norm of a scalar was asked for");
   TESSERA_CHECK(!weight || (weight->size() == 1 && weight->front() == x.back()),
@@ -414,10 +402,6 @@ void check_rms_norm_sizes(c10::IntArrayRef x, std::optional<c10::IntArrayRef> we
 
 at::Tensor defined_or_not(const OptionalTensor& tensor) {
   return tensor.value_or(at::Tensor());
-}
-
-OptionalTensor optional(const at::Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
 TwoTensors run_rms_norm(const at::Tensor& x, const OptionalTensor& weight, double eps) {
@@ -467,7 +451,6 @@ struct NormFactors {
   }
 };
 
-/// Sets the factors of an optional tensor, if the call has it.
 void set_optional(ShardingRule& rule, const OpCall& call, std::size_t arg,
                   const rules::TensorFactors& factors) {
   if (call.has_tensor(arg)) {
@@ -508,7 +491,8 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// Saves the normalised tensor's input, the weight and one number per row.
+/// Saves the normalised tensor's input, the weight, and one number per row, which avoids a pass
+/// over the input in backward.
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
@@ -541,19 +525,19 @@ struct RmsNormNode final : RecomputableNode {
     if (c10::GradMode::is_enabled()) {
       return rms_norm(saved(0), saved(1), eps_);
     }
-    return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional(weight_), eps_));
+    return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional_tensor(weight_), eps_));
   }
 
   /// Gradients of all results. The second result, if there is one, is the sum of the first two
   /// inputs.
-  variable_list differentiate_all(const variable_list& gradients) override {
+  variable_list differentiate(const variable_list& gradients) override {
     const bool adds = gradients.size() == 2;
     const at::Tensor of_sum = adds ? gradients[1] : at::Tensor();
     if (!gradients[0].defined()) {
       return {of_sum, of_sum, at::Tensor()};
     }
     const auto [of_x, of_weight] =
-        RmsNormBackward::call(gradients[0], saved(0), saved(1), saved(2), optional(of_sum));
+        RmsNormBackward::call(gradients[0], saved(0), saved(1), saved(2), optional_tensor(of_sum));
     return adds ? variable_list{of_x, of_x, of_weight} : variable_list{of_x, of_weight};
   }
 
@@ -570,7 +554,6 @@ TwoTensors differentiable_rms_norm(const at::Tensor& x, const OptionalTensor& we
   }
   TwoTensors result = RmsNorm::call_below_autograd(x, weight, eps);
   if (node != nullptr) {
-    // Saving one number per row avoids a pass over x in backward.
     node->save(std::get<1>(result));
     node->take(defined_or_not(weight), eps);
     node->record_with(std::get<0>(result), x);
@@ -602,7 +585,7 @@ TORCH_LIBRARY_FRAGMENT(tessera, library) {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  return std::get<0>(RmsNorm::call(x, optional(weight), eps));
+  return std::get<0>(RmsNorm::call(x, optional_tensor(weight), eps));
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
@@ -612,7 +595,7 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Te
     const at::Tensor sum = x.add(residual);
     return {rms_norm(sum, weight, eps), sum};
   }
-  auto [out, sum, rstd] = AddRmsNorm::call(x, residual, optional(weight), eps);
+  auto [out, sum, rstd] = AddRmsNorm::call(x, residual, optional_tensor(weight), eps);
   return {std::move(out), std::move(sum)};
 }
 

@@ -117,7 +117,7 @@ AttentionPart by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tenso
                        const SeenKeys& seen) {
   if (is_on_host(q)) {
     auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0, seen.causal, optional_mask(seen.mask));
+        q, k, v, 0, seen.causal, optional_tensor(seen.mask));
     return {std::move(out), std::move(log_sum_exp)};
   }
   auto results = at::_scaled_dot_product_flash_attention(
@@ -130,7 +130,7 @@ AttentionGradients by_flash_backward(const at::Tensor& grad, const at::Tensor& q
                                      const AttentionPart& whole, const SeenKeys& seen) {
   if (is_on_host(q)) {
     return at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, q, k, v, whole.out, whole.log_sum_exp, 0, seen.causal, optional_mask(seen.mask));
+        grad, q, k, v, whole.out, whole.log_sum_exp, 0, seen.causal, optional_tensor(seen.mask));
   }
   // No dropout here, so the backward reads no generator state.
   const auto [of_q, of_k, of_v] = at::_scaled_dot_product_flash_attention_backward(
@@ -268,8 +268,6 @@ void merge(AttentionPart& merged, const AttentionPart& part) {
 
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-
 /// A tensor with the global sizes, used to query libtorch, so that all ranks choose the same
 /// kernel. libtorch cannot choose for a distributed tensor.
 at::Tensor stand_in(const at::Tensor& tensor) {
@@ -342,10 +340,9 @@ TORCH_LIBRARY_FRAGMENT(tessera, library) {
 }  // namespace
 
 at::Tensor window_term(const KeyWindow& window, const at::Tensor& q) {
-  constexpr double kHidden = -std::numeric_limits<double>::infinity();
   const std::vector<std::int64_t> sizes{window.queries, window.keys};
-  const at::Tensor after = at::full(sizes, kHidden, q.options()).triu_(window.own + 1);
-  return after.add_(at::full(sizes, kHidden, q.options()).tril_(window.own - window.length));
+  const at::Tensor after = at::full(sizes, -kInfinity, q.options()).triu_(window.own + 1);
+  return after.add_(at::full(sizes, -kInfinity, q.options()).tril_(window.own - window.length));
 }
 
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
@@ -354,8 +351,8 @@ at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
 }
 
 AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask, double dropout) {
-  return [causal, dropout, mask = optional_mask(mask)](const at::Tensor& q, const at::Tensor& k,
-                                                       const at::Tensor& v) {
+  return [causal, dropout, mask = optional_tensor(mask)](const at::Tensor& q, const at::Tensor& k,
+                                                         const at::Tensor& v) {
     return static_cast<at::SDPBackend>(at::_fused_sdp_choice(q, k, v, mask, dropout, causal,
                                                              std::nullopt, q.size(1) != k.size(1)));
   };
@@ -394,7 +391,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("tessera::attention", "")
                              .typed<decltype(run_attention)>();
-  return op.call(q, k, v, causal, optional_mask(mask), dropout);
+  return op.call(q, k, v, causal, optional_tensor(mask), dropout);
 }
 
 // Causal attention of chunks of a sequence to the keys of the whole sequence. All queries of a
@@ -406,8 +403,6 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 // chunk, of the sequence that is this document.
 
 namespace {
-
-using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
 
 struct ChunkedAttention
     : FusedOperator<ChunkedAttention,
@@ -684,9 +679,9 @@ struct ChunkedAttentionNode final : FusedNode {
   std::int64_t window = 0;
 
  private:
-  torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
+  variable_list differentiate(const variable_list& gradients) override {
     auto [of_q, of_k, of_v] = ChunkedAttentionBackward::call(
-        gradient, saved(0), saved(1), saved(2), saved(3), saved(4), firsts, window, documents);
+        gradients[0], saved(0), saved(1), saved(2), saved(3), saved(4), firsts, window, documents);
     return {of_q, of_k, of_v};
   }
 };

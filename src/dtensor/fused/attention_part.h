@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
 #include <tuple>
 
 #include "tessera/dtensor/detail/attention_kernel.h"
@@ -20,11 +19,6 @@ struct SeenKeys {
   at::Tensor mask{};    ///< a term for the scores: (queries, keys), in the scores' type; undefined:
                         ///< no mask
 };
-
-/// A mask in the format of libtorch's operators: nullopt if undefined.
-inline std::optional<at::Tensor> optional_mask(const at::Tensor& mask) {
-  return mask.defined() ? std::optional(mask) : std::nullopt;
-}
 
 /// out: (batch, heads, queries, width); log_sum_exp: (batch, heads, queries), fp32, or fp64 for
 /// fp64 inputs.

@@ -32,7 +32,7 @@ variable_list FusedNode::apply(variable_list&& gradients) {
       gradients[i] = in_layout_of_result(gradients[i], i);
     }
   }
-  return differentiate_all(gradients);
+  return differentiate(gradients);
 }
 
 /// The variables stay in the list without data, so that unpacking a released one gives libtorch's

@@ -11,7 +11,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "dispatch/unboxed_kernel.h"
@@ -23,6 +25,15 @@
 #include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
+
+using OptionalTensor = std::optional<at::Tensor>;
+using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
+using ThreeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+/// nullopt for an undefined tensor.
+inline OptionalTensor optional_tensor(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
 
 /// Functions that call an operator of this library, like at::_ops for libtorch's operators. `Op`
 /// derives from it and has a `name`, "tessera::silu_mul", and a `signature`, "(Tensor gate, Tensor
@@ -92,14 +103,8 @@ class FusedNode : public Node {
   FusedNode(const char* op, const char* name) : op_(op), name_(name) {}
 
   /// The gradients of a call's inputs, from the gradients of the recorded results. At least one
-  /// gradient is defined, and each defined one has the layout of its result.
-  virtual variable_list differentiate_all(const variable_list& gradients) {
-    return differentiate(gradients[0]);
-  }
-  /// differentiate_all() for an operator with one result.
-  virtual variable_list differentiate(const at::Tensor& gradient) {
-    return differentiate_all({gradient});
-  }
+  /// gradient is defined, and each defined gradient has the layout of its result.
+  virtual variable_list differentiate(const variable_list& gradients) = 0;
   at::Tensor saved(std::size_t i) { return saved_[i].unpack(pointer_to(*this)); }
   /// Whether the first result is distributed.
   bool is_distributed() const { return results_.front() != nullptr; }

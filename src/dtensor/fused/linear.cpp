@@ -108,8 +108,8 @@ struct EmbeddingNode final : FusedNode {
   std::int64_t first_row = 0;
 
  private:
-  torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
-    return {EmbeddingBackward::call(gradient, saved(0), saved(1), first_row)};
+  variable_list differentiate(const variable_list& gradients) override {
+    return {EmbeddingBackward::call(gradients[0], saved(0), saved(1), first_row)};
   }
 };
 
@@ -228,11 +228,11 @@ struct Fp8LinearNode final : FusedNode {
   Fp8LinearNode() : FusedNode("fp8_linear", "Fp8LinearBackward") {}
 
  private:
-  torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
-    return {
-        task_should_compute_output(0) ? Fp8LinearInputGrad::call(gradient, saved(1)) : at::Tensor(),
-        task_should_compute_output(1) ? Fp8LinearWeightGrad::call(gradient, saved(0))
-                                      : at::Tensor()};
+  variable_list differentiate(const variable_list& gradients) override {
+    return {task_should_compute_output(0) ? Fp8LinearInputGrad::call(gradients[0], saved(1))
+                                          : at::Tensor(),
+            task_should_compute_output(1) ? Fp8LinearWeightGrad::call(gradients[0], saved(0))
+                                          : at::Tensor()};
   }
 };
 

@@ -135,8 +135,6 @@ void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
 
 namespace {
 
-using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
-
 struct CrossEntropy : FusedOperator<CrossEntropy, TwoTensors(const at::Tensor&, const at::Tensor&,
                                                              std::int64_t, double, double)> {
   static constexpr const char* name = "tessera::cross_entropy";
@@ -266,9 +264,10 @@ struct CrossEntropyNode final : FusedNode {
   RowLossOptions options;
 
  private:
-  torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
-    return {CrossEntropyBackward::call(gradient, saved(0), saved(1), saved(2), options.ignore_index,
-                                       options.label_smoothing, options.z_loss,
+  variable_list differentiate(const variable_list& gradients) override {
+    return {CrossEntropyBackward::call(gradients[0], saved(0), saved(1), saved(2),
+                                       options.ignore_index, options.label_smoothing,
+                                       options.z_loss,
                                        /*first_column=*/0, /*vocabulary=*/-1)};
   }
 };

@@ -278,16 +278,10 @@ constexpr std::string_view kNamespace = "aten::";
 
 constexpr std::array kTraitRows{
     // Random operators that draw by global element.
-    TraitRow{.trait = Trait::kRandomInplace, .names = "uniform_", .fill = &fill_uniform},
-    TraitRow{.trait = Trait::kRandomInplace, .names = "normal_", .fill = &fill_normal},
-    TraitRow{.trait = Trait::kRandomInplace, .names = "bernoulli_.float", .fill = &fill_bernoulli},
-    TraitRow{.trait = Trait::kRandomInplace, .names = "exponential_", .fill = &fill_exponential},
-    TraitRow{.trait = Trait::kRandomInplace, .names = "geometric_", .fill = &fill_geometric},
-    TraitRow{.trait = Trait::kRandomInplace, .names = "cauchy_", .fill = &fill_cauchy},
-    TraitRow{.trait = Trait::kRandomInplace, .names = "log_normal_", .fill = &fill_log_normal},
-    TraitRow{.trait = Trait::kRandomInplace, .names = "random_", .fill = &fill_integers},
-    TraitRow{.trait = Trait::kRandomInplace, .names = "random_.to", .fill = &fill_integers_to},
-    TraitRow{.trait = Trait::kRandomInplace, .names = "random_.from", .fill = &fill_integers_from},
+    TraitRow{
+        Trait::kRandomInplace,
+        "uniform_ normal_ bernoulli_.float exponential_ geometric_ cauchy_ log_normal_ random_ "
+        "random_.to random_.from"},
     TraitRow{Trait::kNativeDropout, "native_dropout"},
 
     TraitRow{Trait::kForeach, "_foreach_*"},
@@ -349,6 +343,7 @@ OperatorTraits::OperatorTraits(std::string_view name) {
     return;
   }
   name.remove_prefix(kNamespace.size());
+  fill_ = random_fill(name);
   for (const TraitRow& row : kTraitRows) {
     const std::vector<std::string> patterns = names_in(row);
     if (std::ranges::none_of(patterns,
@@ -358,9 +353,6 @@ OperatorTraits::OperatorTraits(std::string_view name) {
     traits_ |= 1U << static_cast<unsigned>(row.trait);
     if (!row.functional.empty()) {
       functional_ = row.functional;
-    }
-    if (row.fill != nullptr) {
-      fill_ = row.fill;
     }
   }
 }

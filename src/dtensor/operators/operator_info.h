@@ -69,7 +69,6 @@ struct TraitRow {
   /// every overload of mul_; "_foreach_*" is every operator with this prefix.
   std::string_view names;
   std::string_view functional = {};
-  RandomFill fill = nullptr;
 };
 std::span<const TraitRow> trait_rows();
 

@@ -113,8 +113,6 @@ void fill_integers_between(const RandomTarget& target, std::int64_t from, std::i
   fill_integers_within(target, from, to - 1);
 }
 
-}  // namespace
-
 // The fills of the operators. Uniform, normal and Bernoulli numbers are drawn by kernels, with the
 // same bits on CPU and CUDA; the others are computed from them by libtorch functions.
 
@@ -177,6 +175,7 @@ void fill_log_normal(const RandomTarget& target, Arguments arguments) {
       numbers(target, kernels::Normal{arguments[1].toDouble(), std}, target.key).exp_());
 }
 
+/// Draws from all integers that the type represents exactly.
 void fill_integers(const RandomTarget& target, Arguments) {
   const std::uint64_t last = last_integer(target.local.scalar_type());
   target.local.copy_(integers(target, last + 1));
@@ -193,6 +192,25 @@ void fill_integers_from(const RandomTarget& target, Arguments arguments) {
     return fill_integers_within(target, from, last);
   }
   fill_integers_between(target, from, arguments[2].toInt());
+}
+
+constexpr std::pair<std::string_view, RandomFill> kFills[] = {
+    {"uniform_", &fill_uniform},           {"normal_", &fill_normal},
+    {"bernoulli_.float", &fill_bernoulli}, {"exponential_", &fill_exponential},
+    {"geometric_", &fill_geometric},       {"cauchy_", &fill_cauchy},
+    {"log_normal_", &fill_log_normal},     {"random_", &fill_integers},
+    {"random_.to", &fill_integers_to},     {"random_.from", &fill_integers_from},
+};
+
+}  // namespace
+
+RandomFill random_fill(std::string_view name) {
+  for (const auto& [op, fill] : kFills) {
+    if (op == name) {
+      return fill;
+    }
+  }
+  return nullptr;
 }
 
 RandomSourceScope::RandomSourceScope(at::Tensor source)

@@ -8,6 +8,7 @@
 
 #include <mutex>
 #include <span>
+#include <string_view>
 
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/random.h"
@@ -24,19 +25,9 @@ struct RandomTarget {
 /// Fills the target with random numbers of the distribution that the operator's other arguments
 /// define. Without autograd. Throws Error for arguments that libtorch refuses too.
 using RandomFill = void (*)(const RandomTarget& target, std::span<const c10::IValue> arguments);
-void fill_uniform(const RandomTarget& target, std::span<const c10::IValue> arguments);
-void fill_normal(const RandomTarget& target, std::span<const c10::IValue> arguments);
-void fill_bernoulli(const RandomTarget& target, std::span<const c10::IValue> arguments);
-void fill_exponential(const RandomTarget& target, std::span<const c10::IValue> arguments);
-void fill_geometric(const RandomTarget& target, std::span<const c10::IValue> arguments);
-void fill_cauchy(const RandomTarget& target, std::span<const c10::IValue> arguments);
-void fill_log_normal(const RandomTarget& target, std::span<const c10::IValue> arguments);
-/// random_: draws from all integers that the type represents exactly.
-void fill_integers(const RandomTarget& target, std::span<const c10::IValue> arguments);
-/// random_.to: draws integers from 0 on.
-void fill_integers_to(const RandomTarget& target, std::span<const c10::IValue> arguments);
-/// random_.from: draws integers from a start, with or without an end.
-void fill_integers_from(const RandomTarget& target, std::span<const c10::IValue> arguments);
+/// The fill of an operator in the row of Trait::kRandomInplace, such as "uniform_"; nullptr for any
+/// other operator.
+RandomFill random_fill(std::string_view name);
 
 /// The end of an error message, after the operator's name.
 inline constexpr const char* kDrawsInOrder =
