@@ -23,12 +23,6 @@ namespace tessera::detail {
 
 namespace {
 
-const DistributedTensorImpl& checked_impl(const at::Tensor& tensor) {
-  const auto* impl = as_distributed(tensor);
-  TESSERA_CHECK(impl != nullptr, "internal: a distributed tensor was expected");
-  return *impl;
-}
-
 /// Records for autograd that `output` is a function of `input` whose backward is a Backward node,
 /// made from `arguments`. `output` must have no history and share no impl with `input`.
 template <class Backward, class... Arguments>
@@ -195,7 +189,7 @@ at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) 
 
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
                                       const RedistributeOptions& options) {
-  const auto& impl = checked_impl(tensor);
+  const auto& impl = impl_of_distributed(tensor);
   check_readable(impl, "redistribute()");
   const auto& source = impl.spec()->sharding;
   // Returns the tensor itself, with its history; nothing is recorded.

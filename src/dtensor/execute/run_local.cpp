@@ -54,6 +54,42 @@ class OrdinaryViewScope {
   std::optional<c10::InferenceMode> ordinary_;
 };
 
+/// The version counters of the tensors that a call of the _foreach_add_ kind writes to. libtorch
+/// does not count these writes above the kernels: CUDA kernels bump the versions themselves. Other
+/// kernels bump them through the operators that they call, which do not bump when they run on local
+/// tensors.
+class ForeachVersionCounts {
+ public:
+  /// Reads the versions before the call. For other operators: none.
+  explicit ForeachVersionCounts(const PlannedCall& call) {
+    if (!call.info.writes_lists) {
+      return;
+    }
+    const auto tensors = call.argument(0).toTensorVector();
+    std::ranges::transform(tensors, std::back_inserter(written_), [](const at::Tensor& tensor) {
+      return std::pair{tensor, writes_of(tensor)};
+    });
+  }
+
+  /// Bumps the versions that the kernel did not bump.
+  void bump() const {
+    // All versions are compared before the first is bumped, because tensors may share a counter, as
+    // a wrapper and its local tensor do.
+    std::vector<const at::Tensor*> unbumped;
+    for (const auto& [tensor, version] : written_) {
+      if (writes_of(tensor) == version) {
+        unbumped.push_back(&tensor);
+      }
+    }
+    for (const at::Tensor* tensor : unbumped) {
+      count_write(*tensor);
+    }
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, std::uint32_t>> written_;
+};
+
 /// The arguments of a local call: each is a value of the plan or one of this call's local tensors.
 /// The schema is that of the local call's operator, which may differ from the called operator. The
 /// list is built for each call.
@@ -96,6 +132,84 @@ void keep_view_arguments(LocalRun& run) {
   run.view_arguments = run.call.plan.local_call
                            ? local_call_arguments(run)
                            : std::vector<c10::IValue>(arguments.begin(), arguments.end());
+}
+
+/// Runs the operator, or the plan's replacement. Not collective.
+void run_operator(LocalRun& run) {
+  if (run.call.plan.local_call) {
+    return run_local_call(run);
+  }
+  // Every rank runs the whole operator and must draw the same random numbers.
+  std::optional<SeededGenerator> generator;
+  if (run.call.plan.seeded) {
+    generator.emplace(run.device, next_random_key());
+  }
+  if (run.call.info.traits.has(Trait::kUnsafeView)) {
+    run.call.argument(0) =
+        viewable(run.call.argument(0).toTensor(), run.call.argument(1).toIntVector());
+  }
+  run.call.op.callBoxed(run.call.stack);
+}
+
+/// Accepts new sizes that the operator gave to an out= tensor, which is allowed for an empty
+/// tensor. Used only for operators without a rule: they run on whole tensors, so all ranks have the
+/// same sizes and throw or continue together.
+void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
+  const TensorSpecPtr spec = original.spec();
+  const std::vector<std::int64_t> found = local.sizes().vec();
+  const bool empty = original.numel() == 0;
+  // The operator has resized the caller's tensor itself, so its sizes are restored before the
+  // error.
+  if (!empty && local.is_same(original.local())) {
+    restore_sizes(local, spec->sizes, spec->strides);
+  }
+  TESSERA_CHECK(empty, run.call.info.name, " would resize a distributed tensor of sizes ",
+                c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
+                ": pass one of the result's sizes");
+  original.give_count_to(local);
+  // The placements of the empty tensor do not apply to the new sizes, so the new value is
+  // replicated.
+  original.replace(local, replicated_spec(run.call.plan, local));
+}
+
+/// Copies the new value of one written tensor to the caller's tensor. Does nothing if the operator
+/// wrote to the caller's tensor itself in the right layout and sizes.
+void bring_back(const LocalRun& run, const LocalRun::Written& written) {
+  const CallPlan& plan = run.call.plan;
+  const CallPlan::Input& input = plan.inputs[written.input];
+  const TensorSpecPtr& spec = input.spec;
+  DistributedTensorImpl* impl = as_distributed(written.original);
+  const at::Tensor& own = impl != nullptr ? impl->local() : written.original;
+  const bool in_place = written.local.is_same(own) && input.written == spec->sharding.layout;
+  if (in_place && impl == nullptr) {
+    return;  // a plain tensor was written directly; libtorch may even have resized it
+  }
+  if (!plan.has_rule && written.local.sizes() != spec->sizes) {
+    return take_new_sizes(run, *impl, written.local);
+  }
+  if (in_place) {
+    return;
+  }
+  // The rule's layout equals the tensor's layout or is replicated, so this redistribution is never
+  // collective.
+  const TensorSpecPtr left =
+      intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
+  const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
+  // A slice of the new value may share the memory of the tensor with other strides. The
+  // intermediate copy prevents reads of overwritten values.
+  copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
+}
+
+/// Copies written values to the caller's tensors. Collective only for written_views.
+void write_back(LocalRun& run) {
+  for (const LocalRun::Written& written : run.written) {
+    bring_back(run, written);
+  }
+  // Runs after all tensors are written, because a base that is gathered for a view may have been
+  // written by the operator as well.
+  for (const at::Tensor& view : run.written_views) {
+    write_through(view);
+  }
 }
 
 /// Autograd has recorded the call on the wrappers and must not see local tensors. The write-back is
@@ -176,22 +290,6 @@ bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> ar
   return true;
 }
 
-void run_operator(LocalRun& run) {
-  if (run.call.plan.local_call) {
-    return run_local_call(run);
-  }
-  // Every rank runs the whole operator and must draw the same random numbers.
-  std::optional<SeededGenerator> generator;
-  if (run.call.plan.seeded) {
-    generator.emplace(run.device, next_random_key());
-  }
-  if (run.call.info.traits.has(Trait::kUnsafeView)) {
-    run.call.argument(0) =
-        viewable(run.call.argument(0).toTensor(), run.call.argument(1).toIntVector());
-  }
-  run.call.op.callBoxed(run.call.stack);
-}
-
 /// The steps of the call. Versions are read before the operator, whose kernel may bump them itself;
 /// versions that it did not bump are bumped after the values are written back. Results are wrapped
 /// last, from the values on the stack.
@@ -227,72 +325,6 @@ bool run_agreed(PlannedCall& call) {
   call.stack.resize(call.first);
   std::ranges::transform(arguments, std::back_inserter(call.stack), replicated_argument);
   return false;
-}
-
-// The step of run_local after the operator: copies new values to the caller's tensors.
-
-namespace {
-
-/// Accepts new sizes that the operator gave to an out= tensor, which is allowed for an empty
-/// tensor. Used only for operators without a rule: they run on whole tensors, so all ranks have the
-/// same sizes and throw or continue together.
-void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
-  const TensorSpecPtr spec = original.spec();
-  const std::vector<std::int64_t> found = local.sizes().vec();
-  const bool empty = original.numel() == 0;
-  // The operator has resized the caller's tensor itself, so its sizes are restored before the
-  // error.
-  if (!empty && local.is_same(original.local())) {
-    restore_sizes(local, spec->sizes, spec->strides);
-  }
-  TESSERA_CHECK(empty, run.call.info.name, " would resize a distributed tensor of sizes ",
-                c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
-                ": pass one of the result's sizes");
-  original.give_count_to(local);
-  // The placements of the empty tensor do not apply to the new sizes, so the new value is
-  // replicated.
-  original.replace(local, replicated_spec(run.call.plan, local));
-}
-
-/// Copies the new value of one written tensor to the caller's tensor. Does nothing if the operator
-/// wrote to the caller's tensor itself in the right layout and sizes.
-void bring_back(const LocalRun& run, const LocalRun::Written& written) {
-  const CallPlan& plan = run.call.plan;
-  const CallPlan::Input& input = plan.inputs[written.input];
-  const TensorSpecPtr& spec = input.spec;
-  DistributedTensorImpl* impl = as_distributed(written.original);
-  const at::Tensor& own = impl != nullptr ? impl->local() : written.original;
-  const bool in_place = written.local.is_same(own) && input.written == spec->sharding.layout;
-  if (in_place && impl == nullptr) {
-    return;  // a plain tensor was written directly; libtorch may even have resized it
-  }
-  if (!plan.has_rule && written.local.sizes() != spec->sizes) {
-    return take_new_sizes(run, *impl, written.local);
-  }
-  if (in_place) {
-    return;
-  }
-  // The rule's layout equals the tensor's layout or is replicated, so this redistribution is never
-  // collective.
-  const TensorSpecPtr left =
-      intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
-  const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
-  // A slice of the new value may share the memory of the tensor with other strides. The
-  // intermediate copy prevents reads of overwritten values.
-  copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
-}
-
-}  // namespace
-
-void write_back(LocalRun& run) {
-  for (const LocalRun::Written& written : run.written) {
-    bring_back(run, written);
-  }
-  // Runs after all tensors are written, because a base that is gathered for a view may have been
-  // written by the operator as well.
-  for (const at::Tensor& view : run.written_views) {
-    write_through(view);
-  }
 }
 
 // The random operators of at:: that draw by global element instead of gathering. Each takes the
@@ -473,30 +505,6 @@ bool positions_depend(const PlannedCall& call) {
       return other.second->position != use.position && (other.second->copied || use.copied);
     });
   });
-}
-
-ForeachVersionCounts::ForeachVersionCounts(const PlannedCall& call) {
-  if (!call.info.writes_lists) {
-    return;
-  }
-  const auto tensors = call.argument(0).toTensorVector();
-  std::ranges::transform(tensors, std::back_inserter(written_), [](const at::Tensor& tensor) {
-    return Written{tensor, writes_of(tensor)};
-  });
-}
-
-void ForeachVersionCounts::bump() const {
-  // All versions are compared before the first is bumped, because tensors may share a counter, as a
-  // wrapper and its local tensor do.
-  std::vector<const at::Tensor*> unbumped;
-  for (const Written& written : written_) {
-    if (writes_of(written.tensor) == written.version) {
-      unbumped.push_back(&written.tensor);
-    }
-  }
-  for (const at::Tensor* tensor : unbumped) {
-    count_write(*tensor);
-  }
 }
 
 // Reads one version for all tensors, so that a call on hundreds of parameters reads a single

@@ -56,17 +56,13 @@ struct LocalRun {
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
 };
 
-// The steps of run_local, in order:
+// The steps of run_local in other files:
 
 /// Replaces the arguments by local tensors, redistributed by the plan. Collective if the plan moves
 /// data.
 void localize_arguments(LocalRun& run);
 /// Rewrites arguments about global sizes or memory for the local tensors.
 void rewrite_arguments(LocalRun& run);
-/// Runs the operator, or the plan's replacement. Not collective.
-void run_operator(LocalRun& run);
-/// Copies written values to the caller's tensors. Collective only for written_views.
-void write_back(LocalRun& run);
 /// Wraps the results as distributed tensors.
 void wrap_results(LocalRun& run);
 
@@ -92,28 +88,9 @@ void run_native_dropout(PlannedCall& call);
 /// another position uses, and the kernel would write a copy of that tensor. The same on all ranks.
 bool positions_depend(const PlannedCall& call);
 
-/// The version counters of the tensors that a call of the _foreach_add_ kind writes to. libtorch
-/// does not count these writes above the kernels: CUDA kernels bump the versions themselves. Other
-/// kernels bump them through the operators that they call, which do not bump when they run on local
-/// tensors.
-class ForeachVersionCounts {
- public:
-  /// Reads the versions before the call. For other operators: none.
-  explicit ForeachVersionCounts(const PlannedCall& call);
-
-  /// Bumps the versions that the kernel did not bump.
-  void bump() const;
-
- private:
-  struct Written {
-    at::Tensor tensor;
-    std::uint32_t version;
-  };
-  std::vector<Written> written_;
-};
-
-/// ForeachVersionCounts without the cost of a list, for the `tensors` of a kernel that bumps all
-/// versions or none.
+/// Bumps the versions of the tensors that a kernel of the _foreach_add_ kind has written, unless
+/// the kernel bumped them itself. For a kernel that bumps the versions of all `tensors` or of none;
+/// the stack-based path compares each version (run_local.cpp).
 class DirectForeachVersionCounts {
  public:
   explicit DirectForeachVersionCounts(at::TensorList tensors);

@@ -143,12 +143,8 @@ const AddedLowerings kBatchNormLowerings{
     {"native_batch_norm_backward", bytes_of_backward, run_backward},
 };
 
-}  // namespace
-
 // The backward of a convolution whose input channels are sharded. The bias's gradient is not a sum
 // over input channels (each shard would compute all of it), so it is computed separately.
-
-namespace {
 
 constexpr std::size_t kGroups = 9, kGradientMask = 10;
 
@@ -202,11 +198,7 @@ const AddedLowerings kConvolutionLowerings{
     {"convolution_backward", bytes_of_separate_bias_gradient, run_separate_bias_gradient},
 };
 
-}  // namespace
-
 // The mean of a loss with sharded samples: a sum, divided by the total weight over all shards.
-
-namespace {
 
 /// Bytes of one all-reduce of the loss and the total weight.
 std::optional<double> bytes_of_mean(const BoundCall& bound) {
@@ -244,12 +236,8 @@ const AddedLowerings kLossesLowerings{
     {"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
 };
 
-}  // namespace
-
 // Operators whose result depends on values that every rank has, or that ranks can compare
 // independently.
-
-namespace {
 
 /// A plain tensor among distributed ones counts as replicated; check_policy refuses it unless the
 /// program has permitted this.
@@ -359,14 +347,11 @@ std::optional<double> bytes_of_equal(const BoundCall& bound) {
   if (self == nullptr || other == nullptr || self->local().is_meta()) {
     return std::nullopt;
   }
-  // Specs are interned, but two specs may differ in strides, which equal() ignores, so their
-  // members are compared.
+  // The specs may differ in strides, which equal() ignores.
   const bool alike = self->spec()->sharding == other->spec()->sharding &&
                      self->spec()->sizes == other->spec()->sizes;
-  if (!alike) {
-    return std::nullopt;
-  }
-  return all_reduce_bytes(*self->spec(), all_dims(self->dim()), 1);
+  return alike ? std::optional(all_reduce_bytes(*self->spec(), all_dims(self->dim()), 1))
+               : std::nullopt;
 }
 
 Results run_equal(Arguments arguments) {

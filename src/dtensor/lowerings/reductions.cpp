@@ -265,13 +265,9 @@ const AddedLowerings kExtremumLowerings{
     {"argmin", bytes_of_candidates, run_extremum_index<false>},
 };
 
-}  // namespace
-
 // Vector norms over a sharded dimension: the sums of powers are all-reduced, then the root is
 // taken. Orders without a root (0, 1, infinity) are plain reductions and have a rule
 // (src/core/rules/reduction.cpp).
-
-namespace {
 
 /// The positions of an operator's arguments; -1: the operator has no such argument.
 struct Norm {
@@ -284,6 +280,9 @@ constexpr Norm kVectorNorm{2, 3, 4}, kScalarNorm{}, kCastNorm{-1, -1, 2}, kDimNo
 double order_of(const c10::IValue& order) {
   return order.isNone() ? 2.0 : order.toScalar().toDouble();
 }
+double order_of(const BoundCall& bound) {
+  return bound.call.is_none(1) ? 2.0 : bound.call.number(1);
+}
 
 template <const Norm& kNorm>
 std::optional<double> bytes_of_norm(const BoundCall& bound) {
@@ -292,7 +291,7 @@ std::optional<double> bytes_of_norm(const BoundCall& bound) {
     return std::nullopt;
   }
   const auto& [spec, dims] = *reduction;
-  const auto order = bound.call.is_none(1) ? 2.0 : bound.call.number(1);
+  const auto order = order_of(bound);
   // An extremum of absolute values: Partial(max) or Partial(min), without communication.
   if (std::isinf(order)) {
     return 0;
@@ -326,21 +325,14 @@ std::optional<double> bytes_of_norms(const BoundCall& bound) {
   double bytes = 0;
   for (const auto& tensor : bound.tensors) {
     const auto* impl = as_distributed(tensor);
-    if (impl == nullptr || impl->spec()->sharding.layout->is_partial()) {
+    if (impl == nullptr || impl->spec()->sharding.layout->is_partial() ||
+        !c10::isFloatingType(impl->spec()->dtype)) {
       return std::nullopt;
     }
-    const auto& spec = *impl->spec();
-    if (!c10::isFloatingType(spec.dtype)) {
-      return std::nullopt;
-    }
-    bytes += all_reduce_bytes(spec, all_dims(tensor.dim()), 1);
+    bytes += all_reduce_bytes(*impl->spec(), all_dims(tensor.dim()), 1);
   }
-  const auto order = bound.call.is_none(1) ? 2.0 : bound.call.number(1);
   // run_norms supports only sums.
-  if (std::isinf(order)) {
-    return std::nullopt;
-  }
-  return bytes;
+  return std::isinf(order_of(bound)) ? std::nullopt : std::optional(bytes);
 }
 
 /// The indices of the tensors, grouped by layout and type: tensors of a group can be stacked.
@@ -354,7 +346,6 @@ std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Te
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto group =
         std::ranges::find_if(groups, [&](const auto& g) { return is_like(g.front(), i); });
-    // A linear search for each tensor, because models have few layouts.
     group == groups.end() ? groups.push_back({i}) : group->push_back(i);
   }
   return groups;
@@ -370,7 +361,6 @@ Results run_norms(Arguments arguments) {
     const auto dtype = arguments[2].isNone() ? tensor.scalar_type() : arguments[2].toScalarType();
     sums.push_back(at::linalg__powsum(tensor, order, {}, false, at::toOpMathType(dtype)));
   }
-  // One collective for all tensors of the group, because a model has hundreds of tensors.
   for (const auto& numbers : indices_by_layout(sums)) {
     std::vector<at::Tensor> group;
     for (const auto i : numbers) {
@@ -399,11 +389,7 @@ const AddedLowerings kNormsLowerings{
     {"_foreach_norm.Scalar", bytes_of_norms, run_norms},
 };
 
-}  // namespace
-
 // Variances and logsumexp over a sharded dimension: two all-reduces of the size of the result.
-
-namespace {
 
 /// Bytes of two all-reduces of the results.
 std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
@@ -463,27 +449,22 @@ at::Tensor finished(const at::Tensor& kept, Arguments arguments) {
   return arguments[3].toBool() ? result : result.squeeze(named_dims(arguments[1], self.dim()));
 }
 
-Results run_variance(Arguments arguments) {
-  return {finished(moments_of(arguments).variance, arguments)};
-}
-Results run_deviation(Arguments arguments) {
-  return {finished(moments_of(arguments).variance.sqrt(), arguments)};
-}
-Results run_variance_and_mean(Arguments arguments) {
-  const auto moments = moments_of(arguments);
-  return {finished(moments.variance, arguments), finished(moments.mean, arguments)};
-}
-Results run_deviation_and_mean(Arguments arguments) {
-  const auto moments = moments_of(arguments);
-  return {finished(moments.variance.sqrt(), arguments), finished(moments.mean, arguments)};
+template <bool kRoot, bool kMean>
+Results run_moments(Arguments arguments) {
+  const auto [mean, variance] = moments_of(arguments);
+  Results results{finished(kRoot ? variance.sqrt() : variance, arguments)};
+  if (kMean) {
+    results.emplace_back(finished(mean, arguments));
+  }
+  return results;
 }
 
 const AddedLowerings kStatisticsLowerings{
     {"logsumexp", bytes_of_two_sums, run_logsumexp},
-    {"var.correction", bytes_of_two_sums, run_variance},
-    {"std.correction", bytes_of_two_sums, run_deviation},
-    {"var_mean.correction", bytes_of_two_sums, run_variance_and_mean},
-    {"std_mean.correction", bytes_of_two_sums, run_deviation_and_mean},
+    {"var.correction", bytes_of_two_sums, run_moments<false, false>},
+    {"std.correction", bytes_of_two_sums, run_moments<true, false>},
+    {"var_mean.correction", bytes_of_two_sums, run_moments<false, true>},
+    {"std_mean.correction", bytes_of_two_sums, run_moments<true, true>},
 };
 
 }  // namespace

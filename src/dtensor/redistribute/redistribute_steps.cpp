@@ -24,14 +24,11 @@
 namespace tessera::detail {
 
 // Index arithmetic of the steps: the ranks' positions of a digit before and after a step, and the
-// sizes around the digit in the local tensor. Pure functions: ranks also compute each other's
-// chunks with them.
+// sizes around the digit in the local tensor. A step acts on one digit of one dimension. The local
+// tensor is viewed as three dimensions, (before, digit, after), or as five for a step that acts on
+// two digits (all-to-all). Pure functions: ranks also compute each other's chunks with them.
 
 namespace {
-
-const Digit& digit_at(const StepDigit& at) {
-  return at.layout->digits(at.dim)[at.digit];
-}
 
 /// This rank's share of `extent` positions: each mesh dimension splits, by torch.chunk, the share
 /// that the previous one left.
@@ -57,27 +54,36 @@ std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int6
   return extents;
 }
 
-}  // namespace
+/// The digit of a tensor dimension that a step acts on.
+struct StepDigit {
+  LayoutPtr layout;
+  int dim;
+  std::size_t digit;
 
-StepDigit StepDigit::cut_by(LayoutPtr layout, int dim, int mesh_dim) {
-  const auto& digits = layout->digits(dim);
-  const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
-    return std::find(d.mesh_dims.begin(), d.mesh_dims.end(), mesh_dim) != d.mesh_dims.end();
-  });
-  TESSERA_CHECK(digit != digits.end(), "internal: mesh dimension ", mesh_dim,
-                " does not cut dimension ", dim, " of ", to_string(*layout));
-  return {layout, dim, static_cast<std::size_t>(digit - digits.begin())};
-}
+  /// The digit of `dim` that `mesh_dim` splits.
+  static StepDigit cut_by(LayoutPtr layout, int dim, int mesh_dim) {
+    const auto& digits = layout->digits(dim);
+    const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
+      return std::find(d.mesh_dims.begin(), d.mesh_dims.end(), mesh_dim) != d.mesh_dims.end();
+    });
+    TESSERA_CHECK(digit != digits.end(), "internal: mesh dimension ", mesh_dim,
+                  " does not cut dimension ", dim, " of ", to_string(*layout));
+    return {layout, dim, static_cast<std::size_t>(digit - digits.begin())};
+  }
 
-std::int64_t StepDigit::gathered_extent(c10::IntArrayRef sizes, const DeviceMesh& mesh,
-                                        const std::vector<int>& mesh_dims) const {
-  const auto& digit = digit_at(*this);
-  const auto extent = digit.extent == 0 ? sizes[static_cast<std::size_t>(dim)] : digit.extent;
-  // A step acts on the last mesh dimensions of a digit; the earlier ones still split it.
-  const auto kept = digit.mesh_dims.size() - mesh_dims.size();
-  return local_extent(extent, mesh, std::span(digit.mesh_dims).first(kept));
-}
+  /// The number of positions of the digit that this rank would have if `mesh_dims`, the digit's
+  /// last mesh dimensions, did not split the digit: the extent after an all-gather over them.
+  std::int64_t gathered_extent(c10::IntArrayRef sizes, const DeviceMesh& mesh,
+                               const std::vector<int>& mesh_dims) const {
+    const Digit& own = layout->digits(dim)[digit];
+    const auto extent = own.extent == 0 ? sizes[static_cast<std::size_t>(dim)] : own.extent;
+    const auto kept = own.mesh_dims.size() - mesh_dims.size();
+    return local_extent(extent, mesh, std::span(own.mesh_dims).first(kept));
+  }
+};
 
+/// The sizes (before, between..., after) of the view of a contiguous local tensor with `layout`,
+/// without the extents of `digits` themselves. `digits` is sorted by `dim`.
 std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, LayoutPtr layout,
                                          c10::IntArrayRef sizes, const DeviceMesh& mesh) {
   std::vector<std::int64_t> products{1};
@@ -103,6 +109,14 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   return products;
 }
 
+/// A contiguous range of a digit.
+struct Chunk {
+  std::int64_t offset = 0;
+  std::int64_t size = 0;
+};
+
+/// The chunks of `extent` positions that are split over `mesh_dims`, as nested torch.chunks, in the
+/// order of the ranks of mesh.group(mesh_dims).
 std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
                              const std::vector<int>& mesh_dims) {
   std::vector<Chunk> chunks{{0, extent}};
@@ -120,6 +134,8 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   return chunks;
 }
 
+/// Whether all chunks except the last ones have the size of the first. Chunks that are padded to
+/// that size then have their positions in order without gaps, up to the end.
 bool only_last_are_short(const std::vector<Chunk>& chunks) {
   const auto full = chunks.front().size;
   for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
@@ -131,6 +147,7 @@ bool only_last_are_short(const std::vector<Chunk>& chunks) {
   return true;
 }
 
+/// This rank's index in the process group mesh.group(mesh_dims).
 std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims) {
   std::int64_t rank = 0;
   for (int d : mesh_dims) {
@@ -142,10 +159,17 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
 // The steps of a plan on this rank. A collective uses flat buffers that contain the ranks' chunks
 // one after another, all with the same size. But the chunks of a digit are strided through the
 // tensor, and the last may be short. So most of the work here is reordering and padding, without
-// copies if the memory is already in order. The index arithmetic is declared in
-// redistribute_steps.h.
+// copies if the memory is already in order.
 
-namespace {
+/// A 1-D tensor of the elements in order, with lazy conjugation and negation resolved.
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
+}
+
+/// The tensor as a communicator's input: complex numbers as pairs of real numbers.
+at::Tensor reals(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
+}
 
 /// The result of a step that turns out to need no collective.
 Started without_collective(const at::Tensor& tensor) {
@@ -325,14 +349,6 @@ comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
   // The group is created at its first use, which is collective over its ranks, as the step is.
   return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
                                     : mesh.group(step.mesh_dims);
-}
-
-at::Tensor flat(const at::Tensor& tensor) {
-  return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
-}
-
-at::Tensor reals(const at::Tensor& tensor) {
-  return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
 }
 
 // `rest` owns the buffers of the collective, because the caller's tensors may be freed before the
