@@ -59,7 +59,6 @@ struct Meshes {
   std::vector<DeviceMesh> all;
 };
 
-/// Placements from texts such as "Shard(0)" or "R", one for each mesh dimension.
 Placements parse(const std::vector<std::string>& texts) {
   Placements placements;
   for (const auto& text : texts) {

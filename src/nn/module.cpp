@@ -191,11 +191,7 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
   return "";
 }
 
-}  // namespace
-
 // Calls, slots and conversions of ModuleBase.
-
-namespace {
 
 /// This thread's innermost module call.
 thread_local const detail::RunningCall* call_of_thread = nullptr;

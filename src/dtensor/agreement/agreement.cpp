@@ -31,7 +31,6 @@ namespace tessera {
 // use the process group of the whole mesh, and first wait for pending transfers, as every
 // synchronous collective does.
 
-// Reads the environment at each call, which is cheap compared to making a tensor.
 bool detail::checks_agreement() {
 #ifdef NDEBUG
   constexpr bool kDefault = false;
@@ -45,7 +44,6 @@ bool detail::checks_calls() {
   return RankThread::here().checks_calls;
 }
 
-// The flag is all-reduced as a libtorch tensor, below autograd so that no operator mode sees it.
 bool detail::any_rank(const DeviceMesh& mesh, bool own) {
   const BelowAutograd guard;
   return comm::any_rank(flush_pending_transfers(mesh.group_of_all_ranks()), mesh.device(), own);
@@ -91,7 +89,6 @@ std::int64_t hash_of_text(std::string_view text) {
   return std::bit_cast<std::int64_t>(std::uint64_t{std::hash<std::string_view>{}(text)});
 }
 
-/// The replica's sizes and type as text.
 std::string kind_of(const Replica& replica) {
   return replica.local.defined() ? fmt::format("[{}] of {}", fmt::join(replica.local.sizes(), ", "),
                                                c10::toString(replica.local.scalar_type()))
@@ -133,7 +130,6 @@ struct Difference {
   std::string first, other;  ///< the value on peer 0, and the value on `peer`
 };
 
-/// All peers' blocks, one row for each peer, on the host.
 at::Tensor gathered(const Peers& peers, const at::Tensor& block) {
   const at::Tensor rows = at::empty({peers.group->size(), block.numel()}, block.options());
   peers.group->all_gather(rows, block.contiguous())->wait();
@@ -198,7 +194,6 @@ std::optional<Difference> first_difference(const Peers& peers, Equality equality
   return std::nullopt;
 }
 
-/// The index of an element as text: "[3, 1]".
 std::string index_of(std::int64_t element, c10::IntArrayRef sizes) {
   std::vector<std::int64_t> index(sizes.size());
   for (std::size_t dim = sizes.size(); dim-- > 0;) {
@@ -231,7 +226,6 @@ class Report {
   }
 
  private:
-  /// The peers whose `i`-th number differs from the first peer's.
   static std::vector<std::size_t> differing(const std::vector<Numbers>& all, std::size_t i) {
     std::vector<std::size_t> peers;
     for (std::size_t peer = 1; peer < all.size(); ++peer) {
@@ -346,7 +340,6 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// A tensor dimension, and the mesh dimensions that shard it.
 struct SplitDim {
   std::int64_t dim;
   std::vector<std::size_t> mesh_dims;

@@ -163,7 +163,6 @@ class CacheListing {
   const CallCache& cache_;
 };
 
-/// The sum of the statistics of a rank's caches.
 DispatchCacheStatistics statistics_of(const RankState& rank) {
   const std::lock_guard lock(caches_of_ranks().mutex);
   DispatchCacheStatistics sum;
@@ -198,7 +197,6 @@ DispatchCacheStatistics CallCache::statistics() const {
   return {static_cast<std::size_t>(plans), kSlots, uses_ - misses_, misses_};
 }
 
-/// Removes the plans. The hit and miss counts belong to the thread and continue.
 void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }

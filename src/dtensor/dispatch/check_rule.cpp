@@ -56,7 +56,7 @@ std::vector<at::Tensor> tensors_in(const Values& values) {
   return tensors;
 }
 
-/// The tensors in the results, followed by the tensor arguments, which may have been written to.
+/// The tensors in the results, and the tensor arguments, which may have been written to.
 std::vector<at::Tensor> outcome_of(const c10::OperatorHandle& op, const Values& arguments) {
   torch::jit::Stack stack(arguments.begin(), arguments.end());
   op.callBoxed(stack);

@@ -61,7 +61,6 @@ void run_by_position(PlannedCall& call) {
   }
 }
 
-/// Runs the lowering of the call's plan.
 void run_form(PlannedCall& call) {
   // The same preparation that localize_arguments does for other kinds of plans: a leaf gets the
   // hook for its gradient's layout, and a stale view is refused.
@@ -75,7 +74,6 @@ void run_form(PlannedCall& call) {
   // tensors.
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
-  // Removed only now, because the lowering reads its arguments on the stack.
   call.stack.resize(call.first);
   std::ranges::move(results, std::back_inserter(call.stack));
 }
@@ -121,7 +119,6 @@ bool write_to_backward_zeros(PlannedCall& call) {
   if (impl == nullptr || !are_last_zeros(self)) {
     return false;
   }
-  // After this the recorded zeros count as written.
   last_zeros().reset();
   const c10::OperatorHandle& functional = *call.info.functional;
   // The functional form has the same arguments, without some at the end that only the in-place form
@@ -178,7 +175,6 @@ void run_allowed(PlannedCall& call, const Run& run) {
   run(call);
 }
 
-/// Encodes the call's cache key and looks it up, for callers that have not done so.
 void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info,
                          torch::jit::Stack& stack) {
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
@@ -187,7 +183,6 @@ void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info
   dispatch(op, info, stack, cache.look_up());
 }
 
-/// Runs the call; if a rank has failed, runs it again with replicated arguments.
 void run_agreed_or_gathered(PlannedCall& call) {
   if (!run_agreed(call)) {
     dispatch_below_mode(call.op, call.info, call.stack);

@@ -18,8 +18,6 @@
 namespace tessera::detail {
 namespace {
 
-// as_strided: sizes and strides in memory, relative to the start of the local tensor.
-
 /// Whether `tensor` has these strides; strides of dimensions of size 1 are ignored.
 bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
   for (std::size_t dim = 0; dim < strides.size(); ++dim) {
@@ -209,7 +207,6 @@ class Localizer {
     run_.written_views.push_back(tensor);
   }
 
-  /// `local`, redistributed to the target of `input`.
   at::Tensor moved(const at::Tensor& local, const CallPlan::Input& input) {
     for (const Moved& done : moved_) {  // reuses the result, for calls like cat({x, x})
       if (done.from.is_same(local) && done.target == input.target && input.written == nullptr) {
@@ -263,8 +260,6 @@ void localize_arguments(LocalRun& run) {
 }
 
 void rewrite_arguments(LocalRun& run) {
-  // The offset is first, because it is computed from the local tensor, not from rewritten
-  // arguments.
   if (run.call.info.storage_offset >= 0) {
     add_local_storage_offset(run.call.info, run.call.plan, run.call.arguments());
   }

@@ -260,7 +260,6 @@ c10::IValue replicated_argument(const c10::IValue& argument) {
 
 }  // namespace
 
-// Saves the caller's own tensors before local tensors replace them on the stack.
 LocalRun::LocalRun(PlannedCall& c) : call(c) {
   for (const OperatorInfo::Return& result : call.info.returns) {
     if (result.written >= 0) {
@@ -334,8 +333,7 @@ bool run_agreed(PlannedCall& call) {
 
 namespace {
 
-/// Fills a partial tensor. A pending reduction has no elements of its own yet, so the tensor that
-/// it reduces to is filled.
+/// A pending reduction has no elements of its own, so the tensor that it reduces to is filled.
 void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
   const DistributedTensorImpl& impl = *as_distributed(self);
   const TensorSpec& spec = *impl.spec();
@@ -409,7 +407,6 @@ void run_random_inplace(PlannedCall& call) {
   if (impl.detached_view()) {
     check_writable(impl, call.info.name);
   }
-  // Meta tensors take a random key too, so that later draws are the same with and without values.
   const RandomKey key = next_random_key();
   const BelowAutograd guard;
   if (!impl.local().is_meta()) {
@@ -428,7 +425,6 @@ void run_native_dropout(PlannedCall& call) {
   TESSERA_CHECK(p >= 0 && p <= 1, "dropout with probability ", p,
                 " was asked for; it must be in [0, 1]");
   DistributedTensorImpl& impl = *as_distributed(x);
-  // The same preparation that localize_arguments does for other kinds of plans.
   check_readable(impl, call.info.name);
   keep_gradient_layout(impl, x);
 

@@ -166,8 +166,6 @@ class ResultWrapper {
     return intern_spec({sharding, output.sizes, strides_of(output, local), local.scalar_type()});
   }
 
-  /// The strides of the whole result: for a view, those of the plan; otherwise in the order of
-  /// dimensions that the kernel chose, unless ranks might disagree about that order.
   static std::vector<std::int64_t> strides_of(const CallPlan::Output& output,
                                               const at::Tensor& local) {
     if (output.strides) {
@@ -187,7 +185,6 @@ class ResultWrapper {
 
 }  // namespace
 
-// The local tensor is the whole tensor, so its sizes and strides are the global ones.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local) {
   const LayoutPtr layout =
       Layout::replicated(plan.replicated.layout->mesh_sizes(), static_cast<int>(local.dim()));
@@ -197,7 +194,6 @@ TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local) {
                       local.scalar_type()});
 }
 
-// The results are the last values on the stack; the call's arguments have already been removed.
 void wrap_results(LocalRun& run) {
   const auto& returns = run.call.info.returns;
   const std::size_t first = run.call.stack.size() - returns.size();

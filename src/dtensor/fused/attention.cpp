@@ -49,13 +49,11 @@ double scale_of(const at::Tensor& q) {
   return 1 / std::sqrt(static_cast<double>(q.size(-1)));
 }
 
-/// Pads the last dimension with `value` to a multiple of `multiple`.
 at::Tensor padded_to(const at::Tensor& tensor, std::int64_t multiple, double value = 0) {
   const std::int64_t missing = detail::round_up(tensor.size(-1), multiple) - tensor.size(-1);
   return missing == 0 ? tensor : at::constant_pad_nd(tensor, {0, missing}, value);
 }
 
-/// Cuts each row to its first `width` elements.
 at::Tensor cut(const at::Tensor& tensor, std::int64_t width) {
   return tensor.size(-1) == width ? tensor : tensor.narrow(-1, 0, width);
 }
@@ -346,7 +344,6 @@ at::Tensor window_term(const KeyWindow& window, const at::Tensor& q) {
 }
 
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
-  // Repeats heads by views and one copy, so that a sharding of the heads is preserved.
   return kv.unsqueeze(2).expand({-1, -1, heads / kv.size(1), -1, -1}).flatten(1, 2);
 }
 
@@ -425,10 +422,8 @@ struct ChunkedAttentionBackward
       "int window=0, int[] documents=[]) -> (Tensor, Tensor, Tensor)";
 };
 
-/// Dimension of the tokens in (batch, heads, tokens, width).
 constexpr std::int64_t kTokensDim = 2;
 
-/// A range of consecutive tokens or sequences.
 struct Range {
   std::int64_t first = 0, length = 0;
   std::int64_t end() const { return first + length; }
@@ -508,7 +503,6 @@ void check_documents(const at::Tensor& k, c10::IntArrayRef offsets) {
                 "another, and last the number of these tokens");
 }
 
-/// Validates the arguments, and splits the queries into pieces; used by forward and backward.
 std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntArrayRef firsts,
                              c10::IntArrayRef documents) {
   const auto count = std::ssize(firsts);
@@ -545,7 +539,6 @@ at::Tensor by_tokens(const at::Tensor& like) {
       .transpose(1, 2);
 }
 
-/// The inputs of the attention call for one block.
 struct BlockCall {
   BlockCall(const Block& block, Range chunk, std::int64_t window, const at::Tensor& queries,
             const at::Tensor& all_k, const at::Tensor& all_v)

@@ -219,7 +219,6 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// Whether each rank has the targets of its own rows.
 bool are_here(const at::Tensor& targets, LayoutPtr rows) {
   const DistributedTensorImpl* impl = as_distributed(targets);
   const LayoutPtr layout = impl == nullptr ? rows : impl->spec()->sharding.layout;

@@ -35,8 +35,6 @@ namespace tessera {
 
 namespace {
 
-// Checks that the ranks of a mesh have made the same tensor.
-
 /// The properties on which ranks must agree, as text for messages: sizes, mesh, placements and
 /// type.
 std::string text_of(const DistributedTensor& tensor) {
@@ -58,7 +56,6 @@ std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
   return fmt::format("{}", fmt::join(others, ", "));
 }
 
-/// Throws Error unless every rank of the mesh passes the same text. Collective.
 void compare(const DeviceMesh& mesh, const std::string& text) {
   const auto others = ranks_that_differ(mesh, stream_of(text.c_str()));
   TESSERA_CHECK(others.empty(), "the ranks of ", to_string(mesh), " disagree on a tensor: on rank ",
@@ -236,7 +233,6 @@ at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placeme
   const comm::CallerScope caller("full_tensor");
   const auto own = layout();
   const auto whole = Layout::replicated(own->mesh_sizes(), own->tensor_ndim());
-  // Checked before the collective.
   const auto gradient = local_gradient("full_tensor", grad_placements, *whole, tensor_.sizes());
   return detail::to_local_with_gradient(redistribute(whole).tensor(), gradient);
 }
@@ -317,7 +313,6 @@ bool leave_gradient_pending(const at::Tensor& leaf) {
 
 namespace {
 
-/// Adds the mesh's device, unless the options set one (meta).
 at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
   return options.has_device() ? options : options.device(mesh.device());
 }
@@ -391,7 +386,6 @@ DistributedTensor arange(std::int64_t start, std::int64_t end, std::int64_t step
   }
   return make({count}, mesh, placements, options, [&](const at::Tensor& t) {
     const auto& layout = *sharding_spec(t).layout;
-    // A strided shard consists of several ranges of indices.
     const auto indices = global_indices(layout, 0, count, mesh.coordinate());
     local_tensor(t).copy_(at::tensor(indices, at::kLong).mul(step).add(start));
   });

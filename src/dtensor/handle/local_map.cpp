@@ -86,7 +86,6 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
   return Layout::intern(argument.mesh_sizes(), argument.dims(), partial);
 }
 
-/// The local tensor of `tensor`, as the function receives it.
 at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
                     const std::vector<Placements>& results, const LocalMapOptions& options) {
   const auto gradient = item(options.in_grad_placements, number);
@@ -119,7 +118,6 @@ at::Tensor local_argument(const at::Tensor& argument, const DeviceMesh& mesh, st
                   "local_map: argument ", number, " must have placements ", to_string(*wanted),
                   ", found ", to_string(tensor.placements()),
                   ": redistribute it, or set redistribute_inputs");
-    // Does nothing if the argument already has the requested placements.
     tensor = tensor.redistribute(*wanted);
   }
   return to_local(tensor, number, results, options);

@@ -23,7 +23,6 @@ namespace tessera {
 
 namespace {
 
-// Larger local tensors are not printed; only their number of elements is.
 constexpr std::int64_t kMostElements = 1000;
 
 /// This rank's ranges of the global tensor: "[2:4, 0:3]", or several blocks.
@@ -55,7 +54,6 @@ std::string values(const at::Tensor& local) {
   return text.str();
 }
 
-/// Text with the spec of `tensor` and the local values of `shown`.
 std::string text_of(const DistributedTensor& tensor, const DistributedTensor& shown,
                     const char* holds) {
   const auto& value = tensor.tensor();
@@ -110,7 +108,6 @@ std::string label(const Range& range) {
   return fmt::format("{}:{}", range.first, range.second);
 }
 
-/// For each block, the ranks that have it.
 std::map<std::pair<Range, Range>, std::vector<int>> holders(const DistributedTensor& tensor) {
   const auto& mesh = tensor.mesh();
   std::map<std::pair<Range, Range>, std::vector<int>> blocks;
@@ -138,7 +135,6 @@ std::string visualize(const DistributedTensor& tensor) {
     rows.insert(block.first);
     columns.insert(block.second);
   }
-  // Width of a column in characters: enough for ranges of five digits.
   constexpr int kWidth = 12;
   auto text =
       fmt::format("[{}] on {}: {}\n{:{}}", fmt::join(sizes, ", "), to_string(tensor.mesh().shape()),

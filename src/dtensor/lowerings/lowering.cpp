@@ -28,7 +28,6 @@ std::list<std::vector<Lowering>>& added_lowerings() {
   return lowerings;
 }
 
-/// The lowerings of each operator, indexed by operator name.
 std::unordered_map<std::string_view, std::vector<const Lowering*>> lowerings_by_name() {
   std::unordered_map<std::string_view, std::vector<const Lowering*>> lowerings;
   for (const auto table : lowering_tables()) {
@@ -86,7 +85,6 @@ bool contains(const Dims& dims, std::int64_t dim) {
   return std::ranges::find(dims, dim) != dims.end();
 }
 
-/// Non-negative dimensions in ascending order; all dimensions if the list is empty.
 Dims completed(Dims dims, std::int64_t ndim) {
   if (dims.empty()) {
     return all_dims(ndim);
@@ -167,7 +165,6 @@ std::optional<Reduction> reduction_of(const BoundCall& call, int dims) {
 
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims) {
   const auto layout = spec.sharding.layout;
-  // The first coordinate has the largest shard.
   const std::vector<std::int64_t> first(layout->mesh_sizes().size(), 0);
   const auto sizes = local_sizes(*layout, spec.sizes, first);
   std::int64_t count = 1;
@@ -213,7 +210,6 @@ ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims, bool keepdim,
 at::Tensor reduce_partial(const at::Tensor& tensor) {
   const auto& impl = impl_of(tensor);
   const auto& spec = impl.spec();
-  // gradient_layout: the layout without its partials.
   const auto target = gradient_layout(spec->sharding.layout);
   if (target == spec->sharding.layout) {
     return tensor;

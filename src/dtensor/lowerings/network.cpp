@@ -22,7 +22,6 @@ namespace tessera::detail {
 
 namespace {
 
-/// All dimensions except the channels.
 Dims samples_of(std::int64_t ndim) {
   Dims dims = all_dims(ndim);
   dims.erase(dims.begin() + 1);
@@ -67,7 +66,6 @@ bool is_given(const c10::IValue& argument) {
   return argument.isTensor() && argument.toTensor().defined();
 }
 
-/// `values`, one per channel, in the shape that broadcasts to `input`.
 at::Tensor channels(const at::Tensor& values, const at::Tensor& input) {
   std::vector<std::int64_t> shape(static_cast<std::size_t>(input.dim()), 1);
   shape[1] = input.size(1);
@@ -78,7 +76,6 @@ double count_of(const at::Tensor& input) {
   return static_cast<double>(numel_along(*impl_of(input).spec(), samples_of(input.dim())));
 }
 
-/// Updates a running statistic.
 void follow(const c10::IValue& running, const at::Tensor& now, double momentum) {
   if (!is_given(running)) {
     return;
@@ -188,7 +185,6 @@ Results run_separate_bias_gradient(Arguments arguments) {
       arguments[4].toIntVector(), arguments[5].toIntVector(), arguments[6].toIntVector(),
       arguments[7].toBool(), arguments[8].toIntVector(), arguments[kGroups].toInt(),
       {mask.get(0), mask.get(1), false});
-  // All dimensions except the output channels.
   auto rest = all_dims(gradient.dim());
   rest.erase(rest.begin() + 1);
   return {of_input, of_weight, gradient.sum(rest)};

@@ -42,7 +42,6 @@ at::Scalar identity_of(ReduceOp op) {
   return Limits::has_infinity ? Limits::infinity() : Limits::max();
 }
 
-/// A tensor filled with the identity of `op`, kMax or kMin.
 at::Tensor identity(c10::IntArrayRef sizes, ReduceOp op, const at::TensorOptions& options) {
   TESSERA_CHECK(op == ReduceOp::kMax || op == ReduceOp::kMin,
                 "internal: an identity of a maximum or minimum was expected");
@@ -232,7 +231,6 @@ Candidates find_best(const ExtremumCall& call) {
   {
     BelowAutograd guard;
     found = best_of_shard<kLargest>(call);
-    // Gathers over the ranks that shard the reduced dimensions; other ranks have other results.
     const auto mesh_dims = sharding_mesh_dims(sharding.layout, call.dims);
     found = best_of<kLargest>(gather(found, sharding.mesh.group(mesh_dims)));
   }
@@ -391,7 +389,6 @@ const AddedLowerings kNormsLowerings{
 
 // Variances and logsumexp over a sharded dimension: two all-reduces of the size of the result.
 
-/// Bytes of two all-reduces of the results.
 std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
   const auto reduction = reduction_of(bound, 1);
   if (!reduction || !c10::isFloatingType(reduction->spec.dtype)) {
@@ -442,7 +439,6 @@ Moments moments_of(Arguments arguments) {
   return {mean, squares / std::max(count - correction, 0.0)};
 }
 
-/// Converts a result to the type and dimensions that the call requests.
 at::Tensor finished(const at::Tensor& kept, Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto result = kept.to(self.scalar_type());

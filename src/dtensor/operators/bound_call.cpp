@@ -21,8 +21,6 @@ Argument bind_tensor(const c10::IValue& value, BoundCall& bound) {
   return TensorRef{static_cast<int>(bound.tensors.size()) - 1};
 }
 
-/// Binds a list of tensors. A None element (in the indices of index) keeps its place in the list,
-/// but has no number.
 Argument bind_tensor_list(const c10::IValue& value, BoundCall& bound) {
   if (value.isNone()) {
     return {};
@@ -35,7 +33,6 @@ Argument bind_tensor_list(const c10::IValue& value, BoundCall& bound) {
   return refs;
 }
 
-/// Binds a number. A complex number is None, because no rule reads one (see rule_of_call).
 Argument bind_scalar(const c10::IValue& value) {
   if (value.isInt()) {
     return value.toInt();
@@ -142,13 +139,11 @@ BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> argum
 
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors) {
-  // The argument does not determine the element type of a list that is empty or contains None, so
-  // the type is taken from the schema.
+  // The schema determines the element type of a list that is empty or contains None.
   struct Convert {
     const c10::Type& type;
     std::span<const at::Tensor> tensors;
 
-    // One overload for each alternative of the variant Argument.
     c10::IValue operator()(std::monostate) const { return {}; }
     c10::IValue operator()(bool value) const { return value; }
     c10::IValue operator()(std::int64_t value) const { return value; }

@@ -22,7 +22,6 @@ namespace {
 
 using Kind = OperatorInfo::ArgumentKind;
 
-/// Whether the type is `kind`, or an optional of it.
 bool is_or_is_optional(const c10::Type& type, c10::TypeKind kind) {
   const auto* optional = type.castRaw<c10::OptionalType>();
   return type.kind() == kind || (optional != nullptr && optional->getElementType()->kind() == kind);
@@ -67,7 +66,6 @@ Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   return Kind::kStatic;
 }
 
-/// Whether a value of `type` may contain a tensor: a tensor, or a list of tensors.
 bool holds_tensors(const c10::Type& type) {
   const auto kind = kind_of(type, true);
   return kind == Kind::kTensor || kind == Kind::kTensorList || kind == Kind::kOptionalTensorList;
@@ -85,7 +83,6 @@ int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& re
   return -1;
 }
 
-/// Sets the indices of the arguments that are identified by name.
 void find_named_arguments(OperatorInfo& info, const std::vector<c10::Argument>& arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& name = arguments[i].name();
@@ -158,7 +155,6 @@ bool is_decomposed(const OperatorInfo& info, const c10::OperatorHandle& op) {
          (info.draws_random || !info.rule);
 }
 
-/// Splits "aten::mm.out" into the dispatcher's name and overload.
 c10::OperatorName operator_name(const std::string& name) {
   const std::size_t dot = std::min(name.find('.'), name.size());
   return {name.substr(0, dot), dot < name.size() ? name.substr(dot + 1) : ""};
@@ -205,7 +201,6 @@ void check_user_rules() {
   }
 }
 
-/// The name of an operator in rules and traits.
 std::string full_name(const c10::FunctionSchema& schema) {
   return schema.overload_name().empty() ? schema.name()
                                         : schema.name() + "." + schema.overload_name();
@@ -220,7 +215,6 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   find_named_arguments(*this, schema.arguments());
   read_returns(*this, schema);
   changes_shape = op.hasTag(at::Tag::inplace_view);
-  // Set before is_decomposed, which reads it.
   draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
   decomposes = is_decomposed(*this, op);
   is_own = !name.starts_with("aten::") && !name.starts_with("tessera::");

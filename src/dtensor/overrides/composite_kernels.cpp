@@ -296,7 +296,6 @@ void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
   }
 }
 
-/// Takes the names from the trait table, so that operators need to be added only there.
 void implement_in_scope(torch::Library& library) {
   for (const TraitRow& row : trait_rows()) {
     if (row.trait != Trait::kHelperTensors) {
@@ -335,20 +334,14 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   library.impl("reshape", &reshape);
 }
 
-}  // namespace
-
 // Bernoulli operators for which libtorch's kernels draw sequentially: with one probability per
 // element, and into a new tensor. For distributed tensors they are composed of operators that draw
 // by element. plain_random.cpp does the same for plain tensors.
 
-namespace {
-
 using torch::jit::Stack;
 
-/// Both Bernoulli operators have three arguments: the tensor, the probability and the generator.
 constexpr std::size_t kArguments = 3;
 
-/// False if the caller passes a generator, which is then used directly, on whole tensors.
 bool draws_by_element(const Stack& stack) {
   return tessera::is_distributed(torch::jit::peek(stack, 0, kArguments).toTensor()) &&
          torch::jit::peek(stack, 2, kArguments).isNone();
@@ -386,11 +379,7 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   library.impl("bernoulli.p", torch::CppFunction::makeFromBoxedFunction<&bernoulli_of_number>());
 }
 
-}  // namespace
-
 // Operators that bypass the fallback: they only use the wrapper, so no plan and no key is needed.
-
-namespace {
 
 at::Tensor detach(const at::Tensor& self) {
   const auto* impl = as_distributed(self);
@@ -402,7 +391,6 @@ at::Tensor detach(const at::Tensor& self) {
   return alias_tensor(*impl, /*allows_change=*/false);
 }
 
-/// Compares the wrappers' sizes, which are global.
 bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
   return self.sizes() == other.sizes();
 }
@@ -423,14 +411,14 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }
 
-// set_data calls it with autograd's keys enabled; for a plain tensor only these keys lead to this
-// kernel.
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }
+// set_data calls _has_compatible_shallow_copy_type with autograd's keys enabled, so a call with a
+// plain tensor reaches only kernels for these keys.
 TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }

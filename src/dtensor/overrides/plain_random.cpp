@@ -101,7 +101,6 @@ void fill(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
   stack->emplace_back(self);
 }
 
-/// For operators that are composed of fills: records the source tensor.
 void note_source(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   if (outside()) {
     return op.redispatchBoxed(below(keys), stack);
@@ -138,11 +137,6 @@ at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   return tensors.empty() ? at::empty({}, at::device(c10::kMeta)) : tensors.front();
 }
 
-c10::Device device_of_call(const OperatorInfo& info, Arguments arguments) {
-  const std::vector<at::Tensor> tensors = bind_call(info, arguments).tensors;
-  return tensors.empty() ? c10::Device(c10::kCPU) : tensors.front().device();
-}
-
 void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const OperatorInfo& info = operator_info(op);
   const Arguments arguments = arguments_of(info, *stack);
@@ -153,15 +147,13 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   const bool own_generator = has_generator(info, arguments);
   const RandomKey key = own_generator ? RandomKey{} : next_random_key();
   const at::Tensor target = drawn_for(info, arguments);
-  // A tensor among the arguments has the history that determines the place.
   const at::Tensor source = arguments[0].isTensor() ? target : random_source();
   check_whole(info, random_place({info.name, target, source, key}), own_generator);
   std::optional<SeededGenerator> generator;
-  const c10::Device device = device_of_call(info, arguments);
+  const c10::Device device = tensors.empty() ? c10::Device(c10::kCPU) : tensors.front().device();
   if (!own_generator && !device.is_meta()) {
     generator.emplace(device, key);
   }
-  // The operators inside draw from the seeded generator.
   const ExcludeKeys guard(kRandomKey);
   op.redispatchBoxed(below(keys), stack);
 }

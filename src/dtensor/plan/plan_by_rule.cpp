@@ -15,8 +15,6 @@
 namespace tessera::detail {
 namespace {
 
-// Restricts the rule to the call's types and numbers.
-
 using Values = std::span<const c10::IValue>;
 
 // Rules read bools, integers and doubles, but no complex numbers.
@@ -84,14 +82,11 @@ bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   });
 }
 
-/// Makes the rule reduce sums before such a number multiplies them.
 void reduce_sums_first(ShardingRule& rule) {
   std::erase_if(rule.linear, [](const ShardingRule::Linear& linear) {
     return linear.op == ReduceOp::kSum || linear.op == ReduceOp::kAvg;
   });
 }
-
-// The local call: the operator on the local tensors.
 
 /// The name under which plan_call.cpp registers the operator.
 std::string_view name_of(ShardingRule::LocalCall::PartOperator part) {
@@ -99,14 +94,12 @@ std::string_view name_of(ShardingRule::LocalCall::PartOperator part) {
   return embeds ? "tessera_local::embedding_rows" : "tessera_local::gather_part";
 }
 
-/// The handle is looked up now, so that runs of the plan need no search by name.
 CallPlan::LocalCall local_call_of(const ShardingRule::LocalCall& call) {
   const auto* part = std::get_if<ShardingRule::LocalCall::PartOperator>(&call.op);
   return {find_operator(part != nullptr ? name_of(*part) : std::get<std::string_view>(call.op)),
           call.args, call.scale};
 }
 
-/// Sets arguments of a local call to the offset of this rank's part of an input.
 void set_offsets(CallPlan& plan, const ShardingRule& rule) {
   for (const auto& [argument, input, dim] : rule.offset_arguments) {
     const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
@@ -169,8 +162,6 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
   }
 }
 
-// Layouts and strides of the outputs.
-
 /// Views have the strides that they would have on the whole tensor. If the number of results
 /// differs from the rule's outputs, they cannot be matched, and the plan uses the order of the
 /// local strides.
@@ -212,7 +203,6 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
 
 }  // namespace
 
-// Undefined elements of a list have no number and no input.
 std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound) {
   std::vector<std::size_t> inputs;
   for (const int argument : info.written) {
@@ -233,7 +223,6 @@ std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCa
   if (!info.rule || unreadable) {
     return std::nullopt;
   }
-  // A copy, which is then restricted by this call's types and numbers.
   std::optional<ShardingRule> rule = info.rule(bound.call);
   if (!rule) {
     return std::nullopt;
@@ -304,7 +293,6 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
     const DistributedTensorImpl* impl = as_distributed(tensor);
     layouts.push_back(impl != nullptr ? impl->spec()->sharding.layout : nullptr);
   }
-  // A plain tensor has no layout to propagate from; nullptr stands for replicated.
   Propagation decided = propagate(rule, bound.call, layouts);
   plan.has_rule = true;
   for (std::size_t i = 0; i < plan.inputs.size(); ++i) {

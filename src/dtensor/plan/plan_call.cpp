@@ -34,7 +34,6 @@ bool holds_distributed(const c10::IValue& value) {
   return value.isList() && std::ranges::any_of(value.toListRef(), holds_distributed);
 }
 
-/// Checks only arguments that may contain tensors, so lists of integers are not unpacked.
 bool any_distributed(const OperatorInfo& info, Values arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const bool tensors =
@@ -46,9 +45,6 @@ bool any_distributed(const OperatorInfo& info, Values arguments) {
   return false;
 }
 
-// Planning of the inputs.
-
-/// The mesh of all distributed tensors in a call; at least one is distributed.
 const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Tensor>& tensors) {
   const DeviceMesh* mesh = nullptr;
   for (const at::Tensor& tensor : tensors) {
@@ -133,9 +129,6 @@ void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound)
   }
 }
 
-// Selection of the kind.
-
-/// Whether ranks have different values of the input.
 bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
@@ -147,7 +140,6 @@ bool may_fail_apart(const OperatorInfo& info, Values arguments) {
                                 : info.traits.has(Trait::kFailsByMatrix);
 }
 
-/// Whether the operator writes to a tensor in which several positions share memory.
 bool writes_expanded(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     return has_stride_zero(bound.tensors[input]);
@@ -214,7 +206,6 @@ CallKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
   return info.traits.has(Trait::kNewZeros) ? CallKind::kNewZeros : plan.otherwise;
 }
 
-/// Whether the ranks along `mesh_dim` do different parts of the work.
 bool divides_work(const CallPlan& plan, int mesh_dim) {
   const auto divides = [mesh_dim](const LayoutPtr& layout) {
     return layout && (layout->sharded_dim(mesh_dim) >= 0 || layout->partial_on(mesh_dim));
@@ -327,7 +318,6 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   // although a lowering would not need to.
   plan.asked_for = info.traits.has(Trait::kReadsOneValue) &&
                    (plan.lowering != nullptr || lowerings_of(info).empty());
-  // The kinds come last, because they depend on everything above.
   plan.otherwise = own_kind(plan, info, bound, arguments);
   plan.kind = kind_of(plan, info);
   if (plan.kind == CallKind::kRecorded) {
@@ -367,7 +357,6 @@ void check_range(const at::Tensor& indices, std::int64_t rows) {
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first,
                           std::int64_t rows) {
   check_range(indices, rows);
-  // A shard without rows does not even have a row 0 for at::embedding.
   if (weight.size(0) == 0) {
     auto sizes = indices.sizes().vec();
     sizes.push_back(weight.size(1));
@@ -399,7 +388,6 @@ at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tenso
 TORCH_LIBRARY(tessera_local, library) {
   library.def("embedding_rows(Tensor weight, Tensor indices, int first, int rows) -> Tensor");
   library.def("gather_part(Tensor self, int dim, Tensor index, int first, int size) -> Tensor");
-  // embedding_rows and gather_part are called with local tensors only, below autograd.
   library.impl("embedding_rows",
                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &embedding_rows));
   library.impl("gather_part",

@@ -56,9 +56,8 @@ std::string describe_input(const CallPlan::Input& input, const at::Tensor& tenso
   return text;
 }
 
-/// The inputs of a call and the targets of those that would be redistributed, for messages:
-/// "argument 0, [8, 4] on (dp=2) as [Shard(0)] -> [Replicate()]; argument 1, 'up.bias', [4], is
-/// plain".
+/// For messages: "argument 0, [8, 4] on (dp=2) as [Shard(0)] -> [Replicate()]; argument 1,
+/// 'up.bias', [4], is plain".
 std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   const std::vector<std::string> places = places_of(bound);
   std::vector<std::string> parts;
@@ -83,7 +82,6 @@ bool writes_distributed(const PlannedCall& call, const BoundCall& bound) {
   });
 }
 
-/// Advice for a call that mixes plain and distributed tensors.
 std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   const std::vector<at::Tensor>& tensors = bound.tensors;
   if (writes_distributed(call, bound)) {
@@ -114,7 +112,7 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
              : remedy;
 }
 
-/// Warns once per process, not once per rank, so that ranks that are threads give one warning.
+/// Warns once per process, because ranks may be threads.
 void warn_once(const std::string& name) {
   static std::mutex mutex;
   // Never destroyed, because a thread may still warn while the process ends.
@@ -156,7 +154,6 @@ void check_movement(const PlannedCall& call) {
   const std::string inputs = describe_inputs(call.plan, bind_call(info, call.arguments()));
   TESSERA_CHECK(call.plan.has_rule, info.name, " has no sharding rule for ", inputs,
                 ", and the strict scope refuses to gather: redistribute to Replicate first");
-  // With a rule, an explicit redistribution of the inputs makes the call free of communication.
   fail(info.name, " needs its inputs redistributed (", inputs,
        "), which the strict scope refuses: ", remedy_of_moving(call.plan));
 }

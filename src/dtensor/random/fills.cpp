@@ -96,7 +96,6 @@ at::Tensor integers(const RandomTarget& target, std::uint64_t range) {
   return range == 0 ? bits : at::where((bits ^ least) >= (end ^ least), bits - end, bits);
 }
 
-/// Fills with integers from `from` to `last`, inclusive.
 void fill_integers_within(const RandomTarget& target, std::int64_t from, std::int64_t last) {
   const c10::ScalarType type = target.local.scalar_type();
   for (const std::int64_t bound : {from, last}) {

@@ -198,8 +198,6 @@ void fill_random(const at::Tensor& local, const RandomPlace& place,
   }
 }
 
-// BatchRows: the rows of the batch.
-
 BatchRows::BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes)
     : dims_(std::move(dims)), sizes_(std::move(sizes)) {
   for (const DeviceMesh& dim : dims_) {
@@ -219,7 +217,6 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
     if (dim->size() == 1) {
       continue;
     }
-    // Appends the number of rows after the values.
     values.push_back(std::exchange(rows, 0));
     const auto all = comm::gather_on_hosts(dim->group(), values);
     values.pop_back();
@@ -311,8 +308,6 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
     place.is_part = true;
   }
 }
-
-// RandomRegion and BatchPart.
 
 RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows,
                            DeviceMesh replicated_on)

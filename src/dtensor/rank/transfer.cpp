@@ -58,7 +58,6 @@ at::Tensor finish(const Started& started) {
   if (started.work != nullptr) {
     started.work->wait();
   }
-  // The wait may be called from anywhere, including autograd; the rest is local work.
   BelowAutograd guard;
   return started.rest();
 }

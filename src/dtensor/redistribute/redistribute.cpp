@@ -68,7 +68,6 @@ std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& l
                                         to_string(*step.from), to_string(*step.to)));
 }
 
-/// Starts a step that communicates; the returned object finishes it.
 Started start_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                    c10::IntArrayRef sizes) {
   const auto purpose = compared(step, local, mesh, sizes);
@@ -86,7 +85,6 @@ Started start_step(const Step& step, const at::Tensor& local, const DeviceMesh& 
   }
 }
 
-/// Runs any step to completion.
 at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                       c10::IntArrayRef sizes) {
   switch (step.kind) {
@@ -106,12 +104,10 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
   }
 }
 
-/// Whether a step only changes shapes, because the tensor is on the meta device.
 bool only_shapes(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
   return local.is_meta() && !(communicates(step) && group_of(step, mesh).takes_meta_tensors());
 }
 
-/// Runs `steps`, each to completion.
 at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const DeviceMesh& mesh,
                      c10::IntArrayRef sizes) {
   for (const auto& step : steps) {
@@ -152,7 +148,6 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
   while (last > 0 && !communicates(steps[last - 1])) {
     --last;
   }
-  // Without a collective there is no latency to hide, so the caller runs the plan synchronously.
   if (last == 0 || local.is_meta()) {
     return nullptr;
   }
@@ -220,7 +215,6 @@ comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tens
 }
 
 void DeferredSums::add(comm::Communicator& group, at::Tensor value, Then then, const void* owner) {
-  // One collective reduces one type. A job has few groups and types, so the search is linear.
   const auto same = [&](const Bucket& bucket) {
     return bucket.group == &group && bucket.dtype == value.scalar_type();
   };

@@ -183,7 +183,6 @@ void check_reducible(const Step& step, const at::Tensor& tensor) {
                 tensor.scalar_type(), " cannot be reduced with ", to_string(step.op));
 }
 
-/// Pads a flat tensor to `numel` elements.
 at::Tensor padded(const at::Tensor& tensor, std::int64_t numel) {
   if (tensor.numel() == numel) {
     return tensor;
@@ -198,7 +197,6 @@ at::Tensor padded(const at::Tensor& tensor, std::int64_t numel) {
 struct ChunkedView {
   std::int64_t before, extent, after;
   std::vector<Chunk> chunks;
-  /// The number of elements at one position of `extent`.
   std::int64_t row() const { return before * after; }
   const Chunk& own_chunk(const Step& step, const DeviceMesh& mesh) const {
     return chunks[group_rank(mesh, step.mesh_dims)];
@@ -222,7 +220,6 @@ at::Tensor join(const at::Tensor& gathered, std::int64_t stride, const ChunkedVi
   if (view.is_in_order()) {
     return gathered.narrow(0, 0, view.extent * view.row());
   }
-  // Takes each chunk without its padding, and concatenates the chunks along the digit.
   std::vector<at::Tensor> chunks;
   for (const auto& [rank, chunk] : ranges::views::enumerate(view.chunks)) {
     chunks.push_back(
@@ -238,7 +235,6 @@ at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const Chunked
   if (view.is_in_order()) {
     return padded(tensor, count * stride);
   }
-  // Zero-filled only if some chunk is short and leaves padding.
   const bool even = view.chunks.back().size * view.row() == stride;
   auto result = even ? at::empty({count * stride}, tensor.options())
                      : at::zeros({count * stride}, tensor.options());
@@ -255,8 +251,6 @@ at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const Chunked
 /// after): one of the digits is gathered, chunk by chunk, and the other is scattered.
 class AllToAll {
  public:
-  // The two digits are in two layouts: before the step the one is split, after it the other. The
-  // sizes around them are the same in both.
   AllToAll(const Step& step, const DeviceMesh& mesh, c10::IntArrayRef sizes)
       : gather_first_(step.dim < step.to_dim), me_(group_rank(mesh, step.mesh_dims)) {
     const auto gathered = StepDigit::cut_by(step.from, step.dim, step.mesh_dims.back());
@@ -397,7 +391,6 @@ Started all_reduce_step(const Step& step, const at::Tensor& local, const DeviceM
   if (group.size() == 1 || local.numel() == 0) {
     return without_collective(result);
   }
-  // The collective works in place and must not change the caller's tensor.
   if (result.is_alias_of(local)) {
     result = result.clone();
   }
@@ -412,7 +405,6 @@ Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceM
   }
   const auto input = exchange.pack(flat(local).view(
       exchange.shape(exchange.own_gathered_extent(), exchange.scattered_extent())));
-  // The communicator counts numbers; a complex element has two.
   const std::int64_t reals_each = local.is_complex() ? 2 : 1;
   const auto output = at::empty({exchange.received()}, local.options());
   auto work = group_of(step, mesh)
@@ -421,7 +413,6 @@ Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceM
   return {std::move(work), [exchange, input, output] { return exchange.unpack(output); }};
 }
 
-/// Splits a replicated digit locally; narrow() copies only if the slice is strided.
 at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                       c10::IntArrayRef sizes) {
   const auto view = chunked_view(step.to, step, mesh, sizes);

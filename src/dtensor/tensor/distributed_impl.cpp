@@ -22,7 +22,6 @@ namespace tessera::detail {
 
 namespace {
 
-/// The FQN if `impl` is a parameter or a view of one; otherwise empty.
 std::string fqn_of(DistributedTensorImpl& impl) {
   return parameter_name(tensor_of(impl));
 }
@@ -92,7 +91,6 @@ void DistributedTensorImpl::replace(at::Tensor local, TensorSpecPtr spec) {
   adopt_sizes();
 }
 
-/// Waits for a transfer, as local() does.
 c10::intrusive_ptr<TensorWrapper> DistributedTensorImpl::copy() const {
   auto result = c10::make_intrusive<DistributedTensorImpl>(local(), spec_);
   result->detached_view_ = detached_view_;
@@ -211,8 +209,6 @@ DetachedViewPtr view_of_former(const DistributedTensorImpl& impl) {
   view.seen->written = result->seen->written = true;
   return result;
 }
-
-// Checks and properties of distributed tensors that are made from local tensors.
 
 namespace {
 

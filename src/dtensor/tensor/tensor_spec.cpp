@@ -116,7 +116,6 @@ std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std:
   return parts;
 }
 
-/// The set of all numbers of positions that ranks have of a dimension.
 std::set<std::int64_t> part_sizes(const Layout& layout, int dim, std::int64_t size) {
   std::set<std::int64_t> sizes{1};
   for (const auto& digit : layout.digits(dim)) {
@@ -218,7 +217,6 @@ void check_partials(const Layout& layout, c10::ScalarType type, std::string_view
   }
 }
 
-// Some layouts cannot be expressed as placements; to_placements then throws.
 std::string describe(const Layout& layout, c10::IntArrayRef sizes) {
   try {
     return to_string(to_placements(layout, sizes));
