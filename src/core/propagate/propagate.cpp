@@ -1,169 +1,584 @@
 #include <range/v3/range/conversion.hpp>
+#include <range/v3/view/enumerate.hpp>
 #include <range/v3/view/iota.hpp>
+#include <range/v3/view/reverse.hpp>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
-#include <string>
 #include <utility>
 
-#include "propagate/propagate_choice.h"
+#include "layout/digits.h"
 #include "rules/rule_table.h"
 #include "tessera/core/error.h"
-#include "tessera/core/register_rule.h"
-#include "tessera/core/rule_builder.h"
 #include "tessera/core/sharding_rule.h"
 
 namespace tessera {
 
-// Turns a user's list of accepted placements into a rule of factors. An entry that shards
-// dimensions becomes one factor, which those dimensions share; an entry with Partial inputs becomes
-// a Linear.
+// Converts digits of a dimension to digits of its factors, and queries these. A rule is written in
+// factors, a layout in digits. If their boundaries do not agree, the dimension cannot keep its
+// sharding.
 
 namespace {
 
-using SizesOfEach = std::vector<std::vector<std::int64_t>>;
+using detail::ceil_div;
+using detail::mesh_size;
 
-/// Builds the rule of one call, entry by entry.
-class AcceptedRule {
+/// Whether torch.chunk divides `outer * inner` positions into `parts` at the same places as it
+/// divides `outer` positions of length `inner`.
+bool chunks_align(std::int64_t outer, std::int64_t inner, std::int64_t parts) {
+  return ceil_div(outer * inner, parts) == ceil_div(outer, parts) * inner;
+}
+
+/// Splits `digit` into a major digit of `extent` positions, which is returned, and the rest. Outer
+/// mesh dimensions go to the major digit until it is used up, inner ones to the rest.
+std::optional<Digit> cut(Digit& digit, std::int64_t extent,
+                         std::span<const std::int64_t> mesh_sizes) {
+  if (digit.extent % extent != 0) {
+    return std::nullopt;
+  }
+  Digit major{extent, {}};
+  Digit minor{digit.extent / extent, {}};
+  std::int64_t left = extent;  // positions of the major digit in one chunk so far
+  // Whether a mesh dimension has divided the digit unevenly. Later mesh dimensions would then
+  // divide chunks of different sizes, whose boundaries no digit describes.
+  bool uneven = false;
+  for (int mesh_dim : digit.mesh_dims) {
+    const std::int64_t parts = mesh_size(mesh_sizes, mesh_dim);
+    if (uneven) {
+      return std::nullopt;
+    }
+    // The major digit is used up, so the mesh dimension divides each of its positions.
+    if (left == 1) {
+      minor.mesh_dims.push_back(mesh_dim);
+      continue;
+    }
+    if (!chunks_align(left, minor.extent, parts)) {
+      return std::nullopt;
+    }
+    uneven = left % parts != 0;
+    left = ceil_div(left, parts);
+    major.mesh_dims.push_back(mesh_dim);
+  }
+  digit = std::move(minor);
+  return major;
+}
+
+/// Whether some coordinate gets no position if `extent` is divided over `mesh_dims`. Full chunks
+/// must be checked as well as the last one: 7 over 2 gives 4 and 3; then 3 over 3 gives each
+/// coordinate one position, but 4 over 3 gives 2, 2 and 0.
+bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
+                    std::span<const std::int64_t> mesh_sizes) {
+  // An extent of 0 comes from an outer division: a coordinate without positions.
+  if (mesh_dims.empty() || extent == 0) {
+    return extent == 0;
+  }
+  const std::int64_t parts = mesh_size(mesh_sizes, mesh_dims.front());
+  const std::int64_t chunk = ceil_div(extent, parts);
+  const std::int64_t last = std::max<std::int64_t>(extent - chunk * (parts - 1), 0);
+  const auto inner = mesh_dims.subspan(1);
+  return leaves_nothing(last, inner, mesh_sizes) || leaves_nothing(chunk, inner, mesh_sizes);
+}
+
+/// The digits of each of several factors, major first.
+using FactorDigits = std::vector<std::vector<Digit>>;
+
+/// Distributes the digits of one tensor dimension over its factors. A digit that extends over a
+/// boundary of factors is split there; nullopt if its chunks do not end at the boundary. All
+/// extents must be explicit (not 0), and the factors' sizes must multiply to the product of the
+/// extents.
+std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
+                                         std::span<const std::int64_t> factor_sizes,
+                                         std::span<const std::int64_t> mesh_sizes) {
+  // If the dimension is one factor, the factor has its digits, even with uneven division.
+  if (factor_sizes.size() == 1) {
+    return FactorDigits{std::move(digits)};
+  }
+  FactorDigits result(factor_sizes.size());
+  auto digit = digits.begin();
+  for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
+    std::int64_t left = size;  // positions of the factor without digits so far
+    while (left > 1 && digit != digits.end()) {
+      // The digit extends beyond the factor's boundary: its first part belongs to this factor, the
+      // rest to the next one.
+      if (digit->extent > left) {
+        std::optional<Digit> major = cut(*digit, left, mesh_sizes);
+        if (!major) {
+          return std::nullopt;
+        }
+        of_factor.push_back(*std::move(major));
+        left = 1;
+        continue;
+      }
+      if (digit->extent == 0 || left % digit->extent != 0) {
+        return std::nullopt;
+      }
+      left /= digit->extent;
+      of_factor.push_back(std::move(*digit++));
+    }
+  }
+  // Remaining digits would belong to no factor.
+  return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
+}
+
+/// Removes the innermost mesh dimension from `digits` and returns it; -1 if there is none.
+int drop_innermost(std::vector<Digit>& digits) {
+  for (Digit& digit : digits | ranges::views::reverse) {
+    if (digit.mesh_dims.empty()) {
+      continue;
+    }
+    const int mesh_dim = digit.mesh_dims.back();
+    digit.mesh_dims.pop_back();
+    return mesh_dim;
+  }
+  return -1;
+}
+
+/// Whether all chunks of `digits` have equal sizes. 12 over 2 and 3 is even; 10 over 2
+/// and 3 is not, although 10 over 2 is.
+bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
+  for (const Digit& digit : digits) {
+    std::int64_t left = digit.extent;
+    for (int mesh_dim : digit.mesh_dims) {
+      const std::int64_t parts = mesh_size(mesh_sizes, mesh_dim);
+      if (left % parts != 0) {
+        return false;
+      }
+      left /= parts;
+    }
+  }
+  return true;
+}
+
+/// Whether some coordinate has no position of `digits`.
+bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
+  return std::any_of(digits.begin(), digits.end(), [&](const Digit& digit) {
+    return leaves_nothing(digit.extent, digit.mesh_dims, mesh_sizes);
+  });
+}
+
+// Candidates are only placements that some input already has, and replication. Sharding a factor
+// that no input shards would save computation but not bytes. Costs are bytes for one mesh dimension
+// at a time, in the order of the mesh, because the cost of an inner mesh dimension depends on how
+// the outer mesh dimensions divide the outputs.
+
+/// The placement of one tensor on one mesh dimension, in terms of a rule's factors.
+struct FactorPlacement {
+  /// kFactor: `factor` is sharded. kOtherShard: sharded, but not along the boundaries of factors.
+  enum Kind { kReplicate, kFactor, kPartial, kOtherShard };
+  Kind kind = kReplicate;
+  int factor = -1;
+  ReduceOp op = ReduceOp::kSum;
+  friend bool operator==(const FactorPlacement&, const FactorPlacement&) = default;
+};
+
+/// The effect of one mesh dimension on the tensors of a group: none, sharding of one factor, or
+/// leaving the inputs of a ShardingRule::Linear partial.
+struct Choice {
+  enum Kind { kReplicate, kFactor, kLinear };
+  Kind kind = kReplicate;
+  int index = -1;  ///< index of the factor, or index in ShardingRule::linear
+  friend bool operator==(const Choice&, const Choice&) = default;
+};
+
+bool contains(const std::vector<int>& list, int value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
+  return std::any_of(tensor.begin(), tensor.end(),
+                     [&](const auto& dim) { return contains(dim, factor); });
+}
+
+/// The bytes to move the whole tensor. A dimension without elements counts as one element, so that
+/// moving the tensor is never free: otherwise a rank without rows would gather where the others do
+/// not.
+std::int64_t bytes_of(const TensorMeta& tensor) {
+  std::int64_t bytes = tensor.itemsize;
+  for (const std::int64_t size : tensor.sizes) {
+    bytes *= std::max<std::int64_t>(size, 1);
+  }
+  return bytes;
+}
+
+/// Whether the tensor is sharded, along a factor or otherwise: moving it costs an all-gather or an
+/// all-to-all.
+bool is_sharded(const FactorPlacement& placement) {
+  return placement.kind == FactorPlacement::kFactor ||
+         placement.kind == FactorPlacement::kOtherShard;
+}
+
+/// Chooses, mesh dimension by mesh dimension, how to run one group of a rule's tensors
+/// (propagate()). Refers to its arguments, which must outlive it.
+class TensorGroupChooser {
  public:
-  AcceptedRule(const OpCall& call, const SizesOfEach& results)
-      : call_(call), rule_(rules::start(call)) {
-    for (const auto& sizes : results) {
-      rule_.outputs.emplace_back(sizes.size());
+  TensorGroupChooser(const ShardingRule& rule, const OpCall& call,
+                     std::span<const LayoutPtr> inputs, std::span<const std::int64_t> mesh_sizes,
+                     const ShardingRule::TensorGroup& group)
+      : rule_(rule), call_(call), mesh_sizes_(mesh_sizes), group_(group) {
+    for (const auto& pair : rule.inplace) {
+      if (contains(group.outputs, pair.output)) {
+        inplace_.push_back(pair);
+      }
     }
-    for (const auto& tensor : call.tensors) {
-      input_sizes_.push_back(tensor.sizes);
+    for (std::size_t i = 0; i < rule.linear.size(); ++i) {
+      const auto& partial = rule.linear[i].partial_inputs;
+      if (!partial.empty() && contains(group.inputs, partial.front())) {
+        linear_.push_back(static_cast<int>(i));
+      }
     }
-    output_sizes_ = results;
+    for (int index : group.inputs) {
+      const auto at = static_cast<std::size_t>(index);
+      inputs_.push_back(read_input(index, inputs[at]));
+    }
+    // In-place inputs are first, because their layout cannot change; then large inputs, whose
+    // movement costs most. The sort is stable, because ranks must agree on ties.
+    std::stable_sort(inputs_.begin(), inputs_.end(), [](const Input& a, const Input& b) {
+      return std::pair(a.inplace, a.bytes) > std::pair(b.inplace, b.bytes);
+    });
   }
 
-  void add(const AcceptedPlacements& row) {
-    const bool fits =
-        row.inputs.size() == rule_.inputs.size() && row.outputs.size() == rule_.outputs.size();
-    TESSERA_CHECK(fits, "the rule registered for ", call_.op, " accepts ", row.inputs.size(),
-                  " inputs and ", row.outputs.size(), " results, the call has ",
-                  rule_.inputs.size(), " and ", rule_.outputs.size(),
-                  ": give a placement for each tensor");
-    const bool shards = std::any_of(row.inputs.begin(), row.inputs.end(),
-                                    [](const auto& placement) { return is_shard(placement); });
-    shards ? add_sharded(row) : add_linear(row);
+  /// One choice for each mesh dimension, outermost first. The factors in `unsharded` are not
+  /// sharded.
+  std::vector<Choice> choose(const std::set<int>& unsharded) const {
+    std::vector<Choice> choices;
+    for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
+      choices.push_back(choose_dim(m, choices, unsharded));
+    }
+    return choices;
   }
 
-  ShardingRule finish() && {
-    fill(rule_.inputs, input_sizes_);
-    fill(rule_.outputs, output_sizes_);
-    return std::move(rule_);
+  /// The placement that `choice` needs for an input. In this order: a tensor that has the factor is
+  /// sharded; a tensor that is added to a sum is Partial, so that it counts once; a tensor in which
+  /// the operator is linear may stay partial; all others are replicated.
+  FactorPlacement wanted_placement(int input, const Choice& choice) const {
+    if (choice.kind == Choice::kFactor) {
+      const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
+      if (has_factor(factors, choice.index)) {
+        return {FactorPlacement::kFactor, choice.index};
+      }
+      const auto& reduction = rule_.factors[static_cast<std::size_t>(choice.index)].reduction;
+      if (reduction && contains(rule_.additive, input)) {
+        return {FactorPlacement::kPartial, -1, *reduction};
+      }
+    }
+    if (choice.kind == Choice::kLinear) {
+      const auto& linear = rule_.linear[static_cast<std::size_t>(choice.index)];
+      if (contains(linear.partial_inputs, input)) {
+        return {FactorPlacement::kPartial, -1, linear.op};
+      }
+    }
+    return {};
+  }
+
+  /// An output that lacks the chosen factor is partial with the factor's reduction; may_shard() has
+  /// checked that there is one.
+  FactorPlacement output_placement(int output, const Choice& choice) const {
+    if (choice.kind == Choice::kLinear) {
+      return {FactorPlacement::kPartial, -1,
+              rule_.linear[static_cast<std::size_t>(choice.index)].op};
+    }
+    if (choice.kind == Choice::kReplicate) {
+      return {};
+    }
+    if (has_factor(rule_.outputs[static_cast<std::size_t>(output)], choice.index)) {
+      return {FactorPlacement::kFactor, choice.index};
+    }
+    const auto& reduction = rule_.factors[static_cast<std::size_t>(choice.index)].reduction;
+    return reduction ? FactorPlacement{FactorPlacement::kPartial, -1, *reduction}
+                     : FactorPlacement{};
+  }
+
+  bool is_unread(int input) const { return contains(rule_.unread, input); }
+
+  /// Whether an input is unread and even its local sizes do not matter, because the sizes of the
+  /// outputs are arguments (new_zeros). Its layout is then only a hint for the outputs' layouts.
+  bool is_hint(int input) const { return is_unread(input) && !rule_.size_arguments.empty(); }
+
+  /// The digits of `factor` in the input that agrees with the choices on the most mesh dimensions.
+  /// Ties go to an input that is written in place, then to a larger input. Empty if no input shards
+  /// the factor. Extents are explicit (not 0).
+  std::vector<Digit> carried_digits(int factor, const std::vector<Choice>& choices) const {
+    const Choice wanted{Choice::kFactor, factor};
+    const std::vector<Digit>* best = nullptr;
+    std::ptrdiff_t most = 0;
+    bool inplace = false;
+    for (const Input& input : inputs_) {
+      for (const auto& [held, digits] : input.digits) {
+        // An in-place input cannot move, so once one is found no other input counts.
+        if (held != factor || inplace) {
+          continue;
+        }
+        std::ptrdiff_t agreed = 0;
+        for (std::size_t m = 0; m < choices.size(); ++m) {
+          agreed += choices[m] == wanted &&
+                    input.placements[m] == FactorPlacement{FactorPlacement::kFactor, factor};
+        }
+        if (agreed <= most) {
+          continue;
+        }
+        most = agreed;
+        best = &digits;
+        inplace = input.inplace;
+      }
+    }
+    return best ? *best : std::vector<Digit>{};
   }
 
  private:
-  void add_sharded(const AcceptedPlacements& row) {
-    // The factor is made at the first dimension that the entry names, when its size is known.
-    factor_ = -1;
-    for (std::size_t i = 0; i < row.inputs.size(); ++i) {
-      if (const auto* shard = std::get_if<Shard>(&row.inputs[i])) {
-        name(rule_.inputs[i], input_sizes_[i], shard->dim);
-      } else {
-        check(is_replicate(row.inputs[i]), "mixes Shard with Partial inputs");
-      }
+  struct Input {
+    int index = 0;
+    bool plain = false;  // whether the tensor is not distributed
+    bool inplace = false;
+    std::int64_t bytes = 0;                                       // size of the global tensor
+    std::vector<FactorPlacement> placements = {};                 // for each mesh dimension
+    std::vector<std::pair<int, std::vector<Digit>>> digits = {};  // by sharded factor
+  };
+  /// Ordered: first choices that move nothing, then by bytes.
+  struct Cost {
+    bool moves = false;
+    double bytes = 0;
+    friend auto operator<=>(const Cost&, const Cost&) = default;
+  };
+
+  /// Translates a layout into placements of factors, one for each mesh dimension. A plain tensor is
+  /// replicated everywhere, but proposes no placement (see candidates()).
+  Input read_input(int index, LayoutPtr layout) const {
+    const auto& sizes = call_.tensors[static_cast<std::size_t>(index)].sizes;
+    const auto& factors = rule_.inputs[static_cast<std::size_t>(index)];
+    Input input{.index = index, .plain = !layout};
+    input.inplace = std::any_of(inplace_.begin(), inplace_.end(),
+                                [&](const auto& pair) { return pair.input == index; });
+    input.bytes = bytes_of(call_.tensors[static_cast<std::size_t>(index)]);
+    input.placements.resize(mesh_sizes_.size());
+    if (!layout) {
+      return input;
     }
-    for (std::size_t o = 0; o < row.outputs.size(); ++o) {
-      if (const auto* shard = std::get_if<Shard>(&row.outputs[o])) {
-        name(rule_.outputs[o], output_sizes_[o], shard->dim);
+    TESSERA_CHECK(static_cast<std::size_t>(layout->tensor_ndim()) == sizes.size() &&
+                      factors.size() == sizes.size(),
+                  call_.op, ": tensor ", index, " has ", sizes.size(), " dimensions, its layout ",
+                  to_string(*layout), " and the rule's ", factors.size());
+    for (const PartialDim& partial : layout->partial()) {
+      input.placements[static_cast<std::size_t>(partial.mesh_dim)] = {FactorPlacement::kPartial, -1,
+                                                                      partial.op};
+    }
+    for (const auto& [of_dim, digits, size] : ranges::views::zip(factors, layout->dims(), sizes)) {
+      read_dim(input, of_dim, digits, size);
+    }
+    return input;
+  }
+
+  /// Records which factor each mesh dimension shards. If the digits do not align with the factors,
+  /// mesh dimensions are given up, innermost first, until they do. These mesh dimensions become
+  /// kOtherShard, which means that they are gathered.
+  void read_dim(Input& input, const ShardingRule::Factors& factors, std::vector<Digit> digits,
+                std::int64_t size) const {
+    if (digits.empty()) {
+      return;
+    }
+    // The only digit of a dimension has extent 0 (see Digit), but factors need the size.
+    if (digits.size() == 1) {
+      digits.front().extent = size;
+    }
+    std::vector<std::int64_t> sizes;
+    for (int factor : factors) {
+      sizes.push_back(rule_.factors[static_cast<std::size_t>(factor)].size);
+    }
+    for (;;) {
+      if (auto aligned = align_digits(digits, sizes, mesh_sizes_); aligned && !factors.empty()) {
+        for (auto&& [factor, of_factor] : ranges::views::zip(factors, *aligned)) {
+          for (const Digit& digit : of_factor) {
+            for (int m : digit.mesh_dims) {
+              input.placements[static_cast<std::size_t>(m)] = {FactorPlacement::kFactor, factor};
+            }
+          }
+          input.digits.emplace_back(factor, std::move(of_factor));
+        }
+        return;
+      }
+      const int dropped = drop_innermost(digits);
+      if (dropped < 0) {
+        return;
+      }
+      input.placements[static_cast<std::size_t>(dropped)] = {FactorPlacement::kOtherShard};
+    }
+  }
+
+  /// Replication is always a candidate. It may still be rejected (for an in-place output that is
+  /// sharded). If nothing else is possible it is chosen anyway, and dtensor copies the result into
+  /// the input's layout.
+  Choice choose_dim(std::size_t mesh_dim, const std::vector<Choice>& before,
+                    const std::set<int>& unsharded) const {
+    std::optional<Choice> best;
+    Cost lowest;
+    for (const Choice& candidate : candidates(mesh_dim, unsharded)) {
+      if (!keeps_inplace(mesh_dim, candidate) || mixes_reductions(candidate, before)) {
         continue;
       }
-      // An output without Shard lacks the factor, so a rule can only make it partial.
-      const auto* partial = std::get_if<Partial>(&row.outputs[o]);
-      check(partial != nullptr, "makes a replicated result of sharded inputs");
-      auto& reduction = rule_.factors[static_cast<std::size_t>(factor_)].reduction;
-      check(!reduction || *reduction == partial->op, "makes results with different reductions");
-      reduction = partial->op;
+      const Cost found = cost(mesh_dim, candidate, before);
+      if (!best || found < lowest) {
+        best = candidate;
+        lowest = found;
+      }
     }
+    return best.value_or(Choice{});
   }
 
-  /// Adds an entry without Shard: inputs that may be partial together, or all replicated.
-  void add_linear(const AcceptedPlacements& row) {
-    std::vector<int> inputs;
-    std::optional<ReduceOp> op;
-    for (std::size_t i = 0; i < row.inputs.size(); ++i) {
-      const auto* partial = std::get_if<Partial>(&row.inputs[i]);
-      if (partial == nullptr) {
+  std::vector<Choice> candidates(std::size_t mesh_dim, const std::set<int>& unsharded) const {
+    std::vector<Choice> result;
+    const auto add = [&](Choice choice) {
+      if (std::find(result.begin(), result.end(), choice) == result.end()) {
+        result.push_back(choice);
+      }
+    };
+    for (const Input& input : inputs_) {
+      const FactorPlacement& placement = input.placements[mesh_dim];
+      if (placement.kind == FactorPlacement::kReplicate && !input.plain) {
+        add({});
+      }
+      if (placement.kind == FactorPlacement::kFactor && !unsharded.count(placement.factor) &&
+          may_shard(placement.factor)) {
+        add({Choice::kFactor, placement.factor});
+      }
+      if (placement.kind != FactorPlacement::kPartial) {
         continue;
       }
-      check(!op || *op == partial->op, "has inputs with different reductions");
-      op = partial->op;
-      inputs.push_back(static_cast<int>(i));
-    }
-    const Placement wanted = op ? Placement(Partial{*op}) : Placement(Replicate{});
-    check(std::all_of(row.outputs.begin(), row.outputs.end(),
-                      [&](const auto& placement) { return placement == wanted; }),
-          "must make each result as partial as its inputs are");
-    if (op) {
-      rule_.linear.push_back({std::move(inputs), *op});
-    }
-  }
-
-  /// Gives a dimension the factor of the entry. A dimension has one factor here, so if two entries
-  /// shard the same dimension, the operator needs a rule of factors.
-  void name(ShardingRule::TensorFactors& tensor, const std::vector<std::int64_t>& sizes,
-            std::int64_t dim) {
-    const auto at =
-        static_cast<std::size_t>(rules::wrap_dim(call_, dim, static_cast<int>(sizes.size())));
-    if (factor_ < 0) {
-      factor_ = rules::add_factor(rule_, sizes[at]);
-    }
-    check(tensor[at].empty(), "shards a dimension that another entry shards");
-    check(rule_.factors[static_cast<std::size_t>(factor_)].size == sizes[at],
-          "shards dimensions of different sizes together");
-    tensor[at] = {factor_};
-  }
-
-  void fill(std::vector<ShardingRule::TensorFactors>& tensors, const SizesOfEach& sizes) {
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      for (std::size_t dim = 0; dim < tensors[i].size(); ++dim) {
-        if (tensors[i][dim].empty()) {
-          tensors[i][dim] = {rules::add_unsharded(rule_, sizes[i][dim])};
+      for (int i : linear_) {
+        const auto& linear = rule_.linear[static_cast<std::size_t>(i)];
+        if (linear.op != placement.op) {
+          continue;
+        }
+        if (input.inplace || contains(linear.partial_inputs, input.index)) {
+          add({Choice::kLinear, i});
         }
       }
     }
+    // All inputs gathered: the choice that remains if every other candidate is rejected. It is
+    // last, so that it loses ties.
+    add({});
+    return result;
   }
 
-  // Called at the first call of the operator, because at registration the sizes are unknown.
-  void check(bool condition, const char* what) const {
-    TESSERA_CHECK(condition, "an entry of the rule registered for ", call_.op, " ", what,
-                  "; write a rule of factors for that");
+  /// Without a reduction every output must have the factor, because nothing else says how to join
+  /// the shards.
+  bool may_shard(int factor) const {
+    const auto& properties = rule_.factors[static_cast<std::size_t>(factor)];
+    if (properties.unsharded) {
+      return false;
+    }
+    return properties.reduction ||
+           std::all_of(group_.outputs.begin(), group_.outputs.end(), [&](int output) {
+             return has_factor(rule_.outputs[static_cast<std::size_t>(output)], factor);
+           });
   }
 
+  /// Whether an output would be partial with reductions that do not commute. A layout fixes the
+  /// order of its reductions, and no operator produces another order.
+  bool mixes_reductions(const Choice& choice, const std::vector<Choice>& before) const {
+    return std::any_of(group_.outputs.begin(), group_.outputs.end(), [&](int output) {
+      const FactorPlacement placement = output_placement(output, choice);
+      if (placement.kind != FactorPlacement::kPartial) {
+        return false;
+      }
+      return std::any_of(before.begin(), before.end(), [&](const Choice& other) {
+        const FactorPlacement held = output_placement(output, other);
+        return held.kind == FactorPlacement::kPartial && !commute(held.op, placement.op);
+      });
+    });
+  }
+
+  /// Whether outputs that are written in place get the placement of their input.
+  bool keeps_inplace(std::size_t mesh_dim, const Choice& choice) const {
+    return std::all_of(inplace_.begin(), inplace_.end(), [&](const auto& pair) {
+      const auto input = std::find_if(inputs_.begin(), inputs_.end(),
+                                      [&](const Input& i) { return i.index == pair.input; });
+      return input == inputs_.end() ||
+             input->placements[mesh_dim] == output_placement(pair.output, choice);
+    });
+  }
+
+  Cost cost(std::size_t mesh_dim, const Choice& choice, const std::vector<Choice>& before) const {
+    double bytes = 0;
+    for (const Input& input : inputs_) {
+      bytes += moved_bytes(input, mesh_dim, choice);
+    }
+    // A choice that moves nothing always wins, even if reducing the result would be expensive,
+    // because the reduction may never be needed.
+    if (bytes == 0) {
+      return {};
+    }
+    return {true, bytes + pending_bytes(mesh_dim, choice, before)};
+  }
+
+  /// Bytes that one rank sends to give `input` the placement that `choice` needs.
+  double moved_bytes(const Input& input, std::size_t mesh_dim, const Choice& choice) const {
+    const FactorPlacement& have = input.placements[mesh_dim];
+    const FactorPlacement want = wanted_placement(input.index, choice);
+    if (have == want || have.kind == FactorPlacement::kReplicate || is_hint(input.index)) {
+      return 0;
+    }
+    // An unread tensor's values are not needed, so a pending sum costs nothing either.
+    if (is_unread(input.index) && !is_sharded(have) && !is_sharded(want)) {
+      return 0;
+    }
+    // Other mesh dimensions that shard the tensor have already divided it.
+    auto bytes = static_cast<double>(input.bytes);
+    for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
+      if (m != mesh_dim && is_sharded(input.placements[m])) {
+        bytes /= static_cast<double>(mesh_sizes_[m]);
+      }
+    }
+    const auto parts = static_cast<double>(mesh_sizes_[mesh_dim]);
+    const double gather = bytes * (parts - 1) / parts;  // all-gather or reduce-scatter
+    if (is_sharded(have)) {
+      return is_sharded(want) ? gather / parts : gather;  // all-to-all, or all-gather
+    }
+    return is_sharded(want) ? gather : 2 * gather;  // reduce-scatter, or all-reduce
+  }
+
+  /// Bytes that one rank will send when the outputs that `choice` makes partial are reduced.
+  /// Assumes a reduce-scatter and elements of 4 bytes.
+  double pending_bytes(std::size_t mesh_dim, const Choice& choice,
+                       const std::vector<Choice>& before) const {
+    double total = 0;
+    for (int output : group_.outputs) {
+      if (output_placement(output, choice).kind != FactorPlacement::kPartial) {
+        continue;
+      }
+      // The result's type is not known here, and comparing choices does not need it exactly.
+      double bytes = inputs_.empty() ? 0.0 : 4.0;
+      for (const auto& dim : rule_.outputs[static_cast<std::size_t>(output)]) {
+        for (int factor : dim) {
+          const std::int64_t size = rule_.factors[static_cast<std::size_t>(factor)].size;
+          bytes *= static_cast<double>(std::max<std::int64_t>(size, 1));  // as in bytes_of()
+        }
+      }
+      for (std::size_t m = 0; m < before.size(); ++m) {
+        if (is_sharded(output_placement(output, before[m]))) {
+          bytes /= static_cast<double>(mesh_sizes_[m]);
+        }
+      }
+      const auto parts = static_cast<double>(mesh_sizes_[mesh_dim]);
+      total += bytes * (parts - 1) / parts;
+    }
+    return total;
+  }
+
+  const ShardingRule& rule_;
   const OpCall& call_;
-  ShardingRule rule_;
-  SizesOfEach input_sizes_, output_sizes_;
-  int factor_ = -1;
+  std::span<const std::int64_t> mesh_sizes_;
+  const ShardingRule::TensorGroup& group_;
+  std::vector<ShardingRule::Inplace> inplace_;  // the in-place pairs of this group
+  std::vector<int> linear_;    // entries of ShardingRule::linear that concern this group
+  std::vector<Input> inputs_;  // in-place ones first, then by size, largest first
 };
-
-}  // namespace
-
-void register_rule(std::string op, std::vector<AcceptedPlacements> accepted, ResultSizes results) {
-  // Default: one result like the first tensor, as for pointwise operators, the most frequent case.
-  if (!results) {
-    results = [](const OpCall& call) { return SizesOfEach{call.tensors.at(0).sizes}; };
-  }
-  register_rule(std::move(op),
-                [accepted = std::move(accepted),
-                 results = std::move(results)](const OpCall& call) -> std::optional<ShardingRule> {
-                  AcceptedRule rule(call, results(call));
-                  for (const auto& row : accepted) {
-                    rule.add(row);
-                  }
-                  return std::move(rule).finish();
-                });
-}
 
 // propagate(): computes the layouts with which a call runs, from a rule, which describes one mesh
 // dimension, and the inputs' layouts on a whole mesh. TensorGroupChooser decides what each mesh
 // dimension does. This file turns the decisions into layouts and revokes impossible ones. Called
 // once for each new call, by dtensor's plan/plan_by_rule.cpp.
-
-namespace {
 
 using TensorGroup = ShardingRule::TensorGroup;
 
