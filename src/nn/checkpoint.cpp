@@ -26,7 +26,6 @@ class Placeholder final : public tessera::detail::SavedVariableHooks {
  public:
   explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
   ~Placeholder() override {
-    // A placeholder that autograd created but never packed has no number.
     if (index_) {
       // The graph node was destroyed, so recomputations need not save this tensor.
       frame_->release(*index_);
@@ -42,7 +41,6 @@ class Placeholder final : public tessera::detail::SavedVariableHooks {
 
 }  // namespace
 
-/// Scope around the forward of a checkpointed function.
 class CheckpointedForward final : public CheckpointedRegion {
  public:
   CheckpointedForward(std::shared_ptr<Frame> frame, std::span<at::Tensor* const> inputs)

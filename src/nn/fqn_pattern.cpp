@@ -18,7 +18,6 @@ using Texts = std::vector<std::string_view>;
 Texts split_at_dots(std::string_view text) {
   Texts segments;
   while (!text.empty()) {
-    // npos is clamped to the end, so that the last segment needs no special case.
     const std::size_t dot = std::min(text.find('.'), text.size());
     segments.push_back(text.substr(0, dot));
     if (dot + 1 == text.size()) {
@@ -114,7 +113,6 @@ std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, c
   return begins;
 }
 
-/// The same algorithm serves two levels: characters within a segment, and segments within an FQN.
 bool matches_segment(std::string_view pattern, std::string_view name) {
   return match_with_stars(split_into_tokens(pattern), name, "*", &matches_character).has_value();
 }
@@ -127,7 +125,6 @@ bool is_wildcard(std::string_view token) {
   return token == "*" || token == "?" || token.size() > 1;
 }
 
-/// The wildcards of a pattern, in order.
 Texts wildcards_of(std::string_view pattern) {
   Texts wildcards;
   for (const std::string_view segment : split_at_dots(pattern)) {

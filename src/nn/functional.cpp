@@ -86,8 +86,6 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key) {
   return tessera::detail::dropout(x, p, key, place.elements.first_element);
 }
 
-// The number of ranks that share a batch.
-
 namespace {
 
 struct BatchRanks {
@@ -291,8 +289,6 @@ at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
   return rows.unflatten(0, {like.size(0), like.size(kTokensDim)}).transpose(1, kTokensDim);
 }
 
-// Kernels for a GPU.
-
 /// The flash kernel needs a multiple of 8 features. Additional features of zero do not change the
 /// scores.
 at::Tensor padded(const at::Tensor& heads) {
@@ -337,8 +333,6 @@ at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tens
                       .squeeze(0),
                   q);
 }
-
-// Attention in several kernel calls.
 
 /// A block of queries [first, first + count).
 struct Block {
@@ -525,7 +519,6 @@ void exchange(const at::Tensor& own, const Sequence& sequence, const Start& star
   start(group)->wait();
 }
 
-/// All-gathers `own`: (ranks, ...).
 at::Tensor all_gathered(const at::Tensor& own, const Sequence& sequence) {
   if (sequence.mesh.size() == 1) {
     return own.unsqueeze(0);

@@ -210,7 +210,6 @@ void mark_initialized(const SlotPtr& slot) {
 
 namespace tessera::nn::init {
 
-// Fills the local tensor, since every element has the same value.
 Initializer constant(double value) {
   return [=](const at::Tensor& tensor, RandomKey) { local_tensor(tensor).detach().fill_(value); };
 }

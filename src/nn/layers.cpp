@@ -432,7 +432,6 @@ LayerNorm::LayerNorm(std::int64_t size, LayerNormOptions options) : size_(size),
 
 at::Tensor LayerNorm::forward(const at::Tensor& x) {
   check_called();
-  // at::layer_norm accepts an undefined bias.
   return at::layer_norm(x, {size_}, *weight, *bias, eps_);
 }
 
@@ -469,8 +468,6 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
 
 void Dropout::reset_parameters(const InitContext& init) {
   key_ = init.key();
-  // The call count is reset together with the key, so that a model that is initialised again draws
-  // the same masks.
   calls_ = 0;
 }
 

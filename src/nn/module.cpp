@@ -31,13 +31,11 @@ namespace tessera::nn {
 
 namespace {
 
-/// State of one walk. The walk is recursive: module trees are about ten levels deep.
 class Walker {
  public:
   Walker(const detail::ModuleVisitor& visit, const ModuleWalk& walk) : visit_(visit), walk_(walk) {}
 
   void enter(torch::nn::Module& module, const std::string& fqn) {
-    // Skips the module and all modules below it.
     if (walk_.skip && walk_.skip(module)) {
       return;
     }
@@ -57,7 +55,6 @@ class Walker {
   }
 
  private:
-  // Both references belong to the caller of walk_modules(), which outlives the walk.
   const detail::ModuleVisitor& visit_;
   const ModuleWalk& walk_;
   std::unordered_set<const torch::nn::Module*> seen_;
@@ -71,7 +68,6 @@ void detail::walk_modules(torch::nn::Module& root, const ModuleVisitor& visit,
 }
 
 std::string join_fqn(const std::string& parent, const std::string& name) {
-  // The root's FQN is empty; the FQNs of its children have no leading dot.
   return parent.empty() ? name : parent + "." + name;
 }
 
@@ -91,7 +87,6 @@ struct Unfilled {
       }
     }
   }
-  /// The first names for a message, at most three.
   std::string first_names() const {
     std::string first;
     for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
@@ -128,8 +123,6 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
                "call nn::init_weights, load a checkpoint, or fill them in reset_parameters");
 }
 
-// Hints that are added to libtorch errors.
-
 namespace {
 
 /// Parameters and buffers have storage, as the outermost call has checked, so the meta tensor in
@@ -140,7 +133,6 @@ constexpr const char* kKeptFromConstructor =
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// The buffers in slots, and those registered with libtorch.
 NamedTensors buffers_of(const ModuleBase& root) {
   NamedTensors buffers;
   for (const auto& [fqn, slot] : root.named_buffer_slots()) {
@@ -190,8 +182,6 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
   }
   return "";
 }
-
-// Calls, slots and conversions of ModuleBase.
 
 /// This thread's innermost module call.
 thread_local const detail::RunningCall* call_of_thread = nullptr;
@@ -358,7 +348,6 @@ void ModuleBase::check_slots(const std::string& fqn) const {
 }
 
 std::size_t ModuleBase::index_of(const std::string& name) const {
-  // A module has few slots, so a linear search is as fast as a table.
   const auto found = std::ranges::find(slots_, name, &decltype(slots_)::value_type::first);
   if (found != slots_.end()) {
     return static_cast<std::size_t>(found - slots_.begin());
@@ -392,7 +381,6 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   swap_parameter(name, slot->get());
 }
 
-/// The default fills nothing. Modules with parameters override it.
 void ModuleBase::reset_parameters(const InitContext&) {}
 
 std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::Device>&) const {

@@ -228,14 +228,12 @@ namespace {
 
 using NamedOrigins = std::vector<std::pair<std::string, std::int64_t>>;
 
-/// For messages: the range of parameters that this rank passed.
 std::string range_of(const NamedOrigins& origins) {
   return origins.empty() ? ""
                          : tessera::detail::concat(" (on this rank from ", origins.front().first,
                                                    " to ", origins.back().first, ")");
 }
 
-/// The number of origins, and a digest of them.
 std::vector<std::int64_t> digest_of(const std::vector<std::int64_t>& origins) {
   std::uint64_t digest = 0;
   for (const std::int64_t origin : origins) {

@@ -41,8 +41,7 @@ bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
 }
 
 std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
-  // Always includes the CPU: a function may draw random numbers there, whatever device its inputs
-  // are on.
+  // A function may draw random numbers on the CPU, whatever device its inputs are on.
   std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
   for (const at::Tensor* tensor : tensors) {
     const bool draws = tensor->defined() && tensor->is_cuda();
@@ -81,7 +80,6 @@ void RandomSnapshot::restore() const {
 
 void RandomSnapshot::forget_unmoved() {
   std::erase_if(states_, [](const State& state) {
-    // A generator that was not used need not be restored.
     return equal_bytes(state.value, state_of(state.generator));
   });
 }
@@ -114,7 +112,6 @@ ThreadState::Restored::Restored(const ThreadState& then)
   // the weights.
   tessera::detail::set_autocast_state({then.autocast_.types, /*keeps_casts=*/false});
   if (then.random_) {
-    // Saves the current generator state, which the destructor restores after the recomputation.
     random_.emplace(then.random_->retaken());
     then.random_->restore();
   }
@@ -140,7 +137,6 @@ using Results = OperatorMode::Results;
 /// An alias with the same values and version counter but without autograd state, since autograd
 /// attaches new state to every result.
 at::Tensor unrecorded(const at::Tensor& tensor) {
-  // The version counter is shared, so a later in-place write to the result is detected.
   return tessera::detail::alias_tensor(tensor, /*allows_change=*/false);
 }
 
@@ -191,8 +187,6 @@ void OperatorLog::watch_aliases(const Results& results) {
 
 void OperatorLog::forget_after(std::size_t packed) {
   for (auto& [name, calls] : kept_) {
-    // The recomputation stops after the same number of saved tensors, so it never reaches these
-    // calls.
     std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
   }
 }
@@ -232,7 +226,6 @@ RecordOperators::RecordOperators(OperatorLog& log, const CheckpointOptions& opti
 }
 
 Results RecordOperators::call(const Operator& op, const std::function<Results()>& run) {
-  // The operator runs in any case. The policy only decides whether its results are saved.
   Results results = call_next(outer_, op, run);
   const std::size_t index = calls_[op.name]++;
   if (options_.policy({op.name, index}) == SavePolicy::kMustSave) {
@@ -318,8 +311,6 @@ void Frame::finish() {
   finished_ = true;
   thread_state_.settle();
   if (options_.early_stop) {
-    // Early stop ends the recomputation at the last saved tensor, so results of later operators
-    // would not be used.
     operators_.forget_after(packed());
   }
 }
@@ -348,8 +339,6 @@ at::Tensor Frame::unpack(std::size_t index) {
 }
 
 void Frame::forget_after_backward(int graph_task) {
-  // A weak pointer, because the callback must not keep a graph alive that was freed during the
-  // backward.
   tessera::detail::queue_end_of_backward([frame = weak_from_this(), graph_task] {
     if (const std::shared_ptr<Frame> alive = frame.lock()) {
       const std::lock_guard lock(alive->mutex_);
@@ -538,12 +527,10 @@ void Replay::pack(const at::Tensor& tensor) {
     tensors_[index].emplace(tensor);
   }
   if (frame_.options().early_stop && packed_ == tensors_.size()) {
-    // Unwinds through the user's function, whose destructors run.
     throw StopRecomputation{};
   }
 }
 
-/// Reached only if the function ran to its end without an early stop.
 void Replay::finish() {
   TESSERA_CHECK(packed_ >= tensors_.size(), "checkpoint: the recomputation saved ", packed_,
                 " tensors for backward, but the forward saved ", tensors_.size(),

@@ -17,9 +17,8 @@
 
 namespace tessera {
 
-// Converts digits of a dimension to digits of its factors, and queries these. A rule is written in
-// factors, a layout in digits. If their boundaries do not agree, the dimension cannot keep its
-// sharding.
+// Digits of a dimension as digits of its factors: a rule is written in factors, a layout in digits.
+// If their boundaries do not agree, the dimension cannot keep its sharding.
 
 namespace {
 
@@ -164,7 +163,6 @@ bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64
 // at a time, in the order of the mesh, because the cost of an inner mesh dimension depends on how
 // the outer mesh dimensions divide the outputs.
 
-/// The placement of one tensor on one mesh dimension, in terms of a rule's factors.
 struct FactorPlacement {
   /// kFactor: `factor` is sharded. kOtherShard: sharded, but not along the boundaries of factors.
   enum Kind { kReplicate, kFactor, kPartial, kOtherShard };
@@ -192,9 +190,8 @@ bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
                      [&](const auto& dim) { return contains(dim, factor); });
 }
 
-/// The bytes to move the whole tensor. A dimension without elements counts as one element, so that
-/// moving the tensor is never free: otherwise a rank without rows would gather where the others do
-/// not.
+/// The bytes to move the whole tensor. A dimension without elements counts as one element;
+/// otherwise a rank without rows would gather where the others do not.
 std::int64_t bytes_of(const TensorMeta& tensor) {
   std::int64_t bytes = tensor.itemsize;
   for (const std::int64_t size : tensor.sizes) {
@@ -203,8 +200,7 @@ std::int64_t bytes_of(const TensorMeta& tensor) {
   return bytes;
 }
 
-/// Whether the tensor is sharded, along a factor or otherwise: moving it costs an all-gather or an
-/// all-to-all.
+/// Moving a sharded tensor costs an all-gather or an all-to-all.
 bool is_sharded(const FactorPlacement& placement) {
   return placement.kind == FactorPlacement::kFactor ||
          placement.kind == FactorPlacement::kOtherShard;
@@ -240,8 +236,7 @@ class TensorGroupChooser {
     });
   }
 
-  /// One choice for each mesh dimension, outermost first. The factors in `unsharded` are not
-  /// sharded.
+  /// One choice for each mesh dimension, outermost first; no factor in `unsharded` is sharded.
   std::vector<Choice> choose(const std::set<int>& unsharded) const {
     std::vector<Choice> choices;
     for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
@@ -489,7 +484,6 @@ class TensorGroupChooser {
     });
   }
 
-  /// Whether outputs that are written in place get the placement of their input.
   bool keeps_inplace(std::size_t mesh_dim, const Choice& choice) const {
     return std::all_of(inplace_.begin(), inplace_.end(), [&](const auto& pair) {
       const auto input = std::find_if(inputs_.begin(), inputs_.end(),
@@ -538,8 +532,8 @@ class TensorGroupChooser {
     return is_sharded(want) ? gather : 2 * gather;  // reduce-scatter, or all-reduce
   }
 
-  /// Bytes that one rank will send when the outputs that `choice` makes partial are reduced.
-  /// Assumes a reduce-scatter and elements of 4 bytes.
+  /// Bytes that one rank will send when the outputs that `choice` makes partial are reduced, by a
+  /// reduce-scatter of elements of 4 bytes.
   double pending_bytes(std::size_t mesh_dim, const Choice& choice,
                        const std::vector<Choice>& before) const {
     double total = 0;
@@ -575,10 +569,9 @@ class TensorGroupChooser {
   std::vector<Input> inputs_;  // in-place ones first, then by size, largest first
 };
 
-// propagate(): computes the layouts with which a call runs, from a rule, which describes one mesh
-// dimension, and the inputs' layouts on a whole mesh. TensorGroupChooser decides what each mesh
-// dimension does. This file turns the decisions into layouts and revokes impossible ones. Called
-// once for each new call, by dtensor's plan/plan_by_rule.cpp.
+// propagate() computes the layouts with which a call runs: TensorGroupChooser decides what each
+// mesh dimension does; the code below turns the decisions into layouts and revokes impossible
+// decisions.
 
 using TensorGroup = ShardingRule::TensorGroup;
 
@@ -586,8 +579,7 @@ std::vector<int> all_indices(std::size_t count) {
   return ranges::views::iota(0, static_cast<int>(count)) | ranges::to<std::vector>();
 }
 
-/// The mesh sizes of all inputs. Layouts contain only sizes of meshes; the caller has checked that
-/// the meshes are the same.
+/// Layouts contain only the sizes of meshes; the caller has checked that the meshes are the same.
 std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const LayoutPtr> inputs) {
   LayoutPtr first = nullptr;
   for (const LayoutPtr& layout : inputs) {
@@ -605,7 +597,6 @@ std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const Layout
   return first->mesh_sizes();
 }
 
-/// Decides one group of tensors and writes its part of the result.
 class TensorGroupPropagation {
  public:
   TensorGroupPropagation(const ShardingRule& rule, const OpCall& call,
@@ -634,10 +625,9 @@ class TensorGroupPropagation {
   }
 
  private:
-  /// Makes choices for all mesh dimensions. Whether a factor may be divided in this way (unevenly,
-  /// with an empty shard, in several ranges) is known only when all choices are made. If it may
-  /// not, the factor is kept unsharded and the choices are made again, at most once for each
-  /// factor.
+  /// Whether a factor may be divided as chosen (unevenly, with an empty shard, in several ranges)
+  /// is known only when all choices are made. If it may not, the factor stays unsharded and the
+  /// choices are made again, at most once for each factor.
   void decide() {
     std::set<int> unsharded;
     for (bool done = false; !done;) {
@@ -753,8 +743,7 @@ class TensorGroupPropagation {
     return result;
   }
 
-  /// The layout to which an input must be redistributed. An unread input keeps its own layout if
-  /// possible.
+  /// The layout of an input. An unread input keeps its own layout if possible.
   LayoutPtr input_layout(int input) const {
     const auto index = static_cast<std::size_t>(input);
     LayoutPtr own = inputs_[index];
