@@ -244,16 +244,31 @@ Results RecordOperators::call(const Operator& op, const std::function<Results()>
   return results;
 }
 
-Results ReplayOperators::call(const Operator& op, const std::function<Results()>& run) {
-  // True unless this backward retains its graph, which would permit another backward.
-  const bool last = !tessera::detail::keeps_graph();
-  const std::size_t index = calls_[op.name]++;
-  std::optional<Results> kept = log_.replay(op.name, index, last);
-  if (counts_ != nullptr) {
-    ++(kept ? counts_->replayed_operators : counts_->recomputed_operators);
+namespace {
+
+/// The operator mode in a recomputation: returns the saved results.
+class ReplayOperators final : public OperatorMode {
+ public:
+  ReplayOperators(OperatorLog& log, CheckpointCounts* counts) : log_(log), counts_(counts) {}
+  Results call(const Operator& op, const std::function<Results()>& run) override {
+    // True unless this backward retains its graph, which would permit another backward.
+    const bool last = !tessera::detail::keeps_graph();
+    const std::size_t index = calls_[op.name]++;
+    std::optional<Results> kept = log_.replay(op.name, index, last);
+    if (counts_ != nullptr) {
+      ++(kept ? counts_->replayed_operators : counts_->recomputed_operators);
+    }
+    return kept ? std::move(*kept) : call_next(outer_, op, run);
   }
-  return kept ? std::move(*kept) : call_next(outer_, op, run);
-}
+
+ private:
+  OperatorLog& log_;
+  CheckpointCounts* counts_;
+  OperatorMode* outer_ = active_operator_mode();
+  std::unordered_map<std::string, std::size_t> calls_;
+};
+
+}  // namespace
 
 // One forward of a checkpointed function: the data that it saved, and how to run it again. Autograd
 // saves placeholders that point to the frame. The first placeholder that backward unpacks triggers
@@ -356,6 +371,100 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
                                      : input);
   }
   return inputs;
+}
+
+/// Thrown to leave a recomputation that has all needed tensors. It is not a std::exception, so that
+/// handlers in the function do not catch it.
+struct StopRecomputation {};
+
+/// The recomputation of a frame, as a scope. The function runs as in forward, with autograd on.
+/// Each tensor that autograd would save corresponds to the next saved tensor of the forward. The
+/// new graph is discarded.
+class Replay final : public CheckpointedRegion {
+ public:
+  explicit Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {
+    if (frame.options().policy) {
+      operators_.emplace(frame.operators(), frame.options().counts.get());
+      mode_.emplace(*operators_);
+    }
+  }
+
+  /// Stores the next tensor; throws StopRecomputation after the last.
+  void pack(const at::Tensor& tensor) {
+    const std::size_t index = packed_++;
+    // The recomputation saves more tensors than the forward. This is allowed while the forward is
+    // still running, that is, for a backward within it.
+    if (index >= tensors_.size()) {
+      TESSERA_CHECK(
+          !frame_.finished_ || !frame_.options().check_determinism,
+          "checkpoint: the recomputation saves more tensors for backward than the forward, "
+          "which saved ",
+          tensors_.size(), "; the checkpointed function must do the same both times");
+      return;
+    }
+    const Frame::Saved& saved = frame_.saved_[index];
+    if (frame_.options().check_determinism) {
+      saved.tensor.check(tensor, index);
+    }
+    // The node may already be freed; then nothing needs the tensor.
+    if (saved.needed) {
+      tensors_[index].emplace(tensor);
+    }
+    if (frame_.options().early_stop && packed_ == tensors_.size()) {
+      throw StopRecomputation{};
+    }
+  }
+  /// Call it when the function has returned. Throws Error if the function saved too few tensors.
+  void finish() {
+    TESSERA_CHECK(packed_ >= tensors_.size(), "checkpoint: the recomputation saved ", packed_,
+                  " tensors for backward, but the forward saved ", tensors_.size(),
+                  "; the checkpointed function must do the same both times");
+  }
+  RecomputedTensors take() { return std::move(tensors_); }
+
+  std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() override;
+  bool replays() const override { return true; }
+  std::uint64_t replay_count() override {
+    TESSERA_CHECK(next_count_ < frame_.counts_.size(),
+                  "checkpoint: the recomputation counts more calls (of dropout, say) than the "
+                  "forward, which counted ",
+                  frame_.counts_.size(), "; the checkpointed function must do the same both times");
+    return frame_.counts_[next_count_++];
+  }
+  void record_count(std::uint64_t) override {}
+
+ private:
+  Frame& frame_;
+  RecomputedTensors tensors_;
+  // Positions in the forward's records: the next saved tensor, and the next count.
+  std::size_t packed_ = 0;
+  std::size_t next_count_ = 0;
+  std::optional<ReplayOperators> operators_;
+  std::optional<OperatorModeScope> mode_;
+};
+
+namespace {
+
+/// The saved-tensor hooks of the recomputed graph. They store the tensor itself: backward never
+/// walks this graph, which is freed at once.
+class Kept final : public tessera::detail::SavedVariableHooks {
+ public:
+  explicit Kept(Replay& replay) : replay_(replay) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    tensor_ = tensor.detach();
+    replay_.pack(tensor);
+  }
+  at::Tensor call_unpack_hook() override { return tensor_; }
+
+ private:
+  Replay& replay_;
+  at::Tensor tensor_;
+};
+
+}  // namespace
+
+std::unique_ptr<tessera::detail::SavedVariableHooks> Replay::hooks() {
+  return std::make_unique<Kept>(*this);
 }
 
 RecomputedTensors Frame::recompute() {
@@ -473,80 +582,3 @@ std::uint64_t replayed_count(std::uint64_t& counter) {
 }
 
 }  // namespace tessera::nn
-
-namespace tessera::nn::detail {
-
-// The recomputation of a frame. The function runs as in forward, with autograd on. Each tensor that
-// autograd would save corresponds to the next saved tensor of the forward. The new graph is
-// discarded.
-
-namespace {
-
-/// The saved-tensor hooks of the recomputed graph. They store the tensor itself: backward never
-/// walks this graph, which is freed at once.
-class Kept final : public tessera::detail::SavedVariableHooks {
- public:
-  explicit Kept(Replay& replay) : replay_(replay) {}
-  void call_pack_hook(const at::Tensor& tensor) override {
-    tensor_ = tensor.detach();
-    replay_.pack(tensor);
-  }
-  at::Tensor call_unpack_hook() override { return tensor_; }
-
- private:
-  Replay& replay_;
-  at::Tensor tensor_;
-};
-
-}  // namespace
-
-Replay::Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {
-  if (frame.options().policy) {
-    operators_.emplace(frame.operators(), frame.options().counts.get());
-    mode_.emplace(*operators_);
-  }
-}
-
-void Replay::pack(const at::Tensor& tensor) {
-  const std::size_t index = packed_++;
-  // The recomputation saves more tensors than the forward. This is allowed while the forward is
-  // still running, that is, for a backward within it.
-  if (index >= tensors_.size()) {
-    TESSERA_CHECK(!frame_.finished_ || !frame_.options().check_determinism,
-                  "checkpoint: the recomputation saves more tensors for backward than the forward, "
-                  "which saved ",
-                  tensors_.size(), "; the checkpointed function must do the same both times");
-    return;
-  }
-  const Frame::Saved& saved = frame_.saved_[index];
-  if (frame_.options().check_determinism) {
-    saved.tensor.check(tensor, index);
-  }
-  // The node may already be freed; then nothing needs the tensor.
-  if (saved.needed) {
-    tensors_[index].emplace(tensor);
-  }
-  if (frame_.options().early_stop && packed_ == tensors_.size()) {
-    throw StopRecomputation{};
-  }
-}
-
-void Replay::finish() {
-  TESSERA_CHECK(packed_ >= tensors_.size(), "checkpoint: the recomputation saved ", packed_,
-                " tensors for backward, but the forward saved ", tensors_.size(),
-                "; the checkpointed function must do the same both times");
-}
-
-std::unique_ptr<tessera::detail::SavedVariableHooks> Replay::hooks() {
-  return std::make_unique<Kept>(*this);
-}
-
-std::uint64_t Replay::replay_count() {
-  TESSERA_CHECK(next_count_ < frame_.counts_.size(),
-                "checkpoint: the recomputation counts more calls (of dropout, say) than the "
-                "forward, which counted ",
-                frame_.counts_.size(), "; the checkpointed function must do the same both times");
-  return frame_.counts_[next_count_++];
-}
-
-}  // namespace tessera::nn::detail

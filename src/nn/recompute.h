@@ -143,19 +143,6 @@ class RecordOperators final : public OperatorMode {
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-/// The operator mode in a recomputation: returns the saved results.
-class ReplayOperators final : public OperatorMode {
- public:
-  ReplayOperators(OperatorLog& log, CheckpointCounts* counts) : log_(log), counts_(counts) {}
-  Results call(const Operator& op, const std::function<Results()>& run) override;
-
- private:
-  OperatorLog& log_;
-  CheckpointCounts* counts_;
-  OperatorMode* outer_ = active_operator_mode();
-  std::unordered_map<std::string, std::size_t> calls_;
-};
-
 /// Properties of a tensor that a region's forward saved; the recomputation must produce the same.
 class SavedTensor {
  public:
@@ -275,35 +262,5 @@ class CheckpointedRegion {
 /// Throws Error if an autograd engine other than libtorch's is installed (as Python does), because
 /// replacing it would break its users.
 void install_engine();
-
-/// Thrown to leave a recomputation that has all needed tensors. It is not a std::exception, so that
-/// handlers in the function do not catch it.
-struct StopRecomputation {};
-
-/// The recomputation of a frame, as a scope: collects the tensors that autograd would save.
-class Replay final : public CheckpointedRegion {
- public:
-  explicit Replay(Frame& frame);
-
-  /// Stores the next tensor; throws StopRecomputation after the last.
-  void pack(const at::Tensor& tensor);
-  /// Call it when the function has returned. Throws Error if the function saved too few tensors.
-  void finish();
-  RecomputedTensors take() { return std::move(tensors_); }
-
-  std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() override;
-  bool replays() const override { return true; }
-  std::uint64_t replay_count() override;
-  void record_count(std::uint64_t) override {}
-
- private:
-  Frame& frame_;
-  RecomputedTensors tensors_;
-  // Positions in the forward's records: the next saved tensor, and the next count.
-  std::size_t packed_ = 0;
-  std::size_t next_count_ = 0;
-  std::optional<ReplayOperators> operators_;
-  std::optional<OperatorModeScope> mode_;
-};
 
 }  // namespace tessera::nn::detail
