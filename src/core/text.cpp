@@ -113,8 +113,7 @@ void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view cont
 namespace tessera {
 namespace {
 
-/// Computes one row of the Levenshtein table at a time; `diagonal` is the value that the row has
-/// just overwritten.
+/// One row of the Levenshtein table at a time; `diagonal` is the overwritten value.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});

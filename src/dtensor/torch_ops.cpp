@@ -119,8 +119,7 @@ bool set_replication(bool replicate) {
   return before;
 }
 
-// A definition with a function makes a composite operator: autograd sees the operators that the
-// function calls.
+// A definition with a function makes a composite operator.
 TORCH_LIBRARY(tessera, library) {
   library.def("init_device_mesh(str device, int[] shape, str[] names) -> int", &make_mesh);
   library.def("distribute_tensor(Tensor tensor, int mesh, str[] placements) -> Tensor",

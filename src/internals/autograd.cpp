@@ -66,8 +66,7 @@ bool is_in_backward(const Node* node) {
   if (nodes == nullptr || !nodes->contains(key)) {
     return false;
   }
-  // Empty if all nodes run; otherwise it contains the nodes that lead to the tensors whose gradient
-  // was requested.
+  // `executed` is empty if all nodes run.
   const auto* executed = torch::autograd::get_current_graph_task_exec_info();
   if (executed == nullptr || executed->empty()) {
     return true;

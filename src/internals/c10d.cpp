@@ -120,8 +120,7 @@ bool is_noise(std::string_view text) {
 
 std::atomic<int> open_scopes = 0;
 
-/// A stream buffer that passes on all messages except those to be dropped. It stores nothing, so
-/// threads need no lock.
+/// The filter stores nothing, so threads need no lock.
 class Filter final : public std::streambuf {
  public:
   explicit Filter(std::streambuf& to) : to_(to) {}
@@ -142,8 +141,7 @@ class Filter final : public std::streambuf {
   std::streambuf& to_;
 };
 
-/// Installs the filter once and permanently, because a thread may be about to write when the last
-/// scope ends.
+/// The filter is permanent, because a thread may be about to write when the last scope ends.
 void filter_errors() {
   static std::streambuf* const before = std::cerr.rdbuf(new Filter(*std::cerr.rdbuf()));
   static_cast<void>(before);

@@ -424,8 +424,7 @@ void fill_transformer(const ModuleBase& holder, const InitContext& init) {
   }
 }
 
-/// Fills the weights of RNN classes: uniform with a bound that depends on the size of the hidden
-/// state.
+/// Uniform with a bound that depends on the size of the hidden state.
 template <class... Classes>
 void fill_recurrent(const Slots& slots, const torch::nn::Module& module) {
   std::int64_t size = 0;

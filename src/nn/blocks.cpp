@@ -91,8 +91,7 @@ Attention::Attention(const AttentionOptions& options) : options_(completed(optio
         name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
   };
   if (o.fused_qkv) {
-    // With groups, a rank has exactly the query heads that use its keys, and its rows of the weight
-    // are consecutive.
+    // With groups, a rank has exactly the query heads that use its keys.
     const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
     fused_ = register_module(
         names.fused,

@@ -20,8 +20,7 @@ namespace tessera::nn {
 namespace detail {
 namespace {
 
-/// The placeholder that autograd saves instead of a tensor: the frame, and the tensor's number in
-/// it.
+/// What autograd saves instead of a tensor: the frame, and the tensor's number.
 class Placeholder final : public tessera::detail::SavedVariableHooks {
  public:
   explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
@@ -98,8 +97,7 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // The operators with the most compute per byte of result. Attention is listed under each kernel's
-  // name.
+  // The operators with the most compute per byte of result.
   return save_operators(
       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
        "aten::convolution", "aten::_scaled_dot_product_flash_attention",

@@ -64,8 +64,7 @@ void check_each_matches(std::string_view caller, const std::vector<std::string>&
   }
 }
 
-/// Attached to a Linear that convert_to_fp8() has converted. Parallel styles that replace the
-/// product check for it.
+/// Attached to a converted Linear; parallel styles that replace the product check for it.
 struct Fp8Mark {};
 
 void check_convertible(const NamedLinear& found) {
@@ -229,8 +228,7 @@ void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor
 }  // namespace
 
 at::Tensor LoraBranch::term(const at::Tensor& x, bool training) const {
-  // at::dropout instead of an nn::Dropout module, because a child module would change PEFT's
-  // parameter names.
+  // A child module for dropout would change PEFT's parameter names.
   return (*b)((*a)(training && dropout > 0 ? at::dropout(x, dropout, /*train=*/true) : x));
 }
 
@@ -276,8 +274,7 @@ void merge_lora(ModuleBase& module) {
   const std::vector<LoraLinear> linears = lora_linears(module);
   TESSERA_CHECK(!linears.empty(), "merge_lora: a ", module.name(),
                 " has no adapters; call apply_lora first");
-  // All checks precede the first change, so that a failed merge has not added any product and can
-  // be repeated.
+  // All checks precede the first change, so that a failed merge can be repeated.
   for (const LoraLinear& each : linears) {
     for (const SlotPtr& slot : {each.linear->weight.slot(), each.branch->a->weight.slot(),
                                 each.branch->b->weight.slot()}) {

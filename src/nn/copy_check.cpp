@@ -182,8 +182,7 @@ class Comparison {
     return is_distributed(parameter) ? sharding_spec(parameter).mesh.root() : check.root;
   }
 
-  /// A hash that is equal for tensors of the same name that must be copies; nullopt if the tensor
-  /// is not compared.
+  /// A hash that is equal for the copies of one tensor; nullopt: the tensor is not compared.
   std::optional<std::int64_t> place_of(const CopiedTensor& tensor) const {
     const at::Tensor& parameter = tensor.slot->persistent();
     const DeviceMesh root = root_of(tensor, check_);
@@ -247,8 +246,7 @@ class Comparison {
     return numbers;
   }
 
-  /// Whether two peers have different digests of the same set. The result is the same on every
-  /// rank.
+  /// Whether two peers have different digests of one set; the same on every rank.
   static bool may_differ(const std::vector<std::vector<std::int64_t>>& all) {
     std::map<std::int64_t, std::int64_t> known;
     for (const std::vector<std::int64_t>& numbers : all) {

@@ -102,8 +102,7 @@ std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, c
       return std::nullopt;
     }
   }
-  // All items are matched: the rest of the pattern must match nothing, so it may contain only
-  // stars.
+  // The rest of the pattern must match nothing, so it may contain only stars.
   for (std::size_t i = part; i < pattern.size(); ++i) {
     if (pattern[i] != star) {
       return std::nullopt;
@@ -181,8 +180,7 @@ std::optional<std::vector<std::string>> captures_of(std::string_view pattern,
   return captures;
 }
 
-/// Replaces the wildcards of `pattern` by `captures`. A "**" that matches nothing also loses its
-/// dot.
+/// A "**" that matches nothing also loses its dot.
 std::string filled_in(std::string_view pattern, const std::vector<std::string>& captures) {
   std::string name;
   auto next = captures.begin();

@@ -241,8 +241,7 @@ Documents::Documents(const at::Tensor& positions, c10::Device device) {
   for (const std::int64_t length : lengths()) {
     longest_ = std::max(longest_, length);
   }
-  // The offsets may be made in inference mode and used in training later, so they must be ordinary
-  // tensors.
+  // Offsets that are made in inference mode may be used in training later.
   const c10::InferenceMode ordinary(false);
   device_offsets_ = copied_to(offsets_, device);
 }
@@ -289,8 +288,7 @@ at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
   return rows.unflatten(0, {like.size(0), like.size(kTokensDim)}).transpose(1, kTokensDim);
 }
 
-/// The flash kernel needs a multiple of 8 features. Additional features of zero do not change the
-/// scores.
+/// The flash kernel needs a multiple of 8 features; zeros do not change the scores.
 at::Tensor padded(const at::Tensor& heads) {
   const std::int64_t missing = (8 - heads.size(-1) % 8) % 8;
   return missing == 0 ? heads : at::constant_pad_nd(heads, {0, missing});
@@ -315,8 +313,7 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return documents != nullptr ? unpacked(own, q) : own.transpose(1, kTokensDim);
 }
 
-/// Variable-length attention by the memory-efficient kernel, which needs as many key and value
-/// heads as query heads.
+/// The memory-efficient kernel needs as many key and value heads as query heads.
 at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents) {
   constexpr std::int64_t kCausal = 1;  // sdp::CustomMaskType::CausalFromTopLeft
@@ -543,8 +540,7 @@ at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence
   return own;
 }
 
-/// Joins (ranks, ...), each rank's head and tail chunk along `dim`, to the whole sequence, without
-/// the first dimension.
+/// From (ranks, ...), each rank's head and tail chunk along `dim`, to the whole sequence.
 at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   std::vector<at::Tensor> chunks(static_cast<std::size_t>(2 * ranks));

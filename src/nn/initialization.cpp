@@ -33,8 +33,7 @@ struct InitRun {
     }
   }
 
-  /// Parents come first, so that a block's initialisation of a child Linear takes precedence over
-  /// the Linear's default.
+  /// Parents come first: a block may initialise a child Linear.
   void reset_all(ModuleBase& root) {
     visit_modules(root, [this](const std::string& fqn, ModuleBase& module) {
       module.reset_parameters(InitContext(*this, fqn));
@@ -105,8 +104,7 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   const auto found = run_.fqn_of.find(slot.get());
   TESSERA_CHECK(found != run_.fqn_of.end(), "module '", fqn_,
                 "' asked to fill a parameter that is not below the module being initialised");
-  // A module above has already filled the parameter, or only buffers are to be filled (after a
-  // load).
+  // A module above has already filled the parameter, or only buffers are filled.
   if (run_.buffers_only || !run_.filled.insert(slot.get()).second) {
     return;
   }
@@ -196,8 +194,7 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed) {
 void init_buffers(ModuleBase& module, std::uint64_t seed) {
   const c10::AutoGradMode no_grad(false);
   InitRun run(module, seed);
-  // Modules fill buffers in reset_parameters, together with parameters; fill() then skips the
-  // parameters.
+  // reset_parameters fills buffers and parameters; fill() then skips the parameters.
   run.buffers_only = true;
   run.reset_all(module);
 }

@@ -83,8 +83,7 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
          sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
 }
 
-/// Whether a product can be computed in the type of `sum`. On CUDA a product of 16-bit matrices may
-/// have an fp32 result.
+/// On CUDA a product of 16-bit matrices may have an fp32 result.
 bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
          (sum.scalar_type() == a.scalar_type() ||
@@ -461,8 +460,7 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
         "it to register_module");
     key_ = RandomKey{0, stream_of(fqn()->c_str())};
   }
-  // Each call uses a new random stream. A recomputation uses the call count of its forward, and
-  // therefore the same mask.
+  // A recomputation has the call count of its forward, and therefore the same mask.
   return nn::dropout(x, p_, {key_->seed, substream(key_->stream, replayed_count(calls_))});
 }
 
@@ -507,8 +505,7 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
 std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const std::int64_t features = output.size(-1);
   const std::int64_t of_group = out_features() / groups_;
-  // The columns of each part in a local tensor are unknown if rank boundaries cut a group, or if
-  // parts are unequal.
+  // Parts are unknown if rank boundaries cut a group, or if parts are unequal.
   const auto is_equal = [this](const FusedPart& part) {
     return part.out_features == parts_.front().out_features;
   };

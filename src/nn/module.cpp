@@ -203,8 +203,7 @@ class BadAllocInModule final : public std::bad_alloc {
 };
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
-  // Not the current CUDA device: models are built on the host or on the meta device, and moved or
-  // filled later.
+  // Models are built on the host or on the meta device, and moved or filled later.
   const c10::Device device = MetaDevice::active() ? c10::kMeta : c10::kCPU;
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
 }
@@ -284,8 +283,7 @@ void ModuleBase::note_fqn(const std::string& fqn) const {
   }
 }
 
-/// Names the whole tree once. A walk over only a part of the tree gives shorter names, which may be
-/// ambiguous.
+/// A walk over only a part of the tree gives shorter names, which may be ambiguous.
 void ModuleBase::note_names_of_tree() const {
   if (!named_tree_) {
     named_slots();
@@ -300,8 +298,7 @@ bool ModuleBase::is_in_a_tree() const {
   return fqn_.has_value();
 }
 
-/// Checks that a module with trainable parameters belongs to a tree. A frozen module, such as a
-/// teacher, need not.
+/// A frozen module, such as a teacher, need not belong to a tree.
 void ModuleBase::check_in_a_tree() const {
   if (is_in_a_tree()) {
     return;
@@ -545,8 +542,7 @@ void ModuleBase::rethrow_named() const {
     }
     throw BadAllocInModule(std::string(error.what()) + " (" + context() + ")");
   } catch (const Error& error) {
-    // A derived class already names its module, or belongs to no module (for example, a rank that
-    // died).
+    // A derived class already names its module, or belongs to no module.
     if (typeid(error) != typeid(Error)) {
       throw;
     }

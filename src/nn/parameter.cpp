@@ -39,8 +39,7 @@ using tessera::detail::writes_of;
 
 namespace {
 
-// The counter is global for all ranks, which may be threads: modules only check whether it has
-// changed.
+// One counter for all ranks: modules only check whether it has changed.
 std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
@@ -278,8 +277,7 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   return "";
 }
 
-// Sets requires_grad. Under FSDP a slot has two tensors, the shard and the unsharded parameter;
-// both change.
+// Under FSDP a slot has two tensors, the shard and the unsharded parameter.
 
 void set_trainable(ParameterSlot& slot, bool trainable) {
   slot.persistent().requires_grad_(trainable);
@@ -408,8 +406,7 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
 
 namespace {
 
-/// Attached to a module that was distributed, so that a second call is refused. The mesh is used in
-/// the message.
+/// Attached to a distributed module, so that a second call is refused.
 struct Distributed {
   DeviceMesh mesh;
 };
@@ -456,8 +453,7 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   }
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
-    // The distributed parameter is a new leaf. A stock optimizer that has the old one must not
-    // train it unnoticed.
+    // A stock optimizer that has the old leaf must not train it unnoticed.
     parameter.requires_grad_();
     retire_parameter(slot.get(), parameter, by);
   }
@@ -474,8 +470,7 @@ void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
-  // Runs before the partition function, so that a module without slots is refused before anything
-  // is changed.
+  // First, so that a module without slots is refused before any change.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits every place of a shared module: the function may test for any of its FQNs.

@@ -108,8 +108,7 @@ ThreadState::Restored::Restored(const ThreadState& then)
       replication_(then.replicates_plain_),
       region_(then.region_, /*replays=*/true),
       autocast_(tessera::detail::autocast_state()) {
-  // Cached casts are off: nothing would clear cached casts of weights before the optimizer changes
-  // the weights.
+  // Nothing would clear cached casts before the optimizer changes the weights.
   tessera::detail::set_autocast_state({then.autocast_.types, /*keeps_casts=*/false});
   if (then.random_) {
     random_.emplace(then.random_->retaken());
@@ -208,8 +207,7 @@ std::optional<Results> OperatorLog::replay(const std::string& name, std::size_t 
     kept.random_after->restore();
   }
   Results results = unrecorded_all(kept.results);
-  // Without retain_graph the results are not used again, so they are freed while backward
-  // continues.
+  // Without retain_graph the results are not used again.
   if (last) {
     calls.erase(found);
   }
@@ -338,8 +336,7 @@ at::Tensor Frame::unpack(std::size_t index) {
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
-  // Each backward has its own set of tensors: two backwards may run over one graph (retain_graph),
-  // even concurrently.
+  // Two backwards may run over one graph (retain_graph), even concurrently.
   const auto [run, is_new] = recomputed_.try_emplace(graph_task);
   if (is_new) {
     forget_after_backward(graph_task);
@@ -469,8 +466,7 @@ std::unique_ptr<tessera::detail::SavedVariableHooks> Replay::hooks() {
 
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
-  // Set after the inputs were unpacked, because unpacking may run an outer region's recomputation
-  // in its own state.
+  // Unpacking the inputs may run an outer region's recomputation in its own state.
   const ThreadState::Restored restored(thread_state_);
   Replay replay(*this);
   CheckpointCounts* counts = options_.counts.get();
@@ -511,8 +507,7 @@ using tessera::detail::variable_list;
 // Each thread has its own list of regions, because backward recomputes on autograd's threads.
 thread_local CheckpointedRegion* innermost_here = nullptr;
 
-/// The innermost recomputation around this thread's current work. Regions inside it replay its
-/// recorded counts.
+/// Regions inside the innermost recomputation replay its recorded counts.
 CheckpointedRegion* nearest_replay() {
   CheckpointedRegion* region = innermost_here;
   while (region != nullptr && !region->replays()) {

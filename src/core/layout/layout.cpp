@@ -36,8 +36,7 @@ bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
   if (ceil_div(extent * factor, parts) != chunk * factor) {
     return false;
   }
-  // torch.chunk makes chunks of at most two sizes, full chunks and one remainder. Both sizes are
-  // divided further.
+  // torch.chunk makes chunks of at most two sizes: full chunks, and one remainder.
   const auto rest = mesh_dims.subspan(1);
   return cuts_scale(mesh, chunk, factor, rest) && cuts_scale(mesh, extent % chunk, factor, rest);
 }
@@ -67,8 +66,7 @@ void append(Digit& major, const Digit& minor) {
   major.mesh_dims.insert(major.mesh_dims.end(), minor.mesh_dims.begin(), minor.mesh_dims.end());
 }
 
-/// Whether the digit is one undivided position, which is needed only as the only digit of a
-/// dimension.
+/// One undivided position is needed only as the only digit of a dimension.
 bool is_trivial(const Digit& digit) {
   return digit.extent == 1 && digit.mesh_dims.empty();
 }
@@ -224,8 +222,7 @@ void Layout::Content::canonicalise() {
     }
     digits = detail::canonical_digits(mesh_sizes, std::move(digits));
   }
-  // The caller's order has no meaning, because reductions run from the inner mesh dimension to the
-  // outer one.
+  // The order has no meaning: reductions run from the inner mesh dimension to the outer one.
   std::sort(partial.begin(), partial.end(),
             [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
 }
@@ -374,8 +371,7 @@ std::vector<int> Layout::mesh_dims_of(int tensor_dim) const {
 
 namespace {
 
-/// `alone`: the digit is the only one of its dimension, so its extent is the dimension's size and
-/// is omitted.
+/// `alone`: the digit is the only digit of its dimension; its extent is then omitted.
 std::string to_string(const Digit& digit, bool alone) {
   std::string out;
   for (const int dim : digit.mesh_dims) {

@@ -51,8 +51,7 @@ int MeshShape::dim(int dim) const {
   return dim < 0 ? dim + ndim() : dim;
 }
 
-/// Row-major: the last dimension varies fastest, so that ranks of one host are usually neighbours
-/// along it.
+/// Row-major, so that ranks of one host are usually neighbours along the last dimension.
 std::vector<std::int64_t> MeshShape::coordinate(std::int64_t index) const {
   TESSERA_CHECK(index >= 0 && index < numel(), "position ", index, " is outside mesh ",
                 to_string(*this), ", which has ", numel());
@@ -201,8 +200,7 @@ std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t i
   return std::min(size, index * detail::ceil_div(size, chunks));
 }
 
-/// The product over digits, because each coordinate has the same number of inner positions for each
-/// outer position.
+/// Each coordinate has the same number of inner positions for each outer position.
 std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
                         std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(tensor_dim);
@@ -265,8 +263,7 @@ std::vector<std::int64_t> global_indices(const Layout& layout, int tensor_dim, s
   return out;
 }
 
-// Converts a part of a tensor to the integers that an operator takes, because operator schemas have
-// no type for boxes.
+// A part of a tensor as integers, because operator schemas have no type for boxes.
 
 std::vector<std::int64_t> flat_place(const FlatPlace& place) {
   std::vector<std::int64_t> numbers = place.sizes;

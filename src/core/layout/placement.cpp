@@ -42,8 +42,7 @@ struct Printer {
   }
 };
 
-/// `text` without spaces. PyTorch prints a space behind each comma, users may not; no name contains
-/// a space.
+/// PyTorch prints a space behind each comma; users may not. No name contains a space.
 std::string without_spaces(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -59,8 +58,7 @@ std::string_view without_prefix(std::string_view text, std::string_view prefix) 
   return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
 }
 
-/// The number in `text`, which must consist of the number only, unlike for std::stoll, which reads
-/// "0x" as 0.
+/// `text` must consist of a number only; std::stoll would read "0x" as 0.
 std::optional<std::int64_t> integer(std::string_view text) {
   std::int64_t value = 0;
   const char* end = text.data() + text.size();
@@ -92,8 +90,7 @@ std::optional<Placement> parse_partial(std::string_view argument) {
   return std::nullopt;
 }
 
-/// Both arguments are required, because a split factor has no default. PyTorch prints "sf=" and
-/// accepts "split_factor=".
+/// Both arguments are required. PyTorch prints "sf=" and accepts "split_factor=".
 std::optional<Placement> parse_strided_shard(std::string_view arguments) {
   const auto comma = arguments.find(',');
   if (comma == std::string_view::npos) {
@@ -108,8 +105,7 @@ std::optional<Placement> parse_strided_shard(std::string_view arguments) {
   return StridedShard{*dim, *factor};
 }
 
-/// nullopt if the text is not a placement; the caller makes the error message from the original
-/// text.
+/// nullopt if the text is not a placement.
 std::optional<Placement> parse(std::string_view text) {
   if (text == "R") {
     return Replicate{};
@@ -140,8 +136,7 @@ std::optional<Placement> parse(std::string_view text) {
 
 }  // namespace
 
-/// Sum and average commute, as both are linear. For other pairs the order of reductions matters,
-/// and Layout stores it.
+/// Sum and average commute. For other pairs the order of reductions matters (see Layout).
 bool commute(ReduceOp a, ReduceOp b) {
   const auto is_linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
   return a == b || (is_linear(a) && is_linear(b));
@@ -235,14 +230,12 @@ std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<
   return order;
 }
 
-/// The digits of one dimension while cuts are applied in mesh order, each to what the previous ones
-/// left.
+/// The digits of one dimension while cuts are applied in mesh order.
 class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
 
-  /// Appends the mesh dimension to the digit that it divides. False if the cut is not at the
-  /// boundary of a digit.
+  /// Divides a digit by the mesh dimension; false if the cut is not at a digit's boundary.
   bool apply(const Cut& cut) {
     const auto first = skip(cut.split_factor);
     if (!first) {
@@ -331,15 +324,13 @@ std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector
   return std::move(cutter).digits();
 }
 
-/// A placement list sorted by tensor dimension: the cuts of each dimension in mesh order, and the
-/// partial mesh dimensions.
+/// A placement list: the cuts of each tensor dimension in mesh order, and the partials.
 struct CutsAndPartials {
   std::vector<std::vector<Cut>> cuts;
   std::vector<PartialDim> partial;
 };
 
-/// `dim` counted from 0. The error message contains the whole list, because that is what the user
-/// wrote.
+/// `dim` counted from 0. The error contains the whole list, which is what the user wrote.
 std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int64_t ndim) {
   TESSERA_CHECK(dim >= -ndim && dim < ndim, "placements ", to_string(placements),
                 " shard dimension ", dim, " of a tensor with ", ndim,
@@ -378,8 +369,7 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
     const auto at = std::find(order.begin(), order.end(), mesh_dim);
     if (at == order.end()) {
       factor *= digit.extent;
-      // Mesh dimensions that are earlier in the mesh were applied before, so their sizes no longer
-      // count as local.
+      // Mesh dimensions that are earlier in the mesh were applied before; they are not local.
       for (const int m : order) {
         factor /= m < mesh_dim ? mesh_size(mesh, m) : 1;
       }
@@ -410,15 +400,13 @@ Placement placement_of(const Layout& layout, int mesh_dim) {
   return StridedShard{dim, factor};
 }
 
-/// Whether a dimension has several digits. Only such layouts depend on sizes and may have no list
-/// of placements.
+/// Only a layout with several digits in a dimension may have no list of placements.
 bool has_several_digits(const Layout& layout) {
   return std::any_of(layout.dims().begin(), layout.dims().end(),
                      [](const auto& digits) { return digits.size() > 1; });
 }
 
-/// Converts placements to a layout; nullptr if the cuts of a dimension are not at boundaries of its
-/// digits.
+/// nullptr if the cuts of a dimension are not at boundaries of its digits.
 LayoutPtr try_to_layout(const Sizes& mesh_sizes, const Placements& placements,
                         std::span<const std::int64_t> sizes) {
   auto [cuts, partial] = cuts_of(placements, sizes.size());
@@ -457,8 +445,7 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
   if (!has_several_digits(layout)) {
     return out;
   }
-  // Not every order of digits is a list of placements, so the result is converted back and
-  // compared.
+  // Not every order of digits is a list of placements.
   const auto back = try_to_layout(layout.mesh_sizes(), out, sizes);
   TESSERA_CHECK(
       back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(layout.ptr()),

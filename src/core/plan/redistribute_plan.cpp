@@ -113,8 +113,7 @@ class Search {
   std::vector<Step> proposed_;
 };
 
-/// Checks both layouts, which come from callers; the search would otherwise index one mesh by the
-/// other's dimensions.
+/// The search would index one mesh by the other layout's dimensions.
 void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t> sizes) {
   TESSERA_CHECK(from->mesh_sizes() == to->mesh_sizes(), "redistribution from ", to_string(*from),
                 " to ", to_string(*to),

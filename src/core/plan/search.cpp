@@ -183,8 +183,7 @@ class SearchState {
     }
     for (const int dim : problem_.temporary_dims) {
       auto digits = layout_->digits(dim);
-      // In its final tensor dimension a mesh dimension would be at a wrong place, or is there
-      // already.
+      // In its final tensor dimension the mesh dimension is already, or is at a wrong place.
       const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
                                         [&](int m) { return problem_.to->sharded_dim(m) == dim; });
       // Temporary destinations are only dimensions with at most one digit, because appending to one
@@ -215,8 +214,7 @@ class SearchState {
     return Layout::intern(layout_->mesh_sizes(), std::move(dims), layout_->partial());
   }
 
-  /// The layout after `mesh_dims`, replicated or partial before, shard the destination (slice,
-  /// reduce-scatter).
+  /// For `mesh_dims` that are replicated or partial now (slice, reduce-scatter).
   LayoutPtr after_shard(std::span<const int> mesh_dims, const Destination& destination) const {
     auto dims = layout_->dims();
     auto partial = layout_->partial();
@@ -302,8 +300,7 @@ class SearchState {
         !std::equal(mesh_dims.rbegin(), mesh_dims.rend(), order.rbegin())) {
       return false;
     }
-    // Uneven nested chunks have other boundaries than the chunks of one division, so the parts
-    // would have other sizes.
+    // Uneven nested chunks have other boundaries than the chunks of one division.
     const auto extent = digit->extent == 0 ? problem_.size(dim) : digit->extent;
     return extent % detail::mesh_product(layout_->mesh_sizes(), order) == 0;
   }
@@ -348,8 +345,7 @@ std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::
   return before == 0 ? 0 : local / before * (before - kept);
 }
 
-/// Elements that one rank sends, with ring algorithms: an all-reduce is a reduce-scatter and an
-/// all-gather.
+/// Elements that one rank sends, with ring algorithms.
 std::int64_t elements(const Problem& problem, const Step& step) {
   const auto parts = detail::mesh_product(problem.to->mesh_sizes(), step.mesh_dims);
   const auto local = local_numel(*step.from, problem.sizes, first_coordinate(problem));
@@ -552,8 +548,7 @@ void all_to_all(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Every unsettled mesh dimension can be gathered, so the search reaches every target, at worst by
-/// a gather and a slice.
+/// Every unsettled mesh dimension can be gathered, so the search reaches every target.
 void all_gather(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     out.push_back({.kind = StepKind::kAllGather,

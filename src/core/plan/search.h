@@ -28,8 +28,7 @@ struct Problem {
 /// Step::bytes. To add a kind of step, add a function in search.cpp and a line in its table.
 void propose_steps(const Problem& problem, LayoutPtr layout, std::vector<Step>& out);
 
-/// The most bytes that one rank sends in `step` (Step::bytes), computed for the coordinate with the
-/// largest local tensor.
+/// The most bytes that one rank sends in `step` (Step::bytes).
 std::int64_t step_bytes(const Problem& problem, const Step& step);
 /// Whether steps of this kind communicate.
 bool is_collective(StepKind kind);

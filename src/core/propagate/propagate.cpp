@@ -100,8 +100,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
   for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
     std::int64_t left = size;  // positions of the factor without digits so far
     while (left > 1 && digit != digits.end()) {
-      // The digit extends beyond the factor's boundary: its first part belongs to this factor, the
-      // rest to the next one.
+      // The digit's first part belongs to this factor, the rest to the next factor.
       if (digit->extent > left) {
         std::optional<Digit> major = cut(*digit, left, mesh_sizes);
         if (!major) {
@@ -456,8 +455,7 @@ class TensorGroupChooser {
     return result;
   }
 
-  /// Without a reduction every output must have the factor, because nothing else says how to join
-  /// the shards.
+  /// Without a reduction, nothing says how to join the shards of an output.
   bool may_shard(int factor) const {
     const auto& properties = rule_.factors[static_cast<std::size_t>(factor)];
     if (properties.unsharded) {
@@ -677,8 +675,7 @@ class TensorGroupPropagation {
                     [&](int m) { return !shards(static_cast<std::size_t>(m), factor); });
       present.insert(digit.mesh_dims.begin(), digit.mesh_dims.end());
     }
-    // If no input shards the factor over a chosen mesh dimension, there is one digit with all of
-    // the factor's positions.
+    // No input shards the factor over a chosen mesh dimension.
     if (digits.empty()) {
       digits.push_back({rule_.factors[static_cast<std::size_t>(factor)].size, {}});
     }
@@ -747,8 +744,7 @@ class TensorGroupPropagation {
   LayoutPtr input_layout(int input) const {
     const auto index = static_cast<std::size_t>(input);
     LayoutPtr own = inputs_[index];
-    // An unread input's values do not matter, so a partial one need not be reduced; only its local
-    // sizes may have to fit.
+    // An unread input need not be reduced; only its local sizes may have to fit.
     const bool unread = chooser_.is_unread(input);
     const auto& factors = rule_.inputs[index];
     if (unread && own && (chooser_.is_hint(input) || !has_factors(factors))) {

@@ -184,8 +184,7 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
 
 // Rules that users register.
 
-/// Rules of users are separate from the library's, because they may change until they are used, and
-/// so need a lock.
+/// Rules of users may change until they are used, and so need a lock.
 struct UserRules {
   std::mutex mutex;
   // a map, because entries must keep their addresses
@@ -199,8 +198,7 @@ UserRules& user_rules() {
   return *instance;
 }
 
-/// The rule that a user registered for `op`, or nullptr. Afterwards no rule can be registered for
-/// `op`.
+/// The rule of a user, or nullptr. Afterwards no rule can be registered for `op`.
 const RuleFunction::Entry* look_up_user_rule(std::string_view op) {
   auto& all = user_rules();
   const std::lock_guard lock(all.mutex);
@@ -218,8 +216,7 @@ void detail::add_library_rule(std::string op, RuleFunction::Body body, bool read
   added.rules.try_emplace(std::move(op), RuleFunction::Entry{std::move(body), reads_numbers});
 }
 
-/// Rejected after the first use, because the dispatch cache of some thread may contain a plan made
-/// by the old rule.
+/// After the first use, some thread's dispatch cache may contain a plan of the old rule.
 void register_rule(std::string op, RuleFunction::Body body, bool reads_numbers) {
   TESSERA_CHECK(body != nullptr, "register_rule of ", op, " without a rule; give a function");
   auto& all = user_rules();

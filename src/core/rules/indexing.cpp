@@ -150,8 +150,7 @@ std::optional<ShardingRule> index_select_rule(const OpCall& call) {
   return rule;
 }
 
-/// index_add(self, dim, index, source) and index_copy. All dimensions of self and source except
-/// `dim` are the same.
+/// index_add(self, dim, index, source) and index_copy.
 RuleFunction::Body index_write(Write write) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(0), index = call.tensor_index(2);
@@ -195,8 +194,7 @@ std::optional<ShardingRule> index_fill_rule(const OpCall& call) {
   return rule;
 }
 
-/// take(self, index), bucketize(self, boundaries): each element of one tensor reads all of the
-/// other tensor.
+/// take(self, index), bucketize(self, boundaries): each element reads all of the other tensor.
 RuleFunction::Body look_up(int element_arg) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int element = call.tensor_index(static_cast<std::size_t>(element_arg));
@@ -207,8 +205,7 @@ RuleFunction::Body look_up(int element_arg) {
   };
 }
 
-/// put(self, index, source, accumulate): indices refer to self flattened. Each shard adds its
-/// terms.
+/// put(self, index, source, accumulate): indices refer to self flattened; shards add terms.
 std::optional<ShardingRule> put_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(1);
   const int source = call.tensor_index(2);
@@ -265,8 +262,7 @@ struct AdvancedIndex {
   TensorFactors result;       ///< factors of self[indices]
 };
 
-/// Whether masks may be among the indices. The number of elements that a mask selects depends on
-/// the data.
+/// Whether masks, which select a number of elements that depends on data, are allowed.
 enum class Masks { kRefused, kTaken };
 
 /// How many dimensions of self each index covers: one, or as many as a mask has. nullopt if these
@@ -532,8 +528,7 @@ ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t co
   return rule;
 }
 
-/// The rule for all `count` equal parts along `dim`. The local tensor is split into the same number
-/// of parts.
+/// The rule for all `count` equal parts along `dim`.
 ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
   ShardingRule rule = part_of_equals(call, dim, count);
   const int along = rule.outputs[0][dim].front();
@@ -552,8 +547,7 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
   return rule;
 }
 
-/// The rule for part `part` of the equal parts of `size` along `dim`: one of the parts of
-/// split_equally.
+/// The rule for part `part` of the equal parts of `size` along `dim`.
 ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
                            std::int64_t part) {
   ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);
@@ -568,8 +562,7 @@ ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t siz
   return rule;
 }
 
-/// A rule for the dimension that argument `arg` names; no rule for a scalar, which has no
-/// dimension.
+/// A rule for the dimension that argument `arg` names; a scalar has no dimension.
 template <class Rule>
 RuleFunction::Body along_dim(std::size_t arg, Rule rule) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
@@ -625,8 +618,7 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   if (step < 1) {
     return std::nullopt;
   }
-  // The same arguments are used on the local tensors, so an end before `size`, such as -1, would
-  // cut every shard.
+  // The local slice has the same arguments, so an end such as -1 would cut every shard.
   const bool takes_all = first == 0 && last == size && step == 1 &&
                          call.integer_or(3, size) >= size && call.integer_or(2, 0) == 0;
   const std::int64_t taken = last - first;

@@ -155,8 +155,7 @@ std::optional<ShardingRule> linear_rule(const OpCall& call) {
                                   (matrix ? "n" : "")));
 }
 
-/// matmul: leading dimensions broadcast as in pointwise operators; a vector has no batch
-/// dimensions.
+/// Leading dimensions broadcast as in pointwise operators; a vector has no batch.
 std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   const int a = call.tensor_index(0), b = call.tensor_index(1);
   const int a_ndim = meta_of(call, a).ndim(), b_ndim = meta_of(call, b).ndim();
@@ -266,8 +265,7 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
   for (std::size_t own : batched.results) {
     TensorFactors& result = rule.outputs.emplace_back(*shared);
     for (std::size_t i = 0; i < own; ++i) {
-      // Most sizes here follow from arguments (kernel, stride, mode); the local result determines
-      // them.
+      // Most of these sizes follow from arguments; the local result determines them.
       result.push_back({add_unsharded(rule, kUnknown)});
     }
   }
@@ -296,8 +294,7 @@ RuleFunction::Body on_last(const Batched& batched) {
   return [=](const OpCall& call) { return batched_rule(call, batched); };
 }
 
-/// Like batched_rule, but if flag `arg` is off, only result `always` is computed and the others are
-/// empty.
+/// If flag `arg` is off, only result `always` is computed and the others are empty.
 RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size_t always) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     std::optional<ShardingRule> rule = batched_rule(call, batched);
@@ -325,8 +322,7 @@ RuleFunction::Body in_space(std::size_t dims, std::size_t inputs = 1, int sizes_
                   .empty = false});
 }
 
-/// qr(A, mode). Mode "r" omits one result, so it has no rule. The mode is text, for which OpCall
-/// has no accessor.
+/// qr(A, mode). Mode "r" omits one result, so it has no rule.
 std::optional<ShardingRule> qr_rule(const OpCall& call) {
   const auto* mode = call.args.size() > 1 ? std::get_if<std::string>(&call.args[1]) : nullptr;
   if (!mode || *mode == "r") {
@@ -390,8 +386,7 @@ std::optional<ShardingRule> fourier_rule(const OpCall& call) {
   return rule;
 }
 
-/// constant_pad_nd(self, pad, value): pairs of paddings, beginning with the last dimension. With
-/// zeros it is linear.
+/// constant_pad_nd(self, pad, value): pairs of paddings, beginning with the last dimension.
 std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
   const int self = call.tensor_index(0);
   const Sizes pad = call.integers(1);
@@ -417,8 +412,7 @@ std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
   return rule;
 }
 
-/// cdist(x1 (..., p, m), x2 (..., r, m)): the distance between every row of one and every row of
-/// the other.
+/// cdist(x1 (..., p, m), x2 (..., r, m)): the distances between all pairs of rows.
 std::optional<ShardingRule> cdist_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = batched_rule(call, {{2, 2}, {2}});
   if (!rule) {

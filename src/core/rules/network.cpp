@@ -35,8 +35,7 @@ struct NormFactors {
   }
 };
 
-/// Sets the factors of a tensor argument; does nothing for an optional argument that the call
-/// omits.
+/// Sets the factors of a tensor argument, if the call has it.
 void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
                const TensorFactors& factors) {
   if (call.has_tensor(arg)) {
@@ -167,8 +166,7 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
     set_input(rule, call, arg, channels);
   }
   rule.outputs = {input, channels, channels};
-  // The running statistics are written and not returned, so they are listed behind the returned
-  // outputs.
+  // Outputs that are not returned are listed behind the returned outputs.
   for (std::size_t arg : {3, 4}) {
     if (!call.has_tensor(arg)) {
       continue;
@@ -396,8 +394,7 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// The modes of at::embedding_bag. A maximum has no rule, because its backward needs the index of
-/// the maximum.
+/// The modes of at::embedding_bag. The backward of a maximum needs its index.
 enum BagMode { kBagSum = 0, kBagMean = 1, kBagMax = 2 };
 
 /// _embedding_bag(weight, indices, offsets, scale, mode, ...) -> result, and three tables for the
@@ -467,8 +464,7 @@ struct AttentionFactors {
     if (q.ndim() != 4 || k.ndim() != 4 || v.ndim() != 4) {
       return std::nullopt;
     }
-    // Heads must be divisible into groups, because only then head i reads kv head i / group on
-    // every rank.
+    // Head i must read kv head i / group on every rank.
     const std::int64_t kv_heads = k.size(1);
     if (v.size(1) != kv_heads || kv_heads == 0 || q.size(1) % kv_heads != 0 ||
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
@@ -537,8 +533,7 @@ bool is_set(const OpCall& call, int flag) {
   return flag >= 0 && call.boolean_or(static_cast<std::size_t>(flag), false);
 }
 
-/// A causal mask starts at query 0 of the local tensor, so queries can be sharded only without a
-/// causal mask.
+/// A causal mask starts at query 0 of the local tensor, so queries stay unsharded.
 bool splits_queries(const OpCall& call, const Kernel& kernel) {
   return kernel.statistics != Kernel::kPaddedRows && !is_set(call, kernel.causal);
 }
@@ -585,7 +580,6 @@ struct Backward {
 };
 
 /// kernel_backward(grad, query, key, value, ...) -> gradients of query, key, value (and bias).
-/// Linear in the gradient.
 RuleFunction::Body attention_backward(Backward backward) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);

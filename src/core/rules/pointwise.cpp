@@ -13,8 +13,7 @@ namespace tessera::rules {
 
 namespace {
 
-/// zeros_like and similar operators: the result is laid out as the tensor, whose values are not
-/// read.
+/// zeros_like and similar operators: the tensor's values are not read.
 std::optional<ShardingRule> like_rule(const OpCall& call) {
   ShardingRule rule = unchanged(call);
   rule.unread.push_back(call.tensor_index(0));
@@ -274,8 +273,7 @@ std::optional<Lists> list_arguments(const OpCall& call) {
   return fit ? std::optional(lists) : std::nullopt;
 }
 
-/// The tensors at one position of the lists, in the order of the lists, to which the digits of
-/// linear terms refer.
+/// The tensors at one position of the lists, to which digits of linear terms refer.
 std::vector<int> position(const Lists& lists, std::size_t at) {
   std::vector<int> result;
   for (const auto& list : lists) {

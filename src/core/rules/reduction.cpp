@@ -54,8 +54,7 @@ bool keeps_dims(const OpCall& call, const Arguments& arguments) {
          call.boolean_or(static_cast<std::size_t>(arguments.keepdim), false);
 }
 
-/// Adds a reduced dimension's factor. The maximum of an empty shard is an error; other reductions
-/// have a value.
+/// The maximum of an empty shard is an error; other reductions have a value.
 int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   const std::optional<ReduceOp> op = reduction_of(kind);
   if (!op) {
@@ -148,8 +147,7 @@ std::optional<ShardingRule> mean_rule(const OpCall& call) {
   return rule;
 }
 
-/// A p-norm is a reduction only if it needs no root. (Lowerings compute the other norms:
-/// src/dtensor/lowerings.)
+/// A p-norm is a reduction only if it needs no root; lowerings compute the other norms.
 std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& arguments) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
@@ -160,8 +158,7 @@ std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& argum
     kind = order > 0 ? Kind::kMax : Kind::kMin;
   }
   ShardingRule rule = reduction_rule(call, kind, arguments, 1);
-  // Absolute values are taken first, so the norm of a pending sum's terms is not the norm of the
-  // sum.
+  // The norm of a pending sum's terms is not the norm of the sum.
   rule.linear.clear();
   return rule;
 }

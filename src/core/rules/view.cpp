@@ -189,8 +189,7 @@ std::int64_t diagonal_size(std::int64_t rows, std::int64_t columns, std::int64_t
   return std::max<std::int64_t>(size, 0);
 }
 
-/// diagonal(self, offset, dim1, dim2): removes the two dimensions; a new last dimension has the
-/// diagonal.
+/// diagonal(self, offset, dim1, dim2): a new last dimension has the diagonal.
 std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
   ViewRule view(call);
   const int ndim = call.tensor(0).ndim();
@@ -313,8 +312,7 @@ class Reshape {
     }
   }
 
-  /// Advances to the next dimension of a size other than 1 if the current one is used up. False at
-  /// the end.
+  /// Advances to the next dimension of a size other than 1; false at the end.
   static bool next(const Sizes& sizes, std::size_t& at, std::int64_t& left) {
     while (left == 1 && at < sizes.size()) {
       left = sizes[at++];
@@ -343,8 +341,7 @@ class Reshape {
   const Sizes &from_, &to_;
 };
 
-/// The requested sizes with -1 filled in; nullopt if they don't contain as many elements as the
-/// tensor.
+/// The sizes with -1 filled in; nullopt if they do not have `numel` elements.
 std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   std::int64_t known = 1;
   std::int64_t* inferred = nullptr;
@@ -490,8 +487,7 @@ RuleFunction::Body place_source(bool keeps_dim) {
   };
 }
 
-/// unfold_backward(grad, sizes, dim, ...): the last dimension of the gradient is the position in
-/// the window.
+/// unfold_backward(grad, sizes, dim, ...): grad's last dimension is the position in a window.
 std::optional<ShardingRule> unfold_backward_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   if (sizes.empty()) {
@@ -509,8 +505,7 @@ std::optional<ShardingRule> unfold_backward_rule(const OpCall& call) {
   return linear_in_gradient(call, std::move(rule), grad, result);
 }
 
-/// diagonal_backward(grad, sizes, offset, dim1, dim2): the last dimension of the gradient is the
-/// diagonal.
+/// diagonal_backward(grad, sizes, offset, dim1, dim2): grad's last dimension is the diagonal.
 std::optional<ShardingRule> diagonal_backward_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   const auto ndim = static_cast<int>(sizes.size());

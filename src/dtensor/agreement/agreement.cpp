@@ -210,8 +210,7 @@ class Report {
          const std::string& what, const std::string& remedy)
       : peers_(peers), replicas_(replicas), equality_(equality), what_(what), remedy_(remedy) {}
 
-  /// Throws Error at the first difference. Collective. Returns if all differences are within the
-  /// tolerance.
+  /// Throws Error at the first difference that exceeds the tolerance. Collective.
   void run(const Numbers& hashes) const {
     const auto counts = comm::gather_on_hosts(*peers_.group, {std::ssize(replicas_)});
     const std::vector<std::size_t> others = differing(counts, 0);
@@ -381,8 +380,7 @@ Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& 
   return chunks;
 }
 
-/// Hashes the properties that all parts of a tensor share: the type, and the sizes of unsharded
-/// dimensions.
+/// Hashes what all parts of a tensor share: the type, and unsharded sizes.
 std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& split) {
   Sizes sizes = local.sizes().vec();
   for (const SplitDim& each : split) {

@@ -172,8 +172,7 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
                                    ShardingSpec{sharding.mesh, gradient});
 }
 
-/// Counts as the first use of a leaf: the leaf's gradient is redistributed to its layout, as after
-/// an operator.
+/// The first use of a leaf installs the hook for its gradient's layout.
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
   auto& impl = *as_distributed(tensor);
   check_readable(impl, "to_local()");
@@ -232,8 +231,7 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 /// every rank in the order of backward.
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();
-  // Captures the spec instead of the tensor, which owns the hook: capturing the tensor would make a
-  // reference cycle.
+  // Captures the spec: the tensor owns the hook, so capturing the tensor would leak.
   add_own_hook(tensor, OwnHook::kLayout, [spec = impl.spec()](const at::Tensor& gradient) {
     if (!gradient.defined()) {
       return gradient;
@@ -258,8 +256,7 @@ at::Tensor make_plain(const at::Tensor& gradient) {
 
 /// A leaf is used in every step, and its hooks persist, so the hook is added only once.
 void keep_gradient_plain(const at::Tensor& tensor) {
-  // Added even without GradMode, because the forward of a torch::autograd::Function runs without
-  // it.
+  // The forward of a torch::autograd::Function runs without GradMode.
   if (!has_own_hook(tensor, OwnHook::kMakePlain)) {
     add_own_hook(tensor, OwnHook::kMakePlain, &make_plain);
   }

@@ -44,8 +44,7 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   for (const auto size : tensor.sizes()) {
     push(static_cast<std::uint64_t>(size));
   }
-  // Results inherit the memory order of the inputs, so strides are part of the cache key. A sparse
-  // tensor has no strides.
+  // Results inherit the memory order of the inputs. A sparse tensor has no strides.
   if (tensor.layout() != c10::kStrided) {
     return;
   }
@@ -112,14 +111,12 @@ void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   } else if (value.isList()) {
     add_boxed_list(kind, value);
   } else {
-    // No rule reads a value of another type (see bind_static), so the name of the type is
-    // sufficient.
+    // No rule reads a value of another type (see bind_static).
     add_text(value.tagKind());
   }
 }
 
-/// Adds the bytes of a text as words, padded with zeros. They have no tag; the length before them
-/// determines their number.
+/// Adds the bytes of a text as words, padded with zeros, after their number.
 void CallKey::add_text(const std::string& text) {
   begin_list(text.size());
   for (std::size_t i = 0; i < text.size(); i += sizeof(std::uint64_t)) {
@@ -179,8 +176,7 @@ DispatchCacheStatistics statistics_of(const RankState& rank) {
 
 }  // namespace
 
-// Constructed at a thread's first call, and destroyed with the thread; a later call on the ending
-// thread finds no cache.
+// A call on a thread that is ending finds no cache.
 void CallCache::make_here() {
   struct Listed {
     CallCache cache;
@@ -205,8 +201,7 @@ void CallCache::clear() {
 /// operators below our dispatch key, so it encodes no other call.
 CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   const std::uint64_t hash = missed.hash;
-  // Uses the first empty slot of the neighbourhood, because look_up stops there; otherwise the
-  // least recently used slot.
+  // The first empty slot, where look_up stops; otherwise the least recently used slot.
   auto* place = &slot(hash, 0);
   for (std::size_t i = 0; i < kNeighbourhood; ++i) {
     auto& candidate = slot(hash, i);

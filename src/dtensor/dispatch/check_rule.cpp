@@ -108,8 +108,7 @@ class Trial {
     return false;
   }
 
-  /// Runs one combination; returns whether the rule accepts these placements without
-  /// redistribution.
+  /// Whether the rule accepts one combination of placements without redistribution.
   bool try_combination(const DeviceMesh& mesh, const std::vector<std::size_t>& chosen) const {
     Values distributed;
     Placements placements;
@@ -171,8 +170,7 @@ class Trial {
   std::vector<std::vector<Placement>> choices_;  // placements to try for each tensor
 };
 
-/// Collects the ranks' outcomes: the first failure that is not a consequence of another rank's
-/// failure.
+/// The first failure that is not a consequence of another rank's failure.
 class Verdict {
  public:
   void note(const std::exception_ptr& error, bool echo) {

@@ -70,8 +70,7 @@ void run_form(PlannedCall& call) {
       check_readable(*impl, call.info.name);
     }
   }
-  // Below autograd but not below our dispatch key: a lowering calls operators on distributed
-  // tensors.
+  // A lowering calls operators on distributed tensors, so our dispatch key stays.
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
   call.stack.resize(call.first);
@@ -90,8 +89,7 @@ std::optional<WeakTensor>& last_zeros() {
   return RankThread::here().zeros;
 }
 
-/// Whether this thread runs a backward without recording a graph. If backward records one, the
-/// graph also has the zeros.
+/// Whether this thread runs a backward that records no graph, which would have the zeros.
 bool inside_backward() {
   return backward_id() >= 0 && !at::GradMode::is_enabled();
 }
@@ -121,14 +119,12 @@ bool write_to_backward_zeros(PlannedCall& call) {
   }
   last_zeros().reset();
   const c10::OperatorHandle& functional = *call.info.functional;
-  // The functional form has the same arguments, without some at the end that only the in-place form
-  // has.
+  // The in-place form may have further arguments at the end.
   call.stack.resize(call.first + functional.schema().arguments().size());
   functional.callBoxed(call.stack);
   const at::Tensor result = call.stack.back().toTensor();
   const DistributedTensorImpl* written = as_distributed(result);
-  // The formula uses this wrapper, so the wrapper stays and takes over the result's local tensor
-  // and layout.
+  // The formula uses this wrapper, so the wrapper takes over the result.
   impl->replace(written->local(), written->spec());
   call.stack.back() = self;
   return true;
@@ -210,8 +206,7 @@ void execute(PlannedCall& call, CallKind kind) {
     case CallKind::kNativeDropout:
       return run_allowed(call, run_native_dropout);
     case CallKind::kForeach:
-      // Every call checks which of its tensors are the same, because two calls with one cache key
-      // may differ in this.
+      // Two calls with one cache key may differ in which of their tensors are the same.
       if (!positions_depend(call)) {
         return execute(call, call.plan.otherwise);
       }
@@ -234,8 +229,7 @@ void execute(PlannedCall& call, CallKind kind) {
   }
 }
 
-/// Whether a plan is cached. Plans of the other kinds are almost free to make, and would displace
-/// expensive ones.
+/// Plans of the other kinds are almost free to make, and would displace expensive plans.
 bool is_kept(const CallPlan& plan) {
   return plan.kind != CallKind::kPlain && plan.kind != CallKind::kDecomposed;
 }

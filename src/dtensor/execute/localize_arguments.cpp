@@ -42,8 +42,7 @@ bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntAr
                       std::int64_t offset) {
   const BelowAutograd guard;
   const auto extent = static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.element_size());
-  // The marks are on the host, whatever the device of the tensor, because only memory positions are
-  // compared.
+  // Only memory positions are compared, so the marks are on the host.
   const auto marks = at::zeros({extent}, at::kBool);
   marks.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).fill_(true);
   return marks.as_strided(sizes, strides, offset).all().item<bool>();
@@ -59,8 +58,7 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
   const auto where = static_cast<std::size_t>(info.storage_offset);
   const auto& input = plan.inputs.front();
   auto local = arguments[0].toTensor();
-  // A gathered tensor has a separate element in memory for each position, even if the global tensor
-  // shares them.
+  // A gathered tensor has a separate element in memory for each position.
   if (input.plan && !has_strides(local, input.spec->strides)) {
     local = expand_again(local, input.spec->strides);
     arguments[0] = local;
@@ -71,8 +69,7 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 " asks for memory by its strides. The tensor has strides ",
                 c10::IntArrayRef(input.spec->strides), ", but was gathered and has ",
                 local.strides(), " now: take a clone() first");
-  // Without a gather the memory is the program's own. A dense tensor has no memory between its
-  // elements.
+  // Without a gather the memory is the program's own; a dense tensor has no gaps.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
     return;
   }
@@ -83,8 +80,7 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 "does not come along: redistribute what it is a view of to Replicate first");
 }
 
-/// Replaces the call's arguments, and counts its tensors, because a plan refers to its inputs by
-/// number.
+/// Counts the call's tensors, because a plan refers to its inputs by number.
 class Localizer {
  public:
   explicit Localizer(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
@@ -128,8 +124,7 @@ class Localizer {
     return tensors;
   }
 
-  /// Makes a new list, because the caller's list must not change. Elements that are None have no
-  /// number in the plan.
+  /// The caller's list must not change. Elements that are None have no number in the plan.
   c10::List<std::optional<at::Tensor>> localize_optional_list(const c10::IValue& list,
                                                               std::size_t argument) {
     c10::List<std::optional<at::Tensor>> locals;
@@ -178,8 +173,7 @@ class Localizer {
     return local;
   }
 
-  /// A local tensor whose gradient flows to `tensor`, which may be plain; every rank has a term of
-  /// the gradient.
+  /// Every rank has a term of the gradient of `tensor`, which may be plain.
   at::Tensor with_gradient(const at::Tensor& tensor, const CallPlan::Input& input) {
     const ShardingSpec wanted{plan_.replicated.mesh, input.layout()};
     return to_local_with_gradient(as_layout(tensor, wanted), input.gradient);
@@ -250,8 +244,7 @@ class Localizer {
 
 }  // namespace
 
-// Arguments are replaced on the stack one by one, so that each wrapper's last reference on the
-// stack is released early.
+// The last reference to each wrapper on the stack is released early.
 void localize_arguments(LocalRun& run) {
   Localizer localizer(run);
   for (std::size_t i = 0; i < run.call.info.arguments.size(); ++i) {

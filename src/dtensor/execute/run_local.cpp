@@ -158,8 +158,7 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
   const bool empty = original.numel() == 0;
-  // The operator has resized the caller's tensor itself, so its sizes are restored before the
-  // error.
+  // The operator has resized the caller's tensor itself.
   if (!empty && local.is_same(original.local())) {
     restore_sizes(local, spec->sizes, spec->strides);
   }
@@ -167,8 +166,7 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
                 c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
                 ": pass one of the result's sizes");
   original.give_count_to(local);
-  // The placements of the empty tensor do not apply to the new sizes, so the new value is
-  // replicated.
+  // The placements of the empty tensor do not apply to the new sizes.
   original.replace(local, replicated_spec(run.call.plan, local));
 }
 
@@ -190,8 +188,7 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   if (in_place) {
     return;
   }
-  // The rule's layout equals the tensor's layout or is replicated, so this redistribution is never
-  // collective.
+  // Never collective: the rule's layout is the tensor's own layout, or replicated.
   const TensorSpecPtr left =
       intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
   const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
@@ -280,8 +277,7 @@ bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> ar
   if (!wanted) {
     return false;
   }
-  // A write or a view would have to become part of the wrapper's autograd history, which is not
-  // possible here.
+  // A write or a view would have to become part of the wrapper's autograd history.
   TESSERA_CHECK(info.written.empty() && info.viewed < 0, info.name,
                 info.written.empty() ? " returns a view of" : " writes to",
                 " an argument whose gradient is wanted, and no autograd kernel of it records "
@@ -402,8 +398,7 @@ void check_rows_together(const PlannedCall& call) {
 void run_random_inplace(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DistributedTensorImpl& impl = *as_distributed(self);
-  // Checked before a random key is taken or anything is written, so that a refused call changes
-  // nothing.
+  // Checked first, because a refused call must change nothing.
   if (impl.detached_view()) {
     check_writable(impl, call.info.name);
   }
@@ -503,8 +498,7 @@ bool positions_depend(const PlannedCall& call) {
   });
 }
 
-// Reads one version for all tensors, so that a call on hundreds of parameters reads a single
-// counter.
+// Reads a single counter, because a call may have hundreds of tensors.
 DirectForeachVersionCounts::DirectForeachVersionCounts(at::TensorList tensors)
     : tensors_(tensors), version_(tensors.empty() ? 0 : writes_of(tensors.front())) {}
 

@@ -37,8 +37,7 @@ struct LocalRun {
   c10::SmallVector<c10::IValue, 2> returned;
   at::Tensor viewed;  ///< the base of a view operator's results
 
-  /// A tensor whose new value the operator writes to another tensor, or in another layout than the
-  /// tensor's own.
+  /// A tensor whose new value must be copied back.
   struct Written {
     at::Tensor original;  ///< the tensor as the caller passed it
     at::Tensor local;     ///< the tensor that the operator writes to
@@ -51,15 +50,13 @@ struct LocalRun {
   std::vector<c10::IValue> view_arguments;  ///< local arguments, with which a view of a
                                             ///< redistributed tensor is taken again
 
-  /// Whether the base of a view operator was redistributed first, so that the result is a view of a
-  /// copy.
+  /// Whether the base of a view was redistributed first; then the result views a copy.
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
 };
 
 // The steps of run_local in other files:
 
-/// Replaces the arguments by local tensors, redistributed by the plan. Collective if the plan moves
-/// data.
+/// Makes the arguments local, redistributed by the plan. Collective if the plan moves data.
 void localize_arguments(LocalRun& run);
 /// Rewrites arguments about global sizes or memory for the local tensors.
 void rewrite_arguments(LocalRun& run);

@@ -9,8 +9,7 @@
 namespace tessera::detail {
 namespace {
 
-/// Wraps the results, and counts them as a plan counts its outputs: each element of a list
-/// separately.
+/// Counts results as a plan counts its outputs: each element of a list separately.
 class ResultWrapper {
  public:
   explicit ResultWrapper(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}

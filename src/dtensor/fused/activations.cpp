@@ -380,8 +380,7 @@ struct AddRmsNorm : FusedOperator<AddRmsNorm, ThreeTensors(const at::Tensor&, co
       "(Tensor out, Tensor sum, Tensor rstd)";
 };
 
-/// The backward of both operators. `sum_grad`: the gradient of add_rms_norm's sum, which is `x`
-/// here.
+/// `sum_grad`: the gradient of add_rms_norm's sum, which is `x` here.
 struct RmsNormBackward
     : FusedOperator<RmsNormBackward,
                     TwoTensors(const at::Tensor&, const at::Tensor&, const OptionalTensor&,
@@ -458,8 +457,7 @@ void set_optional(ShardingRule& rule, const OpCall& call, std::size_t arg,
   }
 }
 
-/// The rule of a norm of one tensor, or of the sum of two (`tensors`). It has the same number of
-/// results like x.
+/// The rule of a norm of one tensor, or of the sum of two (`tensors`).
 RuleFunction::Body rule_of_norm(std::size_t tensors) {
   return [tensors](const OpCall& call) -> std::optional<ShardingRule> {
     check_rms_norm_sizes(call.tensor(0).sizes,
@@ -528,8 +526,7 @@ struct RmsNormNode final : RecomputableNode {
     return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional_tensor(weight_), eps_));
   }
 
-  /// Gradients of all results. The second result, if there is one, is the sum of the first two
-  /// inputs.
+  /// The second result, if there is one, is the sum of the first two inputs.
   variable_list differentiate(const variable_list& gradients) override {
     const bool adds = gradients.size() == 2;
     const at::Tensor of_sum = adds ? gradients[1] : at::Tensor();

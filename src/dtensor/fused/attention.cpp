@@ -157,8 +157,7 @@ AttentionGradients by_efficient_backward(const at::Tensor& grad, const at::Tenso
   return {std::get<0>(results), std::get<1>(results), std::get<2>(results)};
 }
 
-// The cuDNN kernel: libtorch's releases differ in whether its log-sum-exp has a last dimension of
-// 1.
+// The cuDNN kernel: in some releases of libtorch its log-sum-exp has a last dimension of 1.
 
 std::atomic<bool>& has_column() {
   static std::atomic<bool> of_this_libtorch{true};
@@ -308,8 +307,7 @@ bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                          const OptionalTensor& mask, double dropout) {
   if (q.is_meta()) {
-    // Computes only sizes, by a formula: libtorch's C++ library has no meta kernel for masked
-    // attention.
+    // libtorch's C++ library has no meta kernel for masked attention.
     return q.matmul(repeat_heads(k, q.size(1)).transpose(2, 3))
         .softmax(-1)
         .matmul(repeat_heads(v, q.size(1)));
@@ -532,8 +530,7 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
   return pieces;
 }
 
-/// An empty tensor with the sizes of `like`, in memory as (batch, tokens, heads, width), the order
-/// that projections read.
+/// An empty tensor in memory as (batch, tokens, heads, width), as projections read it.
 at::Tensor by_tokens(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
       .transpose(1, 2);

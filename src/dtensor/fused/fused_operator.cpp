@@ -35,8 +35,7 @@ variable_list FusedNode::apply(variable_list&& gradients) {
   return differentiate(gradients);
 }
 
-/// The variables stay in the list without data, so that unpacking a released one gives libtorch's
-/// error message.
+/// Unpacking a variable without data gives libtorch's error message.
 void FusedNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (SavedVariable& variable : saved_) {
@@ -77,8 +76,7 @@ bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
   return tensor.output_nr() == 0 && !moves_ && writes_of(tensor) == writes_ && prepare();
 }
 
-/// With create_graph the result is recomputed without gradients: a recorded backward records the
-/// operator itself.
+/// With create_graph, the recorded backward records the operator itself.
 RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gradient,
                                                            int backward) {
   if (!takes_gradient() || !gradient.defined() || c10::GradMode::is_enabled() ||

@@ -117,8 +117,7 @@ at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& 
                                     std::int64_t first_row, std::int64_t total_rows) {
   const auto node = node_for<EmbeddingNode>(weight);
   if (node != nullptr) {
-    // variable_data() has another version counter, because the table's values may change before
-    // backward.
+    // variable_data() has another version counter: the table may change before backward.
     node->save(indices, weight.variable_data());
     node->first_row = first_row;
   }
@@ -173,8 +172,7 @@ at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   return kernels::fp8_linear(x, weight);
 }
 
-/// The sharding factors of the rows (reduced if the result does not have them), and of one more
-/// dimension.
+/// The sharding factors of the rows; `reduced`: the result does not have the rows.
 rules::TensorFactors row_factors(ShardingRule& rule, const rules::Sizes& sizes, bool reduced) {
   rules::TensorFactors factors;
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
@@ -239,8 +237,7 @@ struct Fp8LinearNode final : FusedNode {
 at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   const auto node = node_for<Fp8LinearNode>(x, weight);
   if (node != nullptr) {
-    // Saved in their own types: backward scales x along other rows, and FSDP gathers the weight
-    // again.
+    // Not saved in fp8: backward scales x along other rows, and FSDP gathers the weight again.
     node->save(x, weight);
   }
   return recorded(node, Fp8Linear::call_below_autograd(x, weight));

@@ -35,8 +35,7 @@ namespace tessera {
 
 namespace {
 
-/// The properties on which ranks must agree, as text for messages: sizes, mesh, placements and
-/// type.
+/// The properties on which ranks must agree, for messages.
 std::string text_of(const DistributedTensor& tensor) {
   return detail::describe(*detail::impl_of_distributed(tensor).spec()) + " of " +
          c10::toString(tensor.tensor().scalar_type());
@@ -136,8 +135,7 @@ void check_whole(const at::Tensor& tensor) {
                 "already: redistribute() changes its placements");
 }
 
-/// Returns `made`. The caller promises that replicated parts are equal; debug mode compares them,
-/// which is collective.
+/// Returns `made`; debug mode compares replicated parts, which is collective.
 DistributedTensor with_equal_copies(const DistributedTensor& made) {
   const DeviceMesh& mesh = made.mesh();
   for (int dim = 0; detail::checks_calls() && dim < mesh.ndim(); ++dim) {
@@ -151,8 +149,7 @@ DistributedTensor with_equal_copies(const DistributedTensor& made) {
   return made;
 }
 
-/// A checked handle to a tensor made of `local`, with `gradient` as the layout of the local
-/// gradient.
+/// `gradient`: the layout of the local gradient.
 DistributedTensor made_of(const at::Tensor& local, const ShardingSpec& spec,
                           const std::vector<std::int64_t>& sizes, LayoutPtr gradient) {
   detail::check_local(local, spec, sizes);
@@ -218,8 +215,7 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements,
 DistributedTensor DistributedTensor::redistribute(const DeviceMesh& mesh,
                                                   const Placements& placements,
                                                   const RedistributeOptions& options) const {
-  // Casts before the transfer, since the requested type is usually narrower. Autograd reverses the
-  // cast.
+  // Casts before the transfer, since the requested type is usually narrower.
   const auto source = options.forward_dtype ? tensor_.to(*options.forward_dtype) : tensor_;
   const auto target = to_layout(mesh.shape().sizes(), placements,
                                 detail::impl_of_distributed(source).spec()->sizes);
@@ -260,8 +256,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
     const auto& mesh_sizes = mesh.shape().sizes();
     const auto target = to_layout(mesh_sizes, placements, sizes);
     detail::check_partials(*target, tensor.scalar_type(), "distribute_tensor");
-    // Starts from a replicated tensor: cutting out the shard is then a local redistribution, whose
-    // gradient is a gather.
+    // Cutting the shard out of a replicated tensor is local; its gradient is a gather.
     const auto replicated = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
     return made_of(tensor, {mesh, replicated}, sizes, replicated).redistribute(target);
   });

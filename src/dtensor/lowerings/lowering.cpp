@@ -65,8 +65,7 @@ LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound,
     if (own && lowering->own_collectives) {
       return {lowering, /*moves=*/false};
     }
-    // A lowering that sends as much as the rule has no benefit. Of equal lowerings the first is
-    // used.
+    // Of equal lowerings the first is used.
     if (!own || *own >= bytes) {
       continue;
     }
@@ -179,8 +178,7 @@ std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims) {
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements) {
   const auto layout = spec.sharding.layout;
   const auto ranks = static_cast<double>(group_size(layout, sharding_mesh_dims(layout, dims)));
-  // An all-reduce is a reduce-scatter and an all-gather; in each, a rank does not send its own
-  // part.
+  // An all-reduce is a reduce-scatter and an all-gather.
   return 2 * elements * static_cast<double>(c10::elementSize(spec.dtype)) * (ranks - 1) / ranks;
 }
 

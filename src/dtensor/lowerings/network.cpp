@@ -47,8 +47,7 @@ std::optional<double> bytes_of_channels(const DistributedTensorImpl* input, doub
 }
 
 std::optional<double> bytes_of_forward(const BoundCall& bound) {
-  // Outside of training nothing is summed, because the running statistics are used; the rule
-  // handles this.
+  // Outside of training nothing is summed, and the rule handles the call.
   if (!bound.call.boolean_or(5, false)) {
     return std::nullopt;
   }
@@ -205,8 +204,7 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
   const auto& spec = *self->spec();
   Dims samples = all_dims(static_cast<std::int64_t>(spec.sizes.size()));
   const std::size_t classes = samples.size() > 1 ? 1 : 0;
-  // A sample selects one of its classes, so the classes must be whole. (tensor_parallel has a loss
-  // for sharded classes.)
+  // A sample selects one of its classes, so the classes must be whole.
   if (!sharding_mesh_dims(spec.sharding.layout, {static_cast<std::int64_t>(classes)}).empty()) {
     return std::nullopt;
   }
@@ -273,8 +271,7 @@ std::vector<std::optional<at::Tensor>> indices_of(const BoundCall& bound) {
 
 std::optional<double> bytes_of_index(const BoundCall& bound) {
   const auto* self = non_partial_argument(bound, 0);
-  // The number of elements that a mask selects depends on its values, which a meta tensor does not
-  // have.
+  // A meta tensor has no values, which determine how many elements a mask selects.
   if (self == nullptr || self->local().is_meta()) {
     return std::nullopt;
   }
@@ -288,8 +285,7 @@ std::optional<double> bytes_of_index(const BoundCall& bound) {
   if (dims.empty() || dims.back() >= self->dim()) {
     return std::nullopt;
   }
-  // Dimensions that are not indexed may be sharded: indexing is the same for each of their
-  // positions.
+  // Indexing is the same for each position of the dimensions that are not indexed.
   if (!sharding_mesh_dims(self->spec()->sharding.layout, dims).empty()) {
     return std::nullopt;
   }

@@ -104,8 +104,7 @@ at::Tensor partial_extremum(const ExtremumCall& call) {
                     ? identity(kept_sizes(call), kOp, local.options())
                     : (kLargest ? local.amax(call.dims, true) : local.amin(call.dims, true));
   return make_distributed(
-      // The values are reduced with keepdim, which the result need not have, so they get the sizes
-      // of the result's layout.
+      // The values are reduced with keepdim, which the result need not have.
       values.reshape(local_sizes({call.spec.sharding.mesh, result.layout}, result.sizes)),
       {call.spec.sharding.mesh, result.layout}, result.sizes);
 }
@@ -183,8 +182,7 @@ Candidates best_of_shard(const ExtremumCall& call) {
   }
   const auto dim = call.dims.front();
   const auto [values, indices] = kLargest ? local.max(dim, true) : local.min(dim, true);
-  // A table of global indices instead of an offset, since a shard may consist of several ranges
-  // (Digit).
+  // A shard may consist of several ranges, so one offset is not enough.
   const auto global = at::tensor(indices_of(call, dim), longs.device(at::kCPU)).to(local.device());
   return {values, global.index_select(0, indices.reshape({-1})).view_as(indices)};
 }

@@ -46,8 +46,7 @@ Argument bind_scalar(const c10::IValue& value) {
   return {};
 }
 
-/// Core does not know c10's types: it receives the relevant properties of a type, and returns the
-/// type's number.
+/// Core does not know c10's types.
 DType::Kind dtype_kind_of(c10::ScalarType type) {
   using Kind = DType::Kind;
   switch (type) {
@@ -73,8 +72,7 @@ DType::Kind dtype_kind_of(c10::ScalarType type) {
   }
 }
 
-/// Binds a type, which is an int on the stack. Rules read its kind and size, to determine which
-/// reductions it supports.
+/// A type is an int on the stack.
 Argument bind_dtype(const c10::IValue& value) {
   if (!value.isInt()) {
     return {};

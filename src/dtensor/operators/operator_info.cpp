@@ -146,8 +146,7 @@ bool is_composite(const c10::OperatorHandle& op) {
 /// Whether the operator is run as the operators that it is composed of.
 bool is_decomposed(const OperatorInfo& info, const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  // rand_like, for example, is empty_like and uniform_. For a random operator every composite form
-  // is acceptable.
+  // A random operator may have any composite form: rand_like is empty_like and uniform_.
   const bool composite =
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
       (info.draws_random && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
@@ -248,8 +247,7 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
   }
 
   static std::mutex mutex;
-  // Never destroyed, because cache keys contain addresses of these objects, and tensors may outlive
-  // other static objects.
+  // Never destroyed, because cache keys contain addresses of these objects.
   static auto& all = *new std::unordered_map<c10::OperatorName, std::unique_ptr<OperatorInfo>>;
   std::lock_guard lock(mutex);
   auto& info = all[op.operator_name()];
@@ -330,8 +328,7 @@ constexpr std::array kTraitRows{
 
 }  // namespace
 
-/// Tries every pattern of every row, once for each operator (in OperatorInfo). Operators of other
-/// libraries have no traits.
+/// Called once for each operator. Operators of other libraries have no traits.
 OperatorTraits::OperatorTraits(std::string_view name) {
   if (!name.starts_with(kNamespace)) {
     return;

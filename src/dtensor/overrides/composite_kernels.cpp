@@ -222,8 +222,7 @@ at::Tensor& matmul_out(const at::Tensor& self, const at::Tensor& other, at::Tens
 // Gradient formulas that start with a plain tensor of zeros, into which a distributed gradient
 // would have to be gathered. In these versions the zeros have the gradient's layout.
 
-/// The backward of max.dim, sort, topk and others: each gradient is written to the element that was
-/// selected.
+/// The backward of max.dim, sort, topk and others.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::int64_t dim,
                                               const at::Tensor& indices,
                                               c10::SymIntArrayRef symbolic_sizes, bool keepdim) {
@@ -238,8 +237,7 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
 
 // Operators whose result starts as a plain tensor of zeros.
 
-/// Compares each class index with all class numbers. The values are read for the checks that
-/// libtorch makes.
+/// Reads the values only for the checks that libtorch makes.
 at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
   if (!tessera::is_distributed(self)) {
     return composite::one_hot(self, num_classes);
@@ -395,8 +393,7 @@ bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
   return self.sizes() == other.sizes();
 }
 
-/// Called by set_data, which would otherwise give a plain tensor the dispatch key of a distributed
-/// one.
+/// set_data would otherwise give a plain tensor the dispatch key of a distributed tensor.
 bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
   const bool ours = as_distributed(self) != nullptr;
   TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",

@@ -42,8 +42,7 @@ c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey);
 }
 
-/// True outside of a region. On a thread whose keys were saved and restored, the key may outlive
-/// its region.
+/// On a thread whose keys were saved and restored, the key may outlive its region.
 bool outside() {
   return random_region() == nullptr;
 }
@@ -52,8 +51,7 @@ Arguments arguments_of(const OperatorInfo& info, const Stack& stack) {
   return Arguments(stack).last(info.arguments.size());
 }
 
-/// Fills a tensor above autograd. If autograd records the tensor, the write is a copy that autograd
-/// sees.
+/// If autograd records the tensor, the write is a copy that autograd sees.
 void fill_plain(const at::Tensor& self, const RandomPlace& place, const OperatorInfo& info,
                 Arguments arguments, RandomKey key) {
   const bool recorded = self.requires_grad() && c10::GradMode::is_enabled();
@@ -109,8 +107,7 @@ void note_source(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// Whether this call draws at all: an operator with a dropout probability or a training flag may
-/// not.
+/// An operator with a dropout probability or a training flag may draw nothing.
 bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   const auto& schema = op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -124,8 +121,7 @@ bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   return true;
 }
 
-/// The tensor that an operator draws for: its first argument, or for randperm a tensor with as many
-/// numbers.
+/// The first argument, or for randperm a tensor with as many numbers.
 at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   if (arguments[0].isTensor()) {
     return arguments[0].toTensor();
@@ -181,8 +177,7 @@ void composed_dropout(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   note_source(op, keys, stack);
 }
 
-/// Several samples per row with replacement are drawn sequentially; all other cases use exponential
-/// numbers by element.
+/// Several samples per row with replacement are drawn sequentially.
 void multinomial(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_of(operator_info(op), *stack);
   if (arguments[1].toInt() > 1 && arguments[2].toBool()) {
@@ -225,8 +220,7 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(c10::DispatchKeySet keys, cons
   return {x.mul(kept).mul(1 / (1 - p)), kept.to(at::kBool)};
 }
 
-/// CUDA's fused attention kernels apply dropout internally, with their own random numbers, so
-/// dropout uses the formula.
+/// CUDA's fused attention kernels draw their own random numbers.
 at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const std::optional<at::Tensor>& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale,

@@ -112,8 +112,7 @@ void set_offsets(CallPlan& plan, const ShardingRule& rule) {
   }
 }
 
-/// Sets arguments that describe this rank's elements of an input. Stored twice, as in
-/// rewrite_sizes.
+/// Arguments that describe this rank's elements of an input are stored twice (rewrite_sizes).
 void set_places(CallPlan& plan, const ShardingRule& rule) {
   for (const auto& [argument, input] : rule.place_arguments) {
     const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];

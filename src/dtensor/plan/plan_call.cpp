@@ -99,8 +99,7 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   plan.compares_plain = plan.takes_plain && checks_calls() && !bound.tensors.front().is_meta();
 }
 
-/// Gathers all inputs of an operator without a rule, and of random operators with a rule, which run
-/// on whole tensors.
+/// For operators without a rule, and for random operators, which run on whole tensors.
 void gather_inputs(CallPlan& plan) {
   for (CallPlan::Input& input : plan.inputs) {
     bring_to(plan, input,
@@ -234,8 +233,7 @@ void plan_gradients(CallPlan& plan) {
   }
 }
 
-/// Whether the caller passed a generator, which is then used directly: the caller must keep its
-/// state equal on all ranks.
+/// The caller must keep the state of a passed generator equal on all ranks.
 bool brings_generator(const OperatorInfo& info, Values arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
@@ -297,8 +295,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_by_element(plan, *kind);
     return plan;
   }
-  // Strides are computed before the rule is applied, so that libtorch throws its own error for a
-  // wrong size.
+  // Strides come before the rule, so that libtorch throws its own error for a wrong size.
   GlobalStrides strides;
   if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
     strides = view_strides(op, arguments);

@@ -26,8 +26,7 @@ namespace tessera::detail {
 
 namespace {
 
-/// A hash of everything that == compares. Layouts are interned, and a mesh is identified by its
-/// address.
+/// Layouts are interned, and a mesh is identified by its address.
 std::size_t hash_of(const TensorSpec& spec) {
   std::size_t hash = std::hash<LayoutPtr>{}(spec.sharding.layout);
   auto mix = [&hash](std::size_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull; };
@@ -55,8 +54,7 @@ class SpecTable {
 
   TensorSpecPtr intern(TensorSpec&& spec) {
     const auto hash = hash_of(spec);
-    // A spec that is found but not used is released after the lock, because its deleter takes the
-    // lock.
+    // Unused specs are released after the lock, because their deleter takes the lock.
     std::vector<TensorSpecPtr> others;
     std::lock_guard lock(mutex_);
     auto [begin, end] = specs_.equal_range(hash);
@@ -141,8 +139,7 @@ std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArra
   return tessera::local_sizes(*sharding.layout, sizes, coordinate);
 }
 
-// A stable sort, so that dimensions with equal strides (of size 1, or expanded) have the same order
-// on all ranks.
+// A stable sort, so that dimensions with equal strides have one order on all ranks.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});

@@ -65,8 +65,7 @@ std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef t
   if (inferred == sizes.end()) {
     return sizes;
   }
-  // The product of the known sizes: positive if there is a single -1; libtorch refuses a second
-  // one.
+  // Positive if there is a single -1; libtorch refuses a second -1.
   const std::int64_t known = -c10::multiply_integers(rest.in2, sizes.end());
   const std::int64_t elements = c10::multiply_integers(rest.in1, from.end());
   if (known > 0 && elements % known == 0) {
@@ -112,8 +111,7 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
 
 namespace {
 
-/// Result tensor `number`, counted as a plan counts outputs: elements of lists one by one. A view
-/// has no undefined results.
+/// Result tensor `number`, as a plan counts outputs: elements of lists one by one.
 at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
   std::vector<at::Tensor> tensors;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
