@@ -169,8 +169,7 @@ TESSERA_WITHOUT_TYPE_CHECK bool is_of_program(const std::unique_ptr<FunctionPreH
   return single == nullptr || is_of_program(single->hook_);
 }
 
-/// Whether a torch::autograd::Function made the node, or its class is neither libtorch's nor the
-/// library's.
+/// Whether a torch::autograd::Function, or a class of the program, made the node.
 TESSERA_WITHOUT_TYPE_CHECK bool is_node_of_program(const torch::autograd::Node& node) {
   const std::string_view mangled = typeid(node).name();
   if (mangled.starts_with("N5torch8autograd")) {

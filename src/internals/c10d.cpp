@@ -95,8 +95,7 @@ struct Source {
   std::string_view severities;  ///< severities to drop: E for errors, W for warnings
 };
 
-/// The messages to drop. This library's watchdog reports errors of a group, and failures of the
-/// store are thrown.
+/// The watchdog reports errors of a group, and failures of the store are thrown.
 constexpr std::array<Source, 5> kNoise = {{{"ProcessGroupNCCL.cpp:", "E"},
                                            {"TCPStore.cpp:", "WE"},
                                            {"TCPStoreBackend.cpp:", "WE"},

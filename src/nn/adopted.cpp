@@ -51,8 +51,7 @@ double first_of_statistic(const std::string& name) {
   return name == "running_var" ? 1.0 : 0.0;
 }
 
-// The libtorch classes that register parameters or buffers, and their class members with these
-// tensors.
+// The libtorch classes with parameters or buffers, and their members.
 
 using detail::ModuleMembers;
 
@@ -137,8 +136,7 @@ void add_registered(torch::nn::Module& module, ModuleMembers& found) {
   }
 }
 
-/// If `module` has a libtorch class, appends its class members that contain its own parameters and
-/// buffers.
+/// Appends the members of `module` that contain its own parameters and buffers.
 void find_in_libtorch(torch::nn::Module& module, ModuleMembers& found) {
   using namespace torch::nn;  // NOLINT(google-build-using-namespace): a list of its classes
   add_weight_and_bias<LinearImpl, BilinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl,

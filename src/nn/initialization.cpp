@@ -21,8 +21,7 @@
 
 namespace tessera::nn {
 
-/// The state of one init_weights() call: all slots with their names, and the set of slots already
-/// filled.
+/// One init_weights() call: all slots with their names, and the slots already filled.
 struct InitRun {
   InitRun(const ModuleBase& root, std::uint64_t run_seed) : seed(run_seed) {
     for (const auto& [name, slot] : root.named_slots()) {
@@ -55,8 +54,7 @@ constexpr auto kFillOthers =
     "fill them in reset_parameters of their class or, below what nn::adopt returned, by its "
     "set_initializers";
 
-/// The parts of a fused parameter. Each has the random stream of a separate parameter with the
-/// part's name in files.
+/// Each part of a fused parameter has the random stream of a separate parameter.
 std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
   std::vector<RandomPart> parts;
   if (slot.stored_parts()) {

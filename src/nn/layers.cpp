@@ -114,8 +114,7 @@ bool can_add(const at::Tensor& sum, const Factors& factors) {
 }
 
 struct LinearNode final : tessera::detail::Node {
-  /// Create the node before its product. `of_input`: the node that computes the gradient of x;
-  /// nullptr: this node.
+  /// `of_input`: the node that computes the gradient of x; nullptr: this node.
   LinearNode(const at::Tensor& x, const at::Tensor& weight, SharedInputNode* of_input) {
     if (weight.requires_grad()) {
       x_.emplace(x);

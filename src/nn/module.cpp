@@ -26,8 +26,7 @@
 
 namespace tessera::nn {
 
-// The single implementation of walks over module trees. All collectives that run once per module
-// rely on its order.
+// All collectives that run once per module rely on the order of this walk.
 
 namespace {
 
@@ -314,8 +313,7 @@ void ModuleBase::check_in_a_tree() const {
   check_initialized(*this, "forward of a " + name());  // also sets the module's FQN
 }
 
-/// Throws Error if a bound member was assigned another tensor: forward would read a tensor that is
-/// not the parameter.
+/// forward would read a tensor that is not the parameter.
 void ModuleBase::check_members(const std::string& fqn) const {
   for (std::size_t i = 0; i < bindings_.size(); ++i) {
     const at::Tensor* member = bindings_[i].member;
@@ -328,8 +326,7 @@ void ModuleBase::check_members(const std::string& fqn) const {
   }
 }
 
-/// libtorch's register_parameter cannot be overridden. Unequal numbers of parameters and slots show
-/// that it was called.
+/// Unequal numbers of parameters and slots show that register_parameter was called.
 void ModuleBase::check_slots(const std::string& fqn) const {
   check_members(fqn);
   if (parameters_.size() == slots_.size()) {

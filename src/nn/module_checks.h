@@ -8,8 +8,7 @@
 
 namespace tessera::nn {
 
-/// Throws the same as check_initialized(). `remedy`: text that tells how to fill storage that was
-/// never filled.
+/// Like check_initialized(). `remedy`: how to fill storage that was never filled.
 void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
 
 /// Throws Error for a buffer on the meta device that was registered with libtorch's

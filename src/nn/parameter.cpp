@@ -401,8 +401,7 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
   replaced.mutable_grad() = tessera::detail::make_placeholder<RetiredGradient>(replaced, by);
 }
 
-// distribute_module and distribute_parameter: distributed parameters without a tensor-parallel
-// plan.
+// Distributed parameters without a tensor-parallel plan.
 
 namespace {
 

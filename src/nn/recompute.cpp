@@ -493,8 +493,7 @@ RecomputedTensors Frame::recompute() {
 
 namespace tessera::nn {
 
-// The checkpointed regions that a thread is in, innermost first, and the hooks that they provide to
-// autograd's engine.
+// The checkpointed regions of a thread, and their hooks for autograd's engine.
 
 namespace detail {
 namespace {

@@ -43,8 +43,7 @@ class RandomSnapshot {
   /// A new snapshot of the same generators.
   RandomSnapshot retaken() const;
   void restore() const;
-  /// Drops libtorch's generators whose state has not changed since: they were not used and need not
-  /// be restored.
+  /// Drops libtorch's generators whose state has not changed since.
   void forget_unmoved();
 
  private:
@@ -124,8 +123,7 @@ class OperatorLog {
   std::unordered_map<std::string, std::map<std::size_t, Kept>> kept_;
 };
 
-/// The operator mode in forward: saves the results that the policy selects. Also calls the mode
-/// that was active before.
+/// Saves the results that the policy selects; also calls the mode that was active before.
 class RecordOperators final : public OperatorMode {
  public:
   RecordOperators(OperatorLog& log, const CheckpointOptions& options,
@@ -147,8 +145,7 @@ class RecordOperators final : public OperatorMode {
 class SavedTensor {
  public:
   explicit SavedTensor(const at::Tensor& tensor);
-  /// Throws Error if `again`, the `index`-th tensor that the recomputation saves, has other
-  /// properties.
+  /// Throws Error if `again`, the `index`-th recomputed tensor, has other properties.
   void check(const at::Tensor& again, std::size_t index) const;
 
  private:
@@ -174,8 +171,7 @@ class RecomputedTensor {
   std::int64_t version_;
 };
 
-/// One entry for each tensor that forward saved; empty if the tensor is not needed or already
-/// taken.
+/// One entry for each saved tensor; empty if the tensor is not needed or already taken.
 using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 
 /// All data that is needed to run one forward of a checkpointed function again. The placeholders in
@@ -218,8 +214,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   CheckpointOptions options_;
   ThreadState thread_state_;
-  // Stored as saved variables: an outer region replaces them in turn, and autograd checks their
-  // versions.
+  // An outer region replaces saved variables in turn, and autograd checks their versions.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
   // A deque, since an atomic cannot be moved and a Saved must keep its address.

@@ -13,8 +13,7 @@ namespace tessera::detail {
 /// Whether the flag is set on at least one rank of the mesh. Collective over the mesh.
 bool any_rank(const DeviceMesh& mesh, bool own);
 
-/// Whether ranks compare newly made distributed tensors: set by TESSERA_DEBUG, otherwise true in
-/// builds without NDEBUG.
+/// Whether ranks compare new distributed tensors: TESSERA_DEBUG, by default unless NDEBUG.
 bool checks_agreement();
 
 /// Whether TESSERA_DEBUG enables checks that need collectives in the middle of a step. Each thread

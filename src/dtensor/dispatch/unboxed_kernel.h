@@ -109,8 +109,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static constexpr bool kIsList =
       std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>;
 
-  /// Found at the first call, because the kernel is registered while libraries are still being
-  /// loaded.
+  /// Found at the first call, because kernels are registered while libraries are loaded.
   static const c10::OperatorHandle& handle() {
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
@@ -337,8 +336,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static const T& local(const CallPlan&, std::size_t, const T& argument) {
     return argument;
   }
-  // The argument that an in-place operator writes to. The cast removes only the const of the
-  // wrapper's accessor.
+  // For in-place operators. The cast removes only the const of the wrapper's accessor.
   static at::Tensor& local(const CallPlan&, std::size_t, at::Tensor& argument) {
     return const_cast<at::Tensor&>(local_or_self(argument));
   }

@@ -29,8 +29,7 @@ struct AttentionPart {
 /// Gradients of q, k and v.
 using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// The kernel that libtorch chooses for these inputs; sets `repeats_heads` if the kernel does not
-/// support fewer kv heads.
+/// libtorch's choice of a kernel; sets `repeats_heads` if it does not support fewer kv heads.
 AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const SeenKeys& seen);
 /// Attention of q to k and v. Every query must see at least one key.

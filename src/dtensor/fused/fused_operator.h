@@ -131,8 +131,7 @@ class RecomputableNode : public FusedNode {
   /// The result. Nodes that need it run before this node; it is computed for the first of them, and
   /// cached until this node runs or the backward ends.
   at::Tensor recompute() { return recompute_for({}); }
-  /// Whether compute_with() is implemented, so that recompute_for() also computes the gradients of
-  /// the inputs.
+  /// Whether compute_with(), which also computes the gradients of the inputs, is implemented.
   virtual bool takes_gradient() const { return false; }
   /// recompute() for a caller that has computed a gradient of the result. If exactly this gradient
   /// then arrives at this node (nothing added, not written to), the inputs' gradients are already
@@ -159,11 +158,9 @@ class RecomputableNode : public FusedNode {
 
   /// Fetches the inputs of compute() that the node does not save; false: they are not available.
   virtual bool prepare() { return true; }
-  /// Computes the result. In a recorded backward (create_graph) uses operators that autograd
-  /// records.
+  /// Computes the result; in a recorded backward, by operators that autograd records.
   virtual at::Tensor compute() = 0;
-  /// Computes the result, and the inputs' gradients for `gradient`, a gradient of the result with
-  /// the same layout.
+  /// Computes the result, and the inputs' gradients for `gradient`, which fits_result().
   virtual WithGradients compute_with(const at::Tensor& /*gradient*/) { return {compute(), {}}; }
 
  private:

@@ -143,8 +143,7 @@ struct CrossEntropy : FusedOperator<CrossEntropy, TwoTensors(const at::Tensor&, 
       "float z_loss=0.0) -> (Tensor losses, Tensor log_sum_exp)";
 };
 
-/// `logits` has the columns from `first_column` on of a vocabulary of `vocabulary` columns; < 0:
-/// all columns.
+/// `logits` has `vocabulary` columns from `first_column` on; vocabulary < 0: all columns.
 struct CrossEntropyBackward
     : FusedOperator<CrossEntropyBackward,
                     at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,

@@ -31,8 +31,7 @@ struct Lowering {
   /// Bytes that one rank sends with this lowering; nullopt: it does not support the call. A pure
   /// function of the data in the call's cache key.
   std::optional<double> (*bytes)(const BoundCall& call);
-  /// Computes the operator's results from its arguments. Below autograd. Collective if bytes()
-  /// isn't 0.
+  /// Computes the results. Below autograd. Collective if bytes() isn't 0.
   Results (*run)(Arguments arguments);
   /// Whether the communication is the operator's purpose, so that the caller has requested it even
   /// in a strict scope. Such a lowering is used for every call that it supports, whatever it sends.
@@ -67,21 +66,18 @@ namespace tessera::detail {
 
 using Dims = std::vector<std::int64_t>;
 
-/// Argument `arg` as a distributed tensor; nullptr if it is None, plain, or partial, which no
-/// lowering supports.
+/// nullptr if argument `arg` is None, plain, or partial, which no lowering supports.
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
 /// The impl of a tensor that must be distributed.
 const DistributedTensorImpl& impl_of(const at::Tensor& tensor);
 
-/// The dimensions that argument `arg` names, non-negative and ascending; all if it is None or
-/// empty.
+/// The dimensions in argument `arg`, ascending from 0; all if it is None or empty.
 Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim);
 /// The dimensions in the argument itself, an int or a list.
 Dims named_dims(const c10::IValue& argument, std::int64_t ndim);
 Dims all_dims(std::int64_t ndim);
 
-/// The mesh dimensions that shard one of `dims`, in the order of the dimensions and of their
-/// sharding.
+/// The mesh dimensions that shard `dims`, in the order of `dims` and of their sharding.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
 /// The number of ranks in a group over `mesh_dims`.
 std::int64_t group_size(LayoutPtr layout, const std::vector<int>& mesh_dims);
@@ -90,8 +86,7 @@ std::int64_t group_size(LayoutPtr layout, const std::vector<int>& mesh_dims);
 std::int64_t numel_along(const TensorSpec& spec, const Dims& dims);
 /// The number of results of a reduction over `dims` on the rank with the largest shard.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
-/// The bytes that one rank sends in an all-reduce of `elements` elements over the ranks that shard
-/// `dims`.
+/// The bytes that one rank sends to all-reduce `elements` over the ranks that shard `dims`.
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements);
 
 struct Reduction {

@@ -17,8 +17,7 @@
 
 namespace tessera::detail {
 
-// Batch normalisation in training with sharded samples: the sums of each channel are all-reduced.
-// PyTorch's SyncBatchNorm.
+// Batch normalisation in training with sharded samples, as in PyTorch's SyncBatchNorm.
 
 namespace {
 
@@ -82,8 +81,7 @@ void follow(const c10::IValue& running, const at::Tensor& now, double momentum) 
   running.toTensor().mul_(1 - momentum).add_(now, momentum);
 }
 
-/// Arguments: native_batch_norm(input, weight, bias, running mean, running variance, training,
-/// momentum, eps)
+/// native_batch_norm(input, weight, bias, mean, variance, training, momentum, eps)
 Results run_forward(Arguments arguments) {
   const auto& input = arguments[0].toTensor();
   const auto samples = samples_of(input.dim());
@@ -230,8 +228,7 @@ const AddedLowerings kLossesLowerings{
     {"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
 };
 
-// Operators whose result depends on values that every rank has, or that ranks can compare
-// independently.
+// Operators whose result depends on values that ranks have or compare independently.
 
 /// A plain tensor among distributed ones counts as replicated; check_policy refuses it unless the
 /// program has permitted this.

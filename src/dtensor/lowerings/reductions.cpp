@@ -83,8 +83,7 @@ bool has_no_elements_along(const ExtremumCall& call) {
   return std::ranges::any_of(call.dims, [&](auto dim) { return call.impl.local().size(dim) == 0; });
 }
 
-// Values without indices: the result is Partial. An empty shard contributes the identity, so
-// nothing has to be moved.
+// Values without indices: the result is Partial; an empty shard contributes the identity.
 
 std::optional<double> bytes_of_values(const BoundCall& bound) {
   const auto reduction = reduction_of(bound, 1);
@@ -347,8 +346,7 @@ std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Te
   return groups;
 }
 
-/// Arguments: _foreach_norm(tensors, order, dtype). One all-reduce for all tensors with the same
-/// layout and type.
+/// _foreach_norm(tensors, order, dtype): one all-reduce for each layout and type.
 Results run_norms(Arguments arguments) {
   const auto tensors = arguments[0].toTensorVector();
   const auto order = order_of(arguments[1]);

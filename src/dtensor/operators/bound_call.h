@@ -47,8 +47,7 @@ NumberType number_type(const c10::IValue& value);
 /// The type of a wrapped number; kNone for any other plain tensor.
 NumberType number_type(const at::Tensor& tensor);
 
-/// A call in the form that its rule reads, and the tensors that it names. Undefined tensors are
-/// None.
+/// A call as its rule reads it, and its tensors. Undefined tensors are None.
 struct BoundCall {
   OpCall call;
   std::vector<at::Tensor> tensors;
@@ -58,8 +57,7 @@ struct BoundCall {
 /// tensors, so plans of kinds kDirect and kLocal run without it.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-/// Converts a rule's argument to a value for a parameter of `type`; tensor references are looked up
-/// in `tensors`.
+/// A rule's argument as a value of `type`; tensor references are looked up in `tensors`.
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors);
 

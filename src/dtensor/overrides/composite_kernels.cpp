@@ -260,8 +260,7 @@ at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
 // Operators that make plain tensors themselves (a mask, a window, positions). Such a tensor is the
 // same on all ranks, so the operators run as libtorch composes them, in a ReplicationScope.
 
-/// Makes plain results replicated: a result that started as such a plain tensor is equal on all
-/// ranks too.
+/// A result that started as a plain helper tensor is equal on all ranks.
 void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit::Stack& stack) {
   for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
     if (stack[i].isTensor() && !tessera::is_distributed(stack[i].toTensor())) {

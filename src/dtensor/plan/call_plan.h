@@ -22,8 +22,7 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// How a call is run. plan_call determines the kind from the call's cache key; the switch in
-/// fallback.cpp runs it.
+/// How a call is run: chosen by plan_call, and run by the switch in fallback.cpp.
 enum class CallKind : std::uint8_t {
   kPlain,          ///< no argument is distributed: runs the operator itself, below our key
   kDecomposed,     ///< the operator is composed of others; each is dispatched
@@ -56,8 +55,7 @@ struct CallPlan {
     TensorSpecPtr spec;          ///< the tensor's own spec (replicated for a plain tensor)
     LayoutPtr target = nullptr;  ///< the layout to redistribute the tensor to; nullptr: its own
     RedistributionPlanPtr plan;  ///< the redistribution to `target`
-    /// If the operator writes a new value that must be copied to the tensor: the layout of the new
-    /// value. Otherwise nullptr.
+    /// The layout of a new value that must be copied to the tensor; nullptr: none.
     LayoutPtr written = nullptr;
     bool updated = false;   ///< written although the schema does not declare it: running statistics
     bool detached = false;  ///< whether the tensor is a view that has its own copy
@@ -146,8 +144,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
 /// but not known to be the same on every rank are compared.
 void check_policy(const PlannedCall& call);
 
-/// The check of check_policy for an operator that gathers its inputs without a plan. Not
-/// collective.
+/// check_policy for an operator that gathers its inputs without a plan. Not collective.
 void check_gather(const std::string& name, const std::vector<at::Tensor>& tensors);
 
 /// Throws Error, on all ranks, unless the plain tensors among `tensors`, the arguments of operator
@@ -173,8 +170,7 @@ std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCa
 /// The strides of each result of a view operator on whole tensors; nullopt: unknown.
 using GlobalStrides = std::optional<std::vector<std::vector<std::int64_t>>>;
 
-/// Plans the call by its rule: the layouts of the inputs, the local call and the layouts of the
-/// results.
+/// Plans the layouts of the inputs, the local call and the layouts of the results.
 void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                   const BoundCall& bound, std::span<const c10::IValue> arguments,
                   GlobalStrides view_strides);

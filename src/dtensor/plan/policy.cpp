@@ -26,8 +26,7 @@
 namespace tessera::detail {
 namespace {
 
-/// For each tensor of a call, the argument that it belongs to: "argument 1"; in a list, "argument
-/// 0[2]".
+/// The argument of each tensor of a call: "argument 1"; in a list, "argument 0[2]".
 std::vector<std::string> places_of(const BoundCall& bound) {
   std::vector<std::string> places;
   for (std::size_t i = 0; i < bound.call.args.size(); ++i) {
@@ -74,8 +73,7 @@ bool is_trained_number(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
 
-/// Whether the call would write plain values to a distributed tensor, as functions of
-/// torch::nn::init do.
+/// Functions of torch::nn::init would write plain values to a distributed tensor.
 bool writes_distributed(const PlannedCall& call, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(call.info, bound), [&](std::size_t input) {
     return tessera::is_distributed(bound.tensors[input]);

@@ -72,8 +72,7 @@ bool holds(c10::ScalarType type, double value) {
   }
 }
 
-/// Random integers of up to 64 bits, made from two random numbers: one number has only 53 bits, and
-/// the low bits matter too.
+/// Random integers of up to 64 bits, made from two random numbers of 53 bits.
 at::Tensor bits_of(const RandomTarget& target, int bits) {
   constexpr int kLowBits = 32;
   const RandomKey more{target.key.seed, substream(target.key.stream, 0)};

@@ -140,8 +140,7 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
 }
 
 SeededGenerator::~SeededGenerator() {
-  // Restores the state, so that the program's own draws from libtorch's generator do not depend on
-  // this seed.
+  // The program's own draws from libtorch's generator must not depend on this seed.
   generator_.set_state(outer_);
 }
 
@@ -249,8 +248,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   if (sizes.empty() || is_parameter(call.source)) {
     return false;
   }
-  // On a rank with one row, both interpretations have the same sizes. All ranks refuse, so that
-  // none waits for that rank.
+  // With one row, both interpretations have the same sizes; all ranks refuse, so none waits.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
     refuse("a rank has just one, on which no size shows whether this is drawn for rows");
@@ -302,8 +300,7 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
       "this rank has is not known; pass the batch to forward, or say so with a BatchPart");
   settle();
   if (begins_with_rows(call, sizes)) {
-    // All rows have the same number of elements, including those of ranks with another number of
-    // rows.
+    // All rows have the same number of elements, on every rank.
     place.elements.first_element = before_ * (numel / sizes_->front());
     place.is_part = true;
   }

@@ -129,8 +129,7 @@ std::int64_t implicit_redistributions() {
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}
 
-// A pause hides the mode but leaves the key included: plain calls still reach the fallback, and
-// pass through.
+// A pause hides the mode; plain calls still reach the fallback, and pass through.
 OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 
 OperatorMode* active_operator_mode() {

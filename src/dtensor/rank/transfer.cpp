@@ -24,8 +24,7 @@ void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
   entries_.push_back({number, group, transfer});
 }
 
-/// Removes and returns the oldest transfer with a lower number whose result is still referenced, or
-/// nullptr.
+/// The oldest transfer with a lower number whose result is still referenced, or nullptr.
 std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Transfer> transfer;
@@ -37,8 +36,7 @@ std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
 }
 
 void TransferQueue::finish_before(std::uint64_t number) {
-  // Removed before it is finished: finish() calls this function again for older transfers, and the
-  // queue then has none left.
+  // Removed first, because finish() calls this function again for older transfers.
   while (const auto transfer = take_before(number)) {
     try {
       transfer->finish();
@@ -68,8 +66,7 @@ void finish_transfers() {
 
 void finish_transfers_on(const comm::Communicator& group) {
   const auto rank = RankState::here();
-  // The queue is only emptied from its front, so earlier transfers on other groups are waited for
-  // as well, in order.
+  // The queue is only emptied from its front, so earlier transfers are waited for as well.
   rank->transfers.finish_before(rank->transfers.end_of(group));
 }
 

@@ -14,8 +14,7 @@
 
 namespace tessera::detail {
 
-/// A started collective, and the remaining work on its result. `work` is nullptr if no collective
-/// was needed.
+/// A started collective, if one was needed, and the remaining work on its result.
 struct Started {
   comm::WorkPtr work;
   std::function<at::Tensor()> rest;
@@ -62,14 +61,12 @@ struct TESSERA_API RankState;
 /// deadlock.
 class Transfer {
  public:
-  /// Adds the transfer, on `group`, to the rank's queue. nullptr: not queued, because the device
-  /// preserves the order.
+  /// Adds the transfer to the rank's queue; nullptr: the device preserves the order.
   static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
   Transfer(Started started, bool in_order);
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
-  /// Finishes an unused transfer, because peers may need this rank for their transfers. A failure
-  /// is then ignored.
+  /// Finishes an unused transfer, which peers may need; ignores failures.
   ~Transfer();
 
   /// The result; rethrows the collective's exception at every call.
@@ -91,8 +88,7 @@ using TransferPtr = std::shared_ptr<Transfer>;
 /// Waits for all transfers of this rank. Called before a synchronous collective. Failures are
 /// thrown when the results are used.
 void finish_transfers();
-/// Waits for all transfers up to the last one on `group`. Called before another collective starts
-/// on the group.
+/// Waits for all transfers up to the last one on `group`, before another collective starts.
 void finish_transfers_on(const comm::Communicator& group);
 
 }  // namespace tessera::detail

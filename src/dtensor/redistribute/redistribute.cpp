@@ -47,8 +47,7 @@ struct RedistributionKeyHash {
   }
 };
 
-/// One cache per thread: it owns meshes, which belong to a rank, and a process may run several
-/// ranks as threads.
+/// One cache per thread: it owns meshes, and ranks may be threads of one process.
 auto& plans() {
   thread_local BoundedCache<RedistributionKey, RedistributionPlan, RedistributionKeyHash> plans(
       kCachedPlans);
@@ -95,8 +94,7 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
     case StepKind::kRelabel:
       return local;
     default:
-      // The step is waited for at once, so this rank's pending transfers are finished first (see
-      // Transfer).
+      // Pending transfers are finished before a step that is waited for (see Transfer).
       if (!group_of(step, mesh).keeps_order_on_device()) {
         finish_transfers();
       }

@@ -192,8 +192,7 @@ at::Tensor padded(const at::Tensor& tensor, std::int64_t numel) {
   return result;
 }
 
-/// The gathered tensor of a step, viewed as (before, extent, after); the ranks of the group have
-/// the chunks of `extent`.
+/// The gathered tensor, viewed as (before, extent, after); ranks have chunks of `extent`.
 struct ChunkedView {
   std::int64_t before, extent, after;
   std::vector<Chunk> chunks;
@@ -214,8 +213,7 @@ ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& 
   return {around[0], extent, around[1], chunks_of(extent, mesh, step.mesh_dims)};
 }
 
-/// Joins the chunks that an all-gather returned, each padded to `stride` elements, to one flat
-/// tensor.
+/// Joins gathered chunks, each padded to `stride` elements, to one flat tensor.
 at::Tensor join(const at::Tensor& gathered, std::int64_t stride, const ChunkedView& view) {
   if (view.is_in_order()) {
     return gathered.narrow(0, 0, view.extent * view.row());
@@ -277,8 +275,7 @@ class AllToAll {
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
-  /// The parts for each rank, one after another. The chunks of a leading digit are already in this
-  /// order in memory.
+  /// The parts for each rank; the chunks of a leading digit are already in this order.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
       return local.view({-1});
@@ -290,8 +287,7 @@ class AllToAll {
     return at::cat(blocks);
   }
 
-  /// Joins all ranks' parts, each with chunk `to_[me_]` of the scattered digit, along the gathered
-  /// digit.
+  /// Joins all ranks' parts along the gathered digit.
   at::Tensor unpack(const at::Tensor& received) const {
     if (gather_dim() == 1 && around_[0] == 1) {
       return received;
@@ -306,8 +302,7 @@ class AllToAll {
     return at::cat(blocks, gather_dim()).view({-1});
   }
 
-  /// How many numbers are sent to and received from each rank; an element consists of `reals_each`
-  /// numbers.
+  /// Numbers sent to and received from each rank, `reals_each` for each element.
   std::vector<std::int64_t> send_counts(std::int64_t reals_each) const {
     return counts(to_, from_[me_].size * rest() * reals_each);
   }

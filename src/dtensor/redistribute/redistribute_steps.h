@@ -25,8 +25,7 @@ Started reduce_scatter_step(const Step& step, const at::Tensor& local, const Dev
 Started all_reduce_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh);
 Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes);
-/// The step that cuts out this rank's part. Not collective. Shares memory with `local` if the part
-/// is contiguous.
+/// Cuts out this rank's part, without a copy if the part is contiguous. Not collective.
 at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                       c10::IntArrayRef sizes);
 /// The step that makes a tensor partial. Not collective. May return `local` itself.

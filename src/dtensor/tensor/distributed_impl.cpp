@@ -32,8 +32,7 @@ std::string name_of(DistributedTensorImpl& impl) {
   return name.empty() ? "a parameter " : "parameter '" + name + "' ";
 }
 
-/// " in the backward of Square", for a torch::autograd::Function; empty in forward, where libtorch
-/// records no function.
+/// " in the backward of Square", for a torch::autograd::Function; empty in forward.
 std::string running_backward() {
   const std::string node = running_node();
   return node.empty() ? "" : " in the backward of " + node;

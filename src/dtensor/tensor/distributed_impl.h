@@ -24,8 +24,7 @@ namespace tessera::detail {
 /// the values instead of an alias. It may be read until its base is written; a write to the view is
 /// repeated on the base.
 struct DetachedView {
-  /// Takes the view again from the base's local tensor, after the base was redistributed to
-  /// `layout`.
+  /// Takes the view from the base's local tensor, redistributed to `layout`.
   struct Replay {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments;  ///< the operator's arguments, with local tensors
@@ -40,16 +39,14 @@ struct DetachedView {
   /// The base's state when the view was taken or last written. The pieces of one split share it,
   /// since they do not overlap: a write to one piece does not invalidate the others.
   struct Seen {
-    /// nullopt if the base is an inference tensor, which has no version counter; then it must not
-    /// be written.
+    /// nullopt: the base is an inference tensor, without a counter; it must not be written.
     std::optional<std::uint32_t> version;
     bool written = false;  ///< whether a view was written, whose own version bump then adds one
   };
 
   at::Tensor base;
   std::shared_ptr<Seen> seen;
-  /// How to take the view again. nullptr: the view shares memory with `base`, which is itself a
-  /// detached view.
+  /// nullptr: the view shares memory with `base`, which is itself a detached view.
   std::shared_ptr<Replay> replay{};
 
   bool is_stale() const;
@@ -63,8 +60,7 @@ DetachedViewPtr detached_view_of(const at::Tensor& base);
 
 class DistributedTensorImpl;
 
-/// Throws Error if `impl` is a detached view whose base has been written. `what`: the caller, for
-/// the message.
+/// Throws Error, naming `what`, if `impl` is a detached view whose base has been written.
 void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 /// The state of the detached view `impl` after an in-place change of its sizes: a view of its
 /// former self, with which it shares memory.
@@ -82,8 +78,7 @@ class DistributedTensorImpl final : public TensorWrapper {
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
   /// A cheaper constructor for a local tensor with `storage` that is not an inference tensor.
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
-  /// For a local tensor that a transfer will produce. `stand_in`: an empty tensor of the same type
-  /// and device.
+  /// For a pending local tensor; `stand_in`: an empty tensor of the same type and device.
   DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in, TensorSpecPtr spec);
 
   const at::Tensor& local() const {
@@ -135,8 +130,7 @@ inline DistributedTensorImpl* as_distributed(const at::TensorBase& tensor) {
 
 /// A distributed tensor with local tensor `local`, which must have no autograd state.
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec);
-/// A distributed tensor whose local tensor will be produced by `transfer`, with the device and type
-/// of `like`.
+/// A distributed tensor with a pending local tensor, of the device and type of `like`.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec);
 
 // Conversions between a distributed tensor and its local tensor.

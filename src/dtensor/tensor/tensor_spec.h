@@ -14,8 +14,7 @@
 
 namespace tessera::detail {
 
-/// Properties of sizes and strides, computed once per spec, because every tensor with the spec
-/// needs them.
+/// Properties of sizes and strides, computed once per spec.
 struct Geometry : ShapeGeometry {
   /// Always true, because equal specs have equal geometries.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
@@ -66,8 +65,7 @@ LayoutPtr gradient_layout(LayoutPtr layout);
 /// no average, complex numbers only sum and average (on real and imaginary parts separately).
 bool is_reducible(c10::ScalarType type, ReduceOp op);
 
-/// Throws Error if `layout` is partial with a reduction that `type` does not support. `asked`: the
-/// caller, for the message.
+/// Throws Error, naming `asked`, if `type` does not support a reduction of `layout`.
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
 /// The placements as text, or the layout if placements cannot express it. For messages.
