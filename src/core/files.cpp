@@ -69,8 +69,7 @@ bool still_linked(int fd) {
   return fstat(fd, &status) == 0 && status.st_nlink > 0;
 }
 
-/// Whether the link was made although link() failed: NFS repeats a request whose answer was lost,
-/// and then finds the name taken.
+/// NFS repeats a request whose answer was lost; link() then fails although the link was made.
 bool has_two_names(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink == 2;

@@ -53,8 +53,7 @@ std::string home() {
   return user != nullptr ? user->pw_dir : "/";
 }
 
-/// Expands "~" and variables, as os.path.expanduser() and expandvars() do: the name of an unset
-/// variable stays in the text.
+/// Like os.path.expanduser() and expandvars(): the name of an unset variable stays.
 fs::path expanded(std::string text) {
   if (text == "~" || text.starts_with("~/")) {
     text = home() + text.substr(1);

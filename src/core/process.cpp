@@ -33,8 +33,7 @@ std::optional<bool> environment_switch(const char* name) {
   return on;
 }
 
-/// Checks that cost communication. `unset`: the result if the variable is not set; callers choose
-/// it by the cost of their check.
+/// `unset`: the result if the variable is not set; callers choose it by their check's cost.
 bool debug_checks(bool unset) {
   return environment_switch("TESSERA_DEBUG").value_or(unset);
 }

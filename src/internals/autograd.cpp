@@ -130,8 +130,7 @@ namespace {
 using torch::autograd::FunctionPreHook;
 using CppHook = std::function<at::TensorBase(const at::TensorBase&)>;
 
-/// A hook of the library. It is a class and not a lambda, so that it can be recognised among the
-/// hooks of a tensor or a node.
+/// A class, so that a hook of the library can be recognised among other hooks.
 struct Tagged {
   OwnHook what;
   std::function<at::Tensor(const at::Tensor&)> hook;

@@ -237,8 +237,7 @@ detail::ModuleMembers AdoptedModule::Maker::tensors_of(torch::nn::Module& module
   return found;
 }
 
-/// The slot has the same tensor as the module until the tensor is sharded, so optimizers that were
-/// made before adopt() train it.
+/// Until the tensor is sharded, optimizers that were made before adopt() train it.
 void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module& module,
                                           const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);

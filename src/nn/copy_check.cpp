@@ -29,8 +29,7 @@ namespace {
 
 using tessera::detail::Peers;
 
-/// Number of tensor sets whose digests are exchanged at once. A model has two or three sets; all
-/// sets beyond this number share the last digest.
+/// A model has two or three sets of tensors; sets beyond this number share a digest.
 constexpr std::size_t kSets = 6;
 
 std::int64_t hash_of(std::string_view text) {
@@ -41,8 +40,7 @@ bool has_dim(const DeviceMesh& mesh, const std::string& name) {
   return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
 }
 
-/// Two numbers that are close for tensors that differ only by rounding: the norm, and the dot
-/// product with a fixed vector.
+/// The norm, and the dot product with a fixed vector, differ little by rounding.
 struct Sketch {
   double norm = 0;
   double product = 0;
@@ -194,8 +192,7 @@ class Comparison {
     }
     std::string place = fmt::format("{}", fmt::join(root.ranks(), ","));
     std::vector<bool> parts(static_cast<std::size_t>(root.ndim()), false);
-    // Whether the parameter's mesh has only some ranks of a dimension of its root, which is
-    // possible for a mesh from unflatten().
+    // A mesh from unflatten() may have only some ranks of a dimension of its root.
     bool is_slice = false;
     if (is_distributed(parameter)) {
       const DeviceMesh& mesh = sharding_spec(parameter).mesh;

@@ -79,8 +79,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return tessera::detail::embedding(weight, indices);
 }
 
-/// The part of the global tensor is found here, because the running forward knows the rows of the
-/// batch; the operator sees only the layout of x.
+/// The running forward knows the rows of the batch; the operator sees only a layout.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key) {
   const auto place = tessera::detail::random_place({"dropout", x, x, next_id()});
   return tessera::detail::dropout(x, p, key, place.elements.first_element);
@@ -384,8 +383,7 @@ at::Tensor in_window(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                                                    : attention(q, k, v, /*causal=*/true);
 }
 
-/// Computes each document in a separate call. One split operation for all documents, so that
-/// backward joins the gradients in one operation.
+/// One split serves all documents, so that backward joins the gradients in one operation.
 at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents, std::int64_t window) {
   const auto split = [lengths = documents.lengths()](const at::Tensor& heads) {

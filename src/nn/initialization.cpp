@@ -111,8 +111,7 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   }
   TESSERA_CHECK(!slot->persistent().is_meta(), "parameter '", found->second,
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
-  // The FQN is hashed into the random stream, so that a parameter's values do not change when other
-  // parameters are added to the model.
+  // A parameter's values do not change when other parameters are added to the model.
   const std::vector<RandomPart> parts = parts_of(found->second, *slot);
   initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str()), parts});
   slot->set_initialized(true);
@@ -132,8 +131,7 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
       if (!matches_fqn(table[i].first, name)) {
         continue;
       }
-      // Marked as used even if an earlier row has filled the parameter: a general row may be
-      // shadowed, but must match a parameter.
+      // A general row may be shadowed by an earlier row, but must match a parameter.
       used[i] = true;
       if (!taken) {
         fill(slot, table[i].second);

@@ -210,8 +210,7 @@ at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const
   if (of_input != nullptr) {
     node->set_next_edge(0, of_input->edge_of(y));
   }
-  // The view was made without gradient recording, and such a view must not be written to with
-  // recording. An alias is not a view.
+  // A view that was made without recording must not be written to with recording.
   if (y.is_view()) {
     y = tessera::detail::alias_tensor(y);
   }
@@ -260,8 +259,7 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   return {sum};
 }
 
-/// Releases the weights that a backward has used. The other weights are still needed by the
-/// backward of their products.
+/// Weights that no backward has used are still needed.
 void SharedInputNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (Weight& weight : weights_) {
@@ -380,8 +378,7 @@ void Linear::reset_parameters(const InitContext& init) {
   if (bias.defined()) {
     init.fill(bias, init::uniform(-bound, bound));
   }
-  // Fills B with zeros before the initialiser of B's own Linear, so that the adapter starts without
-  // effect. A uses the default of every Linear.
+  // The adapter's matrix B is zero, so that the adapter starts without effect.
   if (const auto lora = attached<LoraBranch>()) {
     init.fill(lora->b->weight, init::zeros());
   }
@@ -468,8 +465,7 @@ void Dropout::reset_parameters(const InitContext& init) {
   calls_ = 0;
 }
 
-// FusedLinear: several Linears in one weight. The order of the weight's rows determines the place
-// of each part, in results and in files.
+// FusedLinear: several Linears in one weight, in the order of the weight's rows.
 
 namespace {
 

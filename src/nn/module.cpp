@@ -124,8 +124,7 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 
 namespace {
 
-/// Parameters and buffers have storage, as the outermost call has checked, so the meta tensor in
-/// the error is one that a constructor saved.
+/// The outermost call has checked the storage of parameters and buffers.
 constexpr const char* kKeptFromConstructor =
     "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
     "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
@@ -385,8 +384,7 @@ std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::
 
 void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   check_not_gathered(*this);
-  // libtorch converts parameters in place, which changes the tensors in the slots too. Buffers in
-  // slots are unknown to libtorch.
+  // libtorch converts parameters in place, but does not know buffers in slots.
   torch::nn::Module::to(device, dtype, non_blocking);
   convert_buffers(device, dtype, non_blocking);
 }

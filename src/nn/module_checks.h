@@ -19,8 +19,7 @@ void refuse_meta_buffers(const ModuleBase& module, const std::string& caller);
 
 namespace tessera::nn::detail {
 
-/// A counter that increases whenever a slot gets unfilled storage. A module that was found to be
-/// filled stays filled until the counter changes.
+/// This counter increases whenever a slot gets unfilled storage; modules are then checked again.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail

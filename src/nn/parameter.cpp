@@ -44,8 +44,7 @@ std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
 
-// The wrapper and its local tensor have separate version counters. Both only increase, so their sum
-// changes whenever one of them does.
+// The sum changes whenever the wrapper's or the local tensor's counter increases.
 std::uint64_t detail::written_version(const at::Tensor& tensor) {
   return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
 }
@@ -410,8 +409,7 @@ struct Distributed {
   DeviceMesh mesh;
 };
 
-/// Replicates the parameters that the partition function left plain, because operators do not mix
-/// plain and distributed tensors.
+/// Operators do not mix plain and distributed tensors.
 void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
   for (const auto& [name, slot] : slots) {
@@ -469,7 +467,7 @@ void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
-  // First, so that a module without slots is refused before any change.
+  // Slots are read first, so that a module without slots is refused before any change.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits every place of a shared module: the function may test for any of its FQNs.

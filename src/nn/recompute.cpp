@@ -133,8 +133,7 @@ using tessera::local_tensor;
 
 using Results = OperatorMode::Results;
 
-/// An alias with the same values and version counter but without autograd state, since autograd
-/// attaches new state to every result.
+/// Autograd attaches new state to every result, so this is an alias without state.
 at::Tensor unrecorded(const at::Tensor& tensor) {
   return tessera::detail::alias_tensor(tensor, /*allows_change=*/false);
 }
@@ -331,8 +330,7 @@ void Frame::finish() {
 at::Tensor Frame::unpack(std::size_t index) {
   const std::lock_guard lock(mutex_);
   const int graph_task = tessera::detail::backward_id();
-  // Code that inspects the graph outside of a backward gets only this tensor; the other recomputed
-  // tensors would have no defined end of life.
+  // Outside of a backward, the other recomputed tensors would have no end of life.
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
@@ -342,8 +340,7 @@ at::Tensor Frame::unpack(std::size_t index) {
     forget_after_backward(graph_task);
   }
   RecomputedTensors& tensors = run->second;
-  // A tensor is moved out at its first use, to free memory early. A node that unpacks it twice
-  // triggers a second recomputation.
+  // A node that unpacks a tensor twice triggers a second recomputation.
   if (tensors.empty() || !tensors[index]) {
     tensors = recompute();
   }
@@ -442,8 +439,7 @@ class Replay final : public CheckpointedRegion {
 
 namespace {
 
-/// The saved-tensor hooks of the recomputed graph. They store the tensor itself: backward never
-/// walks this graph, which is freed at once.
+/// Backward never walks the recomputed graph, so its hooks store the tensor itself.
 class Kept final : public tessera::detail::SavedVariableHooks {
  public:
   explicit Kept(Replay& replay) : replay_(replay) {}

@@ -101,11 +101,9 @@ class OperatorLog {
   /// Saves the results of a call. `packed`: the number of tensors that autograd had saved before.
   void keep(const std::string& name, std::size_t index, const Results& results, std::size_t packed,
             std::optional<RandomSnapshot> random_after);
-  /// Tensors in `results` share the version counter of saved results in the same memory, so that
-  /// writes through them are detected.
+  /// Makes `results` share the version counters of saved results in the same memory.
   void watch_aliases(const Results& results);
-  /// Drops results of operators after the last tensor that autograd saved, because the
-  /// recomputation stops before them.
+  /// Drops results of operators that the recomputation does not reach.
   void forget_after(std::size_t packed);
   /// The saved results of a call; nullopt if they were not saved or have been freed. `last`: frees
   /// them after this use. Sets the generators to their state after the operator. Throws Error if a

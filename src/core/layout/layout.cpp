@@ -227,8 +227,7 @@ void Layout::Content::canonicalise() {
             [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
 }
 
-/// The set of all layouts. It is divided into buckets by hash, each with its own lock, so that
-/// threads seldom wait for one another.
+/// All layouts, in buckets by hash, each with its own lock.
 class Layout::Table {
  public:
   static Table& instance() {

@@ -113,8 +113,7 @@ struct Chunk {
 };
 
 /// Nested torch.chunks: each mesh dimension divides the chunk that the previous one left.
-/// `dim_size` is the extent if the digit is the only one of its dimension, because it then does not
-/// store its extent.
+/// `dim_size` is the extent of a digit that is the only digit of its dimension.
 Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
                std::span<const std::int64_t> coordinate) {
   Chunk out{digit.extent == 0 ? dim_size : digit.extent, 0, 0};

@@ -270,8 +270,7 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// The index of the digit behind the first `factor` local positions. If these end inside a digit,
-  /// the digit is split in two.
+  /// The index of the digit behind the first `factor` local positions; may split a digit in two.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -380,8 +379,7 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
     }
     break;
   }
-  // Preceding uneven cuts may reduce the factor to 0. to_placements() then finds that the list does
-  // not convert back to the layout.
+  // Preceding uneven cuts may reduce the factor to 0, which to_placements() then refuses.
   return std::max(factor, std::int64_t{1});
 }
 

@@ -186,8 +186,7 @@ class SearchState {
       // In its final tensor dimension the mesh dimension is already, or is at a wrong place.
       const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
                                         [&](int m) { return problem_.to->sharded_dim(m) == dim; });
-      // Temporary destinations are only dimensions with at most one digit, because appending to one
-      // of several digits depends on sizes.
+      // Only dimensions with at most one digit: appending to one of several depends on sizes.
       if (digits.size() > 1 || is_final) {
         continue;
       }
@@ -246,8 +245,7 @@ class SearchState {
     const auto& there = problem_.to->digits(dim);
     const auto present = layout_->mesh_dims_of(dim);
     std::size_t settled = 0;
-    // With several digits the order does not show which digit a mesh dimension divides, so the
-    // digits themselves are compared.
+    // With several digits the order does not show which digit a mesh dimension divides.
     if (here.size() > 1 || there.size() > 1) {
       if (fits_several_digits(dim, present)) {
         settled = present.size();

@@ -25,8 +25,7 @@ namespace {
 using detail::ceil_div;
 using detail::mesh_size;
 
-/// Whether torch.chunk divides `outer * inner` positions into `parts` at the same places as it
-/// divides `outer` positions of length `inner`.
+/// Whether torch.chunk divides `outer * inner` positions as it divides `outer` positions.
 bool chunks_align(std::int64_t outer, std::int64_t inner, std::int64_t parts) {
   return ceil_div(outer * inner, parts) == ceil_div(outer, parts) * inner;
 }
@@ -134,8 +133,7 @@ int drop_innermost(std::vector<Digit>& digits) {
   return -1;
 }
 
-/// Whether all chunks of `digits` have equal sizes. 12 over 2 and 3 is even; 10 over 2
-/// and 3 is not, although 10 over 2 is.
+/// Whether all chunks of `digits` have equal sizes: of 12 over 2 and 3, but not of 10.
 bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
   for (const Digit& digit : digits) {
     std::int64_t left = digit.extent;
@@ -267,8 +265,7 @@ class TensorGroupChooser {
     return {};
   }
 
-  /// An output that lacks the chosen factor is partial with the factor's reduction; may_shard() has
-  /// checked that there is one.
+  /// An output that lacks the chosen factor is partial; may_shard() has checked that it may be.
   FactorPlacement output_placement(int output, const Choice& choice) const {
     if (choice.kind == Choice::kLinear) {
       return {FactorPlacement::kPartial, -1,
@@ -449,8 +446,7 @@ class TensorGroupChooser {
         }
       }
     }
-    // All inputs gathered: the choice that remains if every other candidate is rejected. It is
-    // last, so that it loses ties.
+    // All inputs gathered; last, so that this choice loses ties.
     add({});
     return result;
   }
@@ -496,8 +492,7 @@ class TensorGroupChooser {
     for (const Input& input : inputs_) {
       bytes += moved_bytes(input, mesh_dim, choice);
     }
-    // A choice that moves nothing always wins, even if reducing the result would be expensive,
-    // because the reduction may never be needed.
+    // A choice that moves nothing wins, because the result's reduction may never be needed.
     if (bytes == 0) {
       return {};
     }
@@ -530,8 +525,7 @@ class TensorGroupChooser {
     return is_sharded(want) ? gather : 2 * gather;  // reduce-scatter, or all-reduce
   }
 
-  /// Bytes that one rank will send when the outputs that `choice` makes partial are reduced, by a
-  /// reduce-scatter of elements of 4 bytes.
+  /// Bytes to reduce the outputs that `choice` makes partial, as elements of 4 bytes.
   double pending_bytes(std::size_t mesh_dim, const Choice& choice,
                        const std::vector<Choice>& before) const {
     double total = 0;
@@ -681,8 +675,7 @@ class TensorGroupPropagation {
     }
     for (std::size_t m = 0; m < choices_.size(); ++m) {
       if (shards(m, factor) && !present.count(static_cast<int>(m))) {
-        // The mesh dimension is appended at the inner end of the first digit, so that existing mesh
-        // dimensions keep their cuts.
+        // A mesh dimension is appended at the inner end, so that others keep their cuts.
         digits.front().mesh_dims.push_back(static_cast<int>(m));
       }
     }

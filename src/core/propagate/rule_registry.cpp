@@ -120,8 +120,7 @@ const Registry& registry() {
 
 // What in-place and out= variants add to the rule of their functional variant.
 
-/// Whether a written tensor has the sizes of the result. For other sizes there is no rule, because
-/// libtorch would resize the tensor or reject it.
+/// libtorch would resize or reject a written tensor of other sizes than the result's.
 bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
                 const rules::Sizes& sizes) {
   return std::equal(factors.begin(), factors.end(), sizes.begin(), sizes.end(),
@@ -134,8 +133,7 @@ bool changes_shape(std::string_view op) {
   return std::find(kNames.begin(), kNames.end(), rules::base_name(op)) != kNames.end();
 }
 
-/// Adds that the result of an in-place operator is its first tensor. A rule that already declares
-/// its written tensors (foreach) is not changed.
+/// The result of an in-place operator is its first tensor, unless the rule declares others.
 std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const OpCall& call) {
   std::optional<ShardingRule> rule = body(call);
   if (changes_shape(call.op)) {

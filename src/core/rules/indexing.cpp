@@ -34,8 +34,7 @@ void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& t
   }
 }
 
-/// Whether the tensors have the same number of dimensions. libtorch also accepts a 0-d tensor among
-/// them, for which there is no rule.
+/// libtorch also accepts a 0-d tensor among others, for which there is no rule.
 bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [&](int tensor) {
     return meta_of(call, tensor).ndim() == meta_of(call, tensors[0]).ndim();
@@ -107,8 +106,7 @@ RuleFunction::Body scatter(Write write, bool has_source) {
     for (std::size_t i = 0; i < meta_of(call, self).sizes.size(); ++i) {
       share_dim(rule, call, i == dim ? written : all, i);
     }
-    // Only sums can be made from shards. For other writes may_shard() keeps the dimension
-    // unsharded, because no output has its factor.
+    // Only sums can be made from shards; otherwise may_shard() keeps the dimension unsharded.
     for (int factor : input_of(rule, index)[dim]) {
       auto& properties = rule.factors[static_cast<std::size_t>(factor)];
       if (write == Write::kAdd) {

@@ -15,8 +15,7 @@ namespace tessera::rules {
 
 namespace {
 
-/// A parsed einsum equation, "mk,kn->mn". An operand "+" is added to the product and broadcasts to
-/// it ("+,mk,kn->mn" is addmm).
+/// An einsum equation, "mk,kn->mn". Operand "+" is added to the product ("+,mk,kn->mn": addmm).
 struct Einsum {
   std::vector<std::string> operands;
   std::string result;
@@ -225,8 +224,7 @@ namespace {
 
 constexpr std::int64_t kUnknown = ShardingRule::kUnknown;
 
-/// An operator on the last dimensions of its tensors, which stay unsharded. The preceding
-/// dimensions are a batch, and broadcast.
+/// An operator on the last dimensions of its tensors; the other dimensions are a batch.
 struct Batched {
   /// number of last dimensions of each tensor on which it works
   std::vector<std::size_t> inputs;
@@ -312,8 +310,7 @@ RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size
   };
 }
 
-/// An operator on the last `dims` dimensions of each of `inputs` tensors, linear in the first. The
-/// kernels do not accept an empty batch.
+/// An operator, linear in the first tensor, whose kernels do not accept an empty batch.
 RuleFunction::Body in_space(std::size_t dims, std::size_t inputs = 1, int sizes_arg = -1) {
   return on_last({.inputs = std::vector<std::size_t>(inputs, dims),
                   .results = {dims},

@@ -90,8 +90,7 @@ RuleFunction::Body norm_backward(const std::vector<std::size_t>& statistics,
   };
 }
 
-/// native_group_norm(input (batch, channels, ...), weight, bias, N, C, HxW, groups, eps) -> result,
-/// mean and rstd (batch, groups).
+/// native_group_norm(input, weight, bias, N, C, HxW, groups, eps) -> result, mean, rstd
 std::optional<ShardingRule> group_norm_rule(const OpCall& call) {
   if (call.tensor(0).ndim() < 2) {
     return std::nullopt;
@@ -241,8 +240,7 @@ struct ConvolutionFactors {
         weight{out, in},
         result{batch, out} {
     forbid_empty_shards(rule);
-    // A group connects blocks of in channels with blocks of out channels; a shard of the one would
-    // need the matching shard of the other.
+    // A shard of in channels would need the matching shard of the groups' out channels.
     if (groups != 1) {
       keep_unsharded(rule, in);
       keep_unsharded(rule, out);

@@ -125,8 +125,7 @@ std::optional<ShardingRule> masked_fill_scalar(const OpCall& call) {
   return pointwise_rule(call, zero ? "0*" : "0~ 0<", 1);
 }
 
-/// The first tensor is overwritten and not read. It is written in place and keeps its layout; the
-/// other tensors are redistributed to its layout.
+/// The first tensor is written in place and not read; it keeps its layout.
 RuleFunction::Body overwrite(std::string_view linear) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     std::optional<ShardingRule> rule = pointwise_rule(call, linear, 1);

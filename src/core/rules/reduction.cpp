@@ -167,8 +167,7 @@ RuleFunction::Body norm(Arguments arguments) {
   return [=](const OpCall& call) { return norm_rule(call, arguments); };
 }
 
-/// histc(self, bins, min, max). If min equals max, the bounds are those of the data, which no shard
-/// knows, so there is no rule.
+/// histc(self, bins, min, max). If min equals max, the data determines the bounds.
 std::optional<ShardingRule> histogram_rule(const OpCall& call) {
   if (call.number(2) == call.number(3)) {
     return std::nullopt;

@@ -51,8 +51,7 @@ void add_linear_term(ShardingRule& rule, std::string_view term, const std::vecto
 
 }  // namespace
 
-/// One empty list of factors for each dimension. A dimension that a rule forgets is thus
-/// replicated, and never wrong.
+/// A dimension that a rule forgets has no factor, so it is replicated.
 ShardingRule start(const OpCall& call) {
   ShardingRule rule;
   for (const TensorMeta& tensor : call.tensors) {
@@ -261,8 +260,7 @@ namespace tessera {
 
 namespace {
 
-/// The value of an argument past the end: schemas gain arguments over time, and out= variants drop
-/// theirs (rule_registry.cpp).
+/// An argument past the end: schemas gain arguments over time, and out= variants drop theirs.
 const Argument kNone;
 
 const Argument& argument(const OpCall& call, std::size_t arg) {

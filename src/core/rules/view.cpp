@@ -35,8 +35,7 @@ struct ViewRule {
     add_any_linear(rule, {self});
     return std::move(*this).without_linearity(std::move(output));
   }
-  /// For views as complex numbers or as real ones: sums and averages may stay pending, but a
-  /// maximum has no meaning for complex numbers.
+  /// For views as complex or real numbers: a maximum has no meaning for complex numbers.
   ShardingRule finish_linear(TensorFactors output) && {
     add_linear(rule, {self});
     return std::move(*this).without_linearity(std::move(output));
@@ -84,8 +83,7 @@ std::optional<ShardingRule> t_rule(const OpCall& call) {
   return swapped(call, 0, call.tensor(0).ndim() < 2 ? 0 : 1);
 }
 
-/// squeeze removes the dimensions of global size 1. Other dimensions of local size 1 must stay, so
-/// the local call names the dimensions to remove.
+/// The local call names the dimensions of global size 1; others may have local size 1.
 std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
   ViewRule view(call);
   const Sizes& sizes = call.tensor(0).sizes;
@@ -166,8 +164,7 @@ std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   return std::move(view).finish(output);
 }
 
-/// unfold(self, dim, size, step): a dimension becomes the number of windows, and a new last
-/// dimension has the positions in a window.
+/// unfold(self, dim, size, step): the new last dimension has the positions in a window.
 std::optional<ShardingRule> unfold_rule(const OpCall& call) {
   ViewRule view(call);
   const std::int64_t size = call.integer(2), step = call.integer(3);
@@ -228,8 +225,7 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
   return std::move(view).finish_linear(std::move(output));
 }
 
-/// view.dtype(self, dtype): the last dimension grows or shrinks with the size of an element. Not
-/// linear, because it reinterprets bits.
+/// view.dtype(self, dtype) is not linear, because it reinterprets bits.
 std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
   ViewRule view(call);
   const std::int64_t from = call.tensor(0).itemsize, to = call.dtype(1).itemsize;

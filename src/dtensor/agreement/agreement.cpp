@@ -171,8 +171,7 @@ std::optional<Difference> find_difference(const at::Tensor& rows, double toleran
   return std::nullopt;
 }
 
-/// The first difference, or nullopt; the same on every peer. Searches block by block, since
-/// replicas may be large. Collective.
+/// The first difference, the same on every peer. Works by blocks, to save memory. Collective.
 std::optional<Difference> first_difference(const Peers& peers, Equality equality,
                                            const at::Tensor& local) {
   constexpr std::int64_t kBlock = std::int64_t{1} << 16;
@@ -390,8 +389,7 @@ std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& 
   return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
 }
 
-/// For each rank: its size along each dimension in `split`, followed by the hash_of_rest(). With
-/// fake ranks, only this rank's entry.
+/// For each rank (this rank, if ranks are fake): its sizes along `split`, and hash_of_rest().
 std::vector<Sizes> parts_of(const at::Tensor& local, const std::vector<SplitDim>& split,
                             const DeviceMesh& mesh) {
   Sizes own;

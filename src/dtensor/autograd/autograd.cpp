@@ -104,8 +104,7 @@ at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target
       intern_spec({target, spec->sizes, detail::contiguous_strides(spec->sizes), spec->dtype}));
 }
 
-/// A redistribution, below autograd. The result never shares memory with the source, so that a
-/// write to one does not change the other.
+/// Below autograd. The result never shares memory with the source.
 at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto local = redistribute_local(impl.local(), spec, target.layout);
@@ -227,8 +226,7 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 // distributed tensors are not leaves, and only pay for a flag. A second hook handles gradients of
 // plain tensors that operators combined with distributed ones.
 
-/// The hook runs on each gradient that arrives, before it is accumulated. It is then collective, on
-/// every rank in the order of backward.
+/// The hook runs before a gradient is accumulated, on every rank in the order of backward.
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();
   // Captures the spec: the tensor owns the hook, so capturing the tensor would leak.

@@ -36,8 +36,7 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
               kPlainTensor));
-  // at::mul(x, 2.0) passes its number as a tensor. An infinite number needs another plan, so its
-  // number type is part of the cache key.
+  // at::mul(x, 2.0) passes a tensor; an infinite number needs another plan.
   if (wrapped != 0) {
     add_type(number_type(tensor));
   }
@@ -85,8 +84,7 @@ void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Must push the same words as the typed overloads of add(), because boxed and unboxed calls share
-/// plans (call_keys_test.cpp).
+/// Must push the words of the typed overloads of add(), because calls share plans.
 void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   if (value.isNone()) {
     add_none(kind);

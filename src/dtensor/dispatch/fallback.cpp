@@ -274,8 +274,7 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup) {
-  // Nested calls (of a lowering, or of single positions) may remove this plan from the cache, so
-  // the plan is not read after them.
+  // Nested calls may remove this plan from the cache, so the plan is not read after them.
   if (lookup.plan != nullptr) {
     PlannedCall call(op, info, *lookup.plan, stack);
     return execute(call, call.plan.kind);

@@ -45,8 +45,7 @@ class LocalList {
   LocalList(LocalList&& other) noexcept : tensors_(std::move(other.tensors_)) {}
   LocalList(const LocalList&) = delete;
   LocalList& operator=(LocalList&&) = delete;
-  // The elements own no references, so each is released with destroyBorrow; clear() would decrement
-  // counts that were never incremented.
+  // clear() would decrement reference counts that were never incremented.
   ~LocalList() {
     for (at::Tensor& tensor : tensors_) {
       Borrow::destroyBorrow(tensor);
@@ -131,8 +130,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return call_boxed([&](auto& stack) { dispatch(handle(), info, stack, found); }, arguments...);
   }
 
-  /// Encodes the arguments in schema order, which is the order of Arguments. Comma folds are
-  /// evaluated from left to right.
+  /// Arguments are in schema order. Comma folds are evaluated from left to right.
   static CallCache::Lookup look_up(const OperatorInfo& info, const Arguments&... arguments) {
     CallCache& cache = CallCache::of_thread();
     CallKey& key = cache.key();
@@ -221,16 +219,14 @@ class UnboxedKernel<Op, Result(Arguments...)> {
         locals);
   }
 
-  /// Whether `keys` contain only a backend's keys. A lazy conjugation or negation has a kernel
-  /// above the backend's, which materialises it.
+  /// Whether `keys` are only a backend's: a lazy conjugation or negation has another kernel.
   static bool is_dense(c10::DispatchKeySet keys) {
     const auto dense =
         c10::full_backend_mask | c10::DispatchKeySet(c10::DispatchKey::Dense).raw_repr();
     return (keys.raw_repr() & ~dense) == 0;
   }
 
-  // The dispatch keys of a local argument; empty if it is no tensor. A redispatch needs them: only
-  // a full call reads the keys from the arguments.
+  // A redispatch needs the arguments' keys, which only a full call reads itself.
   static c10::DispatchKeySet keys_of(const at::Tensor& tensor) { return tensor.key_set(); }
   static c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& tensor) {
     return tensor ? tensor->key_set() : c10::DispatchKeySet();
@@ -276,8 +272,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     if (result.scalar_type() == spec->dtype) [[likely]] {
       return wrap(std::move(result), spec);
     }
-    // The result type may depend on state outside of the cache key, such as libtorch's default
-    // type. The plan has the type of its first call.
+    // The type may depend on state outside of the cache key, such as libtorch's default type.
     auto other = *spec;
     other.dtype = result.scalar_type();
     return wrap(std::move(result), intern_spec(std::move(other)));
@@ -297,8 +292,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// The slow path: puts the call on a stack and runs `dispatch_stack`. Allocates the stack, and
-  /// counts a reference for every tensor on it.
+  /// The slow path: allocates a stack, and counts a reference for every tensor on it.
   template <class Dispatch>
   static Result call_boxed(const Dispatch& dispatch_stack, Arguments... arguments) {
     torch::jit::Stack stack;

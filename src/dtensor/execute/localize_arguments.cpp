@@ -85,8 +85,7 @@ class Localizer {
  public:
   explicit Localizer(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
 
-  /// Replaces an argument on the stack by the one that the operator gets. Arguments without
-  /// tensors, and None, are unchanged.
+  /// Arguments without tensors, and None, are unchanged.
   void localize_argument(c10::IValue& value, std::size_t argument) {
     using Kind = OperatorInfo::ArgumentKind;
     const Kind kind = info_.arguments[argument];
@@ -179,8 +178,7 @@ class Localizer {
     return to_local_with_gradient(as_layout(tensor, wanted), input.gradient);
   }
 
-  /// A detached view (with its own copy) is readable until its base is written. A write to the view
-  /// is passed on to its base (write_back).
+  /// A write to a detached view, which has its own copy, is passed on to its base.
   void check_detached(const DistributedTensorImpl& impl, const at::Tensor& tensor,
                       std::size_t argument) {
     if (!impl.detached_view()) {

@@ -73,8 +73,7 @@ class ForeachVersionCounts {
 
   /// Bumps the versions that the kernel did not bump.
   void bump() const {
-    // All versions are compared before the first is bumped, because tensors may share a counter, as
-    // a wrapper and its local tensor do.
+    // Tensors may share a counter, so all versions are compared before the first is bumped.
     std::vector<const at::Tensor*> unbumped;
     for (const auto& [tensor, version] : written_) {
       if (writes_of(tensor) == version) {
@@ -121,9 +120,8 @@ void run_local_call(LocalRun& run) {
   }
 }
 
-/// Saves the arguments for taking a view of a redistributed tensor again from its base after the
-/// base was written (write_through). Called before the operator runs, which removes its arguments
-/// from the stack.
+/// Saves the arguments, so that write_through can take a view of a redistributed tensor again. The
+/// operator removes its arguments from the stack.
 void keep_view_arguments(LocalRun& run) {
   if (run.call.info.viewed < 0 || !run.is_moved()) {
     return;
@@ -202,8 +200,7 @@ void write_back(LocalRun& run) {
   for (const LocalRun::Written& written : run.written) {
     bring_back(run, written);
   }
-  // Runs after all tensors are written, because a base that is gathered for a view may have been
-  // written by the operator as well.
+  // Views are last: the operator may also have written a base that is gathered for a view.
   for (const at::Tensor& view : run.written_views) {
     write_through(view);
   }
@@ -300,8 +297,7 @@ void run_local(PlannedCall& call, CallKind kind) {
   wrap_results(run);
 }
 
-// The arguments and the mesh are saved first, because a run replaces the arguments on the stack,
-// and may throw while it does.
+// The arguments and the mesh are saved, because a run replaces the arguments, and may throw.
 bool run_agreed(PlannedCall& call) {
   const auto given = call.arguments();
   const std::vector<c10::IValue> arguments(given.begin(), given.end());

@@ -57,8 +57,7 @@ class ResultWrapper {
     value = std::move(original);
   }
 
-  /// The spec is determined before the local tensor is made contiguous: its strides are those of
-  /// the plan, whatever the kernel chose.
+  /// The spec is found first: its strides are those of the plan, not of a contiguous copy.
   at::Tensor wrap_tensor(at::Tensor local) {
     TensorSpecPtr spec = spec_of(local);
     if (run_.recorded && local.requires_grad()) {
@@ -71,8 +70,7 @@ class ResultWrapper {
                             : wrap_view(std::move(local), std::move(spec));
   }
 
-  /// Every term of a sum has the gradient of the sum. For another reduction the gradient depends on
-  /// the terms, so it is refused.
+  /// For another reduction than a sum the gradient depends on the terms, so it is refused.
   at::Tensor wrap_recorded(const at::Tensor& local, const TensorSpec& spec) const {
     for (const auto& [mesh_dim, op] : spec.sharding.layout->partial()) {
       TESSERA_CHECK(op == ReduceOp::kSum, info_.name, " returns a ", to_string(Partial{op}),

@@ -489,8 +489,7 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// Saves the normalised tensor's input, the weight, and one number per row, which avoids a pass
-/// over the input in backward.
+/// One saved number per row avoids a pass over the input in backward.
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
@@ -502,8 +501,7 @@ struct RmsNormNode final : RecomputableNode {
   }
 
  private:
-  /// Copies the weight: a product that needs the result may run in backward before FSDP has
-  /// gathered the norm's weight again.
+  /// A product may need the result before FSDP has gathered the norm's weight again.
   bool prepare() override {
     if (!weight_.defined() || copied_) {
       return true;

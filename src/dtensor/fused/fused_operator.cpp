@@ -91,8 +91,7 @@ RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gra
 at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   const int backward = backward_id();
   const std::lock_guard lock(mutex_);
-  // Outside of a backward (code that inspects the graph), the end of life of a cached result is
-  // unknown, so nothing is cached.
+  // Outside of a backward, the end of life of a cached result is unknown.
   if (backward < 0) {
     return compute();
   }

@@ -125,8 +125,7 @@ class FusedNode : public Node {
 /// saving it: see KeptTensor. The saved tensors of the node are sufficient for this.
 class RecomputableNode : public FusedNode {
  public:
-  /// Whether `tensor`, which has this node as its grad_fn, can be recomputed: it is the first
-  /// result and has not been written to.
+  /// Whether `tensor`, of this node, is the first result and has not been written to.
   bool can_recompute(const at::Tensor& tensor);
   /// The result. Nodes that need it run before this node; it is computed for the first of them, and
   /// cached until this node runs or the backward ends.

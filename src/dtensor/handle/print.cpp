@@ -95,8 +95,7 @@ namespace {
 
 using Range = std::pair<std::int64_t, std::int64_t>;  ///< a half-open range [begin, end)
 
-/// The range of a block along `dim`. A vector is shown as a table with one column, so a missing
-/// dimension has one position.
+/// A vector is shown as a table with one column, so a missing dimension has one position.
 Range range_of(const Box& box, std::size_t dim) {
   if (dim >= box.sizes.size()) {
     return {0, 1};

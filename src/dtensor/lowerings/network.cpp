@@ -107,8 +107,8 @@ Results run_forward(Arguments arguments) {
   return {result.to(input.scalar_type()), mean, scale};
 }
 
-/// Arguments: native_batch_norm_backward(gradient, input, weight, running mean, running variance,
-/// mean, scale, training, eps, mask)
+/// native_batch_norm_backward(gradient, input, weight, running mean, running variance, mean, scale,
+/// training, eps, mask)
 Results run_backward(Arguments arguments) {
   const auto& input = arguments[1].toTensor();
   const auto type = at::toOpMathType(input.scalar_type());
@@ -116,8 +116,7 @@ Results run_backward(Arguments arguments) {
   const auto gradient = arguments[0].toTensor().to(type);
   const auto scale = channels(arguments[6].toTensor(), input);
   const auto normal = (input.to(type) - channels(arguments[5].toTensor(), input)) * scale;
-  // All three gradients are computed from these two sums. One all-reduce gives both, whichever
-  // gradients the mask requests.
+  // One all-reduce gives both sums, whichever gradients the mask requests.
   const auto sums =
       reduce_partials_together({gradient.sum(samples), (gradient * normal).sum(samples)});
   const auto count = count_of(input);
@@ -230,8 +229,7 @@ const AddedLowerings kLossesLowerings{
 
 // Operators whose result depends on values that ranks have or compare independently.
 
-/// A plain tensor among distributed ones counts as replicated; check_policy refuses it unless the
-/// program has permitted this.
+/// A plain tensor counts as replicated; check_policy refuses it unless that is permitted.
 bool is_replicated(const at::Tensor& tensor) {
   const auto* impl = as_distributed(tensor);
   return impl == nullptr || impl->spec()->sharding.layout->is_replicated();
@@ -289,8 +287,7 @@ std::optional<double> bytes_of_index(const BoundCall& bound) {
   return 0;
 }
 
-/// The position of the indices' dimensions in the result: in place of the indexed dimensions if
-/// those are adjacent, otherwise in front.
+/// The indices' dimensions replace indexed dimensions that are adjacent; else they are in front.
 std::size_t position_of_indices(const Dims& indexed) {
   const bool adjacent =
       indexed.back() - indexed.front() + 1 == static_cast<std::int64_t>(indexed.size());

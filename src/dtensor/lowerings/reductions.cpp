@@ -77,8 +77,7 @@ std::vector<std::int64_t> kept_sizes(const ExtremumCall& call) {
   return sizes;
 }
 
-/// Whether this rank's shard is empty. libtorch throws for an extremum of no elements, although
-/// another rank may have elements.
+/// libtorch throws for an extremum of no elements, although other ranks may have some.
 bool has_no_elements_along(const ExtremumCall& call) {
   return std::ranges::any_of(call.dims, [&](auto dim) { return call.impl.local().size(dim) == 0; });
 }
@@ -103,7 +102,7 @@ at::Tensor partial_extremum(const ExtremumCall& call) {
                     ? identity(kept_sizes(call), kOp, local.options())
                     : (kLargest ? local.amax(call.dims, true) : local.amin(call.dims, true));
   return make_distributed(
-      // The values are reduced with keepdim, which the result need not have.
+      // The values are reduced with keepdim, but the result may lack these dimensions.
       values.reshape(local_sizes({call.spec.sharding.mesh, result.layout}, result.sizes)),
       {call.spec.sharding.mesh, result.layout}, result.sizes);
 }
@@ -119,8 +118,7 @@ Results run_both(Arguments arguments) {
   return {partial_extremum<false>(call), partial_extremum<true>(call)};
 }
 
-// Values with indices: every rank finds its best value and that value's index. These candidates are
-// gathered, and the best of them is the result.
+// Values with indices: each rank's best value and its index are gathered and compared.
 
 struct Candidates {
   at::Tensor values;   ///< best values with this rank's sizes; after gather(): (ranks, results)
@@ -419,8 +417,7 @@ struct Moments {
   at::Tensor mean, variance;  ///< both in the arithmetic type, with the reduced dimensions kept
 };
 
-/// The arguments are (self, dims?, correction?, keepdim). Sums squares of differences from the
-/// mean, because E(x^2) - E(x)^2 would cancel.
+/// Arguments: (self, dims?, correction?, keepdim). E(x^2) - E(x)^2 would cancel.
 Moments moments_of(Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto dims = named_dims(arguments[1], self.dim());

@@ -171,8 +171,7 @@ c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
   return std::visit(Convert{type, tensors}, argument);
 }
 
-/// Used by rule_of_call, which must classify a number as the cache key does: everything that a plan
-/// depends on has to be in the cache key.
+/// rule_of_call must classify a number as the cache key does.
 NumberType number_type(const c10::IValue& value) {
   return value.isInt()             ? number_type(value.toInt())
          : value.isDouble()        ? number_type(value.toDouble())

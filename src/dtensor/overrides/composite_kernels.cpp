@@ -38,8 +38,7 @@ namespace tessera::detail {
 
 namespace {
 
-// Operators that read the memory of a tensor argument. A distributed tensor has no memory of its
-// own, so it is gathered first.
+// A distributed tensor has no memory, so operators that read memory gather the tensor.
 
 at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
@@ -49,8 +48,7 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-/// The check of check_policy for operators of which only component operators reach check_policy:
-/// they would be refused late, after collectives.
+/// check_policy for operators whose components would be refused late, after collectives.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -78,8 +76,7 @@ bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
          std::ranges::all_of(tensors, fits);
 }
 
-/// Writes an operator's result to a distributed `out`. libtorch would resize `out`, but its layout
-/// may not permit other sizes.
+/// libtorch would resize `out`, but its layout may not permit other sizes.
 at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
   TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
                 out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");

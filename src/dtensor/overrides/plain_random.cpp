@@ -154,8 +154,7 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// libtorch returns early for a tensor without elements. Such a call must still take a key and
-/// compare rows, as on ranks that have elements.
+/// A tensor without elements still takes a key and compares rows, as on other ranks.
 void count_if_empty(const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     return;

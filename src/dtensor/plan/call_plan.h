@@ -133,8 +133,7 @@ struct PlannedCall {
   }
 };
 
-/// Determines how to run the call. Not collective: every rank makes the same decision, or throws
-/// the same Error, from data that all ranks have.
+/// Not collective: every rank makes the same decision, or throws the same Error.
 CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 

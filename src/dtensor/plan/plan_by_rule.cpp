@@ -173,8 +173,7 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether output `o` is a new tensor, instead of one that the caller passed. The outputs after the
-/// returned ones are written arguments.
+/// Whether output `o` is a new tensor; outputs after the returned ones are arguments.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
@@ -236,8 +235,7 @@ std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCa
   return rule;
 }
 
-/// The layout changes even if no step is needed, because outputs are planned for `target`. An input
-/// without `plan` costs nothing in a run.
+/// The target is set even if no step is needed, because outputs are planned for `target`.
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   if (target == nullptr || target == input.spec->sharding.layout) {
     return;

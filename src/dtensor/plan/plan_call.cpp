@@ -132,8 +132,7 @@ bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
 
-/// Whether the values may make the call throw on some ranks only: a factorisation of matrices that
-/// are distributed over the ranks.
+/// Whether a factorisation may throw for a matrix that only some ranks have.
 bool may_fail_apart(const OperatorInfo& info, Values arguments) {
   return info.check_errors >= 0 ? arguments[static_cast<std::size_t>(info.check_errors)].toBool()
                                 : info.traits.has(Trait::kFailsByMatrix);
@@ -252,8 +251,7 @@ std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values argumen
   return dropout ? CallKind::kNativeDropout : CallKind::kRandomInplace;
 }
 
-/// For view(self, size): the arguments with -1 replaced by its actual size. A plan passes local
-/// sizes on, which contain no -1.
+/// For view(self, size): local sizes in a plan contain no -1.
 std::vector<c10::IValue> with_complete_sizes(Values arguments) {
   std::vector<c10::IValue> completed(arguments.begin(), arguments.end());
   completed[1] = complete_sizes(arguments[0].toTensor().sizes(), arguments[1].toIntVector());
@@ -311,8 +309,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_writes(plan, info, bound, {});
   }
   plan_form(plan, info, bound);
-  // In a strict scope the caller may request one value, but not if the whole tensor is gathered
-  // although a lowering would not need to.
+  // In a strict scope the caller may request one value, but not a gather.
   plan.asked_for = info.traits.has(Trait::kReadsOneValue) &&
                    (plan.lowering != nullptr || lowerings_of(info).empty());
   plan.otherwise = own_kind(plan, info, bound, arguments);

@@ -124,8 +124,7 @@ void warn_once(const std::string& name) {
              "the result is kept replicated (a StrictScope makes this an error)");
 }
 
-/// Advice for a call that the strict scope refuses. The pending sum of a row-wise product may be
-/// used far from the product.
+/// The pending sum of a row-wise product may be used far from the product.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute them explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {

@@ -49,8 +49,7 @@ class RandomSourceScope {
 };
 const at::Tensor& random_source();
 
-/// The key of this rank's next random operator. Each call advances the count: ranks stay
-/// synchronised by making the same calls.
+/// The key of this rank's next random operator; ranks must make the same calls.
 RandomKey next_random_key();
 
 /// For random operators that are gathered (CallPlan::seeded): all ranks run the whole operator and

@@ -19,8 +19,7 @@
 
 namespace tessera {
 
-// Random numbers by global element (tessera/dtensor/random.h), independent of the part of the
-// batch; mainly for parameters.
+// Random numbers by global element, mainly for parameters (tessera/dtensor/random.h).
 
 namespace {
 
@@ -133,8 +132,7 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
     : turn_(turns()),
       generator_(at::globalContext().defaultGenerator(device)),
       outer_(generator_.get_state()) {
-  // Also locks the generator's own mutex, since libtorch draws from it elsewhere in the process.
-  // The generator takes only one number as a seed.
+  // libtorch draws from the generator elsewhere too. A seed is one number.
   std::lock_guard lock(generator_.mutex());
   generator_.set_current_seed(key.seed ^ key.stream);
 }
@@ -258,8 +256,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   }
   const bool divides = sizes[0] % rows == 0;
   if (!divides) {
-    // A tensor that all rows share may have any size. A tensor that is computed from rows has their
-    // number, or one row for all.
+    // A tensor that is computed from rows has their number, or one row for all.
     if (call.source.defined() && sizes[0] != 1) {
       refuse("its first dimension is not a multiple of that");
     }
@@ -270,8 +267,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     folded *= size;
     return sizes[0] == folded;
   });
-  // Sizes (sequence, batch, features): inside an operator that transposes its input. With one row,
-  // the sequence is as long as the folded input.
+  // Sizes (sequence, batch, features), inside an operator that transposes its input.
   if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
     refuse("its second dimension may be the batch");
   }

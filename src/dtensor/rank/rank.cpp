@@ -103,8 +103,7 @@ bool is_strict() {
   return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
 }
 
-// The state belongs to the thread: ranks may be threads, each with its own scopes. A backward on
-// another thread does not use it.
+// Ranks may be threads, each with its own scopes. A backward does not use this state.
 ReplicationScope::ReplicationScope(bool replicate)
     : outer_(std::exchange(detail::RankThread::here().replicates, replicate)) {}
 ReplicationScope::~ReplicationScope() {

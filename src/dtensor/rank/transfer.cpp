@@ -105,8 +105,7 @@ const at::Tensor& Transfer::finish() {
 }
 
 void Transfer::complete() {
-  // Emptied immediately: the buffers are freed with `started`, and the transfer counts as finished,
-  // whether or not this function throws.
+  // `started_` is emptied at once: the transfer has finished, whether or not this throws.
   const auto started = std::exchange(started_, {});
   if (in_order_) {
     rank_->transfers.finish_before(number_);

@@ -33,8 +33,7 @@ namespace {
 /// Limits memory: a spec contains the sizes, so a program whose sizes change keeps making plans.
 constexpr std::size_t kCachedPlans = 2048;
 
-/// Spec and layout are interned, so keys are compared and hashed by pointer. The key owns them, so
-/// their addresses are not reused.
+/// Spec and layout are interned. The key owns them, so their addresses are not reused.
 struct RedistributionKey {
   TensorSpecPtr spec;
   LayoutPtr target;
@@ -54,8 +53,7 @@ auto& plans() {
   return plans;
 }
 
-/// With the checks of TESSERA_DEBUG: describes the step to the process group, which then reports
-/// ranks that run another step.
+/// With TESSERA_DEBUG the process group reports ranks that run another step.
 std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& local,
                                            const DeviceMesh& mesh, c10::IntArrayRef sizes) {
   if (!checks_calls()) [[likely]] {
@@ -236,8 +234,7 @@ void DeferredSums::run() {
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// Ranks match terms by position only, so they must have added them in the same order. Costs one
-/// copy; each `then` gets a view of the sums.
+/// Ranks match terms by position, so they must have added them in the same order.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {

@@ -30,8 +30,7 @@ namespace tessera::detail {
 
 namespace {
 
-/// This rank's share of `extent` positions: each mesh dimension splits, by torch.chunk, the share
-/// that the previous one left.
+/// This rank's share: each mesh dimension splits the share that the previous one left.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -115,8 +114,7 @@ struct Chunk {
   std::int64_t size = 0;
 };
 
-/// The chunks of `extent` positions that are split over `mesh_dims`, as nested torch.chunks, in the
-/// order of the ranks of mesh.group(mesh_dims).
+/// Nested torch.chunks of `extent`, in the order of the ranks of mesh.group(mesh_dims).
 std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
                              const std::vector<int>& mesh_dims) {
   std::vector<Chunk> chunks{{0, extent}};

@@ -113,8 +113,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   detached_view_ = from->detached_view_;
 }
 
-/// libtorch calls this when the last strong reference is released while a weak one exists. The
-/// local memory is freed immediately.
+/// Called when the last strong reference is released while a weak reference exists.
 void DistributedTensorImpl::release_resources() {
   local_.reset();
   transfer_.reset();
@@ -140,8 +139,7 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   replay_views();  // called for every wrapper, because libtorch's guards restore a thread's state
-  // In inference mode too, the wrapper of an ordinary local tensor must be ordinary: a view of an
-  // ordinary tensor is not an inference tensor.
+  // A view of an ordinary tensor is not an inference tensor, even in inference mode.
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
     return at::Tensor(
@@ -150,8 +148,7 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
 }
 
-// Uses an empty stand-in tensor, because the base class reads keys and device from a tensor, and
-// the result does not exist yet.
+// The base class reads keys and device from a tensor, so a stand-in is needed.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec) {
   BelowAutograd guard;
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(

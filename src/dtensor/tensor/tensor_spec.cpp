@@ -253,8 +253,7 @@ const at::Tensor& local_tensor(const at::Tensor& tensor) {
   return impl->local();
 }
 
-/// Without a comparison between ranks: layers of the library call it in the middle of a step, with
-/// sizes that ranks have already agreed on.
+/// Without a comparison between ranks, which have already agreed on the sizes.
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes) {
   detail::check_local(local, spec, sizes);
