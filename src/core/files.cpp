@@ -36,9 +36,8 @@ std::string temporary_mark() {
   return std::string(".tmp-") + host.data() + "-";
 }
 
-/// The temporary name without the number at its end. It begins with a dot, so that shell patterns
-/// do not match it, and contains the final name, so that a later writer of the same file recognises
-/// the remains.
+/// The temporary name without the number at its end. The dot hides the file from shell patterns.
+/// With the final name, a later writer of the same file recognises the remains.
 std::string temporary_prefix(const std::filesystem::path& path) {
   return "." + path.filename().string() + temporary_mark();
 }
@@ -138,9 +137,8 @@ void AtomicFile::open_temporary() {
   }
 }
 
-/// Allocates disk space. fallocate() also extends the file, which is correct because callers
-/// reserve exactly what they write. On a file system without fallocate (NFS before 4.2) nothing is
-/// reserved.
+/// fallocate() also extends the file, so callers reserve exactly what they write. A file system
+/// without fallocate (NFS before 4.2) reserves nothing.
 void AtomicFile::reserve(std::uint64_t bytes) {
   const auto allocate = [&] { return fallocate(fd_, 0, 0, static_cast<off_t>(bytes)); };
   if (bytes == 0 || uninterrupted(allocate) == 0) {
@@ -233,9 +231,8 @@ void remove_leftovers(const std::filesystem::path& folder,
     if (end == std::string::npos || !name.starts_with('.') || !of(name.substr(1, end - 1))) {
       continue;
     }
-    // The file is opened for writing, because NFS grants an exclusive lock only then. O_NOFOLLOW
-    // and O_NONBLOCK are set, because an unknown entry of such a name must neither lead elsewhere
-    // nor block (a FIFO).
+    // NFS grants an exclusive lock only for a file that is opened for writing. An unknown entry of
+    // such a name must neither lead elsewhere (O_NOFOLLOW) nor block (O_NONBLOCK, for a FIFO).
     const int fd = open(entry.path().c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
       continue;

@@ -15,8 +15,7 @@ namespace {
 using nlohmann::json;
 
 /// Checks the text before a tree is built, because a tree silently keeps the last of duplicate
-/// keys. Does not use the parser's callback, with which the parser would visit all siblings at the
-/// end of each object.
+/// keys. With the parser's callback, the parser would visit all siblings at the end of each object.
 class Checker final : public nlohmann::json_sax<json> {
  public:
   explicit Checker(const JsonLimits& limits) : limits_(limits) {}

@@ -144,9 +144,8 @@ bool is_of_program(const CppHook& hook) {
   return hook && hook.target<Tagged>() == nullptr;
 }
 
-// libtorch does not export the type information of its hooks' classes. So neither dynamic_cast to
-// them nor a sanitizer's check of a cast or an access links; only an object's own mangled class
-// name is available.
+// libtorch does not export the type information of its hooks' classes, which dynamic_cast and a
+// sanitizer's checks need; only an object's own mangled class name is available.
 #define TESSERA_WITHOUT_TYPE_CHECK __attribute__((no_sanitize("vptr")))
 
 /// `hook` as a T; nullptr if it is of another class.

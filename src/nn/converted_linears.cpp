@@ -134,9 +134,8 @@ NamedSlots fp8_weights(const ModuleBase& module) {
   return weights;
 }
 
-// LoRA is a branch inside Linear's forward instead of a hook: tensor-parallel hooks change the
-// inputs and results of a call, and the adapter needs the same input and result as the weight's
-// product.
+// LoRA is a branch inside Linear's forward, where the adapter has the input and result of the
+// weight's product; tensor-parallel hooks change the inputs and results of a call.
 
 namespace {
 

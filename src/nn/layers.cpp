@@ -135,9 +135,8 @@ struct LinearNode final : tessera::detail::Node {
     const std::lock_guard lock(mutex_);
     const at::Tensor rows = as_matrix(gradient);
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
-    // Computes the gradient of x first if x_ can then be recomputed together with the gradients of
-    // its inputs. Otherwise the weight's gradient is first, so that x_ is freed before more memory
-    // is needed.
+    // The gradient of x is first if x_ can be recomputed together with the gradients of its inputs;
+    // otherwise the weight's gradient, so that x_ is freed before more memory is needed.
     if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }

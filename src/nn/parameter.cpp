@@ -365,9 +365,8 @@ TORCH_LIBRARY_IMPL(_, TESSERA_PLACEHOLDER_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_operator>());
 }
 
-// The gradient of a retired parameter. An optimizer may still have a parameter that fully_shard or
-// to_empty has replaced, and would train values that nothing reads. Every operator on this gradient
-// throws Error.
+// An optimizer may still have a parameter that fully_shard or to_empty has replaced. Every operator
+// on the gradient of such a retired parameter throws Error.
 
 namespace {
 

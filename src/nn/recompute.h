@@ -18,7 +18,6 @@
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "tessera/dtensor/detail/random_region.h"

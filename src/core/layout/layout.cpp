@@ -105,8 +105,7 @@ std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Dig
 }
 
 /// Meshes with dimensions of size 1 are common, since one configuration serves any number of GPUs.
-/// Without this function a redistribution plan would communicate in groups of one rank. The common
-/// case returns at once.
+/// With them a redistribution plan would communicate in groups of one rank.
 LayoutPtr without_unit_mesh_dims(LayoutPtr layout) {
   const auto& mesh = layout->mesh_sizes();
   const auto is_unit = [&](int dim) { return mesh_size(mesh, dim) == 1; };
@@ -131,9 +130,8 @@ namespace tessera {
 // Layouts, and the table that interns them. dtensor compares and hashes layouts in every operator,
 // so these operations are pointer comparisons. The cost is paid here, once for each new layout.
 
-/// The identity of a layout, in canonical form. intern() first checks the content, then makes it
-/// canonical, then hashes it. The check comes first, because the canonical form reads mesh sizes by
-/// index.
+/// The identity of a layout, in canonical form. intern() first checks the content, because the
+/// canonical form reads mesh sizes by index.
 struct Layout::Content {
   std::vector<std::int64_t> mesh_sizes;
   Layout::Dims dims;
@@ -237,9 +235,8 @@ class Layout::Table {
   }
 
   LayoutPtr find_or_make(Content content) {
-    // Nearly every call finds its layout under the shared lock. Only for a new layout the exclusive
-    // lock is taken and the bucket searched again, because another thread may have inserted the
-    // layout.
+    // Nearly every call finds its layout under the shared lock. For a new layout the bucket is
+    // searched again, because another thread may have inserted the layout.
     const auto hash = content.hash();
     auto& bucket = bucket_of(hash);
     {

@@ -9,9 +9,8 @@
 
 namespace tessera::plan {
 
-// The legal moves from one layout towards another. The underlying rule: mesh dimensions are
-// appended to a digit and removed from it only at its inner end, because collectives can do only
-// that.
+// The legal moves from one layout towards another. Collectives can append and remove mesh
+// dimensions only at the inner end of a digit.
 
 namespace {
 
@@ -22,8 +21,7 @@ bool contains(std::span<const int> list, int value) {
 }
 
 /// `digits` with only the mesh dimensions in `present`. nullopt if a present mesh dimension is
-/// inner to an absent one: the absent one would have to be inserted before it, but mesh dimensions
-/// can only be appended.
+/// inner to an absent mesh dimension, which could then only be appended behind it.
 std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
   for (auto& digit : digits) {
     auto& dims = digit.mesh_dims;
@@ -332,9 +330,8 @@ std::vector<std::int64_t> last_coordinate(const Problem& problem,
   return out;
 }
 
-/// Elements that leave a rank: all except the chunk that it keeps. The kept chunk is smallest on
-/// the last coordinate. `local / before` is the number of elements for each position of the
-/// dimension.
+/// Elements that leave a rank: all except the kept chunk, which is smallest on the last coordinate.
+/// `local / before` is the number of elements for each position of the dimension.
 std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::int64_t local) {
   const auto size = problem.size(step.to_dim);
   const auto before = local_size(*step.from, step.to_dim, size, first_coordinate(problem));
@@ -364,17 +361,15 @@ std::int64_t elements(const Problem& problem, const Step& step) {
   return 0;
 }
 
-/// Mean numbers of elements on a rank: `needed` at the end, and `present` of these now. The rank
-/// with the most elements is never below the mean. Fractions are not rounded, because rounding up
-/// could make the bound too high.
+/// Mean numbers of elements on a rank: `needed` at the end, and `present` of these now. Fractions
+/// are not rounded, because rounding up could make the bound too high.
 struct Shares {
   double needed = 1;
   double present = 1;
 };
 
-/// Computed as if all divisions were even and independent. If a mesh dimension shards different
-/// tensor dimensions now and in the target, only a part of the present elements is needed; hence
-/// the second division.
+/// As if all divisions were even and independent. If a mesh dimension shards different tensor
+/// dimensions now and in the target, only a part of the present elements is needed.
 Shares shares(const SearchState& state) {
   const auto& problem = state.problem();
   Shares out;

@@ -1,5 +1,4 @@
 #include <range/v3/range/conversion.hpp>
-#include <range/v3/view/enumerate.hpp>
 #include <range/v3/view/iota.hpp>
 #include <range/v3/view/reverse.hpp>
 #include <range/v3/view/zip.hpp>
@@ -397,9 +396,8 @@ class TensorGroupChooser {
     }
   }
 
-  /// Replication is always a candidate. It may still be rejected (for an in-place output that is
-  /// sharded). If nothing else is possible it is chosen anyway, and dtensor copies the result into
-  /// the input's layout.
+  /// Replication is always a candidate. If replication is rejected too (for an in-place output that
+  /// is sharded), it is chosen anyway, and dtensor copies the result into the input's layout.
   Choice choose_dim(std::size_t mesh_dim, const std::vector<Choice>& before,
                     const std::set<int>& unsharded) const {
     std::optional<Choice> best;
@@ -561,9 +559,8 @@ class TensorGroupChooser {
   std::vector<Input> inputs_;  // in-place ones first, then by size, largest first
 };
 
-// propagate() computes the layouts with which a call runs: TensorGroupChooser decides what each
-// mesh dimension does; the code below turns the decisions into layouts and revokes impossible
-// decisions.
+// propagate() computes the layouts of a call: TensorGroupChooser decides what each mesh dimension
+// does; the code below makes layouts of the decisions and revokes impossible decisions.
 
 using TensorGroup = ShardingRule::TensorGroup;
 

@@ -267,9 +267,8 @@ std::vector<std::string> user_ruled_operators() {
   return result;
 }
 
-// Turns a user's list of accepted placements into a rule of factors. An entry that shards
-// dimensions becomes one factor, which those dimensions share; an entry with Partial inputs becomes
-// a Linear.
+// Turns a list of accepted placements into a rule of factors. An entry that shards dimensions
+// becomes a factor, which these dimensions share; an entry with Partial inputs becomes a Linear.
 
 namespace {
 

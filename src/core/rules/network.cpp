@@ -7,9 +7,8 @@
 
 namespace tessera::rules {
 
-// Layer, RMS, group and batch norm. The normalised dimensions stay unsharded, because statistics
-// cover all of them; batch norm along a sharded batch is a lowering instead
-// (src/dtensor/lowerings/).
+// Layer, RMS, group and batch norm. Statistics cover the normalised dimensions, which stay
+// unsharded; batch norm along a sharded batch is a lowering (src/dtensor/lowerings/).
 
 namespace {
 
@@ -63,9 +62,8 @@ RuleFunction::Body norm_forward(const std::vector<std::size_t>& parameters,
   };
 }
 
-/// Backward of a norm: (grad, input, normalised shape, statistics..., parameters..., mask). Linear
-/// in the gradient. Each shard of the leading dimensions adds its terms to the parameters'
-/// gradients.
+/// Backward of a norm: (grad, input, normalised shape, statistics..., parameters..., mask). Each
+/// shard of the leading dimensions adds its terms to the parameters' gradients.
 RuleFunction::Body norm_backward(const std::vector<std::size_t>& statistics,
                                  const std::vector<std::size_t>& parameters) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
@@ -130,9 +128,8 @@ std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// Batch normalisation with the running statistics, a pointwise operator. The statistics that it
-/// returns are empty. With given statistics samples are independent, so every dimension may be
-/// sharded.
+/// Batch normalisation with the running statistics, a pointwise operator: samples are independent.
+/// The statistics that the operator returns are empty.
 ShardingRule batch_norm_inference(const OpCall& call) {
   ShardingRule rule = start(call);
   const TensorFactors input = add_factors(rule, call.tensor(0).sizes);
@@ -396,8 +393,7 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
 enum BagMode { kBagSum = 0, kBagMean = 1, kBagMax = 2 };
 
 /// _embedding_bag(weight, indices, offsets, scale, mode, ...) -> result, and three tables for the
-/// backward. Columns are independent. Indices stay unsharded, because an offset is a position among
-/// all indices.
+/// backward. Indices stay unsharded, because an offset is a position among all indices.
 std::optional<ShardingRule> embedding_bag_rule(const OpCall& call) {
   if (call.tensor(0).ndim() != 2 || call.integer(4) == kBagMax) {
     return std::nullopt;
@@ -513,8 +509,7 @@ struct Kernel {
 };
 
 /// The factors of the log-sum-exp: (batch, heads, queries), with an additional last 1, or with
-/// queries padded to a multiple of 32. The backward kernel reads it as the forward left it,
-/// including the padding.
+/// queries padded to a multiple of 32, which the backward kernel reads including the padding.
 TensorFactors statistics_factors(ShardingRule& rule, const AttentionFactors& f,
                                  const Kernel& kernel, std::int64_t queries) {
   TensorFactors result{f.batch, f.heads, f.queries};

@@ -249,9 +249,8 @@ Table pointwise_table() {
       }};
 }
 
-// List operators, which run one kernel for many tensors and are used by optimizers and gradient
-// clipping. Each position of the lists is decided separately, because the parameters in one list
-// may have different layouts.
+// List operators, which run one kernel for many tensors. Each position of the lists is decided
+// separately, because the parameters in one list may have different layouts.
 
 namespace {
 
@@ -317,9 +316,8 @@ RuleFunction::Body foreach (std::string_view linear = "", bool reads = true) {
   return [=](const OpCall& call) { return foreach_rule(call, linear, reads); };
 }
 
-/// One scalar for each tensor. If `reduction_of` returns nullopt, the tensors stay unsharded. The
-/// results are 0-d, and partial if the tensor is sharded, so that nothing is sent until a result is
-/// read.
+/// One scalar for each tensor, partial if the tensor is sharded, so that nothing is sent until a
+/// result is read. If `reduction_of` returns nullopt, the tensors stay unsharded.
 RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(const OpCall&)) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::optional<ReduceOp> reduction = reduction_of(call);

@@ -18,9 +18,8 @@ struct Arguments {
   int dtype = -1;
 };
 
-/// The kind of a reduction. kNanSum: a sum that is not linear in its input (absolute values,
-/// counts). kUnsharded: a reduction that cannot be computed from the shards' results; reduced
-/// dimensions are not sharded.
+/// kNanSum: a sum that is not linear in its input (absolute values, counts). kUnsharded: cannot be
+/// computed from the shards' results, so reduced dimensions are not sharded.
 enum class Kind { kSum, kNanSum, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
 
 /// For bools, "any" is a maximum and "all" a minimum.
@@ -119,9 +118,8 @@ RuleFunction::Body reduction_of_dims(Kind kind) {
   };
 }
 
-/// A mean is the sum of the shards' sums, divided by the global count. In half precision the sum
-/// could overflow, so there it is the average of the shards' means, and the shards must have equal
-/// sizes.
+/// A mean is the sum of the shards' sums, divided by the global count. In half precision, where the
+/// sum could overflow, a mean is the average of the means of shards of equal sizes.
 std::optional<ShardingRule> mean_rule(const OpCall& call) {
   const bool by_dim = call.op != "aten::mean";
   const Arguments arguments = by_dim ? Arguments{1, 2, 3} : Arguments{-1, -1, 1};
@@ -371,9 +369,8 @@ Table scan_table() {
           }};
 }
 
-// Losses. Samples may be sharded, classes may not (tensor_parallel has a loss for sharded logits).
-// Losses need their own rules because of the mean: a mean of the shards' means is wrong if shards
-// differ in size.
+// Losses. Samples may be sharded, classes may not. Losses need their own rules, because a mean of
+// the shards' means is wrong if shards differ in size.
 
 namespace {
 

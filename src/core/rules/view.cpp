@@ -417,9 +417,8 @@ Table view_table() {
           }};
 }
 
-// Backwards of views: they put a gradient into zeros with the sizes of the viewed tensor, or a
-// tensor into a copy (the scatters). As in the view, the dimension in which it is placed stays
-// unsharded.
+// Backwards of views put a gradient into zeros with the sizes of the viewed tensor, or a tensor
+// into a copy (the scatters). The dimension in which the tensor is placed stays unsharded.
 
 namespace {
 

@@ -28,8 +28,7 @@
 namespace tessera {
 
 // Comparisons and common decisions of a mesh's ranks, separate from the program's collectives. All
-// use the process group of the whole mesh, and first wait for pending transfers, as every
-// synchronous collective does.
+// use the group of the whole mesh, and first wait for pending transfers.
 
 bool detail::checks_agreement() {
 #ifdef NDEBUG

@@ -36,9 +36,8 @@ at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arg
   return output;
 }
 
-/// The backward of from_local. The gradient may have any layout, and is redistributed to the layout
-/// that the caller declared for the local gradient. An undefined gradient is zero, here and in the
-/// nodes below.
+/// The backward of from_local. Redistributes the gradient to the layout that the caller declared
+/// for the local gradient. An undefined gradient is zero, here and in the nodes below.
 struct FromLocalBackward final : Node {
   explicit FromLocalBackward(ShardingSpec s) : sharding(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override {
@@ -132,9 +131,8 @@ at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const Shardi
   return mode->call({name}, run).front().toTensor();
 }
 
-/// Compares local gradients between ranks. The caller promises that a local gradient is the same on
-/// all ranks where the layout is replicated; a function with its own reductions may have broken
-/// this promise. Collective.
+/// Where the layout is replicated, the caller promises that a local gradient is the same on all
+/// ranks; a function with its own reductions may have broken this promise. Collective.
 void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
   const DeviceMesh& mesh = spec.sharding.mesh;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {

@@ -24,9 +24,8 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
   }
 }
 
-/// A plain tensor has no interned spec, so its key words are the content of a spec: type, sizes,
-/// strides. Below the tag, from the low end: wrapped number (1 bit), meta, type (8 bits from bit
-/// 8), number of dimensions.
+/// The words of a plain tensor are its type, sizes and strides. Below the tag, from the low end:
+/// wrapped number (1 bit), meta, type (8 bits from bit 8), number of dimensions.
 void CallKey::add_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return push(kNone);

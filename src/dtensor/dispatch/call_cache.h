@@ -45,9 +45,8 @@ class CallKey {
   /// Builds the whole key of a call with these arguments.
   void build(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-  /// Adds a distributed tensor as one word: its spec is interned, so the address identifies mesh,
-  /// layout, sizes, strides and type. The low bits add properties outside of the spec on which a
-  /// plan depends.
+  /// Adds a distributed tensor as one word: the address of its interned spec. The low bits add
+  /// properties outside of the spec on which a plan depends.
   void add(Kind, const at::Tensor& tensor) {
     const auto* impl = tensor.defined() ? as_distributed(tensor) : nullptr;
     if (impl != nullptr) [[likely]] {
@@ -66,9 +65,8 @@ class CallKey {
       add(kind, tensor);
     }
   }
-  // Adds a number. A number that a rule may read is added with its value; a number of kind kScalar
-  // only with its type, so that a learning rate that changes in every step does not need a new plan
-  // in every step.
+  // Adds a number with its value; of kind kScalar only its type, so that a learning rate that
+  // changes in every step does not need a new plan in every step.
   void add(Kind kind, std::int64_t value) {
     if (begin_number(kind, value, NumberType::kInteger)) {
       push(static_cast<std::uint64_t>(value));
@@ -250,9 +248,8 @@ class CallCache {
   std::uint64_t misses_ = 0;
 };
 
-/// Runs an operator whose arguments are on the stack, some of them distributed; its results replace
-/// them. Every operator on kDistributedKey is dispatched here. Collective if inputs must be
-/// redistributed.
+/// Runs an operator whose arguments are on the stack; its results replace them. Every operator on
+/// kDistributedKey is dispatched here. Collective if inputs must be redistributed.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 /// dispatch() for a call whose key was already looked up. Operator modes do not see it.

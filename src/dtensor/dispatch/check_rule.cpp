@@ -6,8 +6,6 @@
 #include <ATen/core/stack.h>
 #include <ATen/ops/allclose.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <exception>
 #include <mutex>

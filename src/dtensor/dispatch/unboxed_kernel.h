@@ -175,9 +175,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// Unwraps the local tensors, runs the kernel and wraps the results. `plan` stays in the cache
-  /// meanwhile: the kernel runs below our dispatch key, so no other call is looked up before the
-  /// results are wrapped.
+  /// Unwraps the local tensors, runs the kernel and wraps the results. The kernel runs below our
+  /// dispatch key, so no other call is looked up meanwhile, and `plan` stays in the cache.
   static Result run(const OperatorInfo& info, const CallPlan& plan, Arguments... arguments) {
     std::size_t i = 0;
     const auto localized = [&](auto& argument) -> decltype(auto) {
@@ -278,9 +277,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return wrap(std::move(result), intern_spec(std::move(other)));
   }
 
-  /// A view shares the version counter of its base, as autograd requires. libtorch does this in
-  /// ADInplaceOrView, but the call passed that key with the wrappers. Tensors made in inference
-  /// mode have no counter.
+  /// A view shares the version counter of its base, as autograd requires; the call has already
+  /// passed libtorch's ADInplaceOrView. Tensors made in inference mode have no counter.
   template <class Base>
   static void share_version(const at::Tensor& view, const Base& base) {
     if constexpr (std::is_same_v<Base, at::Tensor>) {

@@ -89,9 +89,8 @@ class ForeachVersionCounts {
   std::vector<std::pair<at::Tensor, std::uint32_t>> written_;
 };
 
-/// The arguments of a local call: each is a value of the plan or one of this call's local tensors.
-/// The schema is that of the local call's operator, which may differ from the called operator. The
-/// list is built for each call.
+/// The arguments of a local call, for the schema of its operator: values of the plan, or local
+/// tensors of this call.
 std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   const auto& schema = local.op.schema().arguments();
@@ -234,9 +233,8 @@ bool requires_grad(const c10::IValue& value) {
   return value.isList() && std::ranges::any_of(value.toListRef(), requires_grad);
 }
 
-/// The argument, replicated on every rank. Collective if it is a distributed tensor that is sharded
-/// or partial. Tensors in lists are not replicated: operators that may fail for some values have no
-/// tensor lists.
+/// The argument, replicated on every rank; collective if it was not. Operators that may fail for
+/// some values have no tensor lists, so lists are not replicated.
 c10::IValue replicated_argument(const c10::IValue& argument) {
   const auto* impl = argument.isTensor() && argument.toTensor().defined()
                          ? as_distributed(argument.toTensor())
@@ -431,9 +429,8 @@ void run_native_dropout(PlannedCall& call) {
 
 namespace {
 
-/// The tensor that `tensor` is a view of, directly or indirectly, or itself. Based on autograd's
-/// record of views, which is the same on every rank; whether local tensors share memory depends on
-/// their sizes.
+/// The tensor that `tensor` is a view of, or itself, by autograd's record of views, which is the
+/// same on every rank; whether local tensors share memory depends on their sizes.
 const void* base_of(const at::Tensor& tensor) {
   return identity_of(viewed_by(tensor));
 }

@@ -66,9 +66,8 @@ void wrap_results(LocalRun& run);
 /// The spec of a local tensor that is the whole tensor, for an operator without a rule.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 
-/// Throws Error for a call that draws its numbers sequentially while data-parallel ranks have
-/// different rows, because all ranks would draw the same numbers. Collective if ranks must compare
-/// rows.
+/// Throws Error for a call that would draw the same sequence of numbers on data-parallel ranks with
+/// different rows. Collective if ranks must compare rows.
 void check_rows_together(const PlannedCall& call);
 
 /// Runs an in-place random operator by global element: nothing is gathered, and every mesh draws
@@ -76,9 +75,8 @@ void check_rows_together(const PlannedCall& call);
 /// for a view of a tensor that had to be gathered.
 void run_random_inplace(PlannedCall& call);
 
-/// Runs native_dropout by global element: every mesh drops the same elements. The call's results
-/// replace its arguments on the stack. Collective if the tensor is a pending reduction, which is
-/// done first.
+/// Runs native_dropout by global element: every mesh drops the same elements. Collective if the
+/// tensor is a pending reduction, which is done first.
 void run_native_dropout(PlannedCall& call);
 
 /// Whether a call of kind kForeach must run position by position: one position writes a tensor that

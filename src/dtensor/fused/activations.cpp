@@ -197,9 +197,8 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t fi
   return Dropout::call(x, p, number_of(key.seed), number_of(key.stream), first_element, {});
 }
 
-// Rotary position embedding of (batch, sequence, heads, head_dim), by tables of cos and sin. A
-// rotation is orthogonal, so backward is the transposed rotation of the gradient and needs no
-// input.
+// Rotary position embedding of (batch, sequence, heads, head_dim), by tables of cos and sin. The
+// backward of a rotation is the transposed rotation of the gradient and needs no input.
 
 namespace {
 

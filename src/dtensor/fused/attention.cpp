@@ -543,8 +543,7 @@ struct BlockCall {
     seen.causal = block.kind == Block::kCausal;
     if (block.kind == Block::kMasked) {
       // The mask has at most chunk * (chunk + window) elements for a window within the chunk, and
-      // chunk^2 for a longer one. It is made when it is used, which costs little compared to the
-      // scores.
+      // chunk^2 for a longer window. Making the mask costs little compared to the scores.
       seen.mask = window_term({.queries = chunk.length,
                                .keys = block.keys.length,
                                .own = chunk.first - block.keys.first,

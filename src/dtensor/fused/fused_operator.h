@@ -35,9 +35,8 @@ inline OptionalTensor optional_tensor(const at::Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
-/// Functions that call an operator of this library, like at::_ops for libtorch's operators. `Op`
-/// derives from it and has a `name`, "tessera::silu_mul", and a `signature`, "(Tensor gate, Tensor
-/// up) -> Tensor".
+/// Calls of an operator of this library, like at::_ops for libtorch's operators. `Op` has a `name`,
+/// "tessera::silu_mul", and a `signature`, "(Tensor gate, Tensor up) -> Tensor".
 template <class Op, class Schema>
 class FusedOperator;
 
@@ -132,9 +131,8 @@ class RecomputableNode : public FusedNode {
   at::Tensor recompute() { return recompute_for({}); }
   /// Whether compute_with(), which also computes the gradients of the inputs, is implemented.
   virtual bool takes_gradient() const { return false; }
-  /// recompute() for a caller that has computed a gradient of the result. If exactly this gradient
-  /// then arrives at this node (nothing added, not written to), the inputs' gradients are already
-  /// computed.
+  /// recompute() for a caller that has a gradient of the result. If exactly this gradient then
+  /// arrives at this node, the inputs' gradients are already computed.
   at::Tensor recompute_for(const at::Tensor& gradient);
   variable_list apply(variable_list&& gradients) final;
 

@@ -48,8 +48,7 @@ std::optional<Placements> item(const OptionalPlacements& list, std::size_t numbe
 }
 
 /// How the ranks' gradients of a replicated argument are reduced if the result has `placement` on a
-/// mesh dimension. nullopt: each rank has the whole gradient. A part or a term of the result only
-/// contributes its own gradient.
+/// mesh dimension. nullopt: each rank has the whole gradient.
 std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   if (is_replicate(placement)) {
     return std::nullopt;

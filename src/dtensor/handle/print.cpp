@@ -87,9 +87,8 @@ std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor) 
   return stream << to_string(tensor);
 }
 
-// A table of the ranks that have each block, in the format of
-// torch.distributed.tensor.debug.visualize_sharding. Computed from the layout alone, without
-// communication.
+// A table of the ranks that have each block, from the layout alone, in the format of
+// torch.distributed.tensor.debug.visualize_sharding.
 
 namespace {
 

@@ -14,9 +14,8 @@
 
 namespace tessera::detail {
 
-// Selects the lowering of a call. The other files of this folder define the lowerings, by kinds of
-// operators. plan_call calls choose_lowering once for each new call, after the rule has determined
-// which data would be moved.
+// Selects the lowering of a call, after the rule has determined which data would be moved. The
+// other files of this folder define the lowerings.
 
 namespace {
 

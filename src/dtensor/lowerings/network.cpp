@@ -12,7 +12,6 @@
 
 #include "lowerings/lowering.h"
 #include "rank/rank.h"
-#include "redistribute/redistribute.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::detail {
@@ -211,9 +210,8 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 /// Arguments: (self, target, weight, reduction, ignore_index)
 template <auto kForward>
 Results run_mean(Arguments arguments) {
-  // Computed as a sum, for which the rule leaves both results partial. A mean of the shards' means
-  // would be wrong: shards have different weights, because of their sizes, classes and ignored
-  // samples.
+  // Computed as a sum, for which the rule leaves both results partial. Shards have different
+  // weights, because of their sizes, classes and ignored samples.
   const auto [sum, weight] =
       kForward(arguments[0].toTensor(), arguments[1].toTensor(),
                arguments[2].toOptional<at::Tensor>(), at::Reduction::Sum, arguments[4].toInt());

@@ -3,9 +3,8 @@
 
 namespace tessera::detail {
 
-// Converts between libtorch's values and core's. A call's stack becomes an OpCall, from which a
-// rule reads sizes and numbers; a rule's arguments become libtorch values. No other file knows
-// both.
+// Converts between libtorch's values and core's, which no other file knows both: a call's stack to
+// an OpCall, and a rule's arguments to libtorch values.
 
 namespace {
 
@@ -104,9 +103,8 @@ Argument bind_static(const c10::IValue& value) {
 
 }  // namespace
 
-/// Binds all numbers, whatever their kind. A rule that reads numbers of kind kScalar would depend
-/// on values that are in no cache key, so OperatorInfo uses that kind only if the rule reads no
-/// numbers.
+/// A rule that read numbers of kind kScalar would depend on values that are in no cache key, so
+/// OperatorInfo uses that kind only if the rule reads no numbers.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;

@@ -115,8 +115,7 @@ void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& argume
 }
 
 /// A written alias is an argument that is returned (in place, out=). An alias that is only read
-/// makes a view of the single argument with an alias; the sets are not compared, since that of
-/// split ("a -> *") grows.
+/// makes a view; alias sets are not compared, since that of split ("a -> *") grows.
 void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   for (const c10::Argument& result : schema.returns()) {
     const c10::AliasInfo* alias = result.alias_info();
@@ -182,9 +181,8 @@ std::string operators_like(const c10::OperatorName& missing) {
                      fmt::join(found.begin(), end, ", "), end == found.end() ? "" : ", ...");
 }
 
-/// Checks that register_rule cannot make, since core does not know operators: whether each rule's
-/// operator exists, and whether the rule will be used. Runs on every rank, at the first use of any
-/// operator.
+/// Checks for register_rule, since core does not know operators: whether each rule's operator
+/// exists, and whether the rule will be used. Runs at the first use of any operator.
 void check_user_rules() {
   for (const std::string& name : user_ruled_operators()) {
     const c10::OperatorName parts = operator_name(name);

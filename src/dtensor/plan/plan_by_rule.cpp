@@ -47,8 +47,7 @@ void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& t
 }
 
 /// Whether the operator rounds values to a written integer or boolean type, so that rounded terms
-/// have a different sum. This is the case if the type of some tensor cannot be cast safely to the
-/// written type.
+/// have a different sum: the type of some tensor cannot be cast safely to the written type.
 bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     const c10::ScalarType type = bound.tensors[input].scalar_type();
@@ -59,9 +58,8 @@ bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   });
 }
 
-/// Whether an argument is a number by which the terms of a sum cannot be multiplied or divided one
-/// by one: infinity times terms of both signs would be NaN. False if the operator does not multiply
-/// the sum by the number.
+/// Whether an argument is a number that must not multiply or divide the terms of a sum one by one:
+/// infinity times terms of both signs would be NaN.
 bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   if (info.traits.has(Trait::kNumberBesideSum)) {
     return false;
@@ -127,9 +125,8 @@ void set_places(CallPlan& plan, const ShardingRule& rule) {
   }
 }
 
-/// Replaces arguments with global sizes by their local values. If a rule has a local call, its size
-/// arguments are those of the local call; the operator itself then runs only if its sizes need no
-/// change.
+/// Replaces global sizes by local sizes. If a rule has a local call, its size arguments are those
+/// of the local call; the operator itself then runs only if its sizes need no change.
 void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                    Values arguments) {
   if (rule.local_call && !plan.local_call) {
@@ -161,9 +158,8 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
   }
 }
 
-/// Views have the strides that they would have on the whole tensor. If the number of results
-/// differs from the rule's outputs, they cannot be matched, and the plan uses the order of the
-/// local strides.
+/// Views have the strides of a view of the whole tensor. If the number of results differs from the
+/// rule's outputs, the plan uses the order of the local strides.
 void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   if (!strides || strides->size() != plan.outputs.size()) {
     return;

@@ -108,9 +108,8 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Selects a lowering that sends less than the redistribution of the inputs, or that the operator
-/// requires. Random operators are excluded, because a lowering runs without the generator that all
-/// ranks seed equally.
+/// Selects a lowering that sends less than the redistribution of the inputs, or is required. A
+/// lowering runs without the generator that all ranks seed equally.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;
@@ -144,9 +143,8 @@ bool writes_expanded(const OperatorInfo& info, const BoundCall& bound) {
   });
 }
 
-/// Whether the call only needs the operator on the local tensors and the wrapping of its results.
-/// UnboxedKernel::run does nothing else, so a plan that needs any other step of run_local must be
-/// refused here.
+/// Whether the call needs only the operator on the local tensors and wrapped results. A plan that
+/// needs any other step of run_local must be refused, because UnboxedKernel::run has none.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.compares_plain || plan.local_call || info.changes_shape) {
     return false;

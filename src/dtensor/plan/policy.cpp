@@ -181,9 +181,8 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   return bind_call(call.info, read).tensors;
 }
 
-/// Checks the plain tensors of a call. In the program's code in a backward (a hook, an autograd
-/// function), plain tensors may be the same on every rank, but no forward scope declares it, so the
-/// ranks compare them.
+/// Checks the plain tensors of a call. In the program's code in a backward no forward scope
+/// declares plain tensors to be equal, so the ranks compare them.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);

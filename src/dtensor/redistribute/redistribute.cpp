@@ -159,9 +159,8 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
     finish_transfers_on(*group);
   }
   auto started = start_step(step, local, mesh, sizes);
-  // The transfer may outlive its arguments and the cached plan, so it owns the plan, into which
-  // `steps` points. The steps after the last collective do not communicate, so finishing the
-  // transfer needs no other peers.
+  // The transfer may outlive the cached plan, into which `steps` points. The steps after the last
+  // collective do not communicate, so finishing the transfer needs no other peers.
   started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
                   sizes = sizes.vec()] {
     const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);

@@ -4,7 +4,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <memory>
-#include <string_view>
 
 #include "rank/transfer.h"
 #include "tensor/tensor_spec.h"

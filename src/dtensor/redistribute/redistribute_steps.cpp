@@ -15,7 +15,6 @@
 #include <span>
 #include <utility>
 
-#include "redistribute/redistribute.h"
 #include "redistribute/redistribute_steps.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"

@@ -70,9 +70,8 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
   transfer_ = std::move(transfer);
 }
 
-/// Called at the first use of local(). So far the wrapper used the version counter of a stand-in
-/// tensor; the result takes it over. If the transfer throws it is not reset, so that later uses
-/// throw as well.
+/// So far the wrapper used the version counter of a stand-in tensor; the result takes it over. A
+/// transfer that throws is not reset, so that later uses throw as well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
   give_count_to(local_);

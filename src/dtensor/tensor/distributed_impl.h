@@ -20,9 +20,8 @@
 
 namespace tessera::detail {
 
-/// The state of a view whose base had to be redistributed to take the view. The view has a copy of
-/// the values instead of an alias. It may be read until its base is written; a write to the view is
-/// repeated on the base.
+/// The state of a view that has a copy, because its base had to be redistributed. The view may be
+/// read until its base is written; a write to the view is repeated on the base.
 struct DetachedView {
   /// Takes the view from the base's local tensor, redistributed to `layout`.
   struct Replay {
@@ -143,9 +142,8 @@ void check_plain(const at::Tensor& local);
 void check_local(const at::Tensor& local, const ShardingSpec& spec,
                  const std::vector<std::int64_t>& sizes);
 
-/// Throws Error, on all ranks, unless parts with the layouts `gradient` and `layout` of a tensor
-/// with global `sizes` have the same sizes on every rank. `asked`: the calling function, for the
-/// message.
+/// Throws Error, on all ranks, naming `asked`, unless parts of a tensor with global `sizes` have
+/// the same sizes under both layouts on every rank.
 void check_gradient_parts(const char* asked, const Layout& layout, const Layout& gradient,
                           c10::IntArrayRef sizes);
 

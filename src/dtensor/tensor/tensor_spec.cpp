@@ -41,9 +41,8 @@ std::size_t hash_of(const TensorSpec& spec) {
   return hash;
 }
 
-/// All specs. References are weak: a spec is freed with the last tensor or cached plan that uses
-/// it. One table and one lock for all threads, since ranks may be threads and threads of one rank
-/// share tensors.
+/// All specs, for all threads: ranks may be threads, and threads of one rank share tensors. A spec
+/// is freed with the last tensor or cached plan that uses it.
 class SpecTable {
  public:
   static SpecTable& instance() {

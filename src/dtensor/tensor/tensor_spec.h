@@ -20,9 +20,8 @@ struct Geometry : ShapeGeometry {
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
 };
 
-/// All properties of a distributed tensor except its values. A call's plan depends on them.
-/// Immutable and interned: equal specs are one object while it is in use, so that the dispatch
-/// cache compares pointers.
+/// All properties of a distributed tensor except its values. Immutable and interned, so that the
+/// dispatch cache compares pointers.
 struct TensorSpec {
   ShardingSpec sharding;
   std::vector<std::int64_t> sizes;    ///< global sizes
@@ -51,9 +50,8 @@ bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
 /// Strides of a contiguous tensor of `sizes`.
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
 
-/// The global strides of a tensor whose local tensor has `local_strides`: the same order of
-/// dimensions, or contiguous strides if ranks could disagree on that order (`agreed` is false; see
-/// shards_agree_on_stride_order).
+/// Global strides in the order of `local_strides`; contiguous if ranks could disagree on that order
+/// (`agreed` is false; see shards_agree_on_stride_order).
 std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
                                          bool agreed);
 
