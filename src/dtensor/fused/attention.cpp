@@ -638,27 +638,22 @@ std::optional<ChunkFactors> add_factors_of(ShardingRule& rule, const rules::Size
                       {{batch}, {kv, group}, {tokens}}};
 }
 
+template <bool kBackward>
 std::optional<ShardingRule> chunked_attention_rule(const OpCall& call) {
+  constexpr std::size_t kQueries = kBackward ? 1 : 0, kDocuments = kBackward ? 8 : 5;
   ShardingRule rule = rules::start(call);
-  const auto f = add_factors_of(rule, call.tensor(0).sizes, call.tensor(1).sizes,
-                                /*documents=*/!call.integers(5).empty());
+  const auto f = add_factors_of(rule, call.tensor(kQueries).sizes, call.tensor(kQueries + 1).sizes,
+                                /*documents=*/!call.integers(kDocuments).empty());
   if (!f) {
     return std::nullopt;
   }
-  rule.inputs = {f->queries, f->keys, f->keys};
-  rule.outputs = {f->queries, f->statistics};
-  return rule;
-}
-
-std::optional<ShardingRule> chunked_attention_backward_rule(const OpCall& call) {
-  ShardingRule rule = rules::start(call);
-  const auto f = add_factors_of(rule, call.tensor(1).sizes, call.tensor(2).sizes,
-                                /*documents=*/!call.integers(8).empty());
-  if (!f) {
-    return std::nullopt;
+  if (kBackward) {
+    rule.inputs = {f->queries, f->queries, f->keys, f->keys, f->queries, f->statistics};
+    rule.outputs = {f->queries, f->keys, f->keys};
+  } else {
+    rule.inputs = {f->queries, f->keys, f->keys};
+    rule.outputs = {f->queries, f->statistics};
   }
-  rule.inputs = {f->queries, f->queries, f->keys, f->keys, f->queries, f->statistics};
-  rule.outputs = {f->queries, f->keys, f->keys};
   return rule;
 }
 
@@ -692,10 +687,10 @@ TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tenso
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
-  define<ChunkedAttention>(library, &run_chunked_attention, chunked_attention_rule,
+  define<ChunkedAttention>(library, &run_chunked_attention, chunked_attention_rule<false>,
                            &differentiable_chunked_attention);
   define<ChunkedAttentionBackward>(library, &run_chunked_attention_backward,
-                                   chunked_attention_backward_rule);
+                                   chunked_attention_rule<true>);
 }
 
 }  // namespace

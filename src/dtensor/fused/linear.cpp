@@ -186,28 +186,27 @@ rules::TensorFactors with(rules::TensorFactors rows, int last) {
   return rows;
 }
 
-std::optional<ShardingRule> fp8_linear_rule(const OpCall& call) {
-  const rules::Sizes& x = call.tensor(0).sizes;
-  const rules::Sizes& weight = call.tensor(1).sizes;
-  check_sizes(x, weight);
-  ShardingRule rule = rules::start(call);
-  const rules::TensorFactors rows = row_factors(rule, x, /*reduced=*/false);
-  const int in = rules::add_reduced(rule, weight[1], ReduceOp::kSum);
-  const int out = rules::add_factor(rule, weight[0]);
-  rule.inputs = {with(rows, in), {{out}, {in}}};
-  rule.outputs = {with(rows, out)};
-  return rule;
-}
-
-std::optional<ShardingRule> input_grad_rule(const OpCall& call) {
+/// The rule of a product of rows and the weight. `summed`: the dimension of the weight that the
+/// product sums over.
+ShardingRule product_rule(const OpCall& call, std::size_t summed) {
   const rules::Sizes& weight = call.tensor(1).sizes;
   ShardingRule rule = rules::start(call);
   const rules::TensorFactors rows = row_factors(rule, call.tensor(0).sizes, /*reduced=*/false);
-  const int out = rules::add_reduced(rule, weight[0], ReduceOp::kSum);
-  const int in = rules::add_factor(rule, weight[1]);
-  rule.inputs = {with(rows, out), {{out}, {in}}};
-  rule.outputs = {with(rows, in)};
+  rules::TensorFactors of_weight(2);
+  of_weight[summed] = {rules::add_reduced(rule, weight[summed], ReduceOp::kSum)};
+  of_weight[1 - summed] = {rules::add_factor(rule, weight[1 - summed])};
+  rule.inputs = {with(rows, of_weight[summed].front()), of_weight};
+  rule.outputs = {with(rows, of_weight[1 - summed].front())};
   return rule;
+}
+
+std::optional<ShardingRule> fp8_linear_rule(const OpCall& call) {
+  check_sizes(call.tensor(0).sizes, call.tensor(1).sizes);
+  return product_rule(call, 1);
+}
+
+std::optional<ShardingRule> input_grad_rule(const OpCall& call) {
+  return product_rule(call, 0);
 }
 
 std::optional<ShardingRule> weight_grad_rule(const OpCall& call) {

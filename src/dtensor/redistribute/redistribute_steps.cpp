@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "redistribute/redistribute_steps.h"
+#include "tensor/tensor_spec.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
