@@ -33,7 +33,7 @@ std::optional<bool> environment_switch(const char* name) {
   return on;
 }
 
-/// `unset`: the result if the variable is not set; callers choose it by their check's cost.
+/// `unset`: the result if TESSERA_DEBUG is not set; callers choose it by their check's cost.
 bool debug_checks(bool unset) {
   return environment_switch("TESSERA_DEBUG").value_or(unset);
 }

@@ -312,7 +312,7 @@ void ModuleBase::check_in_a_tree() const {
   check_initialized(*this, "forward of a " + name());  // also sets the module's FQN
 }
 
-/// forward would read a tensor that is not the parameter.
+/// Throws Error if a bound member was assigned another tensor, which forward would read.
 void ModuleBase::check_members(const std::string& fqn) const {
   for (std::size_t i = 0; i < bindings_.size(); ++i) {
     const at::Tensor* member = bindings_[i].member;

@@ -408,7 +408,7 @@ struct Distributed {
   DeviceMesh mesh;
 };
 
-/// Operators do not mix plain and distributed tensors.
+/// Replicates plain parameters, because operators do not mix plain and distributed tensors.
 void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
   for (const auto& [name, slot] : slots) {

@@ -108,7 +108,7 @@ ThreadState::Restored::Restored(const ThreadState& then)
       replication_(then.replicates_plain_),
       region_(then.region_, /*replays=*/true),
       autocast_(tessera::detail::autocast_state()) {
-  // Nothing would clear cached casts before the optimizer changes the weights.
+  // Casts are not cached: nothing would clear them before the optimizer changes the weights.
   tessera::detail::set_autocast_state({then.autocast_.types, /*keeps_casts=*/false});
   if (then.random_) {
     random_.emplace(then.random_->retaken());

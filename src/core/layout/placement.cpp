@@ -235,7 +235,7 @@ class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
 
-  /// Divides a digit by the mesh dimension; false if the cut is not at a digit's boundary.
+  /// Divides a digit by a mesh dimension; false if the cut is not at a digit's boundary.
   bool apply(const Cut& cut) {
     const auto first = skip(cut.split_factor);
     if (!first) {
@@ -404,7 +404,7 @@ bool has_several_digits(const Layout& layout) {
                      [](const auto& digits) { return digits.size() > 1; });
 }
 
-/// nullptr if the cuts of a dimension are not at boundaries of its digits.
+/// Converts placements; nullptr if the cuts of a dimension are not at boundaries of its digits.
 LayoutPtr try_to_layout(const Sizes& mesh_sizes, const Placements& placements,
                         std::span<const std::int64_t> sizes) {
   auto [cuts, partial] = cuts_of(placements, sizes.size());

@@ -181,7 +181,7 @@ class SearchState {
     }
     for (const int dim : problem_.temporary_dims) {
       auto digits = layout_->digits(dim);
-      // In its final tensor dimension the mesh dimension is already, or is at a wrong place.
+      // In `dim`, its final tensor dimension, a mesh dimension would be at a wrong place.
       const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
                                         [&](int m) { return problem_.to->sharded_dim(m) == dim; });
       // Only dimensions with at most one digit: appending to one of several depends on sizes.

@@ -120,7 +120,7 @@ const Registry& registry() {
 
 // What in-place and out= variants add to the rule of their functional variant.
 
-/// libtorch would resize or reject a written tensor of other sizes than the result's.
+/// Whether a written tensor has the result's sizes; libtorch resizes or rejects other tensors.
 bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
                 const rules::Sizes& sizes) {
   return std::equal(factors.begin(), factors.end(), sizes.begin(), sizes.end(),

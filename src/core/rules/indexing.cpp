@@ -34,7 +34,7 @@ void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& t
   }
 }
 
-/// libtorch also accepts a 0-d tensor among others, for which there is no rule.
+/// Whether all tensors have one number of dimensions; libtorch also accepts 0-d tensors.
 bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [&](int tensor) {
     return meta_of(call, tensor).ndim() == meta_of(call, tensors[0]).ndim();

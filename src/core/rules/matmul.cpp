@@ -310,7 +310,7 @@ RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size
   };
 }
 
-/// An operator, linear in the first tensor, whose kernels do not accept an empty batch.
+/// An operator on the last `dims` dimensions, linear in the first tensor; no batch may be empty.
 RuleFunction::Body in_space(std::size_t dims, std::size_t inputs = 1, int sizes_arg = -1) {
   return on_last({.inputs = std::vector<std::size_t>(inputs, dims),
                   .results = {dims},

@@ -526,7 +526,7 @@ bool is_set(const OpCall& call, int flag) {
   return flag >= 0 && call.boolean_or(static_cast<std::size_t>(flag), false);
 }
 
-/// A causal mask starts at query 0 of the local tensor, so queries stay unsharded.
+/// Whether queries may be sharded: a causal mask starts at query 0 of the local tensor.
 bool splits_queries(const OpCall& call, const Kernel& kernel) {
   return kernel.statistics != Kernel::kPaddedRows && !is_set(call, kernel.causal);
 }

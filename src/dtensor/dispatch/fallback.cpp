@@ -89,7 +89,7 @@ std::optional<WeakTensor>& last_zeros() {
   return RankThread::here().zeros;
 }
 
-/// Whether this thread runs a backward that records no graph, which would have the zeros.
+/// Whether this thread runs a backward without a graph; a recorded graph also has the zeros.
 bool inside_backward() {
   return backward_id() >= 0 && !at::GradMode::is_enabled();
 }
@@ -229,7 +229,7 @@ void execute(PlannedCall& call, CallKind kind) {
   }
 }
 
-/// Plans of the other kinds are almost free to make, and would displace expensive plans.
+/// Whether a plan is cached. Plans of kinds kPlain and kDecomposed are almost free to make.
 bool is_kept(const CallPlan& plan) {
   return plan.kind != CallKind::kPlain && plan.kind != CallKind::kDecomposed;
 }

@@ -242,7 +242,7 @@ class Localizer {
 
 }  // namespace
 
-// The last reference to each wrapper on the stack is released early.
+// Replaces arguments one by one, so that each wrapper's last reference is released early.
 void localize_arguments(LocalRun& run) {
   Localizer localizer(run);
   for (std::size_t i = 0; i < run.call.info.arguments.size(); ++i) {

@@ -119,8 +119,7 @@ void run_local_call(LocalRun& run) {
   }
 }
 
-/// Saves the arguments, so that write_through can take a view of a redistributed tensor again. The
-/// operator removes its arguments from the stack.
+/// Saves the arguments, so that write_through can take a view of a redistributed tensor again.
 void keep_view_arguments(LocalRun& run) {
   if (run.call.info.viewed < 0 || !run.is_moved()) {
     return;

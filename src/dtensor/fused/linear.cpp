@@ -16,7 +16,7 @@ namespace tessera::detail {
 
 namespace {
 
-/// `weight` has rows from `first_row` on of a table of `total_rows` rows; < 0: all rows.
+/// `weight`: the rows from `first_row` on of a table of `total_rows` rows (< 0: the whole table).
 struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                        std::int64_t, std::int64_t)> {
   static constexpr const char* name = "tessera::embedding";

@@ -337,7 +337,7 @@ DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh&
   return result;
 }
 
-/// Throws Error for step 0 or a step in the wrong direction. The last step may overshoot.
+/// The number of values of arange. Throws Error for step 0 or a step in the wrong direction.
 std::int64_t steps_between(std::int64_t start, std::int64_t end, std::int64_t step) {
   TESSERA_CHECK(step != 0, "arange from ", start, " to ", end, " with step 0 never ends");
   const auto distance = step > 0 ? end - start : start - end;

@@ -77,7 +77,7 @@ std::vector<std::int64_t> kept_sizes(const ExtremumCall& call) {
   return sizes;
 }
 
-/// libtorch throws for an extremum of no elements, although other ranks may have some.
+/// Whether this shard is empty: libtorch would throw, although other ranks may have elements.
 bool has_no_elements_along(const ExtremumCall& call) {
   return std::ranges::any_of(call.dims, [&](auto dim) { return call.impl.local().size(dim) == 0; });
 }
@@ -417,7 +417,7 @@ struct Moments {
   at::Tensor mean, variance;  ///< both in the arithmetic type, with the reduced dimensions kept
 };
 
-/// Arguments: (self, dims?, correction?, keepdim). E(x^2) - E(x)^2 would cancel.
+/// Arguments: (self, dims?, correction?, keepdim). Squares differences: E(x^2) - E(x)^2 cancels.
 Moments moments_of(Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto dims = named_dims(arguments[1], self.dim());

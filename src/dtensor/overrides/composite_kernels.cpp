@@ -48,7 +48,7 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-/// check_policy for operators whose components would be refused late, after collectives.
+/// Refuses mixed tensors early: the operator's components would be refused after collectives.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -76,7 +76,7 @@ bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
          std::ranges::all_of(tensors, fits);
 }
 
-/// libtorch would resize `out`, but its layout may not permit other sizes.
+/// Writes a result to a distributed `out`, whose layout may not permit other sizes.
 at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
   TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
                 out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");
@@ -257,7 +257,7 @@ at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
 // Operators that make plain tensors themselves (a mask, a window, positions). Such a tensor is the
 // same on all ranks, so the operators run as libtorch composes them, in a ReplicationScope.
 
-/// A result that started as a plain helper tensor is equal on all ranks.
+/// Makes plain results replicated: a plain helper tensor is equal on all ranks.
 void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit::Stack& stack) {
   for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
     if (stack[i].isTensor() && !tessera::is_distributed(stack[i].toTensor())) {

@@ -42,7 +42,7 @@ c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey);
 }
 
-/// On a thread whose keys were saved and restored, the key may outlive its region.
+/// Whether no region is active: restored dispatch keys of a thread may outlive their region.
 bool outside() {
   return random_region() == nullptr;
 }
@@ -107,7 +107,7 @@ void note_source(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// An operator with a dropout probability or a training flag may draw nothing.
+/// Whether this call draws: an operator with a probability of 0, or in evaluation, does not.
 bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   const auto& schema = op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -121,7 +121,7 @@ bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   return true;
 }
 
-/// The first argument, or for randperm a tensor with as many numbers.
+/// What an operator draws for: its first argument, or for randperm a tensor of as many numbers.
 at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   if (arguments[0].isTensor()) {
     return arguments[0].toTensor();

@@ -249,7 +249,7 @@ std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values argumen
   return dropout ? CallKind::kNativeDropout : CallKind::kRandomInplace;
 }
 
-/// For view(self, size): local sizes in a plan contain no -1.
+/// For view(self, size): replaces -1, because local sizes in a plan contain no -1.
 std::vector<c10::IValue> with_complete_sizes(Values arguments) {
   std::vector<c10::IValue> completed(arguments.begin(), arguments.end());
   completed[1] = complete_sizes(arguments[0].toTensor().sizes(), arguments[1].toIntVector());

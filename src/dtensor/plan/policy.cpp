@@ -73,7 +73,7 @@ bool is_trained_number(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
 
-/// Functions of torch::nn::init would write plain values to a distributed tensor.
+/// Whether the call would write plain values to a distributed tensor, as torch::nn::init does.
 bool writes_distributed(const PlannedCall& call, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(call.info, bound), [&](std::size_t input) {
     return tessera::is_distributed(bound.tensors[input]);
@@ -124,7 +124,7 @@ void warn_once(const std::string& name) {
              "the result is kept replicated (a StrictScope makes this an error)");
 }
 
-/// The pending sum of a row-wise product may be used far from the product.
+/// Advice for a refused call; a row-wise product's pending sum may be used far from it.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute them explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {

@@ -132,7 +132,7 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
     : turn_(turns()),
       generator_(at::globalContext().defaultGenerator(device)),
       outer_(generator_.get_state()) {
-  // libtorch draws from the generator elsewhere too. A seed is one number.
+  // Locks the generator too, because libtorch draws from it elsewhere. A seed is one number.
   std::lock_guard lock(generator_.mutex());
   generator_.set_current_seed(key.seed ^ key.stream);
 }

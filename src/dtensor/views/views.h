@@ -15,7 +15,7 @@
 
 namespace tessera::detail {
 
-/// Adds that sizes are global, because programs often pass a rank's own sizes.
+/// Adds to the error that sizes are global: programs often pass a rank's own sizes.
 void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
 /// The strides that the results of a view operator have on tensors with global sizes, lists
