@@ -293,17 +293,33 @@ std::string rate_text(double rate, const char* unit) {
   return fmt::format("{:.4g} {}{}", rate, kPrefixes[thousands], unit);
 }
 
+/// Where the shares were measured, and which assumptions have not been measured at all.
+std::string sources_text(const Machine& machine) {
+  const std::string fp8 = machine.flops_fp8 > 0 && machine.fp8_share == 0
+                              ? ", products in 8 bits (planned as fast as in 16 bits)"
+                              : "";
+  return fmt::format(
+      "These shares of products, attention with heads of 64 and other operators were measured on: "
+      "{}. Not measured: attention with larger heads{}, collectives (which take {:.0f} of {:.0f} "
+      "multiprocessors from products that overlap). A plan leaves out the time for which ranks "
+      "wait "
+      "for the slowest rank, so a step on several GPUs or nodes takes longer than planned.\n",
+      machine.shares_from, fp8, machine.collective_multiprocessors, machine.multiprocessors);
+}
+
 /// The assumptions behind the predicted times.
 std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
   return fmt::format(
-      "Predicted, not measured. A {}: products at {:.0f} % and attention at {:.0f} % of {} ({}), "
-      "other operators at {:.0f} % of {} and {:.0f} us at least, collectives at {:.0f} % of {} in "
-      "a node and {} between nodes.\n",
-      machine.name, 100 * machine.product_share, 100 * machine.attention_share,
-      rate_text(machine.peak_flops(type), "FLOP/s"), c10::toString(type),
-      100 * machine.memory_share, rate_text(machine.memory_bandwidth, "B/s"),
-      machine.operator_latency_s * 1e6, 100 * machine.network_share,
-      rate_text(machine.link_bandwidth, "B/s"), rate_text(machine.network_bandwidth, "B/s"));
+             "Predicted, not measured. A {}: products at {:.0f} %, attention at {:.0f} % (heads of "
+             "64: {:.0f} %) of {} ({}), other operators at {:.0f} % of {} and {:.0f} us at least, "
+             "collectives at {:.0f} % of {} in a node and {} between nodes.\n",
+             machine.name, 100 * machine.product_share, 100 * machine.attention_share,
+             100 * machine.attention_share_64, rate_text(machine.peak_flops(type), "FLOP/s"),
+             c10::toString(type), 100 * machine.memory_share,
+             rate_text(machine.memory_bandwidth, "B/s"), machine.operator_latency_s * 1e6,
+             100 * machine.network_share, rate_text(machine.link_bandwidth, "B/s"),
+             rate_text(machine.network_bandwidth, "B/s")) +
+         sources_text(machine);
 }
 
 /// Advice on what reduces memory of this kind: the program's advice, or general advice if it gives

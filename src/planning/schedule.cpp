@@ -65,6 +65,16 @@ double bytes_of(const FakeCall& call) {
   return bytes;
 }
 
+/// The name of an operator for the report. A plan computes on a CPU, where flash attention has
+/// another name than on a GPU.
+std::string name_on(bool gpu, std::string name) {
+  constexpr std::string_view kOnCpu = "_for_cpu";
+  if (const std::size_t at = name.find(kOnCpu); gpu && at != std::string::npos) {
+    name.erase(at, kOnCpu.size());
+  }
+  return name;
+}
+
 /// The number of a group's ranks that are on the same node as the group's first rank.
 std::int64_t ranks_beside(const std::vector<int>& ranks, std::int64_t per_node) {
   const std::int64_t node = ranks.front() / per_node;
@@ -90,6 +100,14 @@ bool adds_product(std::string_view name) {
 /// of an addmm is the sum, which may be wider than the factors.
 const at::Tensor& first_factor(const FakeCall& call) {
   return call.inputs[adds_product(call.name) ? 1 : 0];
+}
+
+/// The rate of an operator with FLOPs. The second input of attention is the key in forward and the
+/// query in backward, with the sizes (batch, heads, tokens, head size).
+double flops_rate(const Machine& machine, const FakeCall& call) {
+  const c10::ScalarType type = first_factor(call).scalar_type();
+  return is_attention(call.name) ? machine.attention_flops(type, call.inputs[1].size(-1))
+                                 : machine.product_flops(type);
 }
 
 }  // namespace
@@ -165,24 +183,42 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
   const double bytes = bytes_of(call);
   const double by_memory = bytes / (machine_->memory_bandwidth * machine_->memory_share);
   double seconds = std::max(by_memory, machine_->operator_latency_s);
+  double& now = lane(current_).time;
   if (flops > 0) {
-    const double rate = machine_->peak_flops(first_factor(call).scalar_type());
-    const double share =
-        is_attention(call.name) ? machine_->attention_share : machine_->product_share;
-    seconds = std::max(seconds, flops / (rate * share));
+    seconds = std::max(seconds, flops / flops_rate(*machine_, call));
+    if (has_lanes_ && current_ == Lane::kCompute) {
+      seconds += lost_to_collectives(now, seconds);
+    }
     step_.flops += flops;
   }
-  OperatorUse& use = step_.operators[call.name];
+  OperatorUse& use = step_.operators[name_on(has_lanes_, call.name)];
   ++use.calls;
   use.bytes += bytes;
   use.flops += flops;
   use.seconds += seconds;
-  double& now = lane(current_).time;
   if (!has_lanes_ || current_ == Lane::kCompute) {
     step_.compute += seconds;
     add_span("operators", to_string(phase), now, now + seconds);
   }
   now += seconds;
+}
+
+/// The seconds by which an operator is slower because collectives overlap with a part of its
+/// `seconds`. The compute lane never goes back, so collectives that ended before `begin` are
+/// erased.
+double Schedule::lost_to_collectives(double begin, double seconds) {
+  if (machine_->multiprocessors == 0) {
+    return 0;
+  }
+  std::erase_if(transfers_, [&](const auto& transfer) { return transfer.second <= begin; });
+  double overlap = 0, covered = begin;
+  for (const auto& [from, to] : transfers_) {
+    const double first = std::max(from, covered), last = std::min(to, begin + seconds);
+    overlap += std::max(last - first, 0.0);
+    covered = std::max(covered, last);
+  }
+  const double taken = machine_->collective_multiprocessors;
+  return overlap * taken / (machine_->multiprocessors - taken);
 }
 
 double Schedule::duration(const FakeCollective& call) const {
@@ -207,6 +243,9 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   network = std::max(network, lane(current_).time) + seconds;
   step_.communication[call.group] += seconds;
   add_span(call.group, call.collective, network - seconds, network);
+  if (has_lanes_) {
+    transfers_.emplace(network - seconds, network);
+  }
   const Moment end{network, call.group};
   if (!has_lanes_) {
     wait(current_, end);  // Without lanes, as on a CPU, the ranks transfer the bytes themselves.

@@ -23,7 +23,9 @@ namespace tessera::planning {
 /// Computes the times of a step's operators and collectives. The host is assumed to run ahead of
 /// the device, as for large models. An operator takes the time for its FLOPs or its bytes at the
 /// machine's rates, whichever is longer; a collective takes the time for its bytes on the slowest
-/// link of a ring. A collective overlaps with everything except collectives of its own group.
+/// link of a ring. A collective overlaps with everything except collectives of its own group. On a
+/// GPU, a collective takes multiprocessors from the products and the attention that overlap with
+/// the collective.
 class Schedule {
  public:
   /// Without a machine, no times are computed. Without lanes, as on a CPU, all work, including
@@ -59,6 +61,7 @@ class Schedule {
   void wait(comm::Lane which, const Moment& moment);
   void add_span(const std::string& row, const std::string& what, double begin, double end);
   double duration(const comm::FakeCollective& call) const;
+  double lost_to_collectives(double begin, double seconds);
 
   std::optional<Machine> machine_;
   bool has_lanes_;
@@ -66,6 +69,8 @@ class Schedule {
   std::array<Moment, 4> lanes_{};
   std::map<std::string, double> networks_;  ///< the time at which the network of each group becomes
                                             ///< free
+  /// Begin and end of the collectives that the compute lane has not passed, by begin.
+  std::multimap<double, double> transfers_;
   double began_ = 0;
   StepTime step_;
 };

@@ -9,6 +9,7 @@
 #include <ATen/ops/hypot.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -16,6 +17,7 @@
 
 #include "planning/net.h"
 #include "planning/sent.h"
+#include "tessera/comm/fake_world.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/observe/memory.h"
 #include "tessera/optim/adamw.h"
@@ -122,6 +124,26 @@ TEST(Plan, RanksOfAFlattenedDimensionAreAlikeByTheirPlaceInIt) {
     kinds.emplace_back(planned.kind.first, planned.kind.count);
   }
   EXPECT_EQ(kinds, (std::vector<std::pair<int, std::int64_t>>{{0, 6}, {6, 2}, {8, 4}}));
+}
+
+TEST(Plan, CopiesThatStandInForOtherRanksAreNoOperators) {
+  int copies = 0;
+  const kernels::FakeMode fake(c10::DeviceType::CPU, [&](const kernels::FakeCall& call) {
+    copies += static_cast<int>(call.name == "aten::copy_");
+  });
+  const comm::WorldPtr world = comm::fake_world(/*rank=*/1, /*size=*/3);
+  const DeviceMesh mesh = init_device_mesh(world, {3}, {"dp"});
+  comm::Communicator& group = mesh.group();
+  const at::Tensor three = at::empty({3}), one = at::empty({1});
+  group.all_gather(three, one)->wait();
+  group.reduce_scatter(one, three, ReduceOp::kSum)->wait();
+  const std::vector<std::int64_t> counts{1, 1, 1};
+  group.all_to_all(three, at::empty({3}), counts, counts)->wait();
+  EXPECT_EQ(copies, 0);
+  // Integers have values in a plan, so they are copied.
+  const at::Tensor numbers = at::zeros({3}, at::kLong);
+  group.all_gather(numbers, at::full({1}, 7, at::kLong))->wait();
+  EXPECT_EQ(numbers.sum().item<std::int64_t>(), 21);
 }
 
 /// A machine on which only products take time.
