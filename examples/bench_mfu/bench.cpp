@@ -2,11 +2,7 @@
 
 #include "examples/bench_mfu/bench.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -18,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "examples/llama/cli.h"
 #include "tessera/core/error.h"
 
 namespace bench {
@@ -75,50 +72,6 @@ using nlohmann::json;
 
 namespace {
 
-std::string program(const char* name) {
-  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / name).string();
-}
-
-/// Runs a program to completion with its output in `log`. Returns its exit code, or 128 if a signal
-/// ended it.
-int run(std::vector<std::string> command, const std::filesystem::path& log) {
-  std::vector<char*> arguments;
-  for (std::string& argument : command) {
-    arguments.push_back(argument.data());
-  }
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(),
-                                   O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
-  pid_t child = 0;
-  const int failed =
-      posix_spawn(&child, command.front().c_str(), &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  TESSERA_CHECK(failed == 0, "can't start ", command.front(),
-                "; build it beside bench_mfu: cmake --build BUILD --target llama_train llama_plan "
-                "tessera-run");
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-}
-
-/// The first line that looks like an error message. Later messages come from ranks that waited for
-/// the failed one.
-std::string error_in(const std::filesystem::path& log) {
-  std::ifstream in(log);
-  std::string last;
-  for (std::string line; std::getline(in, line);) {
-    if (line.find("llama_train: ") != std::string::npos ||
-        line.find("llama_plan: ") != std::string::npos) {
-      return line;
-    }
-    last = line.empty() ? last : line;
-  }
-  return last.empty() ? "it said nothing" : last;
-}
-
 std::vector<std::string> run_flags(const Trial& trial, const BenchOptions& o) {
   std::vector<std::string> flags{"--config", trial.config.string(),
                                  "--dp",     std::to_string(trial.mesh.dp),
@@ -141,10 +94,10 @@ std::vector<std::string> run_flags(const Trial& trial, const BenchOptions& o) {
 /// prints FLOPs only for a machine, and they are equal for every machine.
 double flops_of_step(std::vector<std::string> flags, const std::filesystem::path& folder) {
   const std::filesystem::path plan = folder / "plan.json";
-  flags.insert(flags.begin(), program("llama_plan"));
+  flags.insert(flags.begin(), llama::program_beside("llama_plan"));
   flags.insert(flags.end(), {"--gpu", "h100", "--json", plan.string()});
-  const int code = run(flags, folder / "plan.log");
-  TESSERA_CHECK(code == 0, error_in(folder / "plan.log"));
+  const int code = llama::run_logged(flags, folder / "plan.log");
+  TESSERA_CHECK(code == 0, llama::error_in(folder / "plan.log"));
   std::ifstream in(plan);
   const json ranks = json::parse(in).at("kinds");
   double flops = 0;
@@ -152,6 +105,18 @@ double flops_of_step(std::vector<std::string> flags, const std::filesystem::path
     flops += kind.at("ranks").get<double>() * kind.at("flops").get<double>();
   }
   return flops;
+}
+
+/// The choice that llama_train printed for --ac auto.
+std::string chosen_ac(const std::filesystem::path& log) {
+  constexpr std::string_view kBegin = "--ac auto: ";
+  std::ifstream in(log);
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with(kBegin)) {
+      return line.substr(kBegin.size(), line.find(' ', kBegin.size()) - kBegin.size());
+    }
+  }
+  tessera::fail("the run with --ac auto printed no choice in ", log.string());
 }
 
 std::vector<json> counted_steps(const std::filesystem::path& metrics, std::int64_t warmup) {
@@ -243,8 +208,8 @@ PeerFigures measure_peer(const Trial& trial, const BenchOptions& o, const PeerKi
   command.insert(command.end(), kind.flags.begin(), kind.flags.end());
   try {
     TESSERA_CHECK(trial.mesh.ranks() == 1, "--peer runs one rank, not ", trial.mesh.ranks());
-    TESSERA_CHECK(trial.ac != "selective", "--peer has no --ac selective");
-    TESSERA_CHECK(run(command, log) == 0, error_in(log));
+    TESSERA_CHECK(trial.ac == "none" || trial.ac == "full", "--peer has no --ac ", trial.ac);
+    TESSERA_CHECK(llama::run_logged(command, log) == 0, llama::error_in(log));
     const json step = middle_step(counted_steps(log, /*warmup=*/0));
     figures.step_time_s = step.at("step_time_s");
     figures.tokens_per_s = step.at("tokens_per_s");
@@ -261,10 +226,10 @@ PeerFigures measure_peer(const Trial& trial, const BenchOptions& o, const PeerKi
 Result measure(const Trial& trial, const BenchOptions& options, const std::filesystem::path& folder,
                const std::filesystem::path& tokens) {
   std::filesystem::create_directories(folder);
-  const std::vector<std::string> flags = run_flags(trial, options);
-  std::vector<std::string> command{program("tessera-run"), "--nproc",
+  std::vector<std::string> flags = run_flags(trial, options);
+  std::vector<std::string> command{llama::program_beside("tessera-run"), "--nproc",
                                    std::to_string(trial.mesh.ranks()), "--",
-                                   program("llama_train")};
+                                   llama::program_beside("llama_train")};
   command.insert(command.end(), flags.begin(), flags.end());
   command.insert(command.end(), {"--tokens", tokens.string(), "--peak-flops", options.peak_flops,
                                  "--metrics", (folder / "metrics.jsonl").string()});
@@ -272,9 +237,13 @@ Result measure(const Trial& trial, const BenchOptions& options, const std::files
   try {
     // Makes llama_train report peak_active_bytes on a CPU too.
     setenv("TESSERA_COUNT_MEMORY", "1", 1);
+    const int code = llama::run_logged(command, folder / "run.log");
+    TESSERA_CHECK(code == 0, llama::error_in(folder / "run.log"));
+    if (trial.ac == "auto") {
+      result.trial.ac = chosen_ac(folder / "run.log");
+      flags = run_flags(result.trial, options);
+    }
     const double flops = flops_of_step(flags, folder);
-    const int code = run(command, folder / "run.log");
-    TESSERA_CHECK(code == 0, error_in(folder / "run.log"));
     result.figures = figures_of(counted_steps(folder / "metrics.jsonl", options.warmup), flops,
                                 trial.mesh.ranks());
   } catch (const tessera::Error& error) {
@@ -284,7 +253,7 @@ Result measure(const Trial& trial, const BenchOptions& options, const std::files
   }
   for (const PeerKind& kind : peer_kinds()) {
     if (!options.peer.empty()) {
-      result.peers.push_back(measure_peer(trial, options, kind, folder, tokens));
+      result.peers.push_back(measure_peer(result.trial, options, kind, folder, tokens));
     }
   }
   return result;

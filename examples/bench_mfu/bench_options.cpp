@@ -27,9 +27,9 @@ void declare(CLI::App& app, BenchOptions& o) {
       ->delimiter(',')
       ->check(CLI::IsMember(shape_names()));
   app.option_defaults()->group("parallelism");
-  app.add_option("--ac", o.ac, "Activation checkpointing: none, selective, full (none)")
+  app.add_option("--ac", o.ac, "Activation checkpointing: none, selective, full, auto (none)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"none", "full", "selective"}));
+      ->check(CLI::IsMember({"none", "full", "selective", "auto"}));
   app.add_option("--mesh", o.meshes,
                  "Degrees of FSDP and of tensor parallelism (1x1), or DPxCPxTP: of context "
                  "parallelism between them")

@@ -2,17 +2,23 @@
 
 #include "examples/llama/cli.h"
 
+#include <fcntl.h>
 #include <fnmatch.h>
 #include <glob.h>
+#include <spawn.h>
+#include <sys/wait.h>
 #include <toml++/toml.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <istream>
@@ -555,6 +561,47 @@ void check_files_differ(const std::vector<NamedFile>& files) {
                     " and ", file.what, " are both ", path, "; give each its own path");
     }
   }
+}
+
+std::string program_beside(const char* name) {
+  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / name).string();
+}
+
+int run_logged(std::vector<std::string> command, const std::string& log) {
+  std::vector<char*> arguments;
+  for (std::string& argument : command) {
+    arguments.push_back(argument.data());
+  }
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(),
+                                   O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+  pid_t child = 0;
+  const int failed =
+      posix_spawn(&child, command.front().c_str(), &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  TESSERA_CHECK(failed == 0, "can't start ", command.front(),
+                "; build it in the folder of this program: cmake --build BUILD --target "
+                "llama_train llama_plan tessera-run");
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+std::string error_in(const std::string& log) {
+  std::ifstream in(log);
+  std::string last;
+  for (std::string line; std::getline(in, line);) {
+    if (line.find("llama_train: ") != std::string::npos ||
+        line.find("llama_plan: ") != std::string::npos) {
+      return line;
+    }
+    last = line.empty() ? last : line;
+  }
+  return last.empty() ? "the program wrote nothing" : last;
 }
 
 }  // namespace llama

@@ -102,6 +102,17 @@ std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFla
 /// comments.
 std::string to_toml(const std::vector<ResolvedFlag>& flags);
 
+/// The path of a program in the folder of this program.
+std::string program_beside(const char* name);
+
+/// Runs a program to its end, with its output in the file `log`. Returns the exit code, or 128 if a
+/// signal ended the program. Throws tessera::Error if the program cannot be started.
+int run_logged(std::vector<std::string> command, const std::string& log);
+
+/// The first line of a log that llama_train or llama_plan wrote as an error, because later errors
+/// are of ranks that waited for the failed rank; else the last line.
+std::string error_in(const std::string& log);
+
 /// A file or folder that a program reads or writes.
 struct NamedFile {
   std::string what;  ///< the path's name in errors: "--profile", "run.json of --metrics"

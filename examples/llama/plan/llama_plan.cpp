@@ -33,8 +33,9 @@
 
 namespace llama {
 
-/// Plans one rank of each kind. Throws tessera::Error for options that llama_train rejects.
-tessera::planning::RunPlan plan_llama(const TrainOptions& options,
+/// Plans one rank of each kind. Replaces --ac auto by the least recomputation that fits the
+/// machine; if nothing fits, by "full". Throws tessera::Error for options that llama_train rejects.
+tessera::planning::RunPlan plan_llama(TrainOptions& options,
                                       const std::optional<tessera::planning::Machine>& machine);
 /// The collectives of one kind that a module causes in a step.
 struct ModuleTraffic {
@@ -182,9 +183,22 @@ bool is_given(const TrainOptions& options, const char* flag) {
 
 }  // namespace
 
-planning::RunPlan plan_llama(const TrainOptions& options,
+planning::RunPlan plan_llama(TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
-  return planning::plan_run(run_of(options), options.ranks(), plan_options(options, machine));
+  const auto plan = [&] {
+    return planning::plan_run(run_of(options), options.ranks(), plan_options(options, machine));
+  };
+  if (options.ac != "auto") {
+    return plan();
+  }
+  for (const char* ac : {"none", "selective"}) {
+    options.ac = ac;
+    if (planning::RunPlan run = plan(); run.fits()) {
+      return run;
+    }
+  }
+  options.ac = "full";
+  return plan();
 }
 
 std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
@@ -234,7 +248,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                            .fixed_dp = is_given(o, "--dp"),
                            .fixed_tp = is_given(o, "--tp"),
                            .fixed_cp = is_given(o, "--cp"),
-                           .fixed_ac = is_given(o, "--ac"),
+                           .fixed_ac = is_given(o, "--ac") && o.ac != "auto",
                            .fixed_zero = is_given(o, "--zero") || o.reshard_last,
                            .fixed_accumulate = is_given(o, "--accumulate"),
                            .allows_tp = [heads](std::int64_t tp) { return heads % tp == 0; },
@@ -302,6 +316,11 @@ void declare(CLI::App& app, PlanFlags& flags) {
 void check(const PlanFlags& flags, const TrainOptions& options) {
   TESSERA_CHECK(options.device == "cpu" || !flags.gpu.empty(),
                 "--device cuda plans for a GPU, but none is named; pass --gpu h200, for example");
+  TESSERA_CHECK(options.ac != "auto" || !flags.gpu.empty(),
+                "--ac auto needs a machine, whose memory decides what fits; pass --gpu h200, for "
+                "example");
+  TESSERA_CHECK(!options.memory || !flags.gpu.empty(),
+                "--memory is given without --gpu, which names the machine that the plan is for");
   TESSERA_CHECK(flags.search || flags.gpus == 0,
                 "--gpus is given without --search; pass --search, or --dp and --tp instead");
   TESSERA_CHECK(!flags.search || flags.gpus > 0,
@@ -349,6 +368,7 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
   for (const auto& [flag, value] : o.listing) {
     json["flags"][flag] = value;
   }
+  json["flags"]["--ac"] = o.ac;  // with --ac auto, the choice
   json["modules"] = nlohmann::ordered_json::array();
   for (const auto& [module, backward, group, collective, traffic] : modules) {
     json["modules"].push_back({{"module", module},
@@ -384,11 +404,19 @@ int plan(std::vector<std::string> arguments) {
   std::optional<planning::Machine> machine;
   if (!flags.gpu.empty()) {
     machine = planning::machine_of(flags.gpu, "--gpu");
+    if (options.memory) {
+      machine->memory_bytes = *options.memory * (1 << 30);
+      machine->reserved_bytes = 0;
+    }
   }
   try {
     check_can_write("--json", flags.json);
     const std::optional<planning::Search> search = search_if_asked(flags, machine, options);
+    const bool chooses = options.ac == "auto";
     const planning::RunPlan run = plan_llama(options, machine);
+    if (chooses) {
+      std::cout << "--ac auto: " << options.ac << "\n";
+    }
     const std::vector<ModuleTraffic> modules = plan_modules(options);
     std::cout << planning::to_text(run) << to_text(modules) << std::flush;
     if (!flags.json.empty()) {

@@ -92,6 +92,8 @@ CLI::Validator degree_or_rest() {
 const Use kLora{[](const O& o) { return o.lora_rank > 0; }, "--lora-rank"};
 const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
 const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
+// A plan takes the limit for the verdict, too.
+const Use kAutoAc{[](const O& o) { return o.ac == "auto" || o.planned; }, "--ac auto"};
 const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
 
 // Sections and flags in the order of --help-all.
@@ -262,8 +264,11 @@ std::vector<Section> make_table() {
       {"activation_checkpoint",
        {{"ac", &O::ac, "A", "none",
          "Activation checkpointing: none; full: recompute the blocks; selective: all but "
-         "attention and half of the matrix products",
-         one_of({"none", "full", "selective"}), {}, Form::kOne, true}}},
+         "attention and half of the matrix products; auto: the least of these whose plan fits",
+         one_of({"none", "full", "selective", "auto"}), {}, Form::kOne, true},
+        {"memory", &O::memory, "GIB", "the smallest GPU's, less a sixth and 3 GB",
+         "Memory of a device that tensors may take with --ac auto, in GiB",
+         by(number_above_0_to(1e6)), kAutoAc}}},
       {"checkpoint",
        {{"checkpoint", &O::checkpoint, "DIR", "",
          "Save all that training needs, at the end and at SIGTERM or SIGUSR1",
@@ -524,6 +529,12 @@ void check_parallelism(const TrainOptions& o) {
                 ", whose ranks would not drop what one rank drops; leave out one of them");
 }
 
+void check_memory(const TrainOptions& o) {
+  TESSERA_CHECK(o.ac != "auto" || o.memory || o.device == "cuda" || o.planned,
+                "--ac auto is given on the CPU, whose memory the ranks share; pass --memory with "
+                "the GiB that a rank may take");
+}
+
 void check_checkpoints(const TrainOptions& o) {
   const std::vector<std::pair<const char*, bool>> of_folder{
       {"--checkpoint-every", o.checkpoint_every > 0},
@@ -634,6 +645,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
                 ", from which the rate falls; give a smaller one");
   check_fp8(o);
   check_parallelism(o);
+  check_memory(o);
   check_checkpoints(o);
   check_metrics(o);
   if (!o.model.empty()) {
@@ -716,8 +728,8 @@ TrainOptions planned(TrainOptions o) {
     o.model.clear();
   }
   for (std::string* file :
-       {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf, &o.save_lora,
-        &o.tensorboard, &o.output_dir, &o.profile, &o.profile_steps}) {
+       {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf, &o.save_hf_dtype,
+        &o.save_lora, &o.tensorboard, &o.output_dir, &o.profile, &o.profile_steps}) {
     file->clear();
   }
   o.merge_lora = false;

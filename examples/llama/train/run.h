@@ -44,6 +44,12 @@ Config model_config(const TrainOptions& options);
 /// rank reports a missing peer.
 void check_model(const TrainOptions& options);
 
+/// Replaces --ac auto by the least recomputation whose planned memory fits into --memory, or into
+/// the smallest GPU of all ranks; if nothing fits, by "full". Prints the choice on rank 0, which
+/// runs llama_plan. Throws tessera::Error on all ranks if the plan fails. Collective over `world`
+/// with --ac auto.
+TrainOptions with_chosen_ac(TrainOptions options, tessera::comm::World& world);
+
 /// Creates the parallelized model with memory for this rank's shards, whose values are not yet set.
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
                                   const tessera::DeviceMesh& mesh);

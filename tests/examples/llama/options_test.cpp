@@ -178,6 +178,9 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
        {{"--param-dtype", "fp8"}, {"--param-dtype", "fp8"}},
        {{"--reduce-dtype", "int8"}, {"--reduce-dtype", "int8"}},
        {{"--ac", "sometimes"}, {"--ac", "sometimes"}},
+       {{"--ac", "auto"}, {"--ac auto", "--memory"}},
+       {{"--memory", "2"}, {"--memory", "--ac auto"}},
+       {{"--ac", "auto", "--memory", "0"}, {"--memory", "0"}},
        {{"--min-lr", "1e-5"}, {"--min-lr", "--schedule cosine"}},
        {{"--optimizer", "sgd", "--betas", "0.9,0.99"}, {"--betas", "--optimizer"}},
        {{"--optimizer", "sgd", "--moment-dtype", "bf16"}, {"--moment-dtype"}},
@@ -344,7 +347,7 @@ TEST(ResolvedFlagsFile, HasEveryFlagInSections) {
                   "\n# momentum = 0.95  (for --optimizer sgd and muon)\n",
                   "\n# checkpoint = '" + run + "/checkpoints'  (in --output-dir)\n",
                   "\n# metrics = '" + run + "/metrics.jsonl'  (in --output-dir)\n",
-                  "\n\n[activation_checkpoint]\nac = 'none'\n\n[checkpoint]\n");
+                  "\n\n[activation_checkpoint]\nac = 'none'\n# memory is not given");
   const auto has = [&](const char* name, const char* value) {
     return std::ranges::find(options.listing, std::pair<std::string, std::string>(name, value)) !=
            options.listing.end();
