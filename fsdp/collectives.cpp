@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <iterator>
 #include <span>
@@ -158,8 +159,19 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
   }
   // One rank sends nothing: finish() adds its gradients directly.
   if (mesh_.ranks() > 1) {
+    op_ = averages() ? ReduceOp::kAvg : ReduceOp::kSum;
     start(context);
   }
+}
+
+/// Whether the reduce-scatter returns the average, which saves a pass over the result. Only for
+/// powers of two, whose quotients are exact, so that the result has the same bits as with a back
+/// end that divides the sum. Sums that are all-reduced later, or given to a hook, stay undivided.
+bool GradientReduction::averages() const {
+  const auto ranks = static_cast<std::uint64_t>(mesh_.shard.size());
+  return !mesh_.replicate && !hook() && !options_.force_sum && pre_divisor_ == 1 &&
+         options_.divisor == static_cast<double>(ranks) && std::has_single_bit(ranks) &&
+         mesh_.shard.group().averages_while_reducing();
 }
 
 c10::TensorOptions GradientReduction::tensor_options() const {
@@ -225,7 +237,7 @@ void GradientReduction::reduce_in_place(CommContext& context) {
   if (!inputs.empty()) {
     // Makes errors about ranks that call different collectives name the unit.
     const comm::PurposeScope purpose(mesh_.shard.group(), label());
-    work_ = mesh_.shard.group().reduce_scatter_group(outputs, inputs, ReduceOp::kSum);
+    work_ = mesh_.shard.group().reduce_scatter_group(outputs, inputs, op_);
   }
 }
 
@@ -254,7 +266,7 @@ void GradientReduction::reduce_packed(CommContext& context) {
     return;
   }
   const comm::PurposeScope purpose(mesh_.shard.group(), label());
-  work_ = mesh_.shard.group().reduce_scatter(output_, input, ReduceOp::kSum);
+  work_ = mesh_.shard.group().reduce_scatter(output_, input, op_);
 }
 
 void GradientReduction::wait(CommContext& context) {
@@ -350,7 +362,7 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
     hook()(output_);
   }
   // Divides after the all-reduce hook, which receives undivided sums.
-  if (options_.divisor != pre_divisor_) {
+  if (op_ == ReduceOp::kSum && options_.divisor != pre_divisor_) {
     output_.div_(options_.divisor / pre_divisor_);
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

@@ -101,6 +101,7 @@ class GradientReduction {
   const AllReduceHook& hook() const { return options_.settings->all_reduce_hook; }
   const std::string& label() const { return options_.settings->label; }
   bool in_place() const;
+  bool averages() const;
   void start(CommContext& context);
   void reduce_in_place(CommContext& context);
   void reduce_packed(CommContext& context);
@@ -124,6 +125,7 @@ class GradientReduction {
   ReductionOptions options_;
   std::vector<Segment> segments_;
   double pre_divisor_ = 1;                    ///< gradients are divided by it before the sum
+  ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter divides by the divisor
   std::vector<at::Tensor> held_;              ///< gradients that the collective reads
   std::optional<BufferPool::Buffer> buffer_;  ///< or their packed copy, (ranks, flat numel)
   at::Tensor output_;                         ///< the reduced shards, (flat numel)

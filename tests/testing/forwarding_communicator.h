@@ -48,6 +48,7 @@ class ForwardingCommunicator : public comm::Communicator {
     return inner_->allocate(numel, options);
   }
   bool moves_groups_in_place() const override { return inner_->moves_groups_in_place(); }
+  bool averages_while_reducing() const override { return inner_->averages_while_reducing(); }
   void barrier() override { inner_->barrier(); }
   void any_rank(std::span<std::uint8_t> flags) override { inner_->any_rank(flags); }
   void set_purpose(std::string purpose) override {

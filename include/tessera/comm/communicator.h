@@ -24,7 +24,9 @@ TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// A collective failed because of another rank, which died, gave up or did not call in time. Among
-/// the errors of several ranks, the cause is the error that is not a PeerError.
+/// the errors of several ranks, the cause is the error that is not a PeerError. On CUDA the device
+/// may still run the collective after the error, and write to memory of the collective that has
+/// been freed: end the process, or abort the group and synchronize the device before further work.
 class PeerError : public Error {
  public:
   using Error::Error;
@@ -108,6 +110,10 @@ class Communicator {
   /// Whether all_gather_group() and reduce_scatter_group() work on the given tensors in place,
   /// without packing them.
   virtual bool moves_groups_in_place() const { return false; }
+  /// Whether a reduction with ReduceOp::kAvg costs no more than one with kSum (NCCL, which divides
+  /// each term before the sum). If the number of ranks is a power of two, the average must have the
+  /// bits of the divided sum, except for subnormal numbers and overflow.
+  virtual bool averages_while_reducing() const { return false; }
   /// An uninitialised flat tensor of `numel` elements for this group's collectives. With NCCL it is
   /// in memory registered with NCCL, if the device supports that. The default implementation just
   /// allocates.

@@ -322,6 +322,7 @@ class CheckedCommunicator final : public Communicator {
   }
 
   bool moves_groups_in_place() const override { return inner_->moves_groups_in_place(); }
+  bool averages_while_reducing() const override { return inner_->averages_while_reducing(); }
   bool compares_calls() const override { return inner_->compares_calls(); }
   bool keeps_order_on_device() const override { return inner_->keeps_order_on_device(); }
   bool takes_meta_tensors() const override { return inner_->takes_meta_tensors(); }

@@ -1,12 +1,13 @@
 // The lanes of a GPU. Part of libtessera_cuda.so: see cuda_backend.h.
-#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <memory>
 #include <optional>
 
 #include "cuda/cuda_backend.h"
+#include "cuda/events.h"
 
 namespace tessera::comm {
 namespace {
@@ -15,13 +16,14 @@ using c10::cuda::CUDAStream;
 
 class CudaEvent final : public StreamEvent {
  public:
-  // Without timing (the default of at::cuda::CUDAEvent), which makes events cheaper to record.
-  explicit CudaEvent(const CUDAStream& stream) { event_.record(stream); }
-  void block(const CUDAStream& stream) { event_.block(stream); }
-  void synchronize() const { event_.synchronize(); }
+  explicit CudaEvent(const CUDAStream& stream) : event_(event_pool().take(stream.device_index())) {
+    event_->record(stream);
+  }
+  void block(const CUDAStream& stream) { event_->block(stream); }
+  void synchronize() const { event_->synchronize(); }
 
  private:
-  at::cuda::CUDAEvent event_;
+  std::shared_ptr<at::cuda::CUDAEvent> event_;
 };
 
 /// The lanes of a GPU. Used by the thread of forward and by the thread of backward, which never run

@@ -2,7 +2,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -19,6 +18,7 @@
 #include <utility>
 
 #include "cuda/cuda_backend.h"
+#include "cuda/events.h"
 #include "gloo/gloo.h"
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
@@ -318,7 +318,7 @@ class NcclWork final : public Work {
     // NCCL's own event is not accessible, so this event is recorded after it: the current stream
     // already waits for NCCL.
     if (!detail::is_captured()) {
-      reached_ = std::make_shared<at::cuda::CUDAEvent>();
+      reached_ = event_pool().take(device);
       reached_->record(c10::cuda::getCurrentCUDAStream(device));
     }
   }
@@ -396,6 +396,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   bool moves_groups_in_place() const override { return true; }
+  bool averages_while_reducing() const override { return true; }
 
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,

@@ -1,0 +1,53 @@
+// A pool of CUDA events, for the sources of libtessera_cuda.so.
+
+#pragma once
+
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/core/Device.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace tessera::comm {
+
+/// Events without timing, for reuse. A step needs hundreds of events, and the CUDA runtime takes
+/// about a microsecond to create or destroy one. Thread safe: the watchdog's thread drops events,
+/// too.
+class EventPool {
+ public:
+  /// An event for the streams of GPU `device`, not recorded yet. The event returns to the pool with
+  /// its last owner. A stream that waits for an earlier record is not affected by a new record.
+  std::shared_ptr<at::cuda::CUDAEvent> take(c10::DeviceIndex device) {
+    return {take_unused(device).release(), [this, device](at::cuda::CUDAEvent* event) {
+              const std::lock_guard lock(mutex_);
+              unused_[device].emplace_back(event);
+            }};
+  }
+
+ private:
+  std::unique_ptr<at::cuda::CUDAEvent> take_unused(c10::DeviceIndex device) {
+    const std::lock_guard lock(mutex_);
+    auto& unused = unused_[device];
+    if (unused.empty()) {
+      return std::make_unique<at::cuda::CUDAEvent>();
+    }
+    std::unique_ptr<at::cuda::CUDAEvent> event = std::move(unused.back());
+    unused.pop_back();
+    return event;
+  }
+
+  std::mutex mutex_;
+  std::map<c10::DeviceIndex, std::vector<std::unique_ptr<at::cuda::CUDAEvent>>> unused_;
+};
+
+/// The pool of this process. It is never destroyed, because at the end of the process CUDA may end
+/// first.
+inline EventPool& event_pool() {
+  static auto& pool = *new EventPool;
+  return pool;
+}
+
+}  // namespace tessera::comm
