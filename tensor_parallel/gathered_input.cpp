@@ -1,5 +1,6 @@
 // The gathered input of column-wise products. Forward does not save the gathered tensor; backward
-// gathers it again. Autograd's graph for one input x and one product y_i per weight:
+// gathers it again, or in activation checkpointing takes it from the recomputation. Autograd's
+// graph for one input x and one product y_i per weight:
 //
 //   x shard <- GatherBackward <- x whole <- LinearInputBackward <- ProductBackward_i <- y_i
 //                                            weight_i <- WeightBackward_i <-|
@@ -79,17 +80,20 @@ constexpr Products kFp8Products{
       return tessera::detail::fp8_linear_weight_grad(gradient, x);
     }};
 
-/// The input of one gather. It stores the shard between forward and backward, and the gathered
-/// tensor while backward computes the gradients of the weights.
+/// The input of one gather. It saves the shard between forward and backward, and stores the
+/// gathered tensor while backward computes the gradients of the weights. In activation
+/// checkpointing the gathered tensor is saved instead: the recomputation of the block makes it
+/// anyway, so a second gather would only add traffic.
 class GatheredInput {
  public:
-  explicit GatheredInput(const DistributedTensor& shard) : shard_(shard.tensor()) {}
+  GatheredInput(const DistributedTensor& shard, const at::Tensor& whole)
+      : saved_(tessera::detail::hooks_keep_tensors() ? whole : shard.tensor()) {}
 
-  /// Starts the gather at the first use. Each use ends with end_use().
+  /// Starts the gather at the first use, if the shard was saved. Each use ends with end_use().
   void expect_use() {
     if (waiting_++ == 0) {
       const c10::NoGradGuard no_grad;
-      whole_ = DistributedTensor(shard_.unpack()).redistribute({Replicate{}}, {.async = true});
+      whole_ = DistributedTensor(saved_.unpack()).redistribute({Replicate{}}, {.async = true});
     }
   }
 
@@ -111,11 +115,11 @@ class GatheredInput {
  private:
   void release_if_unused() {
     if (released_ && waiting_ == 0) {
-      shard_.release();
+      saved_.release();
     }
   }
 
-  tessera::detail::KeptTensor shard_;
+  tessera::detail::KeptTensor saved_;
   DistributedTensor whole_;
   int waiting_ = 0;
   bool released_ = false;
@@ -300,8 +304,9 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
     whole = shard.redistribute(everywhere).tensor();
   }
   const std::uint64_t late_number = tessera::detail::take_sequence_number();
+  // `whole` has no gradient node yet, so that the node of the gather does not own itself.
   const auto node = tessera::detail::make_node<GatherBackward>(
-      std::make_shared<GatheredInput>(shard), shard, late_number);
+      std::make_shared<GatheredInput>(shard, whole), shard, late_number);
   tessera::detail::set_inputs(*node, shard.tensor());
   tessera::detail::set_node(whole, node);
   return whole;

@@ -101,11 +101,10 @@ DeviceMesh data_mesh(const DeviceMesh& mesh) {
 
 void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
                            const ParallelOptions& options) {
-  const bool keeps_all = options.activations == ActivationMemory::kAll;
   const tensor_parallel::DeclaredPlanOptions declared{
       .sequence_parallel = options.sequence_parallel,
       .loss_parallel = options.loss_parallel,
-      .regather = options.regather && keeps_all};
+      .regather = options.regather};
   if (mesh.size() > 1) {
     tensor_parallel::parallelize_module(model, mesh,
                                         tensor_parallel::declared_plan(model, mesh, declared));

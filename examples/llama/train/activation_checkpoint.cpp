@@ -2,6 +2,7 @@
 // is made by llama_plan in a separate process, because a plan replaces the allocator of its
 // process.
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -38,6 +39,8 @@ std::int64_t own_room(const TrainOptions& o) {
   if (o.memory) {
     return static_cast<std::int64_t>(*o.memory * kGiB);
   }
+  // libtorch reports the memory of a GPU only after the first allocation.
+  const at::Tensor first = at::empty({1}, at::device(c10::Device(o.device)));
   const auto capacity = static_cast<double>(observe::take_memory_use(o.device).capacity_bytes);
   return static_cast<std::int64_t>((capacity - planning::Machine{}.reserved_bytes) /
                                    kReservedPerPlanned);

@@ -78,7 +78,8 @@ using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 // * regather: only the shard of a split input is saved, and backward gathers the input again, once
 //   for all products that share the gather (Korthikanti et al. 2022). For nn::Linear and
 //   nn::FusedLinear with a column-wise style. The option must be set both in the style that gathers
-//   and in the styles of the products; otherwise the gathered input is saved. Backward with
+//   and in the styles of the products; otherwise the gathered input is saved. In activation
+//   checkpointing, backward takes the gathered input from the recomputation. Backward with
 //   create_graph throws Error.
 // * use_local_output: the result is the plain local tensor instead of the distributed one. For a
 //   sharded result this is the rank's part (docs/tensor_parallel.md, "Local parts"). Redistribution

@@ -77,9 +77,9 @@ class Communication(programs.InFolder):
     def check_tensor_parallel(self, comm, layers, accumulate, recomputed, keeps):
         # Each half of a block gathers and scatters once forward and once backward; so do the
         # embedding and the head between them. The halves' inputs and the head's are gathered again
-        # in backward, unless they are kept, or computed again: a block stops before its last
-        # reduce-scatter then.
-        gathers, scatters, others = (6, 5, 2) if recomputed else (4, 4, 2) if keeps else (6, 4, 3)
+        # in backward, unless they are kept. The recomputation of a block gathers the halves' inputs,
+        # and stops before the block's last reduce-scatter.
+        gathers, scatters, others = (6, 5, 3) if recomputed else (4, 4, 2) if keeps else (6, 4, 3)
         self.assertEqual(comm["all_gather"]["calls"], accumulate * (gathers * layers + others))
         self.assertEqual(comm["reduce_scatter"]["calls"], accumulate * (scatters * layers + 2))
 
