@@ -174,6 +174,12 @@ bool GradientReduction::averages() const {
          mesh_.shard.group().averages_while_reducing();
 }
 
+/// Names an average, so that ranks with different settings, of which only some average, get an
+/// error instead of a wrong sum.
+std::string GradientReduction::purpose() const {
+  return op_ == ReduceOp::kAvg ? label() + " (average)" : label();
+}
+
 c10::TensorOptions GradientReduction::tensor_options() const {
   return at::dtype(options_.dtype).device(mesh_.device());
 }
@@ -236,7 +242,7 @@ void GradientReduction::reduce_in_place(CommContext& context) {
   }
   if (!inputs.empty()) {
     // Makes errors about ranks that call different collectives name the unit.
-    const comm::PurposeScope purpose(mesh_.shard.group(), label());
+    const comm::PurposeScope scope(mesh_.shard.group(), purpose());
     work_ = mesh_.shard.group().reduce_scatter_group(outputs, inputs, op_);
   }
 }
@@ -265,7 +271,7 @@ void GradientReduction::reduce_packed(CommContext& context) {
     work_ = start_all_reduce();
     return;
   }
-  const comm::PurposeScope purpose(mesh_.shard.group(), label());
+  const comm::PurposeScope scope(mesh_.shard.group(), purpose());
   work_ = mesh_.shard.group().reduce_scatter(output_, input, op_);
 }
 

@@ -102,6 +102,7 @@ class GradientReduction {
   const std::string& label() const { return options_.settings->label; }
   bool in_place() const;
   bool averages() const;
+  std::string purpose() const;
   void start(CommContext& context);
   void reduce_in_place(CommContext& context);
   void reduce_packed(CommContext& context);

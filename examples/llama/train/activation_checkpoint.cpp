@@ -108,7 +108,7 @@ TrainOptions with_chosen_ac(TrainOptions options, comm::World& world) {
     chosen = plan.at("flags").at("--ac").get<std::string>();
     std::cout << fmt::format("--ac auto: {} (planned memory of a rank: {}, limit: {}{})", chosen,
                              bytes_of(plan, "peak_bytes"), bytes_of(plan, "room_bytes"),
-                             plan.at("fits").get<bool>() ? "" : ", which no --ac fits")
+                             plan.at("fits").get<bool>() ? "" : "; no --ac fits")
               << std::endl;
   });
   options.ac = comm::broadcast_text(*group, c10::kCPU, /*root=*/0, chosen);

@@ -51,7 +51,7 @@ class AutoCheckpointing(programs.InFolder):
 
     def test_nothing_that_fits_is_said(self):
         _, said = self.train("--ac", "auto", "--memory", 1e-6)
-        self.assertRegex(said, r"(?m)^--ac auto: full \(.*which no --ac fits\)$")
+        self.assertRegex(said, r"(?m)^--ac auto: full \(.*; no --ac fits\)$")
 
     def test_bench_mfu_shows_the_choice(self):
         limit = self.limits()["full"]
