@@ -94,7 +94,7 @@ std::vector<std::string> run_flags(const Trial& trial, const BenchOptions& o) {
 /// prints FLOPs only for a machine, and they are equal for every machine.
 double flops_of_step(std::vector<std::string> flags, const std::filesystem::path& folder) {
   const std::filesystem::path plan = folder / "plan.json";
-  flags.insert(flags.begin(), llama::program_beside("llama_plan"));
+  flags.insert(flags.begin(), llama::program_path("llama_plan"));
   flags.insert(flags.end(), {"--gpu", "h100", "--json", plan.string()});
   const int code = llama::run_logged(flags, folder / "plan.log");
   TESSERA_CHECK(code == 0, llama::error_in(folder / "plan.log"));
@@ -227,9 +227,9 @@ Result measure(const Trial& trial, const BenchOptions& options, const std::files
                const std::filesystem::path& tokens) {
   std::filesystem::create_directories(folder);
   std::vector<std::string> flags = run_flags(trial, options);
-  std::vector<std::string> command{llama::program_beside("tessera-run"), "--nproc",
+  std::vector<std::string> command{llama::program_path("tessera-run"), "--nproc",
                                    std::to_string(trial.mesh.ranks()), "--",
-                                   llama::program_beside("llama_train")};
+                                   llama::program_path("llama_train")};
   command.insert(command.end(), flags.begin(), flags.end());
   command.insert(command.end(), {"--tokens", tokens.string(), "--peak-flops", options.peak_flops,
                                  "--metrics", (folder / "metrics.jsonl").string()});

@@ -563,7 +563,7 @@ void check_files_differ(const std::vector<NamedFile>& files) {
   }
 }
 
-std::string program_beside(const char* name) {
+std::string program_path(const char* name) {
   return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / name).string();
 }
 

@@ -103,7 +103,7 @@ std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFla
 std::string to_toml(const std::vector<ResolvedFlag>& flags);
 
 /// The path of a program in the folder of this program.
-std::string program_beside(const char* name);
+std::string program_path(const char* name);
 
 /// Runs a program to its end, with its output in the file `log`. Returns the exit code, or 128 if a
 /// signal ended the program. Throws tessera::Error if the program cannot be started.

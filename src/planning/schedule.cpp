@@ -207,7 +207,8 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
 /// `seconds`. The compute lane never goes back, so collectives that ended before `begin` are
 /// erased.
 double Schedule::lost_to_collectives(double begin, double seconds) {
-  if (machine_->multiprocessors == 0) {
+  const double taken = machine_->collective_multiprocessors;
+  if (machine_->multiprocessors <= taken) {  // unknown
     return 0;
   }
   std::erase_if(transfers_, [&](const auto& transfer) { return transfer.second <= begin; });
@@ -217,7 +218,6 @@ double Schedule::lost_to_collectives(double begin, double seconds) {
     overlap += std::max(last - first, 0.0);
     covered = std::max(covered, last);
   }
-  const double taken = machine_->collective_multiprocessors;
   return overlap * taken / (machine_->multiprocessors - taken);
 }
 

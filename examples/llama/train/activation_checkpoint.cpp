@@ -76,7 +76,7 @@ nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
                               log = scratch.path() / "plan.log";
   std::ofstream(flags) << o.resolved;
   const int code = run_logged(
-      {program_beside("llama_plan"), "--config-file", flags.string(), "--dp", std::to_string(o.dp),
+      {program_path("llama_plan"), "--config-file", flags.string(), "--dp", std::to_string(o.dp),
        "--ac", "auto", "--memory", number_text(static_cast<double>(room) / kGiB), "--device",
        o.device, "--gpu", "h100", "--json", json.string()},
       log);

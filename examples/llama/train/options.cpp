@@ -255,8 +255,9 @@ std::vector<Section> make_table() {
         {"sp", &O::sp, "", "on with --tp",
          "Sequence parallelism between the blocks' halves", {}, {}, Form::kNegated},
         {"sp-regather", &O::sp_regather, "", "on",
-         "With --sp: reduce the gradients of the blocks' inputs beside those of the weights; "
-         "with --ac none, also keep the inputs split, and gather them again in backward", {}, {}, Form::kNegated},
+         "With --sp: reduce the gradients of the blocks' inputs while the gradients of the weights "
+         "are computed; with --ac none, also keep the inputs split, and gather them again in "
+         "backward", {}, {}, Form::kNegated},
         {"loss-parallel", &O::loss_parallel, "", "on with --tp",
          "Keep the logits split over the vocabulary", {}, {}, Form::kNegated},
         {"backend", &O::backend, "gloo|nccl", "gloo on CPU, nccl on CUDA",

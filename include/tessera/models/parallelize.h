@@ -43,10 +43,10 @@ enum class ActivationMemory {
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;
-  /// With sequence parallelism: reduce the gradients of a block's gathered inputs beside the
-  /// gradients of the weights (ColwiseOptions::regather). With `activations` kAll, also save the
-  /// split inputs for backward and gather them again; the other modes recompute the gathered
-  /// inputs.
+  /// With sequence parallelism: reduce the gradients of a block's gathered inputs while the
+  /// gradients of the weights are computed (ColwiseOptions::regather). With `activations` kAll,
+  /// also save the split inputs for backward and gather them again; the other modes recompute the
+  /// gathered inputs.
   bool regather = true;
   /// If `fsdp` reshards units after forward: whether also to reshard the last block and the units
   /// after it, which backward needs first.
