@@ -30,8 +30,8 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-/// On one H200, libtorch reserved up to 1.19 times the memory of a plan, because a plan counts
-/// neither fragmentation nor the workspaces of cuBLAS.
+/// The margin for memory that a plan does not count, such as fragmentation and the workspaces of
+/// cuBLAS. On one H200, libtorch reserved up to 1.19 times the planned memory.
 constexpr double kReservedPerPlanned = 1.2;
 
 /// Bytes that a plan for this rank's device may take.

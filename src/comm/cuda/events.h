@@ -13,8 +13,8 @@
 
 namespace tessera::comm {
 
-/// Events without timing, for reuse. A step needs hundreds of events, and the CUDA runtime takes
-/// about a microsecond to create or destroy one. Thread safe: the watchdog's thread drops events,
+/// Events without timing, for reuse. A step needs hundreds of events, and creating and destroying
+/// each of them costs time of the host. Thread safe, because the watchdog's thread drops events,
 /// too.
 class EventPool {
  public:
