@@ -330,6 +330,11 @@ def test_attention_runs_as_logged(case):
     assert used == {logged}
 
 
+def test_checkpointing_is_chosen_for_the_memory_of_the_device():
+    case = Case("auto", dp=2, flags="--ac auto")
+    assert "--ac auto: none (" in on_cuda(case, EARLY).done.stdout
+
+
 def launches_of(*parts):
     """How many launches a report has of kernels with one of these in their names."""
     return lambda report: sum(count for name, count in report["launches"].items()
