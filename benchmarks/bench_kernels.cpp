@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "tessera/comm/streams.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/detail/fused.h"
 
 namespace {
 

@@ -1,4 +1,5 @@
 #include "buffers.h"
+#include "tessera/comm/detail/purpose_scope.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>

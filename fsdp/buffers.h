@@ -14,8 +14,8 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/streams.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rounding.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/export.h"
 #include "tessera/fsdp/options.h"
 #include "tessera/mesh/device_mesh.h"

@@ -1,4 +1,6 @@
 #include "param_group.h"
+#include "tessera/comm/detail/lanes.h"
+#include "tessera/comm/detail/purpose_scope.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/detail/active_units.h"
 #include "tessera/fsdp/fully_shard.h"

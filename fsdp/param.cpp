@@ -12,6 +12,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensors.h"

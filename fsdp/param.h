@@ -196,7 +196,7 @@ class ShardedParameter {
   void install_sharded() { slot_->swap(sharded_); }
   void install_unsharded();
   /// Tells the slot whether the unsharded tensor has valid values.
-  void set_gathered(bool gathered) { slot_->set_gathered(gathered); }
+  void set_gathered(bool gathered) { slot_->role.gathered = gathered; }
 
   /// The reduced gradient; undefined if there is none.
   const at::Tensor& gradient() const;

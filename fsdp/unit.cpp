@@ -1,4 +1,6 @@
 #include "unit.h"
+#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/detail/recomputation.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -13,6 +15,7 @@
 #include "buffers.h"
 #include "param_group.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/backward.h"

@@ -1,3 +1,4 @@
+#include "tessera/comm/detail/agreement.h"
 #include "unit.h"
 
 #include <c10/core/GradMode.h>

@@ -1,3 +1,4 @@
+#include "tessera/nn/detail/fqn.h"
 #include "unit.h"
 
 #include <c10/util/Exception.h>

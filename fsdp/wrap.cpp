@@ -12,6 +12,7 @@
 #include "tessera/core/error.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/visit_modules.h"
 #include "unit.h"

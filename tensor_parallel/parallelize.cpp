@@ -3,6 +3,8 @@
 // that a plan with an error changes nothing.
 
 #include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/nn/detail/attention.h"
+#include "tessera/nn/detail/fqn.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -35,7 +37,7 @@ using tessera::detail::RandomRegionScope;
 void make_plain(nn::ParameterSlot& slot) {
   const at::Tensor before = slot.get();
   slot.swap(local_tensor(before).detach().requires_grad_(before.requires_grad()));
-  slot.set_replicated_by_default(false);
+  slot.role.replicated_by_default = false;
   if (before.requires_grad()) {
     nn::retire_parameter(before, slot.get(), "parallelize_module");
   }
@@ -43,7 +45,7 @@ void make_plain(nn::ParameterSlot& slot) {
 
 void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   for (const auto& [slot, placement] : plan.parameters) {
-    if (slot->replicated_by_default()) {
+    if (slot->role.replicated_by_default) {
       make_plain(*slot);
     }
     // An earlier call may already have distributed a tied parameter.
@@ -53,7 +55,7 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   }
   for (const auto& [fqn, slot] : plan.unnamed) {
     nn::distribute_parameter(*slot, mesh, {Replicate{}}, "parallelize_module");
-    slot->set_replicated_by_default(true);
+    slot->role.replicated_by_default = true;
   }
 }
 

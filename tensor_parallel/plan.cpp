@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "tessera/core/detail/layout.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/fqn_pattern.h"
@@ -277,7 +277,7 @@ class PlacementTable {
       return;
     }
     const ShardingSpec& spec = sharding_spec(tensor);
-    if (slot.replicated_by_default() && spec.mesh == mesh_) {
+    if (slot.role.replicated_by_default && spec.mesh == mesh_) {
       return;
     }
     // A tied parameter may already be distributed. A parameter that is not tied can only have been

@@ -16,9 +16,11 @@
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
+#include "tessera/nn/detail/lora.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
+#include "tessera/tensor_parallel/detail/style_checks.h"
 #include "tessera/tensor_parallel/style_helpers.h"
 #include "tessera/tensor_parallel/styles.h"
 

@@ -2,6 +2,9 @@
 // a difference, and the loss of such a run may look right.
 
 #include "replica_check.h"
+#include "tessera/kernels/detail/fake_state.h"
+#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/detail/recomputation.h"
 
 #include <c10/core/GradMode.h>
 

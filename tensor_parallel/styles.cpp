@@ -1,6 +1,8 @@
 // The parallel styles that place parameters: column-wise, row-wise, and replicated.
 
 #include "tessera/tensor_parallel/styles.h"
+#include "tessera/nn/detail/lora.h"
+#include "tessera/tensor_parallel/detail/style_checks.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -7,7 +7,7 @@
 #include <iostream>
 
 #include "expect_gradients.h"
-#include "tessera/comm/fake_world.h"
+#include "tessera/comm/world.h"
 #include "tessera/tessera.hpp"
 
 using namespace tessera;

@@ -7,7 +7,7 @@
 #include "examples/vit/options.h"
 #include "examples/vit/stripes.h"
 #include "examples/vit/vit.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/products.h"
 
 using namespace tessera;
 using vit::Options;

@@ -32,6 +32,7 @@
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"

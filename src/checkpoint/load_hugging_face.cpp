@@ -29,6 +29,7 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/module.h"
 

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/core/layout_math.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/export.h"
 
 TESSERA_API_FOR_TEST_BEGIN

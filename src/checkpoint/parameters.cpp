@@ -12,6 +12,8 @@
 #include "parameters.h"
 #include "ranks.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/detail/lora.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -48,7 +50,7 @@ std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
 std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module) {
   std::vector<NamedParameter> slots = parameter_names(module);
   for (const auto& [name, slot] : module.named_buffer_slots()) {
-    if (slot->saved()) {
+    if (slot->role.saved) {
       slots.push_back({slot, {name}, /*is_buffer=*/true});
     }
   }
@@ -91,7 +93,7 @@ void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
   TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
                 "' has no storage: call nn::to_empty() before loading");
   // A load fills the shard, but forward or backward would still use the old gathered values.
-  TESSERA_CHECK(!slot.gathered(), "parameter '", name,
+  TESSERA_CHECK(!slot.role.gathered, "parameter '", name,
                 "' is gathered: load before the first forward, or call fsdp::reshard() first");
 }
 
@@ -124,11 +126,11 @@ void StoredTensor::visit(std::span<const std::int64_t> offset, const at::Tensor&
 
 std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot) {
   const std::vector<std::int64_t> sizes = slot.persistent().sizes().vec();
-  if (!slot.stored_parts()) {
+  if (!slot.role.stored_parts) {
     return {{.name = fqn, .sizes = sizes}};
   }
   std::vector<StoredTensor> tensors;
-  for (const nn::NamedRows& part : nn::rows_of_parts(fqn, *slot.stored_parts())) {
+  for (const nn::NamedRows& part : nn::rows_of_parts(fqn, *slot.role.stored_parts)) {
     tensors.push_back({.name = part.name, .sizes = sizes, .rows = part.rows});
     tensors.back().sizes[0] = part.rows.run * part.rows.groups;
   }

@@ -12,11 +12,12 @@
 #include "ranks.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/world.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera::checkpoint {

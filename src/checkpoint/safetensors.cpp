@@ -18,7 +18,7 @@
 #include "format.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/detail/rank_threads.h"
-#include "tessera/core/atomic_file.h"
+#include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
 #include "tessera/internals/detail/tensors.h"

@@ -26,6 +26,8 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
+#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/detail/lora.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/module.h"

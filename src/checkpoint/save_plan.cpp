@@ -12,8 +12,8 @@
 #include "format.h"
 #include "save_plan.h"
 #include "tessera/core/detail/crc32c.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera::checkpoint {

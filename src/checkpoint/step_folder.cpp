@@ -23,6 +23,7 @@
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/atomic_file.h"
+#include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"

@@ -2,6 +2,7 @@
 // Communicator, and so work with every back end. Each runs below autograd, because the caller may
 // be recording a graph, and the tensors made here must not be in it.
 
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

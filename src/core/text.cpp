@@ -71,14 +71,18 @@ class Checker final : public nlohmann::json_sax<json> {
 
 }  // namespace
 
-void check_strict_json(std::string_view text, const JsonLimits& limits) {
-  TESSERA_CHECK(!text.starts_with(detail::kByteOrderMark),
+void detail::check_strict_json(std::string_view text, const JsonLimits& limits) {
+  TESSERA_CHECK(!text.starts_with(kByteOrderMark),
                 "JSON begins with a byte order mark: save it without one");
   TESSERA_CHECK(text.starts_with('{'), "JSON does not begin with '{'");
   // The parser takes a NUL as the end of its input and would ignore the rest.
   TESSERA_CHECK(text.find('\0') == std::string::npos, "JSON contains a NUL byte");
   Checker checker(limits);
   json::sax_parse(text, &checker);
+}
+
+void check_strict_json(std::string_view text) {
+  detail::check_strict_json(text, JsonLimits{});
 }
 
 json detail::parse_strict_json(std::string_view text, const JsonLimits& limits) {

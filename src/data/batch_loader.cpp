@@ -3,6 +3,7 @@
 // independently.
 
 #include "tessera/data/batch_loader.h"
+#include "ignored_target.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>

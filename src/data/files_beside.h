@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bpe.h"
+#include "tessera/data/detail/tokenizers.h"
 #include "tessera/data/tokenizer.h"
 
 namespace tessera::data {

@@ -1,4 +1,5 @@
 #include "tessera/data/samples.h"
+#include "ignored_target.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -18,6 +18,7 @@
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
+#include "tessera/data/detail/tokenizers.h"
 #include "tessera/version.h"
 #include "unicode.h"
 

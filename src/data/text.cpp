@@ -1,4 +1,5 @@
 #include "tessera/data/text.h"
+#include "tessera/data/detail/fingerprint.h"
 
 #include <algorithm>
 #include <array>

@@ -13,6 +13,7 @@
 #include "bpe.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
+#include "tessera/data/detail/tokenizers.h"
 
 namespace tessera::data {
 namespace {

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/atomic_file.h"
+#include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
 
@@ -156,8 +156,8 @@ std::vector<Token> narrow(std::span<const std::int64_t> tokens, std::int64_t bef
   return result;
 }
 
-}  // namespace
-
+/// The files that match a glob, sorted by the bytes of their names on every machine. Throws Error
+/// if no file matches.
 std::vector<std::string> token_shard_files(const std::string& pattern) {
   glob_t found{};
   const int status = glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
@@ -171,6 +171,8 @@ std::vector<std::string> token_shard_files(const std::string& pattern) {
   std::sort(paths.begin(), paths.end());
   return paths;
 }
+
+}  // namespace
 
 TokenSourcePtr open_token_shards(const std::string& glob) {
   return open_token_shards(token_shard_files(glob));
@@ -215,13 +217,6 @@ void TokenShardWriter::finish() {
   // The file is synced to disk before it gets its final name (AtomicFile).
   file_->sync();
   file_->publish();
-}
-
-void write_token_shard(const std::filesystem::path& path, std::span<const std::int64_t> tokens,
-                       TokenWidth width) {
-  TokenShardWriter writer(path, width);
-  writer.append(tokens);
-  writer.finish();
 }
 
 namespace {

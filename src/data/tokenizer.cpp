@@ -1,4 +1,5 @@
 #include "tessera/data/tokenizer.h"
+#include "tessera/data/detail/tokenizers.h"
 
 #include <algorithm>
 #include <filesystem>

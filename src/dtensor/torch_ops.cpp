@@ -13,6 +13,7 @@
 #include "rank/rank.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/strict_scope.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "device/pack.h"
-#include "tessera/core/layout_math.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/export.h"
 
 namespace tessera::kernels {

@@ -11,6 +11,7 @@
 #include "fused_dispatch.h"
 #include "parallel.h"
 #include "tessera/kernels/detail/cross_entropy.h"
+#include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/fake_mode.h"
 
 // Cross entropy of rows as ATen operators: for fp64, for fp16 on a CPU, and for meta tensors.

@@ -18,8 +18,9 @@
 #include "fused_dispatch.h"
 #include "parallel.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/detail/fake_state.h"
+#include "tessera/kernels/detail/fused.h"
 #include "tessera/kernels/fake_mode.h"
-#include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {
 namespace {

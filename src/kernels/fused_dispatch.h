@@ -12,6 +12,7 @@
 #include "fake/fake_operators.h"
 #include "rows/row_kernels.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {

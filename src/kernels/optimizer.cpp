@@ -10,6 +10,7 @@
 #include "parallel.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/detail/adamw.h"
+#include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/detail/pack.h"
 
 namespace tessera::kernels {

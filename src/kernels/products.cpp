@@ -7,7 +7,7 @@
 #include <torch/library.h>
 
 #include "tessera/internals/detail/libtorch_kernels.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/products.h"
 
 namespace tessera::kernels {
 namespace {

@@ -2,6 +2,7 @@
 // number is a function of key and global index, so loops may run in any order on any number of
 // threads.
 #include "tessera/kernels/detail/random.h"
+#include "tessera/kernels/detail/fake_state.h"
 
 #include <ATen/ops/empty_like.h>
 

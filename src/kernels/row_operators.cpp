@@ -20,7 +20,7 @@
 #include "device/silu_mul.h"
 #include "fused_dispatch.h"
 #include "parallel.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/detail/fused.h"
 
 namespace tessera::kernels {
 

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/text.h"
 
 namespace tessera::models {
 
@@ -25,7 +25,7 @@ inline nlohmann::json parse_object(const std::string& text, const std::string& o
     const std::size_t begin = text.find_first_not_of(" \t\r\n");
     const std::string_view object =
         std::string_view(text).substr(begin == std::string::npos ? 0 : begin);
-    check_strict_json(object, {.depth = 16});
+    tessera::detail::check_strict_json(object, {.depth = 16});
     return nlohmann::json::parse(object);
   } catch (const Error& error) {
     fail(origin, " is not a JSON object (", error.what(), "); expected a Hugging Face config.json");

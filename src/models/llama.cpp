@@ -3,6 +3,8 @@
 // the same code runs on one rank, under tensor parallelism and under FSDP.
 
 #include "tessera/models/llama.h"
+#include "tessera/nn/detail/attention.h"
+#include "tessera/nn/detail/lora.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>

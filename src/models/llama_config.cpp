@@ -1,4 +1,5 @@
 #include "tessera/models/llama_config.h"
+#include "tessera/models/detail/parse_config.h"
 
 #include <algorithm>
 #include <array>

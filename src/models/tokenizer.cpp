@@ -1,4 +1,5 @@
 #include "tessera/models/tokenizer.h"
+#include "tessera/data/detail/tokenizers.h"
 
 #include <memory>
 #include <nlohmann/json.hpp>

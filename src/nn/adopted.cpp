@@ -3,6 +3,7 @@
 // that neither keeps the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
+#include "tessera/nn/detail/fqn.h"
 
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
@@ -27,8 +28,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"

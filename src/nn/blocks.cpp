@@ -1,6 +1,7 @@
 // The blocks of language models: Attention, SwiGlu, GeluMlp.
 
 #include "tessera/nn/attention.h"
+#include "tessera/nn/detail/attention.h"
 
 #include <ATen/ops/gelu.h>
 

@@ -1,5 +1,9 @@
 // Conversions of a model's Linears: fp8 products, and LoRA adapters.
 
+#include "tessera/dtensor/detail/make_distributed.h"
+#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/detail/lora.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/lora.h"
 
 #include <ATen/ops/dropout.h>
@@ -14,8 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/linear_product.h"
@@ -176,7 +180,7 @@ std::shared_ptr<Linear> matrix_beside(const at::Tensor& weight, std::int64_t in,
     meta.emplace();
   }
   auto matrix = std::make_shared<Linear>(in, out, LinearOptions{.bias = false});
-  matrix->weight.slot()->set_of_adapter(true);
+  matrix->weight.slot()->role.of_adapter = true;
   matrix->to(weight.device(), weight.scalar_type());
   return matrix;
 }
@@ -279,7 +283,7 @@ void merge_lora(ModuleBase& module) {
                                 each.branch->b->weight.slot()}) {
       TESSERA_CHECK(slot->initialized(), "merge_lora: ", describe(*slot),
                     " has no values; initialise or load it first");
-      TESSERA_CHECK(!slot->gathered(), "merge_lora: FSDP has gathered ", describe(*slot),
+      TESSERA_CHECK(!slot->role.gathered, "merge_lora: FSDP has gathered ", describe(*slot),
                     "; call it after backward, or fsdp::reshard() first");
     }
   }

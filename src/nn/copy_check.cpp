@@ -1,4 +1,5 @@
 #include "tessera/nn/detail/copy_check.h"
+#include "tessera/comm/detail/agreement.h"
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>

@@ -3,6 +3,7 @@
 // special only in a regex.
 
 #include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/detail/fqn.h"
 
 #include <algorithm>
 #include <vector>

@@ -2,6 +2,10 @@
 // and windows, and context-parallel attention.
 
 #include "tessera/nn/functional.h"
+#include "tessera/comm/detail/purpose_scope.h"
+#include "tessera/kernels/detail/fake_state.h"
+#include "tessera/nn/detail/attention.h"
+#include "tessera/nn/detail/recomputation.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_efficient_attention_forward.h>

@@ -4,6 +4,7 @@
 // storage throws Error.
 
 #include "tessera/nn/initialization.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
@@ -57,8 +58,8 @@ constexpr auto kFillOthers =
 /// Each part of a fused parameter has the random stream of a separate parameter.
 std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
   std::vector<RandomPart> parts;
-  if (slot.stored_parts()) {
-    for (const NamedRows& part : rows_of_parts(fqn, *slot.stored_parts())) {
+  if (slot.role.stored_parts) {
+    for (const NamedRows& part : rows_of_parts(fqn, *slot.role.stored_parts)) {
       parts.push_back({stream_of(part.name.c_str()), part.rows});
     }
   }
@@ -123,7 +124,7 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
   std::vector<bool> used(table.size());
   for (const auto& [name, slot] : slots) {
     // Tables of weights ("**.weight") skip adapters, which must start without effect.
-    if (slot->of_adapter()) {
+    if (slot->role.of_adapter) {
       continue;
     }
     bool taken = false;
@@ -151,7 +152,7 @@ void InitContext::set_buffer(const Parameter& buffer, const at::Tensor& values) 
   TESSERA_CHECK(!slot->get().is_meta(), "a buffer of module '", fqn_,
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
   const bool after_load = run_.buffers_only || run_.unfilled_only;
-  if (after_load && slot->saved() && slot->initialized()) {
+  if (after_load && slot->role.saved && slot->initialized()) {
     return;  // the buffer was filled by a load
   }
   // Buffers are plain tensors: every rank computes the same values.
@@ -193,10 +194,6 @@ void init_buffers(ModuleBase& module, std::uint64_t seed) {
   // reset_parameters fills buffers and parameters; fill() then skips the parameters.
   run.buffers_only = true;
   run.reset_all(module);
-}
-
-void mark_initialized(const SlotPtr& slot) {
-  slot->set_initialized(true);
 }
 
 }  // namespace tessera::nn

@@ -1,6 +1,8 @@
 // The layers Linear, Embedding, RMSNorm, LayerNorm, Dropout and FusedLinear, and the products of
 // several Linears.
 
+#include "tessera/nn/detail/lora.h"
+#include "tessera/nn/detail/recomputation.h"
 #include "tessera/nn/linear.h"
 
 #include <ATen/ops/addmm.h>
@@ -492,7 +494,7 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
     stored.parts.push_back({part.name, part.out_features / groups_});
   }
   for (const auto& [name, slot] : slots()) {
-    slot->set_stored_parts(stored);
+    slot->role.stored_parts = stored;
   }
 }
 

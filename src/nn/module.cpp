@@ -3,6 +3,7 @@
 // change only slots.
 
 #include "tessera/nn/module.h"
+#include "tessera/nn/detail/fqn.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
@@ -224,7 +225,7 @@ void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& mo
 void check_not_gathered(const ModuleBase& root) {
   visit_modules(root, [](const std::string&, const ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
-      TESSERA_CHECK(!slot->gathered(), "conversion of a ", module.name(),
+      TESSERA_CHECK(!slot->role.gathered, "conversion of a ", module.name(),
                     ", but FSDP has gathered its parameter '", name,
                     "'; convert before forward or after backward, or reshard it first");
     }
@@ -437,7 +438,7 @@ Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArray
                                            bool persistent) {
   // The slot is not registered with libtorch, which would save the buffer and would not see swaps.
   auto slot = std::make_shared<ParameterSlot>(uninitialised(sizes), false);
-  slot->set_saved(persistent);
+  slot->role.saved = persistent;
   buffer_slots_.emplace_back(name, slot);
   return Parameter(std::move(slot));
 }

@@ -2,6 +2,9 @@
 // tensors by name and does not know slots, so a swap updates every module that shares the slot.
 
 #include "tessera/nn/parameter.h"
+#include "tessera/comm/detail/agreement.h"
+#include "tessera/dtensor/detail/make_distributed.h"
+#include "tessera/nn/detail/fqn.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/library.h>

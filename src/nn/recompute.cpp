@@ -1,6 +1,8 @@
 // The recomputation of an activation-checkpointed function.
 
 #include "recompute.h"
+#include "tessera/nn/detail/checkpoint_counts.h"
+#include "tessera/nn/detail/recomputation.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
@@ -13,6 +15,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/engine.h"

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/operator_mode.h"
@@ -29,6 +30,7 @@
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/threads.h"
 #include "tessera/nn/checkpoint.h"
+#include "tessera/nn/detail/checkpoint_counts.h"
 
 namespace tessera::nn::detail {
 

@@ -17,9 +17,12 @@
 #include <fstream>
 
 #include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/world.h"
 #include "tessera/internals/detail/devices.h"
+#include "tessera/observe/detail/memory.h"
+#include "tessera/observe/detail/metrics_output.h"
 #include "tessera/observe/memory.h"
 #include "tessera/observe/metrics.h"
 

@@ -1,6 +1,8 @@
 // Records when each block is allocated and freed, with the phase and the lane. A block's kind is
 // known only when it is freed: for example, a block that outlives the forward that allocated it is
 // an activation.
+#include "tessera/observe/detail/memory.h"
+#include "tessera/comm/detail/lanes.h"
 #include "tessera/observe/memory.h"
 
 #include <sys/mman.h>
@@ -410,6 +412,10 @@ class CountingAllocator final : public c10::Allocator {
 };
 
 }  // namespace
+
+void count_tensor_memory() {
+  count_tensor_memory(TensorMemoryOptions{});
+}
 
 void count_tensor_memory(TensorMemoryOptions options) {
   counting_options() = std::move(options);

@@ -1,6 +1,7 @@
 // Metrics of a step: derived values, and output as JSON lines (for programs) and as torchtitan's
 // console line (for people).
 #include "tessera/observe/metrics.h"
+#include "tessera/observe/detail/metrics_output.h"
 
 #include <fmt/format.h>
 
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "tessera/core/atomic_file.h"
+#include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/observe/detail/progress.h"
 

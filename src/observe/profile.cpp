@@ -3,6 +3,7 @@
 // number of the node that backward is running, which identifies the module.
 
 #include "tessera/observe/profile.h"
+#include "tessera/nn/detail/recomputation.h"
 
 #include <ATen/record_function.h>
 

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/core/atomic_file.h"
+#include "tessera/core/detail/layout.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/module.h"
 

@@ -1,6 +1,7 @@
 // Event files for TensorBoard. The three messages that scalars need are encoded here in Protocol
 // Buffers' wire format, and framed as TFRecords.
 #include "tessera/observe/tensorboard.h"
+#include "tessera/observe/detail/metrics_output.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -64,7 +65,7 @@ std::string event_of(std::int64_t step, const std::string& what) {
 }
 
 /// Summary: repeated value = 1 with tag = 1 and simple_value = 2.
-std::string summary_of(const Scalars& scalars) {
+std::string summary_of(const std::vector<std::pair<std::string, double>>& scalars) {
   std::string summary;
   for (const auto& [tag, value] : scalars) {
     summary += bytes_field(1, bytes_field(1, tag) + float_field(2, static_cast<float>(value)));
@@ -97,8 +98,8 @@ std::filesystem::path event_file(const std::filesystem::path& folder, int count)
          fmt::format("events.out.tfevents.{:010}.{}.{}.{}", seconds, host_name(), getpid(), count);
 }
 
-void add_memory(Scalars& scalars, const std::string& kind, std::int64_t bytes,
-                std::int64_t capacity) {
+void add_memory(std::vector<std::pair<std::string, double>>& scalars, const std::string& kind,
+                std::int64_t bytes, std::int64_t capacity) {
   const auto used = static_cast<double>(bytes);
   scalars.emplace_back("memory/max_" + kind + "(GiB)", used / (1 << 30));
   if (capacity > 0) {
@@ -108,8 +109,10 @@ void add_memory(Scalars& scalars, const std::string& kind, std::int64_t bytes,
 
 }  // namespace
 
-Scalars titan_scalars(const StepMetrics& metrics, int world_size, const std::string& device_type) {
-  Scalars scalars{
+std::vector<std::pair<std::string, double>> titan_scalars(const StepMetrics& metrics,
+                                                          int world_size,
+                                                          const std::string& device_type) {
+  std::vector<std::pair<std::string, double>> scalars{
       {"loss_metrics/global_avg_loss", metrics.loss},
       {"grad_norm", metrics.grad_norm},
       {"lr", metrics.lr},
@@ -151,7 +154,8 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::i
   write_event(event_of(first_step, bytes_field(7, integer_field(1, 1))));
 }
 
-void TensorBoardWriter::write(std::int64_t step, const Scalars& scalars) {
+void TensorBoardWriter::write(std::int64_t step,
+                              const std::vector<std::pair<std::string, double>>& scalars) {
   write_event(event_of(step, bytes_field(5, summary_of(scalars))));
 }
 

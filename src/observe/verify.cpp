@@ -1,6 +1,7 @@
 // verify(): every rank runs the reference with its own samples. Only the mean of the reference's
 // gradients is communicated.
 #include "tessera/observe/verify.h"
+#include "tessera/comm/detail/agreement.h"
 
 #include <fmt/format.h>
 

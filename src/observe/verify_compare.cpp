@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -13,11 +13,13 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/calls.h"
+#include "tessera/nn/detail/recomputation.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/initialization.h"

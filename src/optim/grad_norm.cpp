@@ -2,6 +2,7 @@
 // the host waits only if it must check the value.
 
 #include "grad_norm.h"
+#include "tessera/optim/detail/nonfinite.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_foreach_norm.h>

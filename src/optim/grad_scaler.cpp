@@ -140,12 +140,6 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
   return checked.finite;
 }
 
-GradScaler::ClippedStep GradScaler::clip_and_step(Optimizer& optimizer,
-                                                  const std::vector<nn::SlotPtr>& parameters,
-                                                  double max_norm, const NormOptions& options) {
-  return clip_and_step(optimizer, parameters, max_norm, options, [](const at::Tensor&) {});
-}
-
 GradScaler::ClippedStep GradScaler::clip_and_step(
     Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
     const NormOptions& options, const std::function<void(const at::Tensor& norm)>& before_step) {
@@ -153,7 +147,7 @@ GradScaler::ClippedStep GradScaler::clip_and_step(
     const at::Tensor norm = clip_grad_norm_(parameters, max_norm, options);
     // Removed temporarily, because before_step() may throw.
     const std::optional<Checked> checked = std::exchange(checked_, std::nullopt);
-    if (checked->finite) {
+    if (checked->finite && before_step) {
       before_step(norm);
     }
     checked_ = checked;
@@ -165,7 +159,9 @@ GradScaler::ClippedStep GradScaler::clip_and_step(
     RECORD_USER_SCOPE("clip_grad_norm_");
     clip = clip_factor(parameters, max_norm, options);
   }
-  before_step(clip.norm);
+  if (before_step) {
+    before_step(clip.norm);
+  }
   RECORD_USER_SCOPE("optimizer step");
   optimizer.step(clip.factor);
   return {clip.norm, true};

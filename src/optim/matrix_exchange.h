@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "tessera/core/layout_math.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/export.h"
 

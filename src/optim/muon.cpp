@@ -2,6 +2,8 @@
 // sent to one rank, in compute_dtype.
 
 #include "tessera/optim/muon.h"
+#include "shard_update.h"
+#include "tessera/comm/detail/purpose_scope.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>

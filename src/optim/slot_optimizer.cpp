@@ -4,6 +4,7 @@
 // as one tensor, if this gives the same bits.
 
 #include "tessera/optim/slot_optimizer.h"
+#include "shard_update.h"
 
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>

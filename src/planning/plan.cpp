@@ -1,5 +1,7 @@
 // Runs a rank's real step in a fake world; a memory log and a schedule observe it.
 #include "tessera/planning/plan.h"
+#include "tessera/comm/detail/lanes.h"
+#include "tessera/observe/detail/memory.h"
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -13,10 +15,10 @@
 #include <utility>
 
 #include "schedule.h"
-#include "tessera/comm/fake_world.h"
+#include "tessera/comm/detail/fake_world.h"
 #include "tessera/comm/streams.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/detail/active_units.h"
 #include "tessera/kernels/fake_mode.h"

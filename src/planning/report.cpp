@@ -1,4 +1,5 @@
 #include "tessera/planning/report.h"
+#include "tessera/observe/detail/memory.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -2,6 +2,7 @@
 // order of a real step.
 
 #include "schedule.h"
+#include "tessera/observe/detail/memory.h"
 
 #include <algorithm>
 #include <memory>

@@ -11,9 +11,10 @@
 #include <string_view>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/fake_world.h"
+#include "tessera/comm/detail/fake_world.h"
 #include "tessera/comm/streams.h"
 #include "tessera/kernels/fake_mode.h"
+#include "tessera/observe/detail/memory.h"
 #include "tessera/observe/memory.h"
 #include "tessera/planning/machine.h"
 #include "tessera/planning/plan.h"

@@ -1,5 +1,6 @@
 // Tries layouts in increasing order of memory. If a layout does not fit, larger ones are skipped.
 #include "tessera/planning/search.h"
+#include "tessera/observe/detail/memory.h"
 
 #include <fmt/format.h>
 

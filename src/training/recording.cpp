@@ -1,6 +1,7 @@
 // Metrics and profiles of steps.
 
 #include "tessera/training/recording.h"
+#include "tessera/observe/detail/metrics_output.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "tessera/core/atomic_file.h"
+#include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/error.h"
 
 namespace tessera::training {
@@ -46,7 +48,7 @@ void MetricLog::write(observe::StepMetrics metrics, std::int64_t tokens) {
     writer_->write(metrics);
   }
   if (tensorboard_) {
-    observe::Scalars scalars = observe::titan_scalars(metrics, world_->size(), options_.device);
+    auto scalars = observe::titan_scalars(metrics, world_->size(), options_.device);
     scalars.emplace_back("n_tokens_seen", static_cast<double>(tokens));
     tensorboard_->write(metrics.step, scalars);
   }

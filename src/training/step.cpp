@@ -1,6 +1,8 @@
 // A training step, its metrics, and evaluation.
 
 #include "tessera/training/step.h"
+#include "tessera/observe/detail/metrics_output.h"
+#include "tessera/optim/detail/nonfinite.h"
 
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>

@@ -6,6 +6,7 @@
 #include "checkpoint/known_model.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/optim/adamw.h"

@@ -41,7 +41,7 @@ TEST(LoadHuggingFace, FillsAPlainModuleAndAModelOfTheMetaDevice) {
   load_hugging_face(*net, folder.path());
   nn::check_initialized(*net);
   ExpectEqual(LocalValues(*net), Values());
-  plain.head->slot("weight")->set_gathered(true);
+  plain.head->slot("weight")->role.gathered = true;
   EXPECT_ERROR(load_hugging_face(plain, folder.path()), "'head.weight' is gathered");
 }
 

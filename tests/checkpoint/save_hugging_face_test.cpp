@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/detail/lora.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/lora.h"

@@ -1,4 +1,5 @@
 // Comparisons between ranks, and errors of one rank that all ranks report.
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"
 
 #include <gmock/gmock.h>

@@ -11,6 +11,7 @@
 
 #include "faults/system_calls.h"
 #include "tessera/core/atomic_file.h"
+#include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/input_file.h"
 #include "testing/errors.h"

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/data/detail/fingerprint.h"
 #include "tessera/data/text.h"
 #include "tessera/data/token_shards.h"
 #include "testing/errors.h"
@@ -45,6 +46,13 @@ std::vector<std::int64_t> ReadAll(const TokenSource& source) {
 using Uint16s = std::vector<std::uint16_t>;
 using Uint32s = std::vector<std::uint32_t>;
 using Tokens = std::vector<std::int64_t>;
+
+void write_shard(const std::filesystem::path& path, const Tokens& tokens,
+                 TokenWidth width = TokenWidth::kUint16) {
+  TokenShardWriter writer(path, width);
+  writer.append(tokens);
+  writer.finish();
+}
 
 TEST(TokenShards, JoinsFilesOfEachWidthInByteOrder) {
   TemporaryFolder folder;
@@ -150,10 +158,10 @@ TEST(TokenShards, ShrinkingInUseIsAnError) {
 
 TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
   TemporaryFolder folder;
-  write_token_shard(folder / "a.bin", Tokens{7, 0, 65535});
+  write_shard(folder / "a.bin", Tokens{7, 0, 65535});
   EXPECT_EQ(testing::ReadFile(folder / "a.bin"),
             ShardBytes<std::uint16_t>(20240520, 1, 3, Uint16s{7, 0, 65535}));
-  write_token_shard(folder / "b.bin", Tokens{128255}, TokenWidth::kUint32);
+  write_shard(folder / "b.bin", Tokens{128255}, TokenWidth::kUint32);
   EXPECT_EQ(testing::ReadFile(folder / "b.bin"),
             ShardBytes<std::uint32_t>(20240801, 7, 1, Uint32s{128255}));
 }
@@ -163,7 +171,7 @@ TEST(WriteTokenShard, RefusesTokensThatDontFitAndLeavesNothingBehind) {
   std::filesystem::create_directory(folder / "taken");
   WriteFile(folder / "taken/x", "");
   const auto writing = [&](const char* name, const Tokens& tokens) {
-    return [&folder, name, tokens] { write_token_shard(folder / name, tokens); };
+    return [&folder, name, tokens] { write_shard(folder / name, tokens); };
   };
   testing::expect_refusals({{"large", writing("a.bin", {1, 65536}), {"position 1"}},
                             {"negative", writing("a.bin", {-1}), {"token -1"}},

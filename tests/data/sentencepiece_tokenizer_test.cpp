@@ -1,3 +1,4 @@
+#include "tessera/data/detail/tokenizers.h"
 #include "tessera/data/tokenizer.h"
 
 #include <c10/util/Flags.h>

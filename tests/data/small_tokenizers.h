@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tessera/data/detail/tokenizers.h"
 #include "tessera/data/tokenizer.h"
 #include "testing/files.h"
 

@@ -10,6 +10,7 @@
 #include "fsdp/training/training.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/optim/clip_grad.h"
+#include "tessera/optim/detail/nonfinite.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 

@@ -4,7 +4,7 @@
 
 #include "fsdp/training/training.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/core/layout_math.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"

@@ -306,10 +306,10 @@ TEST(Slots, ShowGatheredTensorsInForwardAndOnRequest) {
       EXPECT_TRUE(shown());
     }
     EXPECT_FALSE(shown());
-    EXPECT_TRUE(layer.slot("weight")->gathered());
+    EXPECT_TRUE(layer.slot("weight")->role.gathered);
     EXPECT_ERROR(layer.to(at::kBFloat16), "'weight'");
     out.sum().backward();
-    EXPECT_FALSE(layer.slot("weight")->gathered());
+    EXPECT_FALSE(layer.slot("weight")->role.gathered);
     // The layer stayed gathered for the scope and for backward.
     EXPECT_EQ(sent.calls("dp", "all_gather"), 0);
     unshard(layer);

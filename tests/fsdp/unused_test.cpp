@@ -138,7 +138,7 @@ TEST(UnusedAndFreed, IsGatheredByAllRanksInBackward) {
         fully_shard(model, mesh);
         step(model, x, rank.rank() == 1);
         expect_gradients(model, gradients_of(alone), 0.5);
-        EXPECT_FALSE(model.extra->slot("weight")->gathered());
+        EXPECT_FALSE(model.extra->slot("weight")->role.gathered);
       });
     }
   }

@@ -239,7 +239,7 @@ TEST(GatheredUnits, PersistAsShards) {
       before.push_back(local_tensor(parameter).detach().clone());
     }
     const at::Tensor loss = local_loss(model, rank);  // the root stays gathered until backward
-    EXPECT_TRUE(model.head->slot("weight")->gathered());
+    EXPECT_TRUE(model.head->slot("weight")->role.gathered);
     std::size_t i = 0;
     for (const at::Tensor& parameter : parameters_of(model)) {
       EXPECT_TRUE(local_tensor(parameter).equal(before[i++]));

@@ -23,7 +23,9 @@
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/error.h"
+#include "tessera/data/detail/tokenizers.h"
 #include "tessera/data/tokenizer.h"
+#include "tessera/models/detail/parse_config.h"
 #include "tessera/models/llama_config.h"
 
 namespace tessera::fuzz_input {

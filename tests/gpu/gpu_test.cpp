@@ -14,6 +14,7 @@
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/functional.h"
 

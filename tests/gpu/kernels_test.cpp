@@ -10,9 +10,9 @@
 
 #include "tessera/kernels/detail/adamw.h"
 #include "tessera/kernels/detail/cross_entropy.h"
+#include "tessera/kernels/detail/fp8.h"
+#include "tessera/kernels/detail/fused.h"
 #include "tessera/kernels/detail/pack.h"
-#include "tessera/kernels/fp8.h"
-#include "tessera/kernels/fused.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"

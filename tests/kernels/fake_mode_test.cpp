@@ -1,4 +1,5 @@
 #include "tessera/kernels/fake_mode.h"
+#include "tessera/kernels/detail/fake_state.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -13,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/detail/fused.h"
 
 namespace tessera::kernels {
 namespace {

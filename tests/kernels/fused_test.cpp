@@ -1,4 +1,4 @@
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/detail/fused.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

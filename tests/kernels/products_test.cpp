@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tessera/internals/detail/libtorch_kernels.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/products.h"
 
 namespace tessera::kernels {
 namespace {

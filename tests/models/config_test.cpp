@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tessera/models/detail/parse_config.h"
 #include "tessera/models/llama_config.h"
 #include "tessera/models/tokenizer.h"
 #include "testing/errors.h"

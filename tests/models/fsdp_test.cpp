@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "models/llama_run.h"
+#include "tessera/models/detail/parse_config.h"
 #include "tessera/models/parallelize.h"
 #include "testing/expect_tensors.h"
 #include "testing/lateness.h"

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/models/detail/parse_config.h"
 #include "tessera/tessera.hpp"
 #include "testing/expect_tensors.h"
 #include "testing/values.h"

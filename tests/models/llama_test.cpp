@@ -16,6 +16,7 @@
 
 #include "models/llama_run.h"
 #include "tessera/dtensor/operator_mode.h"
+#include "tessera/models/detail/parse_config.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/parallelize.h"
 #include "tessera/nn/initialization.h"

@@ -109,7 +109,7 @@ std::set<std::string> gathered_between(const DeviceMesh& mesh, bool reshard_last
   const at::Tensor loss = loss_of(*model, 0, kRows);
   std::set<std::string> gathered;
   for (const auto& [name, slot] : model->named_slots()) {
-    if (slot->gathered()) {
+    if (slot->role.gathered) {
       gathered.insert(name.substr(0, name.starts_with("layers.") ? 8 : 4));
     }
   }

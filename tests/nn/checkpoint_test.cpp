@@ -2,6 +2,7 @@
 
 #include "tessera/nn/checkpoint.h"
 #include "nn/graphs.h"
+#include "tessera/nn/detail/recomputation.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>

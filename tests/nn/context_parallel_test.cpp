@@ -1,5 +1,6 @@
 // Attention over a split sequence. The oracle is attention of one rank, in fp64.
 #include "tessera/nn/context_parallel.h"
+#include "tessera/nn/detail/attention.h"
 
 #include <c10/core/InferenceMode.h>
 

@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "nn/graphs.h"
-#include "tessera/kernels/fp8.h"
+#include "tessera/kernels/detail/fp8.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"
+#include "tessera/nn/detail/checkpoint_counts.h"
+#include "tessera/nn/detail/lora.h"
 #include "tessera/nn/fp8.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/nn/fused_linear.h"

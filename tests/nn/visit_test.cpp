@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/nn/containers.h"
+#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/visit_modules.h"
@@ -107,7 +108,7 @@ at::Tensor number(int i) {
 template <class T>
 std::vector<int> numbers(T value) {
   std::vector<int> found;
-  for (const at::Tensor* tensor : collect_tensors(value)) {
+  for (const at::Tensor* tensor : detail::collect_tensors(value)) {
     found.push_back(tensor->item<int>());
   }
   return found;
@@ -137,12 +138,12 @@ TEST(VisitTensors, CallsAUsersOverload) {
 
 TEST(VisitTensors, ReplacesInPlaceAndVisitsUndefinedTensors) {
   auto value = std::tuple(number(1), std::vector{number(2)});
-  for (at::Tensor* tensor : collect_tensors(value)) {
+  for (at::Tensor* tensor : detail::collect_tensors(value)) {
     *tensor = *tensor * 10;
   }
   EXPECT_EQ(numbers(value), (Ints{10, 20}));
   std::tuple<at::Tensor, at::Tensor> undefined{at::Tensor(), number(1)};
-  EXPECT_EQ(collect_tensors(undefined).size(), 2U);
+  EXPECT_EQ(detail::collect_tensors(undefined).size(), 2U);
 }
 
 /// Names that a pattern matches, and names that it does not.

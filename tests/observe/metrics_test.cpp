@@ -23,6 +23,8 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
+#include "tessera/observe/detail/memory.h"
+#include "tessera/observe/detail/metrics_output.h"
 #include "tessera/observe/detail/progress.h"
 #include "tessera/observe/memory.h"
 #include "tessera/observe/metric.h"
@@ -497,6 +499,8 @@ TEST(Metric, IsSavedUnsynchronisedAndLoadedOnAnyNumberOfRanks) {
 // That TensorBoard reads the files is tested in Python, with its own reader.
 
 using testing::TemporaryFolder;
+
+using Scalars = std::vector<std::pair<std::string, double>>;
 
 double ValueOf(const Scalars& scalars, const std::string& tag) {
   const auto found = std::ranges::find(scalars, tag, &Scalars::value_type::first);

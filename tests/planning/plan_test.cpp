@@ -1,6 +1,7 @@
 // The plan of a model other than Llama predicts the traffic, memory and time of a run.
 
 #include "tessera/planning/plan.h"
+#include "tessera/observe/detail/memory.h"
 
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
@@ -17,7 +18,7 @@
 
 #include "planning/net.h"
 #include "planning/sent.h"
-#include "tessera/comm/fake_world.h"
+#include "tessera/comm/detail/fake_world.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/observe/memory.h"
 #include "tessera/optim/adamw.h"

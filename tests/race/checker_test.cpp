@@ -6,6 +6,8 @@
 #include <functional>
 
 #include "race/checked_world.h"
+#include "tessera/comm/detail/lanes.h"
+#include "tessera/comm/detail/purpose_scope.h"
 #include "testing/errors.h"
 
 namespace tessera::race {

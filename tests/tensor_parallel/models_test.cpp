@@ -1,10 +1,12 @@
 // Blocks under plans that are declared by their modules, made by functions, or combined with LoRA.
 // Whole models under one plan are in tests/fuzz.
 
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/detail/lora.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"

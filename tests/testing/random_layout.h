@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/layout.h"
+#include "tessera/core/detail/layout.h"
 
 namespace tessera::testing {
 

@@ -12,7 +12,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 
-#include "tessera/core/layout_math.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/mesh/device_mesh.h"
 

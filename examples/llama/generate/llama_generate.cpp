@@ -19,7 +19,7 @@
 #include "examples/llama/start.h"
 #include "tessera/comm/world.h"
 #include "tessera/data/text.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/products.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/tessera.hpp"

@@ -10,7 +10,7 @@
 #include "examples/llama/train/run.h"
 #include "tessera/core/error.h"
 #include "tessera/core/process.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/products.h"
 #include "tessera/observe/memory.h"
 
 namespace {

@@ -159,7 +159,7 @@ std::string fp8_share(const Llama& model) {
   std::int64_t linears = 0;
   nn::visit_modules(model, [&](const std::string&, const nn::ModuleBase& module) {
     const auto* linear = dynamic_cast<const nn::Linear*>(&module);
-    linears += linear != nullptr && !linear->weight.slot()->of_adapter();
+    linears += linear != nullptr && !linear->weight.slot()->role.of_adapter;
   });
   return fmt::format("fp8: {} of {} linear layers", nn::fp8_weights(model).size(), linears);
 }

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "examples/llama/start.h"
-#include "tessera/core/layout_math.h"
+#include "tessera/core/placement.h"
 #include "tessera/observe/metrics.h"
 
 namespace llama {

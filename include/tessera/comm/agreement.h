@@ -2,9 +2,7 @@
 
 #include <c10/core/Device.h>
 
-#include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,58 +12,25 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-// Functions by which ranks compare values, or share a decision of one rank. All are collective over
-// `group` and return the same on every rank. `device`: the device of the group's tensors. They wait
-// for the result; asynchronous code must pass flush_pending_transfers(group) as the group. Ranks
-// are numbered as in the group. All throw PeerError.
+// All functions of this header are collective over `group` and return the same on every rank.
+// `device` is the device of the group's tensors. Ranks are numbered as in the group. All functions
+// throw PeerError.
 
 /// Whether `own` is true on any rank. One all-reduce of one number.
 bool any_rank(Communicator& group, c10::Device device, bool own);
-
-/// The values of each rank. All ranks must pass the same number of values. One all-gather.
-std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,
-                                                     const std::vector<std::int64_t>& own);
-
-/// Like gather_values, but between the hosts, by Communicator::any_rank: waits for no device and
-/// counts no traffic. In a fake group every rank has this rank's values.
-std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
-                                                       const std::vector<std::int64_t>& own);
 
 /// The text of each rank, which may contain any bytes. Two all-gathers: first the lengths, then the
 /// texts, padded to the longest.
 std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
                                       const std::string& own);
 
-/// The texts of all ranks if some differ; empty if all are equal. Between the hosts, like
-/// gather_on_hosts(). Compares hashes and sends the texts only if these differ.
+/// The texts of all ranks if some texts differ; empty if all texts are equal. The hosts exchange
+/// hashes, and texts only if the hashes differ. Waits for no device and counts no traffic.
 std::vector<std::string> texts_that_differ(Communicator& group, const std::string& own);
 
-/// The text of rank `root`, which may contain any bytes; `own` is ignored on other ranks. Two
-/// broadcasts: the length, then the text.
-std::string broadcast_text(Communicator& group, c10::Device device, int root,
-                           const std::string& own);
-
-/// The ranks whose `own` differs from rank 0's. One all-gather of one number.
-std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std::int64_t own);
-
-/// An exception on one of the ranks.
-struct Failure {
-  int rank = 0;
-  std::string message;  ///< one line, never empty
-};
-
-/// Runs `work`, which must not communicate, and catches its exceptions. Returns the failure of the
-/// first rank that threw; nullopt if none did. One all-reduce of one number; after a failure, also
-/// two broadcasts.
-///
-///   if (const auto failure = comm::first_failure(group, device, [&] { write(file); })) {
-///     fail("saving failed on rank ", failure->rank, ": ", failure->message);
-///   }
-std::optional<Failure> first_failure(Communicator& group, c10::Device device,
-                                     const std::function<void()>& work);
-
-/// Like first_failure, but after a failure every rank throws an Error with its message, so that no
-/// rank continues and waits for a failed rank.
+/// Runs `work`, which must not communicate. If `work` throws on any rank, every rank throws an
+/// Error with the rank and the message of the first rank that failed, so that no rank continues and
+/// waits for a failed rank. One all-reduce of one number; after a failure, also two broadcasts.
 void run_or_fail_together(Communicator& group, c10::Device device,
                           const std::function<void()>& work);
 

@@ -39,19 +39,19 @@ class Work {
   /// Returns when the results may be read. On a CPU the caller blocks; on CUDA the current stream
   /// waits and the caller does not. Throws PeerError.
   virtual void wait() = 0;
-  /// Called after wait(): returns a function that tells whether the device has finished the
-  /// collective, which the watchdog calls from its thread. Empty if the device has finished. The
-  /// function should not own tensors.
+  /// Called after wait(). Returns a function that returns whether the device has finished the
+  /// collective, or an empty function if the device has finished. The watchdog calls the function
+  /// from its own thread. The function should not own tensors.
   virtual std::function<bool()> device_progress() { return nullptr; }
 };
-/// A running collective, shared by all code that waits for it.
+/// A shared pointer to a running collective.
 using WorkPtr = std::shared_ptr<Work>;
 
-/// The collectives of one process group, seen from one of its ranks. Every call is collective: all
-/// ranks of the group make the same calls in the same order. Tensors are contiguous and on the
-/// group's device. Calls are asynchronous: keep the tensors alive and unchanged until Work::wait().
-/// If another rank dies, gives up or does not call in time, the call or wait() throws PeerError. An
-/// invalid argument throws Error. Sizes are numbers of elements.
+/// The collectives of one process group, for one of the ranks of the group. Every call is
+/// collective: all ranks of the group make the same calls in the same order. Tensors are contiguous
+/// and on the group's device. Calls are asynchronous: keep the tensors alive and unchanged until
+/// Work::wait(). If another rank dies, gives up or does not call in time, the call or wait() throws
+/// PeerError. An invalid argument throws Error. Sizes are numbers of elements.
 ///
 /// Gradient: none. Collectives act below autograd (dtensor/ has the differentiable operations).
 /// Thread safety: one thread at a time.
@@ -114,30 +114,30 @@ class Communicator {
   /// each term before the sum). If the number of ranks is a power of two, the average must have the
   /// bits of the divided sum, except for subnormal numbers and overflow.
   virtual bool averages_while_reducing() const { return false; }
-  /// An uninitialised flat tensor of `numel` elements for this group's collectives. With NCCL it is
-  /// in memory registered with NCCL, if the device supports that. The default implementation just
-  /// allocates.
+  /// An uninitialised flat tensor of `numel` elements for this group's collectives. With NCCL the
+  /// memory of the tensor is registered with NCCL, if the device supports this. The default
+  /// implementation only allocates the tensor.
   virtual at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options);
-  /// Returns when all ranks have called it.
+  /// Returns when all ranks have called barrier().
   virtual void barrier();
-  /// Sets each flag to 1 if it is 1 on any rank. Flags are bytes of 0 or 1, the same number on all
-  /// ranks. They are exchanged between the hosts: the call waits for no device and counts no
-  /// traffic. The default implementation all-reduces a CPU tensor.
+  /// Sets each flag to 1 if the flag is 1 on any rank. A flag is a byte with the value 0 or 1. All
+  /// ranks pass the same number of flags. The hosts exchange the flags: the call waits for no
+  /// device and counts no traffic. The default implementation all-reduces a CPU tensor.
   virtual void any_rank(std::span<std::uint8_t> flags);
-  /// Names the purpose of the next calls for messages, such as "unit 'layers.3'"; "" for none. Not
-  /// collective, but all ranks must pass the same text. Shared memory compares the purpose in each
-  /// call. Other back ends compare it in agree_on_calls() and, with TESSERA_DEBUG=1, by a small
-  /// collective before each all-gather and reduce-scatter.
+  /// Sets the purpose of the next calls for messages, such as "unit 'layers.3'"; "" for none. Not
+  /// collective, but all ranks must pass the same text. The shared-memory back end compares the
+  /// purpose in each call. Other back ends compare the purpose in agree_on_calls() and, with
+  /// TESSERA_DEBUG=1, by a small collective before each all-gather and reduce-scatter.
   virtual void set_purpose(std::string purpose) { purpose_ = std::move(purpose); }
   const std::string& purpose() const { return purpose_; }
   /// Whether each call throws Error if ranks call different collectives, or collectives for
   /// different purposes.
   virtual bool compares_calls() const { return false; }
-  /// Compares the calls with a purpose that the ranks have made since the last comparison. If they
-  /// differ, every rank throws Error with the first calls that differ and their ranks; the group
-  /// stays usable. `local_error`: the message of an error on this rank, reported to the other ranks
-  /// as this rank's last call; "" for none. Collective, between the hosts: waits for no device and
-  /// counts no traffic. Does nothing in a group for which compares_calls() is true.
+  /// Compares the calls with a purpose that the ranks have made since the last comparison. If the
+  /// calls differ, every rank throws Error with the first calls that differ and their ranks. The
+  /// group stays usable. `local_error`: the message of an error on this rank, reported to the other
+  /// ranks as this rank's last call; "" for none. Collective, between the hosts: waits for no
+  /// device and counts no traffic. Does nothing in a group for which compares_calls() is true.
   virtual void agree_on_calls([[maybe_unused]] const std::string& local_error = {}) {}
   /// Makes ranks that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}
@@ -153,8 +153,8 @@ class Communicator {
   /// Whether collectives may be called with meta tensors, which have no values. True in a group
   /// whose other ranks do not exist (fake_world), where the calls are only counted.
   virtual bool takes_meta_tensors() const { return false; }
-  /// Bytes that the calls so far have sent from this rank to other hosts, computed from the back
-  /// end's algorithms. The default implementation counts none.
+  /// The number of bytes that the calls so far have sent from this rank to other hosts, computed
+  /// from the algorithms of the back end. The default implementation returns 0.
   virtual std::int64_t link_bytes() const { return 0; }
 
  protected:
@@ -165,22 +165,8 @@ class Communicator {
   int size_;
   std::string purpose_;
 };
-/// A communicator, shared by the world and the meshes that use it.
+/// A shared pointer to a communicator, which a world and several meshes may use.
 using CommunicatorPtr = std::shared_ptr<Communicator>;
-
-/// Sets the purpose of a group's calls in a scope, by set_purpose().
-class PurposeScope {
- public:
-  PurposeScope(Communicator& group, std::string purpose) : group_(group) {
-    group_.set_purpose(std::move(purpose));
-  }
-  PurposeScope(const PurposeScope&) = delete;
-  PurposeScope& operator=(const PurposeScope&) = delete;
-  ~PurposeScope() { group_.set_purpose({}); }
-
- private:
-  Communicator& group_;
-};
 
 }  // namespace tessera::comm
 TESSERA_API_END

@@ -11,6 +11,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/trace.h"
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
@@ -26,9 +27,9 @@ struct WorldOptions {
   std::chrono::milliseconds watchdog = std::chrono::seconds(30);
 };
 
-/// The ranks of a job, seen from one of them. There is no process-wide rank: all communication
-/// starts from a World, so one process can contain several ranks. World is thread safe; its
-/// communicators are not.
+/// The ranks of a job, as one of the ranks sees them. There is no process-wide rank. All
+/// communication starts from a World, so that one process can contain several ranks. World is
+/// thread safe; its communicators are not.
 class World {
  public:
   virtual ~World() = default;
@@ -54,30 +55,28 @@ class World {
   virtual int device_index() const { return -1; }
   /// Ends the world on this rank when its work is done. Groups end in the reverse order of their
   /// creation, NCCL's together with all their ranks. Meshes, tensors and Works may outlive the
-  /// world; group() and their collectives then throw Error. Does nothing the second time, or after
-  /// abort(). Throws PeerError if a rank of an NCCL group does not call it; the world has ended
-  /// even so.
+  /// world; group() and their collectives then throw Error. A second call, or a call after abort(),
+  /// does nothing. Throws PeerError if a rank of an NCCL group does not call shutdown(); the world
+  /// has ended in this case, too.
   virtual void shutdown() {}
-  /// Like group(), but between the hosts: for CPU tensors, whatever the device. Its traffic is not
-  /// counted. The group is separate from those that group() returns, so that one thread may use it
-  /// while another thread uses those. The default implementation is for worlds whose groups are on
-  /// the CPU.
+  /// Like group(), but a group for CPU tensors on any device of the world. The traffic of the group
+  /// is not counted. The result is never a group that group() returns, so that one thread may use a
+  /// host group while another thread uses the groups of group(). The default implementation is for
+  /// worlds whose groups are on the CPU.
   virtual CommunicatorPtr host_group(const std::vector<int>& ranks, const std::string& name) {
     return group(ranks, name);
   }
 };
-/// A world, shared by the meshes on it.
+/// A shared pointer to a world, which several meshes may use.
 using WorldPtr = std::shared_ptr<World>;
 
 /// Ends a world at the end of a scope: by shutdown(), or by abort() if an exception leaves the
 /// scope. An NCCL world that was made on the main thread without a WorldScope is ended when main()
 /// returns, but then waits only briefly for the other ranks.
-class WorldScope {
+class WorldScope : tessera::detail::NoCopy {
  public:
   explicit WorldScope(WorldPtr world)
       : world_(std::move(world)), exceptions_(std::uncaught_exceptions()) {}
-  WorldScope(const WorldScope&) = delete;
-  WorldScope& operator=(const WorldScope&) = delete;
   /// Exceptions of shutdown() and abort() become warnings.
   ~WorldScope();
 
@@ -90,10 +89,10 @@ class WorldScope {
 
 /// The world that the launcher describes by environment variables: RANK, WORLD_SIZE, LOCAL_RANK,
 /// MASTER_ADDR and MASTER_PORT (tessera-run, torchrun), or the variables of Slurm or Open MPI.
-/// Without any of these, a world of one rank. Collective. From then on the process ignores SIGPIPE
-/// unless it has a handler, so that the death of another rank is an error and does not end this
-/// process. Throws Error if variables contradict each other, the port is in use, or a rank does not
-/// arrive within the time-out.
+/// Without such variables, a world of one rank. Collective. After the call the process ignores
+/// SIGPIPE, unless the process has a handler for SIGPIPE. The death of another rank is then an
+/// error and does not end this process. Throws Error if variables contradict each other, the port
+/// is in use, or a rank does not arrive within the time-out.
 WorldPtr world_from_environment(const WorldOptions& options = {});
 
 /// The worlds of `size` ranks in this process; element r is for the thread that is rank r.
@@ -103,9 +102,9 @@ std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});
 /// sizes that use this rank's data for every rank. For planning and for counting traffic.
 WorldPtr fake_world(int rank, int size);
 
-/// The main function of one rank: runs `body` and returns 0. If it throws, prints one line on
+/// The main function of one rank: runs `body` and returns 0. If `body` throws, prints one line on
 /// standard error, with the rank and the message and without libtorch's stack, and ends the process
-/// with status 1 at once, so that ranks that wait for this rank end too; other objects of main()
+/// with status 1 at once, so that ranks that wait for this rank end, too. Other objects of main()
 /// are not destroyed. Ignores SIGXFSZ: a file above the size limit is an error.
 ///
 ///   int main() {

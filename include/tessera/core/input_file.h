@@ -14,9 +14,9 @@ namespace tessera::files {
 /// Whether the path of a file may be a symbolic link.
 enum class Symlinks { kFollow, kRefuse };
 
-/// A regular file, open for reading, for untrusted files. It uses pread() and not a mapping, so
-/// that a file that shrinks is an Error and does not end the process. All functions throw Error
-/// with the file's name. Thread safe.
+/// An untrusted regular file that is open for reading. InputFile uses pread() and not a memory
+/// mapping, so that a file that shrinks causes an Error and does not end the process. All functions
+/// throw Error with the file's name. Thread safe.
 class InputFile {
  public:
   /// Opens the file without waiting: a FIFO is rejected. `what`: the expected kind of file, for
@@ -39,8 +39,8 @@ class InputFile {
   std::uint64_t size_ = 0;
 };
 
-/// The content of a file of at most `max_bytes`. Throws Error as InputFile does, and for a longer
-/// file, before anything is read.
+/// The content of a file of at most `max_bytes`. Throws the Errors of InputFile. Throws Error for a
+/// longer file, before anything is read.
 std::string read_file(const std::filesystem::path& path, const std::string& what,
                       std::uint64_t max_bytes, Symlinks symlinks = Symlinks::kFollow);
 

@@ -28,12 +28,13 @@ class MeshShape {
   const std::vector<std::string>& names() const { return names_; }
   /// The number of positions: the product of the sizes.
   std::int64_t numel() const;
-  /// The index of the dimension called `name`. Throws Error, listing the names, if there is none.
+  /// The index of the dimension with the name `name`. Throws Error, with a list of the names, if
+  /// there is no such dimension.
   int dim(std::string_view name) const;
   /// `dim` as an index from 0; negative numbers count from the end. Throws Error if there is no
   /// such dimension.
   int dim(int dim) const;
-  /// The coordinate of position `index`. Throws Error if it is out of range.
+  /// The coordinate of position `index`. Throws Error if `index` is out of range.
   std::vector<std::int64_t> coordinate(std::int64_t index) const;
   std::int64_t index(const std::vector<std::int64_t>& coordinate) const;
 

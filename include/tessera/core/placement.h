@@ -12,44 +12,40 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// How the local values of a Partial tensor combine into its value.
+/// The reduction that computes the value of a Partial tensor from the local tensors of the ranks.
 enum class ReduceOp : std::uint8_t { kSum, kAvg, kMax, kMin, kProduct };
 
-/// Whether reductions `a` over one mesh dimension and `b` over another may be computed in either
-/// order. True for equal reductions, and for sum and average.
-bool commute(ReduceOp a, ReduceOp b);
-
-/// Every coordinate of the mesh dimension has the same values.
+/// Every rank along the mesh dimension has the same values. PyTorch's Replicate.
 struct Replicate {
   friend bool operator==(const Replicate&, const Replicate&) = default;
 };
 
-/// Tensor dimension `dim` is divided as by torch.chunk: the last coordinates may have fewer
-/// positions or none.
+/// Tensor dimension `dim` is divided over the mesh dimension in the same way as by torch.chunk: the
+/// last ranks may have fewer positions than the other ranks, or none. PyTorch's Shard.
 struct Shard {
   std::int64_t dim = 0;
   friend bool operator==(const Shard&, const Shard&) = default;
 };
 
-/// Every coordinate has a term of the global shape; the tensor is the reduction of the terms with
-/// `op`.
+/// Every rank along the mesh dimension has a local tensor of the full shape. The value of the
+/// tensor is the reduction of these local tensors by `op`. PyTorch's Partial.
 struct Partial {
   ReduceOp op = ReduceOp::kSum;
   friend bool operator==(const Partial&, const Partial&) = default;
 };
 
-/// PyTorch's _StridedShard: the dimension is divided into `split_factor` chunks, and each chunk is
-/// sharded. It is only parsed and printed; a Layout has an order of mesh dimensions instead.
+/// Tensor dimension `dim` is divided into `split_factor` chunks, and each chunk is sharded.
+/// PyTorch's _StridedShard.
 struct StridedShard {
   std::int64_t dim = 0;
   std::int64_t split_factor = 1;
   friend bool operator==(const StridedShard&, const StridedShard&) = default;
 };
 
-/// How a tensor is distributed over one mesh dimension; a list with one placement for each mesh
-/// dimension describes a tensor. Value types without shared state. PyTorch's Placement.
+/// How a tensor is distributed over one mesh dimension. PyTorch's Placement.
 using Placement = std::variant<Replicate, Shard, Partial, StridedShard>;
-/// One placement for each mesh dimension, outermost first.
+/// How a tensor is distributed over a mesh: one placement for each mesh dimension, in the order of
+/// the mesh dimensions.
 using Placements = std::vector<Placement>;
 
 /// Whether a placement is Replicate.
@@ -60,21 +56,26 @@ inline bool is_replicate(const Placement& p) {
 inline bool is_partial(const Placement& p) {
   return std::holds_alternative<Partial>(p);
 }
-/// True for a Shard of any dimension, false for a StridedShard.
+/// Whether a placement is a Shard of any dimension; false for a StridedShard.
 inline bool is_shard(const Placement& p) {
   return std::holds_alternative<Shard>(p);
 }
-/// Whether a placement is Shard{dim}; negative dimensions are compared as written.
+/// Whether a placement is Shard{dim}. A negative `dim` equals only the same negative number.
 inline bool is_shard(const Placement& p, std::int64_t dim) {
   return p == Placement(Shard{dim});
 }
 
+/// The number of positions of chunk `index`, if `size` positions are divided into `chunks` chunks
+/// in the same way as by torch.chunk: a chunk has ceil(size / chunks) positions, but the last
+/// chunks may be shorter or empty.
+std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index);
+
 /// The reduction's name: "sum", "avg", "max", "min" or "product".
 std::string to_string(ReduceOp op);
-/// The placement in PyTorch's notation: Shard(0), Replicate(), Partial(sum), _StridedShard(dim=0,
-/// sf=2).
+/// The placement in PyTorch's notation: "Shard(0)", "Replicate()", "Partial(sum)",
+/// "_StridedShard(dim=0, sf=2)".
 std::string to_string(const Placement& placement);
-/// The placements as text, in brackets and comma-separated.
+/// The placements in brackets: "[Shard(0), Replicate()]".
 std::string to_string(const Placements& placements);
 /// Writes to_string(op).
 std::ostream& operator<<(std::ostream& stream, ReduceOp op);
@@ -82,7 +83,8 @@ std::ostream& operator<<(std::ostream& stream, ReduceOp op);
 std::ostream& operator<<(std::ostream& stream, const Placement& placement);
 /// Writes to_string(placements).
 std::ostream& operator<<(std::ostream& stream, const Placements& placements);
-/// The inverse of to_string; also accepts Shard(dim=0), S(0), R, P. Throws Error on anything else.
+/// Reads the text of to_string(Placement), or one of the forms "Shard(dim=0)", "S(0)", "R" and "P".
+/// Throws Error for any other text.
 Placement parse_placement(std::string_view text);
 
 }  // namespace tessera

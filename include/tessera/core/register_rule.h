@@ -1,9 +1,14 @@
 // Registers sharding rules of programs and of other layers.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tessera/core/op_call.h"
+#include "tessera/core/placement.h"
 #include "tessera/core/sharding_rule.h"
 #include "tessera/export.h"
 
@@ -11,14 +16,14 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 /// Gives operator `op` a sharding rule, or replaces the library's rule. `op` is the operator's
-/// name, with the overload if it has one: "mylib::scale", "mylib::scale.out". In-place and out=
-/// variants are registered under their own names, with the body of the functional operator.
-/// `reads_numbers`: the rule depends on the values of float and Scalar arguments. Applies to all
-/// ranks in this process; every process of a job must register the same rules. Not collective.
-/// Thread safe. Throws Error after the operator's first use on a distributed tensor, and for a
-/// second rule of one operator. The first call of any operator throws Error for a rule of an
-/// operator that does not exist, or that is composed of other operators
-/// (CompositeImplicitAutograd), whose rule would never be used.
+/// name, with its overload name, if any: "mylib::scale", "mylib::scale.out". In-place and out=
+/// variants are registered under their own names, with the rule of the functional operator. `rule`
+/// returns nullopt for a call that the rule does not cover. `reads_numbers`: whether the rule
+/// depends on the values of float and Scalar arguments. Applies to all ranks in this process; every
+/// process of a job must register the same rules. Not collective. Thread safe. Throws Error after
+/// the operator's first use on a distributed tensor, and for a second rule of one operator. The
+/// first call of any operator throws Error for a rule of an operator that does not exist, or that
+/// is composed of other operators (CompositeImplicitAutograd), whose rule would never be used.
 ///
 ///   // An elementwise operator: each dimension is one factor, which the output shares.
 ///   register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {
@@ -35,24 +40,24 @@ namespace tessera {
 ///   });
 ///
 /// tests/dtensor/dispatch/semantics_test.cpp runs this example and the one below.
-void register_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
+void register_rule(std::string op, std::function<std::optional<ShardingRule>(const OpCall&)> rule,
+                   bool reads_numbers = false);
 
 /// One way to run an operator on a mesh dimension: the placement of each tensor argument, in the
-/// order of the schema with lists flattened, and the resulting placements of the results. Either
-/// some inputs are Shard and every result is Shard or Partial; or some inputs are Partial and every
-/// result is Partial. Negative dimensions count from the end.
+/// order of the schema with lists flattened, and the resulting placements of the results. Two
+/// combinations are possible: some inputs are Shard, and every result is Shard or Partial; or some
+/// inputs are Partial, and every result is Partial. Negative dimensions count from the end.
 struct AcceptedPlacements {
   std::vector<Placement> inputs;
   std::vector<Placement> outputs;
 };
 
-/// The global sizes of each result of a call.
-using ResultSizes = std::function<std::vector<std::vector<std::int64_t>>(const OpCall&)>;
 /// Registers a rule as a list of placements. On each mesh dimension the operator runs on the local
 /// tensors if they have the placements of one entry of `accepted`, or are all replicated.
-/// `results`: the sizes of the results; by default there is one result, with the sizes of the first
-/// tensor. Entries that shard one dimension inconsistently, or with several reductions, need a rule
-/// of factors instead: calling the operator then throws Error. PyTorch's register_sharding.
+/// `results` returns the global sizes of each result of a call; by default there is one result,
+/// with the sizes of the first tensor. Entries that shard one dimension inconsistently, or with
+/// several reductions, need a rule of factors instead: calling the operator then throws Error.
+/// PyTorch's register_sharding.
 ///
 ///   // A matrix product: rows of a, columns of b, or the dimension that is summed over.
 ///   register_rule("mylib::product",
@@ -64,16 +69,9 @@ using ResultSizes = std::function<std::vector<std::vector<std::int64_t>>(const O
 ///                   return std::vector<std::vector<std::int64_t>>{
 ///                       {call.tensor(0).size(0), call.tensor(1).size(1)}};
 ///                 });
-void register_rule(std::string op, std::vector<AcceptedPlacements> accepted,
-                   ResultSizes results = nullptr);
+void register_rule(
+    std::string op, std::vector<AcceptedPlacements> accepted,
+    std::function<std::vector<std::vector<std::int64_t>>(const OpCall&)> results = nullptr);
 
 }  // namespace tessera
-
-namespace tessera::detail {
-
-/// Registers the rule of an operator that a layer above core defines. A program may replace the
-/// rule (register_rule). To be used before main(): throws Error after the first rule was looked up.
-void add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
-
-}  // namespace tessera::detail
 TESSERA_API_END

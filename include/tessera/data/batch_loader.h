@@ -33,7 +33,8 @@ struct BatchOptions {
   /// samples are not shuffled.
   std::optional<std::uint64_t> shuffle = std::nullopt;
   /// The token that ends a document. Positions restart after this token. The target at this token
-  /// would belong to the next document, so it is set to kIgnoredTarget.
+  /// would belong to the next document, so the target is set to -100, which the
+  /// loss ignores.
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 
@@ -43,8 +44,8 @@ struct RowRange {
 };
 
 /// Returns the rows of `rank` in a batch of `micro_batches` parts. Each part is divided among the
-/// ranks, so a micro-batch has the same rows, and its dropout the same random numbers, on any
-/// number of ranks. Throws Error unless the batch is divisible by ranks * micro_batches.
+/// ranks. On any number of ranks a micro-batch therefore has the same rows, and its dropout draws
+/// the same random numbers. Throws Error unless the batch is divisible by ranks * micro_batches.
 std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batches,
                                    std::int64_t rank, std::int64_t ranks);
 
@@ -53,8 +54,8 @@ std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batche
 /// supplies its weight's fraction of the first N samples, with an error of at most log2 of the
 /// number of sources; each source supplies its samples in order and repeats. With a shuffle, each
 /// pass over a source is a new permutation, which is the same on every mesh. Every rank creates the
-/// same loader and loads its own rows; not collective. A run may continue from any step. Immutable,
-/// so threads may share it.
+/// same loader and loads its own rows; not collective. A run may continue from any step. Immutable:
+/// several threads may use one loader.
 class BatchLoader {
  public:
   /// Throws Error if a source has too few samples for its fraction of a batch, if sequence lengths
@@ -83,12 +84,12 @@ class BatchLoader {
   /// is in page-locked memory, for CUDA. Throws Error for a token outside the vocabulary, with its
   /// position.
   Batch load(std::int64_t step, std::int64_t first, std::int64_t last, bool pinned = false) const;
-  /// Loads several row ranges of a step, concatenated.
+  /// Loads several ranges of rows of one step, and concatenates them to one batch.
   Batch load(std::int64_t step, std::span<const RowRange> ranges, bool pinned = false) const;
   /// The number of distinct samples over all sources.
   std::int64_t samples() const;
-  /// Whether targets may be kIgnoredTarget. The number of counted targets then differs between
-  /// ranks.
+  /// Whether targets may be -100, which the loss ignores. If so, the number of targets with a loss
+  /// differs between ranks.
   bool ignores_targets() const;
 
  private:
@@ -116,7 +117,7 @@ class PrefetchLoader {
   /// the order of allocations is deterministic.
   PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first, std::int64_t last,
                  bool pinned = false, bool beside = true);
-  /// Loads several row ranges per step, concatenated.
+  /// For several ranges of rows of each step, which are concatenated to one batch.
   PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::vector<RowRange> ranges,
                  bool pinned = false, bool beside = true);
   /// Returns the rows of `step` and starts to load the next step. Throws the errors of

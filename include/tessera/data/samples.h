@@ -14,25 +14,24 @@
 TESSERA_API_BEGIN
 namespace tessera::data {
 
-/// Marks a target that the loss ignores: cross_entropy's ignore_index.
-inline constexpr std::int64_t kIgnoredTarget = -100;
-
-/// Training data: numbered samples of S = sequence() tokens. Immutable, so threads may share it.
+/// Training data: numbered samples of S = sequence() tokens. Immutable: several threads may use one
+/// source.
 class SampleSource {
  public:
   virtual ~SampleSource() = default;
   virtual std::int64_t size() const = 0;
   virtual std::int64_t sequence() const = 0;
   /// Writes the S input tokens of sample `index` in [0, size()) and the S targets. A target is the
-  /// next token or kIgnoredTarget. Throws Error for a token outside the vocabulary.
+  /// next token, or -100 if the loss ignores the target. Throws Error for a token outside the
+  /// vocabulary.
   virtual void read(std::int64_t index, std::span<std::int64_t> inputs,
                     std::span<std::int64_t> targets) const = 0;
-  /// Whether samples may have targets equal to kIgnoredTarget.
+  /// Whether samples may have targets of -100, which the loss ignores.
   virtual bool ignores_targets() const { return false; }
   /// A description for messages: "13 tokens, which is 4 samples of 3 tokens".
   virtual std::string description() const = 0;
 };
-/// A shared pointer, because several loaders may read the same samples.
+/// A shared pointer to a source of samples, because several loaders may read one source.
 using SampleSourcePtr = std::shared_ptr<const SampleSource>;
 
 /// Splits N tokens into floor((N - 1) / S) samples. Sample n covers the tokens [n * S, n * S + S +
@@ -58,7 +57,7 @@ struct JsonLine {
   std::string origin;  ///< file and line number of the text, for messages
 };
 
-/// Returns the next JSON line, or nullopt at the end.
+/// A function that returns the next line of a JSON Lines file, or nullopt at the end.
 using JsonLines = std::function<std::optional<JsonLine>()>;
 
 /// Makes one sample of each object in JSON Lines. A sample is the tokens of `begin`, the prompt,
@@ -78,7 +77,8 @@ using JsonLines = std::function<std::optional<JsonLine>()>;
 /// - for files without objects.
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
-/// prompt_completions() of the lines of an uncompressed file.
+/// Makes one sample of each object in an uncompressed JSON Lines file, like the other
+/// prompt_completions().
 SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
 

@@ -28,7 +28,7 @@ struct JsonTexts {
   std::vector<std::string> texts;
   bool is_list = false;
 };
-/// Like json_texts(), but a field may also be a list of strings.
+/// Like json_texts(), but the value of a field may also be a list of strings.
 std::vector<JsonTexts> json_text_lists(std::string_view line,
                                        const std::vector<std::string>& fields,
                                        const std::string& origin);
@@ -45,9 +45,7 @@ struct FileFingerprint {
   friend bool operator==(const FileFingerprint&, const FileFingerprint&) = default;
 };
 
-/// Reads a file's fingerprint. Throws Error if the file cannot be read.
-FileFingerprint fingerprint(const std::string& path);
-/// Returns the fingerprint of each file, in order.
+/// Returns the fingerprint of each file, in order. Throws Error if a file cannot be read.
 std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files);
 
 }  // namespace tessera::data

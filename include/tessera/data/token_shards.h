@@ -16,7 +16,7 @@ class AtomicFile;
 
 namespace tessera::data {
 
-/// A sequence of token ids. Immutable, so threads may share it.
+/// A sequence of token ids. Immutable: several threads may read one sequence.
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
@@ -29,31 +29,28 @@ class TokenSource {
   /// Throws Error unless [begin, begin + count) is inside [0, size()).
   void check_range(std::int64_t begin, std::int64_t count) const;
 };
-/// A shared pointer, because several sample sources may read the same tokens.
+/// A shared pointer to a sequence of token ids.
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 
 /// A copy of `tokens` in memory. Each token takes 1, 2, 4 or 8 bytes, depending on the largest
 /// token.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 
-/// Returns the files that match a glob, sorted by the bytes of their names on every machine. Throws
-/// Error if no file matches.
-std::vector<std::string> token_shard_files(const std::string& pattern);
-
-/// Opens the llm.c shards that match a glob, in the order of token_shard_files(), as one sequence.
+/// Opens the llm.c shards that match a glob, sorted by the bytes of their names, as one sequence.
 /// A shard is a header of 256 int32 (magic, version, token count) followed by the tokens, little
 /// endian: magic 20240520 with uint16 tokens, or 20240801 with uint32 tokens. Throws Error, with
 /// the file's name, if no file matches, for a bad magic or version, for a file length that
 /// contradicts the token count, and for anything but a regular file.
 TokenSourcePtr open_token_shards(const std::string& glob);
-/// Opens shards in the given order, as one sequence.
+/// Opens the llm.c shards `files`, in the given order, as one sequence of tokens. Throws the Errors
+/// of the other open_token_shards().
 TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 
 /// The type of the tokens in a shard.
 enum class TokenWidth { kUint16, kUint32 };
 
-/// Writes one shard in parts. The file appears at finish(). Not thread safe. All calls throw Error
-/// if the file cannot be written.
+/// Writes one llm.c shard in parts. The file appears when finish() is called. Not thread safe. All
+/// calls throw Error if the file cannot be written.
 class TokenShardWriter {
  public:
   TokenShardWriter(const std::filesystem::path& path, TokenWidth width);
@@ -63,7 +60,7 @@ class TokenShardWriter {
   void append(std::span<const std::int64_t> tokens);
   /// The number of tokens written so far.
   std::int64_t size() const { return size_; }
-  /// Syncs the temporary file and renames it to the shard's path. Call it last.
+  /// Syncs the temporary file, and renames the file to the path of the shard. Call finish() last.
   void finish();
 
  private:
@@ -74,10 +71,6 @@ class TokenShardWriter {
   TokenWidth width_;
   std::int64_t size_ = 0;
 };
-
-/// Writes one shard at once. Throws the errors of TokenShardWriter.
-void write_token_shard(const std::filesystem::path& path, std::span<const std::int64_t> tokens,
-                       TokenWidth width = TokenWidth::kUint16);
 
 }  // namespace tessera::data
 TESSERA_API_END

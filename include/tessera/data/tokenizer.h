@@ -13,17 +13,17 @@
 TESSERA_API_BEGIN
 namespace tessera::data {
 
-/// Converts text to token ids and back. Immutable, so threads may share it.
+/// Converts text to token ids and back. Immutable: several threads may use one tokenizer.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   /// Token ids are in [0, vocabulary()).
   virtual std::int64_t vocabulary() const = 0;
-  /// Adds no begin or end token. Special tokens written in the text are recognized. Invalid UTF-8
-  /// is read as U+FFFD, except by byte_tokenizer().
+  /// The tokens of a text, without begin and end tokens. Special tokens that are written in the
+  /// text are recognized. Invalid UTF-8 is read as U+FFFD, except by the tokenizer of bytes.
   virtual std::vector<std::int64_t> encode(std::string_view text) const = 0;
-  /// Special tokens decode to nothing. If tokens are bytes, the text may be invalid UTF-8. Throws
-  /// Error for an id outside the vocabulary.
+  /// The text of tokens. Special tokens have no text. If tokens are bytes, the text may be invalid
+  /// UTF-8. Throws Error for an id outside the vocabulary.
   virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
   /// The tokens that begin and end a text, in order; may be empty.
   virtual std::vector<std::int64_t> begin_tokens() const { return {}; }
@@ -32,49 +32,28 @@ class Tokenizer {
   /// say so.
   virtual std::optional<bool> begins_texts() const { return std::nullopt; }
 };
-/// A shared pointer: tokenizers are immutable and may be shared.
+/// A shared pointer to a tokenizer.
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
-/// The tokenizer with one token per byte: a vocabulary of 256.
-TokenizerPtr byte_tokenizer();
-/// Opens a SentencePiece model file. Throws Error if the file cannot be read, or if Tessera was
-/// built without the SentencePiece library.
-TokenizerPtr sentencepiece_tokenizer(const std::string& path);
-/// Opens Hugging Face's tokenizer.json with a BPE model. Token ids equal those of the `tokenizers`
-/// package. Throws Error if the file cannot be read, and for processing steps that are not
-/// implemented (docs/data.md).
-TokenizerPtr hugging_face_tokenizer(const std::string& path);
-/// The models whose tokenizer.model has the format of the `tiktoken` package.
-enum class TiktokenModel {
-  kLlama3,  ///< the format of Llama 3 to 3.3
-  kLlama4,
-};
-/// Opens Meta's tokenizer.model of Llama 3 or 4. The file lacks the splitting pattern and the
-/// special tokens, which depend on `model`. Without `model`, the number of tokens determines it.
-/// Throws Error if the file cannot be read or belongs to another model.
-TokenizerPtr tiktoken_tokenizer(const std::string& path,
-                                std::optional<TiktokenModel> model = std::nullopt);
-
-/// Opens a SentencePiece, tokenizer.json or tiktoken file, recognized by its content. In a folder
-/// it opens tokenizer.json, else tokenizer.model. For the first two formats, tokenizer_config.json,
-/// special_tokens_map.json and added_tokens.json in the folder are read as `transformers` reads
-/// them. Throws the errors of these formats, and Error if the folder's files contradict the
-/// tokenizer.
+/// Opens a SentencePiece, tokenizer.json or tiktoken file; the content of the file determines the
+/// format. If `path` is a folder, opens tokenizer.json in the folder, or tokenizer.model if there
+/// is no tokenizer.json. For SentencePiece and tokenizer.json, also reads tokenizer_config.json,
+/// special_tokens_map.json and added_tokens.json in the folder, in the same way as `transformers`.
+/// Throws Error if a file cannot be read or has a wrong format, and if the folder's files
+/// contradict the tokenizer.
 TokenizerPtr open_tokenizer(const std::string& path);
-/// Returns the file that open_tokenizer() opens in a folder.
-std::optional<std::string> find_tokenizer(const std::string& folder);
 /// Returns all files that open_tokenizer() reads, the tokenizer's file first. Throws the errors of
 /// open_tokenizer().
 std::vector<std::string> tokenizer_files(const std::string& path);
 /// Whether a file has the format of a tokenizer.json. Throws Error if the file cannot be read.
 bool is_tokenizer_json(const std::string& path);
 
-/// Decodes tokens one at a time. The concatenated pieces equal the text of all tokens, and no piece
-/// ends inside a character. The time per token does not depend on the number of earlier tokens. Not
-/// thread safe.
+/// Decodes tokens one at a time, to pieces of text. The concatenated pieces are the text of all
+/// tokens. No piece ends inside a character. The time per token does not depend on the number of
+/// earlier tokens. Not thread safe.
 class StreamDecoder {
  public:
-  /// `before`: preceding tokens, which are context only; their text is not returned.
+  /// `before`: the tokens before the first token of push(). Their text is not returned.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
   /// Returns the text that this token completes; may be empty. Bytes that cannot become a character

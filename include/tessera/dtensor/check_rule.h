@@ -23,20 +23,20 @@ struct CheckRuleOptions {
 
 /// Tests a sharding rule (register_rule): a wrong rule gives wrong numbers without an error. Runs
 /// operator `op` ("mylib::scale", plus the overload name if it has one) on the plain `arguments`,
-/// which are in the order of the schema, including defaults. Then runs it on distributed arguments
-/// in each combination of placements, sharded or partial, that the rule accepts without
+/// which are in the order of the schema, including defaults. Then runs the operator on distributed
+/// arguments in each combination of placements, sharded or partial, that the rule accepts without
 /// redistribution. Compares results and written arguments. Returns the number of combinations.
 ///
-/// Runs on a mesh of threads that it starts itself: not collective, and no distributed job is
-/// needed. Not for random operators. Throws Error, with the placements, at the first combination
-/// that differs or throws.
+/// check_rule() starts threads as the ranks of a mesh. It is therefore not collective, and needs no
+/// distributed job. Not for random operators. Throws Error, with the placements, at the first
+/// combination that differs or throws.
 int check_rule(std::string_view op, const std::vector<c10::IValue>& arguments,
                const CheckRuleOptions& options = {});
 
 /// Statistics of the dispatch cache. The cache stores the plans of operator calls, indexed by
 /// operator, layouts, sizes and the numbers that rules read. Every thread has a cache, including
-/// autograd's threads. Its size is bounded: in a full cache a new plan replaces one that was not
-/// used recently.
+/// autograd's threads. The size of a cache is bounded: in a full cache a new plan replaces a plan
+/// that was not used recently.
 struct DispatchCacheStatistics {
   std::size_t plans = 0;     ///< plans in the cache now
   std::size_t capacity = 0;  ///< maximum number of plans

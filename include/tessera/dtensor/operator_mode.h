@@ -13,26 +13,26 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Intercepts operators between autograd and their kernels, on one thread and in its backwards,
-/// which with CUDA run on another thread. It is called for operators that make new tensors from
-/// tensors. It is not called for operators that write to an argument, return views, have no tensor
-/// argument or are composed of other operators. PyTorch's TorchDispatchMode.
+/// Intercepts operators between autograd and their kernels, on one thread and in the backwards of
+/// this thread, which run on another thread with CUDA. Only operators that make new tensors from
+/// tensors are intercepted. An operator that writes to an argument, returns a view, has no tensor
+/// argument, or is composed of other operators is not intercepted. PyTorch's TorchDispatchMode.
 class OperatorMode {
  public:
   /// The operator of a call.
   struct Operator {
-    const std::string& name;  ///< the operator's name, for example "aten::mm",
-                              ///< "aten::sum.dim_IntList"
-    bool draws_random = false;
+    const std::string& name;    ///< the operator's name, for example "aten::mm",
+                                ///< "aten::sum.dim_IntList"
+    bool draws_random = false;  ///< whether the operator draws random numbers
   };
   using Results = std::vector<c10::IValue>;
 
   virtual ~OperatorMode() = default;
-  /// Called for each intercepted operator on plain and distributed tensors, and for
-  /// "tessera::redistribute" unless it is asynchronous. `run` runs the operator; call() may return
-  /// other results of the same kinds instead. Operators that `run` calls on local tensors are not
-  /// intercepted. `run` is collective if the operator is: all ranks must call it, or none. An
-  /// exception from `run` or from call() is an exception of the operator.
+  /// Called for each intercepted operator on plain and distributed tensors, and for synchronous
+  /// redistributions, as operator "tessera::redistribute". `run` runs the operator and returns its
+  /// results. call() may return other results of the same kinds. Operators that `run` calls on
+  /// local tensors are not intercepted. If the operator is collective, then `run` is collective:
+  /// all ranks must call `run`, or none. The operator throws the exceptions of `run` and of call().
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 
@@ -47,19 +47,6 @@ class OperatorModeScope {
   detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*> scope_;
   detail::IncludeKeys guard_;
 };
-
-/// During this scope, operators of this thread are not intercepted. For a library's internal work
-/// that is not part of the user's computation.
-class OperatorModePause {
- public:
-  OperatorModePause();
-
- private:
-  detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*> scope_;
-};
-
-/// This thread's active operator mode, or nullptr.
-OperatorMode* active_operator_mode();
 
 }  // namespace tessera
 TESSERA_API_END

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 
@@ -24,44 +25,36 @@ struct FakeCall {
                                        ///< written
 };
 
-/// Returns the results of an operator in a FakeMode. It receives the call with empty `results`.
+/// A function that returns the results of an operator in a FakeMode. The argument is the call,
+/// whose `results` are empty.
 using FakeRule = std::function<std::vector<at::Tensor>(const FakeCall& call)>;
 
 /// PyTorch's fake tensors, for C++ and CPU tensors. During the scope, an operator on floating-point
 /// tensors makes results of the right sizes, strides and types, in memory of the CPU's allocator,
-/// and computes nothing. So a step of a model takes only the time of its calls, and allocates and
+/// and computes nothing. A step of a model then takes only the time of its calls, and allocates and
 /// frees the memory of a real step. Operators that use only integers and booleans run as usual, so
-/// that a program's decisions by indices and flags are right. item() of a floating-point tensor is
-/// 1; other floating-point values are undefined. Integers that are computed from floating-point
-/// numbers (topk, argmax) are 0.
+/// that a program makes the same decisions by indices and flags as in a real run. item() of a
+/// floating-point tensor is 1; other floating-point values are undefined. Integers that are
+/// computed from floating-point numbers (topk, argmax) are 0.
 ///
-/// It applies to this thread and its backwards. Throws Error for an operator whose results it
-/// cannot derive. Only one FakeMode per process may exist at a time. For large tensors it needs an
-/// allocator whose memory costs nothing until it is written (observe::count_tensor_memory).
-class FakeMode {
+/// A FakeMode applies to this thread and its backwards. An operator throws Error if FakeMode cannot
+/// derive the sizes of its results. Only one FakeMode per process may exist at a time. For large
+/// tensors FakeMode needs an allocator whose memory uses no RAM before the first write, as
+/// planning::plan() has.
+class FakeMode : tessera::detail::NoCopy {
  public:
   using Observer = std::function<void(const FakeCall&)>;
-  /// `device`: the device that the step is meant for; this library's fused operations allocate as
-  /// on that device. `observer`: called for each call, on the thread that makes it; may be empty.
-  /// `rules`: functions for operators whose result sizes depend on values ("aten::nonzero"), for
-  /// any tensors.
+  /// `device`: the device on which the real step would run; fused operations of this library
+  /// allocate the same memory as on this device. `observer`: called for each operator call, on the
+  /// thread of the call; may be empty. `rules`: functions for operators whose result sizes depend
+  /// on values ("aten::nonzero"), for any tensors.
   explicit FakeMode(c10::DeviceType device = c10::DeviceType::CPU, Observer observer = {},
                     std::map<std::string, FakeRule> rules = {});
-  FakeMode(const FakeMode&) = delete;
-  FakeMode& operator=(const FakeMode&) = delete;
   ~FakeMode();
 
  private:
   tessera::detail::IncludeKeys included_;
 };
-
-/// Whether the calling thread is in a FakeMode.
-bool in_fake_mode();
-/// The device that the active FakeMode simulates; the CPU if there is none.
-c10::DeviceType fake_device();
-/// Whether operators on x run on CUDA: x is on a GPU, or the active FakeMode simulates a GPU for
-/// it.
-bool runs_on_cuda(const at::Tensor& x);
 
 }  // namespace tessera::kernels
 TESSERA_API_END

@@ -20,15 +20,15 @@ namespace tessera {
 /// An n-dimensional arrangement of ranks, with a process group for each dimension. A value that is
 /// cheap to copy: copies share one immutable object. PyTorch's DeviceMesh.
 ///
-/// A mesh is seen from one rank, which must be a member for anything that communicates. On another
-/// rank coordinate() is empty, and groups, slices and tensors on the mesh throw Error.
+/// Only a rank that is a member of the mesh can communicate on the mesh. On other ranks
+/// coordinate() is empty, and groups, slices and tensors on the mesh throw Error.
 ///
 /// Dimensions are numbered from 0 or, as in PyTorch, backwards from -1. A name is a dimension's
 /// name or a name given to flatten(). Other numbers and names throw Error. Thread safe; a group is
 /// made under a lock.
 class DeviceMesh {
  public:
-  /// No mesh; it may only be assigned and compared.
+  /// An object without a mesh, which may only be assigned and compared.
   DeviceMesh() = default;
   /// `ranks`: world ranks in row-major order of `shape`, all different. Not collective.
   DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape);
@@ -42,8 +42,8 @@ class DeviceMesh {
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
-  /// The address of the shared object. It is the same for meshes of one world with equal ranks,
-  /// sizes and names, and for the same submesh of equal meshes, in whatever way they were made.
+  /// The address of the shared object. Meshes of one world with equal ranks, sizes and names have
+  /// the same address, and so have the same submeshes of equal meshes.
   const void* id() const { return impl_.get(); }
 
   const MeshShape& shape() const;
@@ -59,7 +59,7 @@ class DeviceMesh {
   /// The device of this rank's tensors, with the index of its GPU, on any thread.
   c10::Device device() const;
 
-  /// This rank's coordinate; empty if it is not a member.
+  /// This rank's coordinate; empty if this rank is not a member of the mesh.
   const std::vector<std::int64_t>& coordinate() const;
   bool contains_this_rank() const { return !coordinate().empty(); }
   /// This rank's index along a dimension.
@@ -67,21 +67,21 @@ class DeviceMesh {
   std::int64_t local_rank(std::string_view name) const;
   std::int64_t local_rank() const;  ///< of a 1-D mesh
 
-  /// The submesh of the named dimensions that contains this rank, in the mesh's order. A name given
-  /// to flatten() counts as a dimension. Not collective; the same names return the same object.
-  /// Throws Error for an unknown or repeated name, for another order, or if this rank is not a
-  /// member.
+  /// The submesh of the named dimensions that contains this rank, in the mesh's order. A name that
+  /// was given to flatten() is a dimension, too. Not collective; the same names return the same
+  /// object. Throws Error for an unknown or repeated name, for another order, or if this rank is
+  /// not a member.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](std::initializer_list<std::string_view> names) const;
   DeviceMesh slice(const std::vector<std::string>& names) const;
-  /// The mesh from which this one was made by slicing and reshaping; the mesh itself if it was made
-  /// directly.
+  /// The mesh from which this mesh was made by slicing and reshaping, or this mesh itself if it was
+  /// not made from another mesh.
   DeviceMesh root() const;
-  /// All dimensions merged into one, called `name` (default: the names joined by "_"). Not
-  /// collective.
+  /// The mesh with all dimensions merged into one dimension, called `name` (default: the names
+  /// joined by "_"). Not collective.
   DeviceMesh flatten(const std::string& name = "") const;
-  /// The mesh with dimension `name` divided into several, outermost first. Throws Error unless the
-  /// sizes multiply to the dimension's size. Not collective.
+  /// The mesh with dimension `name` divided into several dimensions, outermost first. Throws Error
+  /// unless the sizes multiply to the dimension's size. Not collective.
   DeviceMesh unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                        const std::vector<std::string>& names) const;
   /// The mesh of the dimensions of several submeshes of one root, in the given order: the submesh
@@ -89,8 +89,8 @@ class DeviceMesh {
   /// Error if two submeshes share a dimension.
   static DeviceMesh concatenate(const std::vector<DeviceMesh>& meshes);
 
-  /// The process group of a dimension. Its first use makes it, which is collective over the group's
-  /// ranks.
+  /// The process group of a dimension. The first call makes the group, which is collective over the
+  /// ranks of the group.
   comm::Communicator& group(int dim) const;
   comm::Communicator& group(std::string_view name) const;
   comm::Communicator& group() const;  ///< of a 1-D mesh

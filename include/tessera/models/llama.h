@@ -10,6 +10,7 @@
 
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/models/detail/kv_cache.h"
 #include "tessera/models/llama_config.h"
 #include "tessera/models/parallelize.h"
 #include "tessera/nn/causal_attention.h"
@@ -18,52 +19,6 @@
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/declared_plan.h"
 #include "tessera/tensor_parallel/linear_cross_entropy.h"
-
-TESSERA_API_BEGIN
-namespace tessera::models {
-
-/// Cached keys and values of a batch of texts, for all positions so far, in memory that is
-/// allocated once. With a sliding window, the last `window` positions are stored in a ring.
-class KvCache {
- public:
-  /// The cached keys and values of one layer.
-  struct Layer {
-    at::Tensor keys, values;  ///< (batch, heads, slots, head_dim), or the part that attention reads
-  };
-
-  /// A cache for texts of at most `positions` positions, including `padding`. The first padding[i]
-  /// positions of text i have no token, so that texts of different lengths end at the same
-  /// position. `window` is the sliding window; 0: none.
-  KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding = {0});
-
-  /// The maximum number of positions, and the number of positions so far.
-  std::int64_t positions() const { return positions_; }
-  std::int64_t tokens() const { return tokens_; }
-  const std::vector<std::int64_t>& padding() const { return padding_; }
-  bool padded() const;
-
-  /// Appends the keys and values, (batch, heads, tokens, head_dim), of the next positions. Returns
-  /// the keys and values that the queries of these positions attend to: for a prompt (the first
-  /// call) the prompt's own, later all in the cache.
-  Layer append(std::size_t layer, const at::Tensor& keys, const at::Tensor& values);
-  /// Advances the cache by `count` positions. Call it after all layers have appended them.
-  void advance(std::int64_t count) { tokens_ += count; }
-
-  /// The mask, (batch, 1, 1, keys), of the keys from append() that the query of a single new
-  /// position may attend to. Undefined: all keys.
-  at::Tensor mask(c10::Device device) const;
-
- private:
-  Layer& layer_like(std::size_t layer, const at::Tensor& keys);
-  void write(const at::Tensor& slots, const at::Tensor& values) const;
-
-  std::int64_t positions_, slots_;
-  std::vector<std::int64_t> padding_;
-  std::int64_t tokens_ = 0;
-  std::vector<Layer> layers_;
-};
-
-}  // namespace tessera::models
 
 // The Llama decoder family: Llama 1 to 3.3, Mistral, Qwen 2 and Qwen 3. LlamaConfig describes how
 // they differ. The model is in src/models/llama.cpp. Typical use:
@@ -80,6 +35,7 @@ class KvCache {
 //   const at::Tensor logits = (*model)(tokens);
 //   const at::Tensor loss = tensor_parallel::cross_entropy(logits, targets);
 
+TESSERA_API_BEGIN
 namespace tessera::models {
 
 /// Arguments of the forward() that returns the loss without materializing all logits.
@@ -112,14 +68,16 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// rotary angles that depend on the length of the text.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
                      const at::Tensor& positions = {});
-  /// Like the other forward(), with the documents already derived from `positions`, so that the
-  /// host does not read the positions.
+  /// Like the first forward(), for `documents` that were already computed from `positions`. The
+  /// host then does not read the positions.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
                      const nn::DocumentsPtr& documents);
-  /// Computes head and loss together (linear_cross_entropy): returns the loss of the logits that
-  /// the other forward() returns.
+  /// Returns the loss of the logits that the first forward() returns. Computes head and loss
+  /// together, without all logits in memory (linear_cross_entropy).
   at::Tensor forward(const at::Tensor& tokens, const HeadLoss& loss);
-  /// A cache for this model; see KvCache for the arguments.
+  /// A cache for texts of at most `positions` positions, including `padding`. The first padding[i]
+  /// positions of text i have no token, so that texts of different lengths end at the same
+  /// position.
   KvCache new_cache(std::int64_t positions, std::vector<std::int64_t> padding = {0}) const;
 
   const LlamaConfig& config() const { return config_; }

@@ -3,61 +3,15 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <utility>
-
 #include <cstdint>
 #include <filesystem>
 #include <string>
 
 #include "tessera/export.h"
+#include "tessera/models/detail/rope.h"
 
 TESSERA_API_BEGIN
 namespace tessera::models {
-
-/// "rope_scaling" of a config.json, with Hugging Face's names.
-struct RopeScaling {
-  /// How the rotary frequencies are scaled.
-  enum class Kind {
-    kNone,
-    kLinear,   ///< all frequencies / factor (Chen et al. 2023)
-    kDynamic,  ///< a larger theta for longer sequences (NTK-aware)
-    kLlama3,   ///< low frequencies / factor, with a ramp to the unscaled high frequencies
-               ///< (Llama 3.1)
-    kYarn,     ///< the ramp of Peng et al. 2023, with an attention temperature
-  };
-  Kind kind = Kind::kNone;
-  double factor = 1;
-  /// The context length of pretraining. kDynamic scales beyond it; kLlama3 and kYarn count
-  /// rotations within it.
-  std::int64_t original_positions = 0;
-  double low_freq_factor = 1, high_freq_factor = 4;  ///< kLlama3: rotation counts that bound the
-                                                     ///< ramp
-  double beta_fast = 32, beta_slow = 1;              ///< kYarn: rotation counts that bound the ramp
-  bool truncate = true;         ///< kYarn: whether the ramp's bounds are rounded to integers
-  double attention_factor = 1;  ///< kYarn: factor on cos and sin
-
-  bool operator==(const RopeScaling&) const = default;
-};
-
-/// The parameters of a model's rotary embedding.
-struct Rope {
-  double theta = 10000;
-  RopeScaling scaling;
-
-  bool operator==(const Rope&) const = default;
-  /// Whether the angles of a sequence of `length` tokens depend on its length.
-  bool depends_on_length(std::int64_t length) const {
-    return scaling.kind == RopeScaling::Kind::kDynamic && length > scaling.original_positions;
-  }
-};
-
-/// Returns cos and sin of the angles of positions [first, last) in a sequence of `length` tokens:
-/// (last - first, head_dim) each, fp32, repeated for the two halves of a head, as Hugging Face
-/// computes them.
-std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t head_dim,
-                                              std::int64_t first, std::int64_t last,
-                                              std::int64_t length, c10::Device device);
 
 /// The architecture of a Llama, Mistral, Qwen 2 or Qwen 3, as in Hugging Face's config.json.
 struct LlamaConfig {
@@ -91,14 +45,11 @@ struct LlamaConfig {
 /// every setting that would change the computation and is not implemented (another activation,
 /// architecture or rope scaling, quantized weights).
 LlamaConfig read_config(const std::filesystem::path& file);
-/// Parses the text of a config.json; `origin` is named in errors.
-LlamaConfig parse_config(const std::string& text, const std::string& origin);
-
 /// Throws Error unless the heads can be split over `tp` ranks, and the key-value heads can either
 /// be split or each be copied to the same number of ranks.
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp);
-/// The number of ranks, out of `tp`, that have a copy of each key-value head; 1 if these heads are
-/// split.
+/// The number of tensor-parallel ranks, of `tp` ranks, that have a copy of each key-value head. 1
+/// if the key-value heads are split.
 std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp);
 /// A line about copied heads for the start of a program: "key-value heads: 2 on 4 tensor-parallel
 /// ranks, each on 2 of them"; "" if the heads are split.

@@ -26,16 +26,16 @@ class DeclaresUnits {
   /// The modules of each FSDP unit, in the order for fully_shard. Each block is one unit. The last
   /// unit is the model itself, with the parameters of no other unit.
   virtual std::vector<std::vector<nn::ModuleBase*>> fsdp_units() = 0;
-  /// Splits sequences over the ranks of the 1-D `mesh` in all later forwards. The default
-  /// implementation throws Error.
+  /// Splits sequences over the ranks of the 1-D `mesh` in all later forwards (context parallelism).
+  /// The default implementation throws Error.
   virtual void set_context_parallel(const DeviceMesh& mesh);
 };
 
 /// Which activations of a block are saved for backward.
 enum class ActivationMemory {
   kAll,      ///< saves everything that backward needs
-  kMatmuls,  ///< saves the results of attention and of half of the matrix products; recomputes the
-             ///< rest
+  kMatmuls,  ///< saves the results of attention and of half of the matrix products; recomputes all
+             ///< other activations
   kInputs,   ///< saves the block's input; recomputes everything else
 };
 

@@ -18,11 +18,11 @@ namespace tessera::models {
 /// tokenizer's file in it. If `file` is "", the tokenizer's file in the model's folder, or "" if
 /// there is none.
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder);
-/// Opens the tokenizer of `file`, or of the model's folder if `file` is "". If there is none, or no
-/// folder (""), returns the byte tokenizer. `new_to_text`: the model is untrained, so any tokenizer
-/// is acceptable. Throws Error for the byte tokenizer if the model was trained on other tokens. If
-/// the tokenizer has more tokens than the model, encode() throws Error for a text with such a
-/// token.
+/// Opens the tokenizer of `file`, or of the model's folder if `file` is "". If the folder has no
+/// tokenizer, or `folder` is "", returns the tokenizer with one token per byte. `new_to_text`: the
+/// model is untrained, so any tokenizer is acceptable. Throws Error if the folder has no tokenizer
+/// and the model was trained on other tokens than bytes. If the tokenizer has more tokens than the
+/// model, encode() throws Error for a text with such a token.
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text);
 
@@ -35,16 +35,18 @@ struct SpecialTokens {
 /// generation_config.json, or from config.json if generation_config.json lacks them. Throws Error
 /// for an id that is not a token of the model.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config);
-/// Like read_special_tokens(), for a folder with a config.json; returns none for another folder or
-/// for "".
+/// Like read_special_tokens(), for the configuration in the config.json of `folder`. Returns no
+/// tokens if `folder` has no config.json or is "".
 SpecialTokens special_tokens_of(const std::filesystem::path& folder);
 
-/// The tokens that end a document in training data: the tokenizer's end_tokens(); if it has none,
-/// the model's first end token; if the model has none either, empty. `tokenizer` may be nullptr.
+/// The tokens that end a document in training data: the end_tokens() of the tokenizer. If the
+/// tokenizer has no end tokens, the first end token of the model, or no token if the model has no
+/// end token. `tokenizer` may be nullptr.
 std::vector<std::int64_t> document_end(const data::Tokenizer* tokenizer,
                                        const SpecialTokens& special);
-/// The tokens at the beginning of a text that the model continues: the tokenizer's begin tokens (or
-/// none) if the tokenizer's files specify them, else the model's.
+/// The tokens at the beginning of a text that the model continues. If the tokenizer's files say
+/// whether texts begin with begin tokens: the begin tokens of the tokenizer, or no tokens.
+/// Otherwise the begin tokens of the model.
 std::vector<std::int64_t> text_begin(const data::Tokenizer& tokenizer,
                                      const SpecialTokens& special);
 

@@ -12,7 +12,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Whether to checkpoint the calls of a module. A pure function, the same on every rank.
+/// A function that returns whether to checkpoint the calls of a module. A pure function that
+/// returns the same on every rank.
 using ModulePredicate = std::function<bool(const std::string& fqn, const ModuleBase& module)>;
 
 /// A predicate that selects the modules of class M or a derived class.
@@ -22,23 +23,25 @@ ModulePredicate of_class() {
     return dynamic_cast<const M*>(&module) != nullptr;
   };
 }
-/// Modules whose FQN matches a pattern (see matches_fqn): "model.layers.*".
+/// A predicate that selects the modules whose FQN matches a pattern such as "model.layers.*"
+/// (matches_fqn).
 ModulePredicate named(std::string pattern);
 
 /// Options of apply_activation_checkpointing(): which modules are checkpointed, and how.
 struct ActivationCheckpointing {
   ModulePredicate select{};
-  /// Checkpoints only every n-th selected module, in order of registration: the 1st, the (n+1)-th,
-  /// ...
+  /// n, to checkpoint only every n-th selected module in the order of registration: the 1st, the
+  /// (n+1)-th, and so on.
   std::size_t every = 1;
   CheckpointOptions options{};
 };
 
 /// Makes each call of the selected modules, among `root` and the modules below it, an
 /// nn::checkpoint(). Returns their FQNs. Modules that are already checkpointed are not changed.
-/// Call it after parallelize_module, whose hooks must run again in the recomputation, and before
-/// fully_shard, whose all-gathers need not run again. Not collective; select the same modules on
-/// every rank. Throws Error, before anything is changed, if no module is selected.
+/// Call apply_activation_checkpointing() after parallelize_module, whose hooks must run again in
+/// the recomputation, and before fully_shard, whose all-gathers need not run again. Not collective;
+/// select the same modules on every rank. Throws Error, before anything is changed, if no module is
+/// selected.
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ActivationCheckpointing& what);
 

@@ -17,7 +17,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Names of an Attention's projections. The defaults are those of Hugging Face's Llama.
+/// Names of the projections in an Attention. The default names are those of Hugging Face's Llama.
 struct AttentionNames {
   std::string query = "q_proj", key = "k_proj", value = "v_proj";
   std::string fused = "qkv_proj";  ///< one Linear that replaces query, key and value
@@ -48,8 +48,8 @@ struct AttentionOptions {
   AttentionNames names{};
 };
 
-/// Arguments of an Attention's call in addition to the input. The struct has no visit_tensors
-/// overload, so hooks do not touch its tensors.
+/// Arguments of an Attention's call in addition to the input. Hooks do not change the tensors of
+/// this struct, because the struct has no visit_tensors() function.
 struct AttentionInputs {
   /// Number of sequences if the input is folded to (batch * tokens, hidden); 0 otherwise. A folded
   /// matrix product is one aten::mm.
@@ -61,11 +61,11 @@ struct AttentionInputs {
   /// `window` apply.
   at::Tensor mask{};
   /// If set, the input has only this rank's tokens of each sequence. `cos` and `sin` are for the
-  /// positions of these tokens; `mask` has their rows and the whole sequence's columns. Cannot be
-  /// combined with dropout.
+  /// positions of these tokens. `mask` has a row for each of these tokens, and a column for each
+  /// token of the whole sequence. Cannot be combined with dropout.
   ContextParallelPtr context_parallel{};
-  /// Packed documents, used instead of a mask; attention must be causal. With context parallelism
-  /// they describe the whole sequences.
+  /// Packed documents, used instead of a mask; attention must be causal. With context parallelism:
+  /// the documents of the whole sequences.
   DocumentsPtr documents{};
 };
 
@@ -84,13 +84,13 @@ class Attention : public Module<Attention> {
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;
 
-  /// The options with kv_heads and head_dim filled in.
+  /// The options of the constructor; kv_heads and head_dim have their values instead of 0.
   const AttentionOptions& options() const { return options_; }
 
  protected:
   /// Computes softmax(q k^T) v. q, k, v: (batch, heads, tokens, head_dim); returns the sizes of q.
-  /// A derived class may override it to cache keys and values. `inputs` is the caller's object, so
-  /// it may be of a derived type.
+  /// A derived class may override attend() to cache keys and values. `inputs` is the object that
+  /// the caller passed to forward, and may have a type that is derived from AttentionInputs.
   virtual at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionInputs& inputs);
 
@@ -109,10 +109,6 @@ class Attention : public Module<Attention> {
                                               ///< set
   std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< used if qk_norm is set
 };
-
-/// The options with kv_heads and head_dim filled in. Throws Error for the options that Attention's
-/// constructor refuses.
-AttentionOptions completed(AttentionOptions options);
 
 }  // namespace tessera::nn
 TESSERA_API_END

@@ -15,33 +15,31 @@ namespace tessera::nn {
 // tensors that are sharded by batch or by heads; neither needs communication.
 
 /// softmax(q k^T / sqrt(width)) v by libtorch's kernels, causal or not. q: (batch, heads, tokens,
-/// width). k, v: the same, with as many heads or with fewer, each of which serves several heads of
-/// q. `mask`: (tokens of q, tokens of k), optionally with leading dimensions for batch and heads
-/// (or 1). A bool mask is true where a query sees a key; a mask of q's type is added to the scores.
-/// An undefined mask hides nothing. `mask` and `causal` exclude each other.
+/// width). k, v: like q, with as many heads or with fewer heads. If k and v have fewer heads,
+/// several heads of q use one head of k and v. `mask`: (tokens of q, tokens of k), optionally with
+/// leading dimensions for batch and heads (or 1). A bool mask is true where a query sees a key; a
+/// mask of q's type is added to the scores. An undefined mask hides nothing. `mask` and `causal`
+/// exclude each other.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask = {}, double dropout = 0);
-
-/// Causal mask with a window: (tokens, tokens), true where a query sees a key. A query sees at most
-/// `window` positions, including its own; 0: all earlier positions.
-at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
 
 /// How attention() runs a call: `backend` is the kernel, and `repeats_heads` tells whether key and
 /// value heads are repeated.
 using AttentionKernel = tessera::detail::AttentionKernel;
-/// The kernel as text for logs: "flash", "efficient, key-value heads repeated".
+/// The kernel of attention() as text for logs: "flash", "efficient, key-value heads repeated".
 std::string to_string(const AttentionKernel& kernel);
 
 /// allow_math_attention() permits attention by formula ("math") in training on a GPU, for all
-/// threads. The formula is slow and saves all scores, so without this call it throws Error.
-/// Attention with dropout always uses the formula on a GPU. A CPU accepts every kernel.
+/// threads. The formula is slow and saves all scores, so that attention throws Error without this
+/// call. Attention with dropout always uses the formula on a GPU. A CPU accepts every kernel.
 using tessera::detail::allow_math_attention;
 
 using tessera::detail::AskBackend;
 using tessera::detail::backend_of_libtorch;
 using tessera::detail::choose_attention;
-/// The kernel that training uses on a device if a rank has this many heads. `masked`: a mask tensor
-/// is passed instead of the causal flag. Allocates nothing.
+/// The kernel that attention() uses in training, for the device and type of `options`, and for the
+/// numbers of heads on one rank. `masked`: whether a mask tensor is passed instead of the causal
+/// flag. Allocates no memory.
 AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t heads,
                                  std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
                                  bool masked = false);

@@ -18,12 +18,12 @@ namespace tessera::nn {
 class Documents {
  public:
   /// `positions`: (batch, tokens) int64, the position of each token in its document; 0 starts a
-  /// document. The first token of a sequence always starts one. `positions` is read on the host,
-  /// which waits for a GPU. `device`: the device that computes attention.
+  /// document. The first token of a sequence always starts a document. `positions` is read on the
+  /// host, which waits for a GPU. `device`: the device that computes attention.
   Documents(const at::Tensor& positions, c10::Device device);
 
-  /// Index of each document's first token, counted over all sequences in order, and last the total
-  /// number of tokens.
+  /// The index of the first token of each document, counted over all sequences, followed by the
+  /// total number of tokens.
   const std::vector<std::int64_t>& offsets() const { return offsets_; }
   /// offsets() on the device as int32, the format of variable-length attention kernels.
   const at::Tensor& device_offsets() const { return device_offsets_; }
@@ -45,7 +45,7 @@ class Documents {
   at::Tensor device_offsets_;
   std::int64_t longest_ = 0;
 };
-/// Shared by all attention layers of a model call.
+/// A shared pointer, because all attention layers of a model call use one Documents object.
 using DocumentsPtr = std::shared_ptr<const Documents>;
 
 /// Options of causal_attention(): which keys a query sees, up to its own position.
@@ -58,8 +58,8 @@ struct CausalAttentionOptions {
 };
 
 /// attention() with a causal flag, and usually without a mask tensor for a window or for documents.
-/// q: (batch, heads, tokens, width); k, v: the same with as many heads, or fewer, which divide
-/// them; returns the sizes of q. Tensors are plain, or distributed and sharded by heads only.
+/// q: (batch, heads, tokens, width); k, v: like q, with a number of heads that divides the heads of
+/// q. Returns the sizes of q. Tensors are plain, or distributed and sharded by heads only.
 ///
 /// On a GPU documents use variable-length attention: the flash kernel (Dao 2023), in fp32 the
 /// memory-efficient kernel. A window is an option of the flash kernel. On a CPU each document is
@@ -70,7 +70,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             const CausalAttentionOptions& options = {});
 
 /// The kernel of causal_attention() with documents or a window. `kernel`: the kernel of the same
-/// call without them.
+/// call without documents and without a window.
 AttentionKernel packed_kernel(AttentionKernel kernel);
 
 }  // namespace tessera::nn

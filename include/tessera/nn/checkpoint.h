@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 #include "tessera/nn/visit_tensors.h"
 
@@ -32,10 +32,10 @@ struct OperatorCall {
   std::size_t index = 0;  ///< number of earlier calls of the same operator in this region
 };
 
-/// Decides for each operator call whether its results are saved. Forward calls the policy for each
-/// operator below autograd that makes new tensors, plain or distributed, but not for views and
-/// in-place operators. "tessera::redistribute" stands for the collectives between two layouts. Must
-/// return the same on every rank.
+/// Decides for each operator call of a checkpointed region whether its results are saved. Forward
+/// calls the policy for each operator below autograd that makes new tensors, plain or distributed,
+/// but not for views and in-place operators. A redistribution is one call of
+/// "tessera::redistribute". The policy must return the same value on every rank.
 using OperatorPolicy = std::function<SavePolicy(const OperatorCall& call)>;
 
 /// A policy that saves the results of the operators in `names`. Other operators are recomputed.
@@ -44,43 +44,25 @@ OperatorPolicy save_operators(std::vector<std::string> names);
 /// Cheap operators (norms, activations, rotary embedding) are recomputed.
 OperatorPolicy save_matmuls_and_attention();
 
-/// Counters of checkpointed regions. Several regions may share one object. Thread safe.
-struct CheckpointCounts {
-  std::atomic<std::int64_t> regions = 0;         ///< checkpointed forwards that ran
-  std::atomic<std::int64_t> packed = 0;          ///< tensors that forward replaced by placeholders
-  std::atomic<std::int64_t> recomputations = 0;  ///< regions that backward ran again
-  std::atomic<std::int64_t> repacked = 0;        ///< tensors that recomputations made again
-  std::atomic<std::int64_t> early_stops = 0;     ///< recomputations that stopped early
-  // Counters that only an operator policy changes:
-  std::atomic<std::int64_t> kept_operators = 0;      ///< calls in forward whose results were saved
-  std::atomic<std::int64_t> replayed_operators = 0;  ///< calls in a recomputation that returned
-                                                     ///< saved results
-  std::atomic<std::int64_t> recomputed_operators = 0;  ///< calls that a recomputation ran again
-};
+struct CheckpointCounts;
 
 /// Options of a checkpointed region.
 struct CheckpointOptions {
   /// Selects the operators whose results are saved (selective activation checkpointing). Empty: no
   /// operator.
   OperatorPolicy policy{};
-  /// Ends a recomputation as soon as it has made the last tensor that backward needs.
+  /// Whether a recomputation ends as soon as it has made the last tensor that backward needs.
   bool early_stop = true;
-  /// Recomputes with the random numbers of forward, and restores the generators afterwards: those
-  /// of tessera::manual_seed, and libtorch's for the CPU and for the devices of the inputs.
+  /// Whether a recomputation draws the random numbers of forward again, and restores the generators
+  /// afterwards: the generator of tessera::manual_seed, and libtorch's generators for the CPU and
+  /// for the devices of the inputs.
   bool preserve_rng_state = true;
-  /// Throws Error in backward if a recomputed tensor differs from forward's in sizes, type, device
-  /// or layout.
+  /// Whether backward throws Error if a recomputed tensor has other sizes, another type, device or
+  /// layout than the tensor of forward.
   bool check_determinism = true;
+  /// For tests: counts checkpointed regions and recomputations.
   std::shared_ptr<CheckpointCounts> counts{};
 };
-
-/// Whether this thread is recomputing a part of a forward for backward.
-bool is_recomputing();
-
-/// Returns counter++. In a recomputation it returns the value that the same call returned in
-/// forward and leaves the counter unchanged. For modules whose state changes at every call, like
-/// nn::Dropout.
-std::uint64_t replayed_count(std::uint64_t& counter);
 
 namespace detail {
 
@@ -90,13 +72,11 @@ class CheckpointedForward;
 /// Within this scope, autograd on this thread saves placeholders instead of tensors. The first
 /// placeholder that backward unpacks calls `rerun`. Without gradient recording the scope does
 /// nothing.
-class CheckpointedRegionScope {
+class CheckpointedRegionScope : tessera::detail::NoCopy {
  public:
   CheckpointedRegionScope(const CheckpointOptions& options, std::span<at::Tensor* const> inputs,
                           Rerun rerun);
   ~CheckpointedRegionScope();
-  CheckpointedRegionScope(const CheckpointedRegionScope&) = delete;
-  CheckpointedRegionScope& operator=(const CheckpointedRegionScope&) = delete;
 
   /// Must be called if the forward ends without an exception.
   void finish();
@@ -107,14 +87,14 @@ class CheckpointedRegionScope {
 
 }  // namespace detail
 
-/// Activation checkpointing (Chen et al. 2016) as in PyTorch's checkpoint(use_reentrant=False).
-/// Runs fn(inputs...) and returns its result. Autograd saves only the inputs. When backward needs
+/// Activation checkpointing (Chen et al. 2016), like PyTorch's checkpoint(use_reentrant=False).
+/// Runs fn(inputs...) and returns the result. Autograd saves only the inputs. When backward needs
 /// another tensor, fn runs again, with the random numbers, autocast state, strict scope and batch
 /// part of the first run. Regions may nest, and backward may run several times.
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);
 ///
-/// fn: copied, and called at most once more in each backward. It must not refer to objects that are
+/// fn: copied, and called at most once more in each backward. fn must not refer to objects that are
 /// destroyed before backward. inputs: copied. The tensors that visit_tensors finds in them must not
 /// be modified in place before backward. Collective if fn is: the recomputation repeats fn's
 /// collectives, in the same order on every rank. Backward throws Error if the recomputation saves
@@ -133,7 +113,8 @@ auto checkpoint(const CheckpointOptions& options, F fn, Inputs&&... inputs) {
     F call = fn;
     std::apply(call, again);
   };
-  detail::CheckpointedRegionScope region(options, collect_tensors(arguments), std::move(rerun));
+  detail::CheckpointedRegionScope region(options, detail::collect_tensors(arguments),
+                                         std::move(rerun));
   if constexpr (std::is_void_v<decltype(std::apply(fn, arguments))>) {
     std::apply(fn, arguments);
     region.finish();

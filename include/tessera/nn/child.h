@@ -19,7 +19,8 @@ namespace tessera::nn {
 ///   };
 ///
 /// Equivalent to `register_module(name, std::make_shared<M>(args...))` in the parent's constructor:
-/// FQNs are the same, and children are registered in the order of declaration.
+/// The FQNs are the same as with register_module. Children are registered in the order of their
+/// declarations.
 template <class M>
 class Child {
  public:

@@ -15,7 +15,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A list of modules with FQNs "0", "1", ... It has no forward. torch.nn.ModuleList.
+/// A list of modules with FQNs "0", "1", ... A ModuleList has no forward. torch.nn.ModuleList.
 class ModuleList : public ModuleBase {
  public:
   ModuleList() = default;
@@ -42,7 +42,8 @@ class ModuleList : public ModuleBase {
   std::vector<std::shared_ptr<ModuleBase>> modules_;
 };
 
-/// Runs modules one after another; each maps a tensor to a tensor. FQNs are "0", "1", ...
+/// Runs modules one after another. Each module maps a tensor to a tensor. The FQNs are "0", "1",
+/// ...
 class Sequential : public Module<Sequential> {
  public:
   Sequential() = default;

@@ -10,19 +10,21 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Distributes the parameters of one module, without its children: calls distribute_parameter() for
-/// its slots. `name`: the module's FQN, "" for the root.
+/// A function that distributes the parameters of one module, without the children of the module.
+/// The function calls distribute_parameter() for the slots of the module. `name`: the module's FQN,
+/// "" for the root.
 using PartitionFunction =
     std::function<void(const std::string& name, ModuleBase& module, const DeviceMesh& mesh)>;
-/// Called with the tensors of the root module's arguments or result; may replace them.
+/// A function that is called with the tensors of the root module's arguments or result. The
+/// function may replace these tensors.
 using BoundaryFunction = std::function<void(TensorList tensors, const DeviceMesh& mesh)>;
 
 /// Distributes every parameter and buffer of `module` and of the modules below it. `partition` is
-/// called once for each module, parents first; parameters that it leaves plain are replicated.
-/// `input` and `output` run before and after every call of the root module. Not collective: the
-/// values must be the same on every rank, and each rank takes its shard. Throws Error for a module
-/// that was distributed before, and for a child that has parameters but no slots. PyTorch's
-/// distribute_module.
+/// called once for each module, parents first. Parameters that are plain after the call of
+/// `partition` become replicated. `input` and `output` run before and after every call of the root
+/// module. Not collective: the values must be the same on every rank, and each rank takes its
+/// shard. Throws Error for a module that was distributed before, and for a child that has
+/// parameters but no slots. PyTorch's distribute_module.
 void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
                        const PartitionFunction& partition = nullptr,
                        const BoundaryFunction& input = nullptr,

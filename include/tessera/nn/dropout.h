@@ -13,15 +13,16 @@ TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// In training, zeroes each element with probability p and scales the others by 1/(1-p). The result
-/// has the sizes, type and layout of x; so has the gradient, which uses the same mask. Outside of
+/// has the sizes, type and layout of x. The gradient uses the mask of the forward. Outside of
 /// training, or for p = 0, the result is x itself, and the call is not counted.
 ///
 /// The mask depends on the module's key, the number of calls so far and the element's index in the
-/// global tensor. It is therefore the same on every mesh and different in each module. init_weights
-/// or set_key sets the key; otherwise the first call derives it from the module's name. In the
-/// forward of a model with fully_shard, the global tensor includes the rows of all data-parallel
-/// ranks, which compare their row counts when the forward begins; otherwise nothing is communicated
-/// (docs/random.md). Thread safety: one thread at a time, because calls are counted.
+/// global tensor. The mask is therefore the same on every mesh, and different in each module.
+/// init_weights or set_key sets the key; otherwise the first call derives it from the module's
+/// name. In the forward of a model with fully_shard, the global tensor includes the rows of all
+/// data-parallel ranks, which compare their row counts when the forward begins; otherwise nothing
+/// is communicated (docs/random.md). Thread safety: one thread at a time, because calls are
+/// counted.
 class Dropout : public Module<Dropout> {
  public:
   /// Throws Error unless 0 <= p < 1.

@@ -14,9 +14,9 @@ namespace tessera::nn {
 /// embedding_dim), initially normal(0, 1).
 ///
 /// With a distributed weight the result is distributed on the same mesh. Weight Shard(0), sharded
-/// over the vocabulary, gives Partial: each rank contributes its own rows, and zeros for the
-/// others. Weight Shard(1) gives Shard(-1). forward does not communicate, and throws Error for the
-/// arguments that nn::embedding refuses. The comment of nn::embedding describes the gradient.
+/// over the vocabulary, gives Partial: each rank contributes the rows of its shard, and zeros for
+/// other rows. Weight Shard(1) gives Shard(-1). forward does not communicate, and throws Error for
+/// the arguments that nn::embedding refuses. The comment of nn::embedding describes the gradient.
 class Embedding : public Module<Embedding> {
  public:
   Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim);

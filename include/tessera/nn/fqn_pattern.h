@@ -1,7 +1,5 @@
 #pragma once
 
-#include <optional>
-#include <string>
 #include <string_view>
 
 #include "tessera/export.h"
@@ -28,17 +26,6 @@ namespace tessera::nn {
 ///
 /// Time: at most proportional to the length of the pattern times that of the name. Thread safe.
 bool matches_fqn(std::string_view pattern, std::string_view fqn);
-
-/// Renames `fqn` by the pair of patterns {from, to}. Returns nullopt if `fqn` does not match
-/// `from`; otherwise `to`, where the n-th wildcard is replaced by the text that the n-th wildcard
-/// in `from` matched. If several matches are possible, each wildcard but the last matches as little
-/// as possible.
-///   {"blocks.*.mlp.fc[12].*", "layers.*.fc[12].*"}   "blocks.3.mlp.fc1.bias" ->
-///   "layers.3.fc1.bias"
-/// Throws Error unless both have the same wildcards in the same order; `from` may have additional
-/// wildcards at the end. Thread safe.
-std::optional<std::string> renamed_fqn(std::string_view from, std::string_view to,
-                                       std::string_view fqn);
 
 }  // namespace tessera::nn
 TESSERA_API_END

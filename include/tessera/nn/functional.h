@@ -22,14 +22,15 @@ namespace tessera::nn {
 /// Partial over the mesh dimensions that shard x.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-/// Returns rms_norm(x + residual) and x + residual. The bits are the same as from two separate
-/// operations; the gradients are computed in one pass. Layouts as in rms_norm(); Partial inputs are
-/// reduced. Broadcasting and type promotion are those of the addition.
+/// Returns rms_norm(x + residual) and x + residual. The result is bit-equal to the result of two
+/// separate operations. The gradients are computed in one pass. Layouts are the same as for
+/// rms_norm(). Partial inputs are reduced. Broadcasting and type promotion are those of the
+/// addition.
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps);
 
-/// silu(gate) * up, the inner part of SwiGLU (Shazeer 2020). Both have the same shape and type; any
-/// dimension may be sharded.
+/// silu(gate) * up, the inner part of SwiGLU (Shazeer 2020). `gate` and `up` have the same shape
+/// and type. Any dimension may be sharded.
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 
 /// Rotary position embedding (Su et al. 2021), Hugging Face's half-split convention: x * cos +
@@ -37,16 +38,16 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// head_dim), without gradient. Every dimension of x except the last may be sharded; each rank uses
 /// the rows of the tables for its own positions.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
-/// rotary_embedding() of queries and keys together. They may have different numbers of heads. On
-/// CUDA this is one launch.
+/// rotary_embedding() of the queries `q` and the keys `k`, which may have different numbers of
+/// heads. On CUDA this is one launch.
 std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
                                                    const at::Tensor& cos, const at::Tensor& sin);
 
 /// Looks up the rows `indices` (int64) of `weight`: (...) -> (..., weight.size(1)). For each mesh
 /// dimension: weight Shard(0) gives Partial, weight Shard(1) gives Shard(-1), indices Shard(d) with
-/// a replicated weight give Shard(d). If both are sharded, one of them is gathered. The gradient of
-/// weight has the layout of weight, but is Partial over mesh dimensions that shard the indices. An
-/// index out of range is an Error on CPU.
+/// a replicated weight give Shard(d). If weight and indices are both sharded, one of the two is
+/// gathered. The gradient of weight has the layout of weight, but is Partial over mesh dimensions
+/// that shard the indices. An index out of range is an Error on CPU.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
 /// Zeroes each element with probability p and scales the others by 1/(1-p). The mask depends on

@@ -14,7 +14,7 @@ namespace tessera::nn {
 
 /// One of the Linears that a FusedLinear replaces.
 struct FusedPart {
-  std::string name;  ///< the module's name in files: "q_proj"
+  std::string name;  ///< name of the replaced Linear in files: "q_proj"
   std::int64_t out_features = 0;
 };
 
@@ -22,9 +22,10 @@ struct FusedPart {
 struct FusedLinearOptions {
   bool bias = true;
   /// The weight's rows are divided into this number of equal groups, each with an equal share of
-  /// every part. For grouped-query attention it is the number of key and value heads: a group is
-  /// then one key head, one value head and the query heads that use them, so tensor-parallel ranks
-  /// get whole groups. 1: all rows of the first part, then all rows of the second, and so on.
+  /// every part. For grouped-query attention, set `groups` to the number of key and value heads. A
+  /// group is then one key head, one value head and the query heads that use this key head, and
+  /// tensor-parallel ranks get whole groups. 1: all rows of the first part, then all rows of the
+  /// second, and so on.
   std::int64_t groups = 1;
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/deferred_bias.h"
@@ -14,7 +15,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A parameter of a module class that has no slots: the parameter's name and the class member.
+/// A parameter of a module class without slots: the name of the parameter, and the class member
+/// that stores the parameter.
 template <class M>
 struct SlotMember {
   const char* name;
@@ -28,8 +30,8 @@ concept HasWeight = requires { static_cast<at::Tensor M::*>(&M::weight); };
 template <class M>
 concept HasBias = requires { static_cast<at::Tensor M::*>(&M::bias); };
 
-/// `weight` and `bias` if M has them: the parameters of most libtorch modules. They are found by
-/// name, so this header need not include the modules' headers.
+/// `weight` and `bias` if M has them: the parameters of most libtorch modules. These members are
+/// found by name, so that this header need not include the headers of the modules.
 template <class M>
 constexpr auto weight_and_bias() {
   if constexpr (HasWeight<M> && HasBias<M>) {
@@ -66,7 +68,8 @@ void find_members(torch::nn::Module& module, ModuleMembers& found) {
 
 }  // namespace detail
 
-/// Gives hooks and slots to a torch::nn module, of libtorch or your own, that has neither:
+/// Gives hooks and slots to a torch::nn module, of libtorch or of your own, that is not an
+/// nn::Module:
 ///   nn::Hooked<torch::nn::Linear> fc(torch::nn::LinearOptions(8, 4));
 /// `Holder` is libtorch's module holder. nn::adopt does the same for an existing module or model
 /// (docs/torch_nn.md). Parameters and buffers keep their names. This includes the parameters of
@@ -117,17 +120,15 @@ class Hooked : public Module<Hooked<Holder>>,
     held_->train(on);
   }
   bool is_training() const noexcept override { return held_->is_training(); }
-  /// The wrapped module. Its own forward runs without hooks.
+  /// The wrapped module. held().forward() runs without hooks.
   Held& held() { return *held_; }
   const torch::nn::Module& adopted_module() const override { return *held_; }
 
  private:
   /// Removes the bias of `module`, if it has one, within the scope.
-  class BiasScope {
+  class BiasScope : tessera::detail::NoCopy {
    public:
     explicit BiasScope(Held* module) : module_(module) { exchange(); }
-    BiasScope(const BiasScope&) = delete;
-    BiasScope& operator=(const BiasScope&) = delete;
     ~BiasScope() { exchange(); }
 
    private:

@@ -15,12 +15,12 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Writes the initial values of a tensor, plain or distributed. Random numbers must depend only on
-/// `key` and the element's index in the global tensor, as the functions of tessera/dtensor/random.h
-/// do.
+/// A function that writes the initial values of a tensor, plain or distributed. Random numbers must
+/// depend only on `key` and on the index of an element in the global tensor. The functions of
+/// tessera/dtensor/random.h draw such numbers.
 using Initializer = std::function<void(const at::Tensor& tensor, RandomKey key)>;
-/// Pairs of a pattern for a parameter's FQN (see matches_fqn) and an initialiser. The first match
-/// applies.
+/// Pairs of a pattern for a parameter's FQN (see matches_fqn) and an initialiser. The first pattern
+/// that matches determines the initialiser of a parameter.
 using Initializers = std::vector<std::pair<std::string, Initializer>>;
 
 namespace init {
@@ -37,11 +37,13 @@ Initializer normal(double mean, double std);
 /// Normal distribution, truncated to [low, high]. The bounds are values, not multiples of std, as
 /// in torch.nn.init.
 Initializer trunc_normal(double mean, double std, double low = -2.0, double high = 2.0);
+
 }  // namespace init
 
-/// The argument of reset_parameters(), whose methods fill the parameters. Each parameter is filled
-/// once. Its random stream depends on the hash of its FQN, so values depend neither on the mesh nor
-/// on the order. The parts of a FusedLinear get the same values as separate parameters.
+/// The argument of reset_parameters(). The methods of InitContext fill the parameters. Each
+/// parameter is filled once. The random stream of a parameter depends on the hash of the
+/// parameter's FQN, so that values depend neither on the mesh nor on the order of the calls. The
+/// parts of a FusedLinear get the same values as separate parameters.
 class InitContext {
  public:
   /// Fills a parameter of the module being initialised, or of a module below it, unless a module
@@ -67,23 +69,21 @@ class InitContext {
   std::string fqn_;
 };
 
-/// Allocates uninitialised storage on `device` for every parameter and buffer of `module` and below
-/// that is on the meta device. Layout and requires_grad are unchanged. Not collective. Throws Error
-/// for a buffer on the meta device that was made by torch's register_buffer (use
+/// Allocates uninitialised storage on `device` for every parameter and buffer on the meta device,
+/// in `module` and in the modules below. Layout and requires_grad are unchanged. Not collective.
+/// Throws Error for a buffer on the meta device that was made by torch's register_buffer (use
 /// register_buffer_slot).
 void to_empty(ModuleBase& module, c10::Device device);
 /// Calls reset_parameters() of `module` and of every module below, parents first. A parameter's
 /// random numbers depend on `seed` and its FQN: the values are bit-equal on every mesh. Not
 /// collective. Throws Error if no module fills a parameter or buffer.
 void init_weights(ModuleBase& module, std::uint64_t seed);
-/// init_weights() for only the parameters and persistent buffers that have no values yet: those
-/// that a load has not filled, such as adapters (apply_lora) of a loaded model.
+/// Like init_weights(), but fills only the parameters and persistent buffers that have no values
+/// yet, for example the adapters (apply_lora) of a loaded model.
 void init_unfilled(ModuleBase& module, std::uint64_t seed);
-/// Computes buffers as init_weights does. Parameters, and persistent buffers that have been filled,
-/// are not changed. For a model whose parameters are loaded. Not collective.
+/// Computes buffers as init_weights() does. Does not change parameters and filled persistent
+/// buffers. For a model with loaded parameters. Not collective.
 void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
-/// Marks a slot as filled by a load.
-void mark_initialized(const SlotPtr& slot);
 
 }  // namespace tessera::nn
 TESSERA_API_END

@@ -21,12 +21,12 @@ struct LinearOptions {
 };
 
 /// A function that replaces aten::linear. x: (..., in); weight: (out, in); bias: (out) or
-/// undefined. Distributed arguments have the same layouts as they would for aten::linear.
+/// undefined. Distributed arguments must have layouts that aten::linear accepts.
 using LinearProduct = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight,
                                                const at::Tensor& bias)>;
 
 /// y = x weight^T + bias: (..., in) -> (..., out). weight: (out, in), bias: (out). Initial values
-/// as torch.nn.Linear: uniform in ±1/sqrt(in).
+/// like torch.nn.Linear: uniform in ±1/sqrt(in).
 ///
 /// forward is aten::linear. With distributed tensors, forward and backward communicate as the
 /// operator's table in docs/sharding_rules.md says, and are then collective. Throws the operator's
@@ -35,15 +35,15 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
  public:
   Linear(std::int64_t in_features, std::int64_t out_features, LinearOptions options = {});
   at::Tensor forward(const at::Tensor& x);
-  /// Computes `product` of x and the parameters, with this module's hooks around it. For fused
-  /// operations. Throws Error for a module with an adapter (apply_lora), and the exceptions of
-  /// `product`.
+  /// Computes `product` of x and the parameters instead of aten::linear, with the hooks of this
+  /// module. For fused operations. Throws Error for a module with an adapter (apply_lora), and the
+  /// exceptions of `product`.
   at::Tensor forward(const at::Tensor& x, const LinearProduct& product);
-  /// Makes forward(x) compute `product` from now on. For parallel styles. Not collective; set the
-  /// same on every rank.
+  /// Makes later calls of forward(x) compute `product` instead of aten::linear. For parallel
+  /// styles. Not collective; set the same product on every rank.
   void set_product(LinearProduct product) { set_product(std::move(product), nullptr); }
-  /// `together` creates the object that computes several such products of one x. If it is nullptr,
-  /// linear_products() calls this module separately.
+  /// Like the other set_product(). `together` creates the object that computes several such
+  /// products of one x. If `together` is nullptr, linear_products() calls this module separately.
   void set_product(LinearProduct product, detail::MakeLinearProducts together) {
     product_ = std::move(product);
     together_ = together;
@@ -71,10 +71,10 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
   detail::MakeLinearProducts together_ = detail::make_linear_products;
 };
 
-/// Calls each of `linears` on x, in order. In backward the products add up x's gradient in place,
-/// unless one of the modules has an adapter, is checkpointed, computes in fp8 or has another
-/// product. Exceptions and collectives are those of the single calls. The gradients equal those of
-/// single calls, except for the order of additions.
+/// Calls each of `linears` with x, in order. In backward the products add their gradients of x in
+/// place, unless one of the modules has an adapter, is checkpointed, computes in fp8 or has another
+/// product. Throws the exceptions, and makes the collectives, of the single calls. The gradients
+/// equal those of single calls, except for the order of additions.
 std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<std::reference_wrapper<Linear>>& linears);
 

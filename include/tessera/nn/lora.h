@@ -1,14 +1,10 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN
@@ -24,50 +20,27 @@ struct LoraOptions {
   double dropout = 0;  ///< dropout probability on the input of the adapter's term, in training only
 };
 
-/// The adapter that apply_lora() attaches to a Linear: y = x weight^T + bias + scale *
-/// B(A(dropout(x))). The matrices are child modules of the Linear, with PEFT's names: lora_A.weight
-/// (rank, in) and lora_B.weight (out, rank).
-struct LoraBranch {
-  std::shared_ptr<Linear> a, b;
-  double dropout = 0;
-  double scale = 1;
-
-  /// B(A(dropout(x))), without the scale. Dropout uses the seed of tessera::manual_seed
-  /// (docs/random.md).
-  at::Tensor term(const at::Tensor& x, bool training) const;
-};
-
-/// Adds low-rank adapters (Hu et al. 2021) to the Linears that the options name. Freezes all other
-/// parameters of `module`. Call it before parallelize_module and fully_shard, which then shard the
+/// Adds low-rank adapters (Hu et al. 2021) to the Linears that the options name: y = x weight^T +
+/// bias + alpha / rank * B(A(dropout(x))). A and B are child modules of the Linear, with PEFT's
+/// names: lora_A.weight (rank, in) and lora_B.weight (out, rank). Freezes all other parameters of
+/// `module`. Call apply_lora() before parallelize_module and fully_shard, which then shard the
 /// adapters like the weights: for a column-wise Linear the rows of B are split and A is replicated,
 /// for a row-wise Linear the columns of A are split and B is replicated.
 ///
 /// init_weights fills A like a Linear's weight (Kaiming-uniform) and B with zeros; initialiser
-/// tables of modules above do not apply. init_unfilled() does the same after the weights have been
-/// loaded. An FSDP unit reduces only the adapters' gradients.
+/// tables of modules above do not apply. After the weights have been loaded, init_unfilled() fills
+/// A and B in this way. An FSDP unit reduces only the adapters' gradients.
 ///
 /// Not collective. Throws Error, before anything is changed, for a rank below 1, a dropout outside
 /// [0, 1), a pattern that matches no Linear, and a Linear that already has an adapter, has a tied
 /// weight, or has a weight that is already distributed.
 void apply_lora(ModuleBase& module, const LoraOptions& options);
 
-/// A Linear with an adapter, and its FQN.
-struct LoraLinear {
-  std::string fqn;
-  Linear* linear = nullptr;
-  std::shared_ptr<LoraBranch> branch;
-};
-/// All Linears with an adapter below `module`, in order of registration.
-std::vector<LoraLinear> lora_linears(const ModuleBase& module);
-/// The parameters of the adapters: "layers.0.attn.q_proj.lora_A.weight", ... load_hugging_face and
-/// save_hugging_face skip them, because a model's files do not contain them.
-NamedSlots lora_slots(const ModuleBase& module);
-
 /// Adds scale * B A to the weight of each Linear with an adapter, and sets B to zero. Outside of
-/// training the model computes the same as before, now without the adapters. For save_hugging_face.
-/// Collective if parameters are distributed: A and B are gathered on every rank, one Linear after
-/// another. Throws Error for a model without adapters, for parameters without values, and for
-/// weights that FSDP has gathered.
+/// training the model computes the same results as before, without the adapters. For
+/// save_hugging_face. Collective if parameters are distributed: A and B are gathered on every rank,
+/// one Linear after another. Throws Error for a model without adapters, for parameters without
+/// values, and for weights that FSDP has gathered.
 void merge_lora(ModuleBase& module);
 
 }  // namespace tessera::nn

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/export.h"
 
@@ -7,15 +8,11 @@ TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// While a MetaDevice object exists, this thread creates new parameters on the meta device: sizes
-/// and types without storage. The same applies to tensors from factory functions that are called
-/// without a device. Scopes nest. torch.device("meta").
-class MetaDevice {
+/// and types without storage. Factory functions that are called without a device also create
+/// tensors on the meta device. Scopes may nest. torch.device("meta").
+class MetaDevice : tessera::detail::NoCopy {
  public:
-  MetaDevice() = default;
-  MetaDevice(const MetaDevice&) = delete;
-  MetaDevice& operator=(const MetaDevice&) = delete;
-
-  /// Whether this thread is inside a scope.
+  /// Whether this thread is inside the scope of a MetaDevice object.
   static bool active() { return tessera::detail::makes_meta_tensors(); }
 
  private:

@@ -13,7 +13,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Names of an MLP's Linears. The defaults are those of Hugging Face's Llama.
+/// Names of the Linears in an MLP. The default names are those of Hugging Face's Llama.
 struct MlpNames {
   std::string gate = "gate_proj";  ///< name of the gate's Linear; used by SwiGlu only
   std::string up = "up_proj", down = "down_proj";

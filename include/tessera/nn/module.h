@@ -15,9 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/core/error.h"
 #include "tessera/export.h"
 #include "tessera/nn/checkpoint.h"
+#include "tessera/nn/detail/hooked_calls.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/nn/visit_tensors.h"
 
@@ -26,6 +28,8 @@ namespace tessera::nn {
 
 class AdoptedModule;
 class InitContext;
+template <class Derived>
+class Module;
 
 namespace detail {
 
@@ -49,29 +53,23 @@ struct RunningCall {
 
 }  // namespace detail
 
-/// The tensors inside a call's arguments or result, in order, including undefined ones. A hook may
-/// replace them.
+/// The tensors in the arguments or the result of a call, in order, including undefined tensors. A
+/// hook may replace each tensor.
 using TensorList = std::span<at::Tensor* const>;
 /// A hook receives the called module, and the tensors of the call's arguments or result.
 using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
-/// The calls of a module that a hook runs around.
-enum class HookedCalls : std::uint8_t {
-  kForward,
-  kEveryMethod,  ///< forward, and other methods that Module::call_method calls
-};
 /// Pairs of name (or FQN) and slot, in order of registration.
 using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 
-/// A torch::nn::Module with hooks around forward and with parameters that can be swapped. Derive
-/// user modules from Module, below. Thread safety: one thread at a time.
+/// A torch::nn::Module with hooks around forward, and with parameters in slots, whose tensors FSDP
+/// and tensor parallelism replace. Derive your own modules from Module<Derived>. Thread safety: one
+/// thread at a time.
 ///
-/// Not copyable, because the slots point to their module: construct a second one and copy the
-/// values.
-class ModuleBase : public torch::nn::Module {
+/// A module can't be copied, because the slots point to their module: construct a second module and
+/// copy the values.
+class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
  public:
   using torch::nn::Module::Module;
-  ModuleBase(const ModuleBase&) = delete;
-  ModuleBase& operator=(const ModuleBase&) = delete;
   ~ModuleBase() override;
 
   /// Adds a hook that runs before forward with the tensors of its arguments. Hooks run in order of
@@ -80,8 +78,8 @@ class ModuleBase : public torch::nn::Module {
   /// Adds a hook that runs after forward with the tensors of its result. Hooks run in order of
   /// registration.
   void add_forward_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
-  /// Adds a hook that runs last, even if forward or another hook throws. These hooks run in reverse
-  /// order of registration and must not throw.
+  /// Adds a hook that runs after forward and all other hooks, even if forward or another hook
+  /// throws. Hooks of this kind run in reverse order of registration, and must not throw.
   void add_always_hook(std::function<void()> hook, HookedCalls calls = HookedCalls::kForward);
 
   /// Makes every call of this module an activation checkpoint(). The region includes forward and
@@ -94,15 +92,14 @@ class ModuleBase : public torch::nn::Module {
   const NamedSlots& slots() const { return slots_; }
   /// This module's own buffers.
   const NamedSlots& buffer_slots() const { return buffer_slots_; }
-  /// The parameters of this module and of all modules below it, each once, under the first of its
-  /// FQNs. Throws Error for a parameter without a slot: one of a stock module below (use
-  /// nn::Hooked), or one made by libtorch's register_parameter (use register_slot).
+  /// The parameters of this module and of all modules below it, each once, with the first FQN of
+  /// each parameter. Throws Error for a parameter without a slot: a parameter of a libtorch module
+  /// (use nn::Hooked), or a parameter that register_parameter of libtorch made (use register_slot).
   NamedSlots named_slots() const;
   /// The buffers of this module and of all modules below it.
   NamedSlots named_buffer_slots() const;
-  /// This module's FQN in the last tree that named_slots() or a thread's outermost call has walked.
-  /// A module with several FQNs reports the longest, as slots do. nullopt: no walk has reached the
-  /// module yet.
+  /// The longest FQN of this module that named_slots() or an outermost module call has found.
+  /// nullopt before the first such call of a module above this module.
   const std::optional<std::string>& fqn() const { return fqn_; }
   /// The slot of this module's own parameter `name`. Throws Error, listing the names, if there is
   /// none.
@@ -111,9 +108,10 @@ class ModuleBase : public torch::nn::Module {
   /// Error if the sizes differ.
   void tie_slot(const std::string& name, const SlotPtr& slot);
 
-  /// Fills this module's own parameters and buffers with initial values. init_weights calls it for
-  /// every module, parents first, on the final (sharded) tensors. A module may also fill parameters
-  /// of modules below it. Each parameter is filled once, by the outermost module that fills it.
+  /// Fills this module's own parameters and buffers with initial values. init_weights() calls
+  /// reset_parameters() of every module, parents first, when the parameters are already sharded. A
+  /// module may also fill parameters of modules below it. Each parameter is filled once, by the
+  /// outermost module that fills it.
   virtual void reset_parameters(const InitContext& init);
 
   /// Attaches an object of a higher layer to this module, at most one per type. FSDP, for example,
@@ -129,9 +127,9 @@ class ModuleBase : public torch::nn::Module {
     return found == attached_.end() ? nullptr : std::static_pointer_cast<T>(found->second);
   }
 
-  /// Converts parameters and buffers as libtorch's to() does; only floating-point buffers change
-  /// their type. Throws Error, before anything is changed, for a parameter that FSDP has gathered,
-  /// because its shard would not be converted.
+  /// Converts parameters and buffers like to() of torch::nn::Module, but only floating-point
+  /// buffers change their type. Throws Error, before anything is changed, for a parameter that FSDP
+  /// has gathered, because its shard would not be converted.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
@@ -146,15 +144,27 @@ class ModuleBase : public torch::nn::Module {
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
   /// Registers a parameter with the values of `tensor`, whose memory it shares.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
-  /// Registers a parameter that lives in a tensor member. Every swap of the slot updates the
-  /// member:
+  /// Registers a parameter that is stored in a tensor member of the module. Every change of the
+  /// slot's tensor updates the member:
   ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
   /// Module calls and tree walks throw Error if another tensor was assigned to the member.
   Parameter bind_slot(const std::string& name, at::Tensor& member);
-  /// Registers a buffer, which moves with the module. Saved checkpoints contain it if it is
-  /// persistent. A table that reset_parameters computes need not be.
+  /// Registers a buffer, which to() moves with the module. Saved checkpoints contain the buffer if
+  /// `persistent` is true. A table that reset_parameters() computes need not be persistent.
   Parameter register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
                                  bool persistent = true);
+
+  /// Throws Error if this module has hooks that have not run, because forward was called as
+  /// m.forward(x) instead of m(x). For the first line of a forward.
+  void check_called() const;
+  /// Whether fqn() is known, after the outermost call's module has named its tree.
+  bool is_in_a_tree() const;
+
+ private:
+  friend class ParameterSlot;
+  friend class AdoptedModule;
+  template <class Derived>
+  friend class tessera::nn::Module;
 
   /// The functions that run around forward.
   struct Hooks {
@@ -171,9 +181,6 @@ class ModuleBase : public torch::nn::Module {
   void run_hooks(const std::vector<Hook>& hooks, TensorList tensors);
   static void run_always_hooks(const Hooks& hooks) noexcept;
 
-  /// Call it in the first line of a forward. Throws Error if this module has hooks that have not
-  /// run, because forward was called as m.forward(x) instead of m(x).
-  void check_called() const;
   /// For exception handlers: rethrows the current exception. Adds this module's name and its FSDP
   /// unit to an Error or a libtorch exception, unless an inner module has already added its name.
   [[noreturn]] void rethrow_named() const;
@@ -181,18 +188,13 @@ class ModuleBase : public torch::nn::Module {
   /// meta device: otherwise forward has used a meta tensor saved by the constructor.
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
-  /// Whether fqn() is known, after the outermost call's module has named its tree.
-  bool is_in_a_tree() const;
-
   /// Scope around a module call. A thread's outermost call throws Error for a parameter without a
   /// slot, and for a parameter or buffer that is not filled, in the module or below it. An inner
   /// call throws Error for a module with trainable parameters that was never registered with
   /// register_module.
-  class CallScope {
+  class CallScope : tessera::detail::NoCopy {
    public:
     explicit CallScope(ModuleBase& module);
-    CallScope(const CallScope&) = delete;
-    CallScope& operator=(const CallScope&) = delete;
     ~CallScope();
     bool is_outermost() const { return call_.outer == nullptr; }
 
@@ -200,13 +202,11 @@ class ModuleBase : public torch::nn::Module {
     detail::RunningCall call_;
   };
   /// Scope around forward itself and its hooks.
-  class HookScope {
+  class HookScope : tessera::detail::NoCopy {
    public:
     HookScope(ModuleBase& module, const Hooks& hooks) : module_(module), hooks_(hooks) {
       ++module_.running_calls_;
     }
-    HookScope(const HookScope&) = delete;
-    HookScope& operator=(const HookScope&) = delete;
     ~HookScope() {
       run_always_hooks(hooks_);
       --module_.running_calls_;
@@ -217,9 +217,6 @@ class ModuleBase : public torch::nn::Module {
     const Hooks& hooks_;
   };
 
- private:
-  friend class ParameterSlot;
-  friend class AdoptedModule;
   /// Copies the slot's tensor to the member that forward reads.
   using Follow = std::function<void(const at::Tensor& tensor)>;
   /// What a swap of a slot updates: the handles of a parameter, and a member bound to it.
@@ -286,8 +283,8 @@ class Module : public ModuleBase {
         call_either(arguments);
       } else {
         auto result = call_either(arguments);
-        if (call.is_outermost() && has_meta(collect_tensors(result))) {
-          this->check_meta_inputs(collect_tensors(arguments));
+        if (call.is_outermost() && has_meta(detail::collect_tensors(result))) {
+          this->check_meta_inputs(detail::collect_tensors(arguments));
         }
         return result;
       }
@@ -310,8 +307,8 @@ class Module : public ModuleBase {
     }
   }
 
-  /// A call whose arguments forward does not accept selects this overload, which makes the
-  /// compiler's message short.
+  /// Selected for a call with arguments that forward does not accept, so that the compiler's
+  /// message is short.
   template <class... Args>
     requires(!takes<Args...>())
   at::Tensor operator()(Args&&...) {
@@ -362,7 +359,7 @@ class Module : public ModuleBase {
   auto call_hooked(Hooks& hooks, const F& body, Tuple& arguments) {
     const HookScope running(*this, hooks);
     if (!hooks.before.empty()) {
-      this->run_hooks(hooks.before, collect_tensors(arguments));
+      this->run_hooks(hooks.before, detail::collect_tensors(arguments));
     }
     if constexpr (std::is_void_v<decltype(std::apply(body, arguments))>) {
       std::apply(body, arguments);
@@ -370,16 +367,16 @@ class Module : public ModuleBase {
     } else {
       auto result = std::apply(body, arguments);
       if (!hooks.after.empty()) {
-        this->run_hooks(hooks.after, collect_tensors(result));
+        this->run_hooks(hooks.after, detail::collect_tensors(result));
       }
       return result;
     }
   }
 };
 
-/// Throws Error, naming the first ones, if parameters or buffers have never been filled or have no
-/// storage (meta device). The outermost call of a module checks this too. `caller`: the caller's
-/// name, for messages.
+/// Throws Error, with the first names, if parameters or buffers have never been filled or have no
+/// storage (meta device). The outermost call of a module makes this check, too. `caller`: the
+/// caller's name, for messages.
 void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
 }  // namespace tessera::nn

@@ -20,8 +20,8 @@ class RMSNorm : public Module<RMSNorm> {
  public:
   explicit RMSNorm(std::int64_t size, double eps = 1e-5);
   at::Tensor forward(const at::Tensor& x);
-  /// Returns the norm of x + residual, and x + residual itself, to which the block adds its next
-  /// term (nn::add_rms_norm).
+  /// Returns the norm of x + residual, and the sum x + residual, to which a transformer block adds
+  /// its next term (nn::add_rms_norm).
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& residual);
   void reset_parameters(const InitContext& init) override;
 

@@ -4,112 +4,68 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tessera/core/layout_math.h"
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/detail/slot_role.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
 class ModuleBase;
 
-/// How files store a fused parameter: as separate tensors, named after the modules that the fused
-/// module replaces. The parameter's rows are `groups` equal runs; each run has the rows of every
-/// part, one part after another.
-struct StoredParts {
-  /// The rows of one replaced module, which is a sibling of the fused module: "q_proj".
-  struct Part {
-    std::string module;
-    std::int64_t rows = 0;  ///< rows of this module in each group
-  };
-  std::vector<Part> parts;
-  std::int64_t groups = 1;
-};
-
-/// Rows of a fused parameter that files store as one tensor.
-struct NamedRows {
-  std::string name;
-  PartRows rows;
-};
-/// The parts of the parameter `fqn`: "layers.0.qkv.weight" has the parts "layers.0.q.weight" and so
-/// on.
-std::vector<NamedRows> rows_of_parts(const std::string& fqn, const StoredParts& stored);
-
-/// The place of a parameter or a buffer. Tensor parallelism and FSDP swap the tensor in it (plain,
-/// sharded, unsharded). Names, named_parameters() and holders of the slot, such as optimizers, stay
-/// valid. Modules that share a parameter share its slot. Thread safety: one thread at a time.
-class ParameterSlot {
+/// Contains the tensor of a parameter or buffer. Tensor parallelism and FSDP replace the tensor by
+/// a plain, sharded or unsharded tensor. Names, named_parameters() and objects that refer to the
+/// slot, such as optimizers, stay valid. Modules that share a parameter share its slot. Thread
+/// safety: one thread at a time.
+class ParameterSlot : tessera::detail::NoCopy {
  public:
-  /// A module that has the slot as a parameter, and the parameter's name in it.
+  /// A module that has the slot as a parameter or buffer, and the name of the parameter or buffer
+  /// in the module.
   struct Owner {
     ModuleBase* module;
     std::string name;
   };
 
-  /// `initialized`: whether the tensor has values. false: new storage that must be filled.
+  /// `initialized`: whether the tensor has values; false for new storage that must be filled.
   ParameterSlot(at::Tensor tensor, bool initialized);
-  ParameterSlot(const ParameterSlot&) = delete;
-  ParameterSlot& operator=(const ParameterSlot&) = delete;
 
-  /// The tensor that forward uses now: under FSDP the unsharded tensor while the unit computes (or
-  /// after fsdp::unshard), otherwise the shard.
+  /// The tensor that forward uses now. With FSDP this is the unsharded tensor while the unit
+  /// computes and after fsdp::unshard(), otherwise the shard.
   const at::Tensor& get() const { return tensor_; }
-  /// Replaces the tensor by one with other values, also in named_parameters() and in the bound
-  /// member of every owner. The slot then counts as initialized, unless the tensor is on the meta
-  /// device.
+  /// Replaces the tensor by a tensor with other values, also in named_parameters() and in the bound
+  /// member of every owner. The slot is then initialized, unless the tensor is on the meta device.
   void set(at::Tensor tensor);
   /// Like set(), for a tensor with the same values in another layout. A slot without values stays
   /// uninitialized.
   void swap(at::Tensor tensor);
-  /// The tensor for optimizers, gradient clipping and saved checkpoints. It equals get(), except
-  /// while FSDP has put the unsharded parameter into the slot: then get() is the unsharded tensor
-  /// and persistent() the shard.
+  /// The tensor for optimizers, gradient clipping and saved checkpoints. While FSDP has put the
+  /// unsharded parameter into the slot, get() is the unsharded tensor and persistent() is the
+  /// shard. Otherwise both are the same tensor.
   const at::Tensor& persistent() const { return persistent_.defined() ? persistent_ : tensor_; }
   bool has_persistent() const { return persistent_.defined(); }
-  /// For FSDP: makes `tensor` the persistent tensor. swap() then changes only get().
+  /// For FSDP: makes `tensor` the persistent tensor. Afterwards swap() changes only get().
   void set_persistent(at::Tensor tensor);
-  /// Whether FSDP has gathered the parameter, so that its values are in memory a second time,
-  /// unsharded.
-  bool gathered() const { return gathered_; }
-  void set_gathered(bool gathered) { gathered_ = gathered; }
-
-  /// The longest FQN that named_slots() has given the parameter, for messages; empty before.
+  /// The longest FQN that named_slots() has found for the parameter, for messages. Empty before the
+  /// first call of named_slots().
   const std::string& fqn() const { return fqn_; }
-  void set_fqn(const std::string& fqn);
 
-  /// For experts under FSDP: the mesh along which this parameter is distinct. The parameter is on a
-  /// slice of this mesh, and other slices have other parameters. Undefined: other slices have
-  /// copies. optim::NormOptions::distinct_along expresses the same by dimension names.
+  /// For experts with FSDP: a mesh whose slices have different parameters in this slot. If the mesh
+  /// is undefined, other slices of the root mesh have copies of the parameter.
+  /// optim::NormOptions::distinct_along says the same by the names of mesh dimensions.
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 
-  /// For tensor parallelism: whether the parameter is replicated because no plan has named it. A
-  /// later plan may still place it.
-  bool replicated_by_default() const { return replicated_by_default_; }
-  void set_replicated_by_default(bool by_default) { replicated_by_default_ = by_default; }
+  /// Properties of the parameter that the layers of the library record.
+  detail::SlotRole role;
 
-  /// Whether the parameter belongs to an adapter (apply_lora). Initialiser tables skip such
-  /// parameters.
-  bool of_adapter() const { return of_adapter_; }
-  void set_of_adapter(bool of_adapter) { of_adapter_ = of_adapter; }
-
-  /// Set if files store the parameter as separate parts. Initialisation draws the same numbers for
-  /// the parts as for separate parameters.
-  const std::optional<StoredParts>& stored_parts() const { return stored_parts_; }
-  void set_stored_parts(StoredParts parts) { stored_parts_ = std::move(parts); }
-
-  /// Whether saved sharded checkpoints and state dicts contain it. false for buffers that are not
-  /// persistent.
-  bool saved() const { return saved_; }
-  void set_saved(bool saved) { saved_ = saved; }
-
-  /// Whether the storage has been filled: by init_weights, a load, the constructor's caller, or an
-  /// in-place operator (detected by autograd's version counter). A swap does not change it.
+  /// Whether the storage has been filled: by init_weights, a load, the caller of the constructor,
+  /// or an in-place operator, which autograd's version counter detects. swap() does not change this
+  /// state.
   bool initialized() const;
   void set_initialized(bool initialized);
 
@@ -117,6 +73,7 @@ class ParameterSlot {
 
  private:
   friend class ModuleBase;
+  void set_fqn(const std::string& fqn);
   void add_owner(ModuleBase* module, std::string name);
   void remove_owner(const ModuleBase* module, const std::string& name);
 
@@ -125,29 +82,24 @@ class ParameterSlot {
   at::Tensor tensor_;
   at::Tensor persistent_;
   DeviceMesh distinct_along_;
-  std::optional<StoredParts> stored_parts_;
   std::string fqn_;
-  bool gathered_ = false;
-  bool replicated_by_default_ = false;
-  bool of_adapter_ = false;
   bool initialized_;
   std::uint64_t unfilled_version_ = 0;  ///< version of persistent() while it was not filled
   std::vector<Owner> owners_;
-  bool saved_ = true;
 };
-/// Shared by the owning modules and by optimizers.
+/// A slot that modules and optimizers share.
 using SlotPtr = std::shared_ptr<ParameterSlot>;
 
-/// "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]" while no FQN is known. For
-/// messages.
+/// A text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]" before
+/// the FQN is known.
 std::string describe(const ParameterSlot& slot);
 
-/// A module's parameter: a handle that converts to the slot's tensor. When a slot is replaced (tied
-/// weights), the handle and its copies read the new one.
+/// A module's parameter: a handle that converts to the tensor of a slot. When tie_slot() replaces
+/// the slot, the handle and its copies read the new slot.
 ///   nn::Parameter weight = register_slot("weight", {out, in});
 class Parameter {
  public:
-  /// A handle without a parameter; it reads as an undefined tensor.
+  /// A handle without a parameter. The handle converts to an undefined tensor.
   Parameter() = default;
   explicit Parameter(SlotPtr slot) : slot_(std::make_shared<SlotPtr>(std::move(slot))) {}
   Parameter(const Parameter&) = default;

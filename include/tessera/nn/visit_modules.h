@@ -13,13 +13,13 @@ namespace tessera::nn {
 
 /// Options that determine how visit_modules() walks a tree of modules.
 struct ModuleWalk {
-  /// Visits a module that is registered at several places at each of them, under each of its FQNs,
-  /// instead of only at the first.
+  /// Whether a module that is registered at several places is visited once for each of its FQNs;
+  /// otherwise only once, with the first FQN.
   bool every_place = false;
-  /// Visits children before their parent instead of after it.
+  /// Whether children are visited before their parent.
   bool children_first = false;
-  /// Skips the modules for which this returns true, and all modules below them. Called for a module
-  /// before its children. Empty: skips nothing.
+  /// A function that is called for a module before the children of the module. If the function
+  /// returns true, the module and all modules below it are skipped. Empty: no module is skipped.
   std::function<bool(const torch::nn::Module& module)> skip{};
 };
 
@@ -30,19 +30,17 @@ void walk_modules(torch::nn::Module& root, const ModuleVisitor& visit, const Mod
 
 }  // namespace detail
 
-/// The FQN of a child `name` of the module `parent`: "layers.0" and "mlp" make "layers.0.mlp".
-std::string join_fqn(const std::string& parent, const std::string& name);
-
 /// Calls visit(fqn, module) for `root` (FQN "") and for every module below it, depth first, in
-/// order of registration, each once and parents first unless `walk` says otherwise.
+/// order of registration. Visits each module once, and parents before children, unless `walk` says
+/// otherwise.
 ///
 ///   nn::visit_modules(model, [](const std::string& fqn, nn::ModuleBase& module) { ... });
 ///   nn::visit_modules(model, [](const std::string& fqn, torch::nn::Module& module) { ... });
 ///
-/// A visitor that takes a ModuleBase is not called for stock torch::nn modules, which have neither
+/// A visitor that takes a ModuleBase is not called for modules of libtorch, which have neither
 /// slots nor hooks, but is called for the ModuleBase objects below them. The visitor must not
-/// register modules. Not collective. Thread safety: as for reading the tree. Exceptions of the
-/// visitor pass through.
+/// register modules. Not collective. Several threads may visit one tree. Throws the exceptions of
+/// the visitor.
 template <class Visit>
 void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
   if constexpr (std::is_invocable_v<const Visit&, const std::string&, torch::nn::Module&>) {

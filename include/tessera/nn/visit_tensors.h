@@ -94,12 +94,14 @@ struct VisitTensors {
 
 /// visit_tensors(value, visit) calls `visit(at::Tensor&)` for each tensor inside `value`, in order,
 /// including undefined ones. `value` is a tensor, or nested tuples, pairs, vectors, arrays,
-/// optionals and maps; values of other types count as without tensors. For a struct of your own,
-/// provide in its namespace:
+/// optionals and maps. A value of another type is treated as a value without tensors. For a struct
+/// of your own, define in its namespace:
 ///   template <class Visit> void visit_tensors(MyBatch& batch, Visit&& visit) { visit(batch.x); }
-/// It is an object instead of a function, so that argument-dependent lookup finds only the user's
-/// overload.
+/// visit_tensors is an object and not a function, so that argument-dependent lookup finds only the
+/// function of the struct's namespace.
 inline constexpr detail::VisitTensors visit_tensors{};
+
+namespace detail {
 
 /// Pointers to the tensors inside `value`, valid until its containers change.
 template <class T>
@@ -108,6 +110,8 @@ std::vector<at::Tensor*> collect_tensors(T& value) {
   visit_tensors(value, [&](at::Tensor& tensor) { tensors.push_back(&tensor); });
   return tensors;
 }
+
+}  // namespace detail
 
 }  // namespace tessera::nn
 TESSERA_API_END

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/stateful.h"
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
@@ -19,9 +20,9 @@ namespace tessera::observe {
 /// How the values of several ranks are combined.
 enum class Reduction : std::uint8_t { kSum, kMin, kMax };
 
-/// A number accumulated over many steps, each rank's part on that rank, like torchmetrics' class of
-/// the same name. A checkpoint saves each rank's part (checkpoint::StateDict::rank_states). A
-/// custom metric:
+/// A number that is accumulated over many steps. Each rank accumulates the part of its own data.
+/// Like Metric of torchmetrics. A checkpoint saves each rank's part
+/// (checkpoint::StateDict::rank_states). A custom metric:
 ///
 ///   class Accuracy final : public observe::Metric {
 ///   public:
@@ -38,14 +39,10 @@ enum class Reduction : std::uint8_t { kSum, kMin, kMax };
 ///   };
 ///
 /// Not thread safe: use it from one thread at a time.
-class Metric : public checkpoint::RankState {
+class Metric : public checkpoint::RankState, tessera::detail::NoCopy {
  public:
-  Metric() = default;
-  Metric(const Metric&) = delete;
-  Metric& operator=(const Metric&) = delete;
-
-  /// The metric over this rank's data since reset(). Between sync() and unsync(), over all ranks'
-  /// data.
+  /// The value of the metric for this rank's data since reset(). Between sync() and unsync(), the
+  /// value for the data of all ranks.
   virtual double compute() const = 0;
   /// Replaces this rank's values by the values reduced over all ranks, until unsync(). No effect in
   /// a world of one rank. Collective over `world`. Throws Error if the metric is already synced.
@@ -85,7 +82,7 @@ class Metric : public checkpoint::RankState {
   bool persistent_ = true;
 };
 
-/// The weighted mean of values: for example of losses, weighted by tokens.
+/// The weighted mean of values, for example of losses with the numbers of tokens as weights.
 class MeanMetric final : public Metric {
  public:
   void update(double value, double weight = 1);

@@ -3,11 +3,8 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "tessera/comm/trace.h"
 #include "tessera/export.h"
@@ -20,15 +17,17 @@ struct ModelFlops {
   double per_token = 0;         ///< 6 (N - N_embedding) + 12 L hidden S: torchtitan's formula
   double per_token_causal = 0;  ///< per_token without the masked half of attention
 };
-/// `hidden` is heads * head_dim; `sequence` is the number of tokens in a sample. If the embedding
-/// is tied to the output layer, its parameters take part in a matrix product: pass 0 for
-/// `embedding_parameters`.
+/// The FLOPs per token of a decoder model with `layers` layers. `hidden` is heads * head_dim.
+/// `sequence` is the number of tokens in a sample. Pass 0 for `embedding_parameters` if the
+/// embedding is tied to the output layer, because the embedding is then also used in a matrix
+/// product.
 ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameters,
                        std::int64_t layers, std::int64_t hidden, std::int64_t sequence);
 
 /// Peak FLOP/s of dense matrix products in `type`, by device name ("NVIDIA H100 80GB HBM3").
-/// nullopt if the table lacks the device (all CPUs) or for a type other than bf16, fp16 and fp32.
-/// Vendor figures, without sparsity; fp32 without TF32, which is libtorch's default.
+/// nullopt for a device that is not in the table of this function (all CPUs), and for a type other
+/// than bf16, fp16 and fp32. Vendor figures, without sparsity; fp32 without TF32, which is
+/// libtorch's default.
 std::optional<double> peak_flops(const std::string& device_name,
                                  c10::ScalarType type = c10::kBFloat16);
 
@@ -50,14 +49,9 @@ struct MemoryUse {
   std::optional<std::int64_t> peak_active_bytes;
   std::int64_t capacity_bytes = 0;  ///< memory of the machine or of the device; 0 if unknown
 };
-/// The highest memory use since the last call; resident memory on a CPU is since the process began.
-/// Does not wait for the device.
+/// The highest memory use of this process since the last call. On a CPU, the resident memory is the
+/// highest since the process began. Does not wait for the device.
 MemoryUse take_memory_use(const std::string& device_type);
-
-/// Peak resident memory of this process, in bytes.
-std::int64_t peak_resident_bytes();
-/// Physical memory of this machine, in bytes.
-std::int64_t physical_memory_bytes();
 
 }  // namespace tessera::observe
 
@@ -69,9 +63,9 @@ namespace tessera::observe {
 
 /// Measures a device's FLOP/s with products of square matrices in `type`. MFU is relative to this
 /// rate on a CPU and on devices without a data sheet. Returns the mean over the ranks of the median
-/// of several windows. All ranks compute at the same time, so that ranks of one host share its
-/// cores as in training. Takes about a second and draws no random numbers. Collective over `world`;
-/// the result is the same on all ranks.
+/// of several windows. All ranks compute at the same time, so that the ranks of one host share the
+/// cores of the host as in training. The measurement takes about a second and draws no random
+/// numbers. Collective over `world`; the result is the same on all ranks.
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 /// The metrics of one training step.
@@ -102,36 +96,12 @@ struct StepMetrics {
 /// tokens over all ranks. `peak_flops` is the FLOP/s of one device.
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops);
-/// Fills peak_memory_bytes, peak_active_bytes and memory_capacity_bytes for the time since the last
-/// call (take_memory_use).
-void set_memory(StepMetrics& metrics, const std::string& device_type);
-
-/// One JSON object without a line end. Always present: step loss grad_norm lr step_time_s
-/// data_time_s tokens_per_s tflops mfu mfu_causal peak_memory_bytes comm. With loss scaling:
-/// loss_scale skipped. If known: peak_active_bytes, checkpoint_stall_s (after a checkpoint),
-/// eval_loss. `comm` is {mesh dimension: {collective: {calls, bytes}}}. Unknown and non-finite
-/// numbers are null.
+/// The metrics of a step as one JSON object, without a line end. Always present: step loss
+/// grad_norm lr step_time_s data_time_s tokens_per_s tflops mfu mfu_causal peak_memory_bytes comm.
+/// With loss scaling: loss_scale skipped. If known: peak_active_bytes, checkpoint_stall_s (after a
+/// checkpoint), eval_loss. `comm` is {mesh dimension: {collective: {calls, bytes}}}. Unknown and
+/// non-finite numbers are null.
 std::string to_json(const StepMetrics& metrics);
-/// torchtitan's console line. tps is per rank, as in torchtitan; an unknown mfu is N/A.
-std::string titan_line(const StepMetrics& metrics, int world_size);
-
-/// Writes metrics to a JSONL file, one line per step, flushed after each line. Creates a missing
-/// folder. For one rank and one thread. Throws Error if the file can't be written.
-class MetricsWriter {
- public:
-  /// Retains the records of an existing file up to step `resumed`; 0, for a new run, removes all
-  /// records.
-  explicit MetricsWriter(const std::filesystem::path& path, std::int64_t resumed = 0);
-  void write(const StepMetrics& metrics);
-  /// Replaces the record of the last write() by `metrics`. Does nothing if the file is a pipe,
-  /// because the record has already been sent.
-  void write_again(const StepMetrics& metrics);
-
- private:
-  std::filesystem::path path_;
-  std::size_t last_bytes_ = 0;  ///< size of the last record
-  std::ofstream out_;
-};
 
 }  // namespace tessera::observe
 TESSERA_API_END

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 #include "tessera/nn/module.h"
 
@@ -22,20 +23,19 @@ class ModuleRanges;
 /// hooks that were added before the profile (by FSDP and tensor-parallel styles) appear before or
 /// after their module, inside the parent module.
 ///
-/// Thread safety: create and use it on one thread, for whole steps. Backward calls of this thread
-/// are also recorded.
-class Profile {
+/// Thread safety: create and use a Profile on one thread, for whole steps. Backward calls of this
+/// thread are also recorded.
+class Profile : tessera::detail::NoCopy {
  public:
-  /// Starts the profile. Adds permanent hooks to the modules of `model`; without a running profile
-  /// they do nothing. Throws Error if another profile is running in this process.
+  /// Starts the profile. Adds permanent hooks to the modules of `model`. The hooks do nothing while
+  /// no profile is running. Throws Error if another profile is running in this process.
   explicit Profile(c10::Device device, nn::ModuleBase* model = nullptr);
-  /// Ends the profile unless write() has ended it.
+  /// Ends the profile, unless write() has already ended the profile.
   ~Profile();
-  Profile(const Profile&) = delete;
-  Profile& operator=(const Profile&) = delete;
 
-  /// Ends the profile and writes it as a Chrome trace, which torch.profiler's tools can also read.
-  /// Call it at most once. Replaces an existing file. Throws Error if the file can't be written.
+  /// Ends the profile and writes a Chrome trace, which the tools of torch.profiler can also read.
+  /// Call write() at most once. Replaces an existing file. Throws Error if the file can't be
+  /// written.
   void write(const std::filesystem::path& file);
 
  private:

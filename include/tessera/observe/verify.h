@@ -16,20 +16,21 @@
 TESSERA_API_BEGIN
 namespace tessera::observe {
 
-/// Runs one step with a module. Returns the loss, a scalar on which verify() calls backward. For an
-/// inference-only model, it returns a result of any sizes that was computed without gradients.
+/// A function that runs one step with a module and returns the loss, a scalar on which verify()
+/// calls backward. For an inference-only model, the function returns a result of any sizes that was
+/// computed without gradients.
 using VerifyStep = std::function<at::Tensor(nn::ModuleBase& module)>;
 
 /// Options of verify().
 struct VerifyOptions {
-  /// The mesh dimensions along which ranks have different samples: those of FSDP and its replicas.
-  /// The gradient on the mesh must equal the mean, over these dimensions, of the one-rank
+  /// The mesh dimensions along which ranks have different samples: the dimensions of FSDP and of
+  /// replicas. The gradient on the mesh must equal the mean, over these dimensions, of the one-rank
   /// gradients.
   std::vector<std::string> batch_dims{};
   /// Whether the step uses only a part of the samples with the parallel module, and all samples
-  /// with the reference. For context parallelism, for experts that get rows of other ranks, and for
-  /// a loss or statistic of the whole batch. Outputs are not compared then: only the gradients, and
-  /// the loss as a mean over `batch_dims`.
+  /// with the reference. Necessary for context parallelism, for experts that get rows of other
+  /// ranks, and for a loss or statistic of the whole batch. If true, verify() does not compare
+  /// outputs, but only the gradients, and the loss as a mean over `batch_dims`.
   bool splits_samples = false;
   /// The least precise type in which the mesh computes or reduces, if it is less precise than the
   /// reference's parameters.
@@ -52,19 +53,20 @@ struct VerifyReport {
   std::vector<VerifyDifference> outputs{};
   std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in the order in which
                                               ///< backward computes them
-  /// If not empty: the ranks have different weights, which this line names, and nothing else was
-  /// compared.
+  /// A line that names the weights that differ between ranks. If this line is not empty, nothing
+  /// else was compared.
   std::string weights{};
   std::size_t modules = 0;     ///< number of modules whose outputs were compared
   std::size_t parameters = 0;  ///< number of parameters whose gradients were compared
   /// The largest difference, relative to the largest value of the compared tensor's kind.
   double largest = 0;
-  /// Where to look for the cause of the first entry in `outputs`: in its module or, if the module's
-  /// input already differs, in the calling module.
+  /// The module in which to look for the cause of the first entry in `outputs`. This is the module
+  /// of the entry or, if the input of this module already differs, the module that calls this
+  /// module.
   std::string cause{};
 
   bool ok() const { return outputs.empty() && gradients.empty() && weights.empty(); }
-  /// One line if everything is equal; else one line per difference, limited to the first ones.
+  /// One line if everything is equal. Otherwise one line for each of the first differences.
   std::string text() const;
   /// Throws Error with the first difference, in one line, unless ok().
   void check() const;
@@ -76,25 +78,26 @@ struct VerifyReport {
 /// or gradient that differs from one rank's. See docs/verify.md.
 ///
 /// `reference`: a second instance of the same class with the same options, not parallelized; it may
-/// be on the meta device. It receives the weights, buffers and modes of `module`, computes in the
-/// type of its own parameters, and cannot be used afterwards. It is run three times, two of them
-/// with weights perturbed by rounding, to measure which differences rounding can cause.
-/// `mesh`: all ranks of the run. `step` must do the same at each call; the random number generators
-/// start from the same state for each call. A rank's step uses the rank's own samples. Choose small
-/// samples: every rank computes all of them with all weights and stores all inputs and outputs.
+/// be on the meta device. verify() copies the weights, buffers and modes of `module` to
+/// `reference`, which computes in the type of its own parameters and cannot be used afterwards.
+/// verify() runs `reference` three times, twice with weights that are perturbed by rounding, to
+/// measure the differences that rounding can cause. `mesh`: all ranks of the run. `step` must do
+/// the same at each call; the random number generators start from the same state for each call. A
+/// rank's step uses the rank's own samples. Choose small samples: every rank computes all of them
+/// with all weights and stores all inputs and outputs.
 ///
 /// Distributed outputs are compared as whole tensors, with Partial outputs reduced. A plain output
-/// must equal the reference's on each rank; if its sizes differ, the concatenation of the ranks'
-/// parts must.
+/// must equal the output of the reference on each rank. If the sizes differ, the concatenation of
+/// the outputs of all ranks must equal the output of the reference.
 ///
 /// Gradients, buffers and random number states are restored at the end. The hooks remain in the
 /// modules but do nothing. Collective over `mesh`. Throws Error on every rank if the reference does
-/// not fit, or if the step throws with the reference. If the step throws on the mesh, only the
-/// ranks where it throws do.
+/// not fit, or if the step throws with the reference. If the step throws on the mesh, verify()
+/// throws only on the ranks where the step throws.
 VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh,
                     const VerifyStep& step, const VerifyOptions& options = {});
 
-/// verify() for a step that takes the model's class:
+/// Like the other verify(), for a step that takes the class of the model:
 ///
 ///   observe::verify(*model, *std::make_shared<Gpt>(config), mesh, [&](Gpt& gpt) {
 ///     return cross_entropy(gpt(tokens), targets);

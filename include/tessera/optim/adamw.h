@@ -19,14 +19,14 @@ struct AdamWOptions {
   double beta2 = 0.999;        ///< decay of the running mean of the squared gradients
   double eps = 1e-8;           ///< added to the root of the second mean
   double weight_decay = 1e-2;  ///< decoupled: parameters are multiplied by 1 - lr * weight_decay
-  /// The type of both running means: kFloat or kBFloat16. In bf16 they need half the memory, and
-  /// are rounded stochastically, without bias. The means of fp64 and complex parameters keep the
-  /// parameter's type. Must not be changed after the first step.
+  /// The type of both running means: kFloat or kBFloat16. Running means in bf16 need half the
+  /// memory, and are rounded stochastically, without bias. The means of fp64 and complex parameters
+  /// keep the parameter's type. Must not be changed after the first step.
   c10::ScalarType moment_dtype = c10::ScalarType::Float;
   /// Seed of the stochastic rounding of bf16 means. The random numbers depend on this seed, the
   /// parameter's FQN, the element in the whole tensor and the step, but not on the mesh. The FQN is
-  /// that in the whole model, once its named_slots() has been called: call it before the first step
-  /// if optimizers are made from parts of a model.
+  /// the name in the whole model if named_slots() of the whole model was called before the first
+  /// step. Call named_slots() if optimizers are made from parts of a model.
   std::uint64_t seed = 0;
 };
 
@@ -35,9 +35,9 @@ struct AdamWOptions {
 /// tensor. On CUDA the library's own kernel handles all types except fp64; it reads the learning
 /// rate, the step and the gradient factor on the device. State: "exp_avg", "exp_avg_sq", "step".
 ///
-/// Parameters narrower than fp32 have fp32 state, unless moment_dtype sets another type. They are
-/// updated in fp32 and rounded; no fp32 copy is stored between steps (fairseq's memory-efficient
-/// fp16).
+/// Parameters narrower than fp32 have fp32 state, unless moment_dtype sets another type. Such
+/// parameters are updated in fp32 and rounded. No fp32 copy is stored between steps (fairseq's
+/// memory-efficient fp16).
 ///
 /// step() is not collective, unless the layout of a gradient differs from its parameter's (a
 /// pending sum); such gradients are redistributed. Parameters without a gradient are skipped.
@@ -49,7 +49,7 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   /// Throws Error for invalid options.
   explicit AdamW(std::vector<Group<AdamWOptions>> groups);
   AdamW(std::vector<nn::SlotPtr> parameters, AdamWOptions options);
-  /// Uses all slots below `module`.
+  /// Makes an optimizer for all parameters of `module` and of the modules below it.
   AdamW(const nn::ModuleBase& module, AdamWOptions options);
 
  private:
@@ -82,13 +82,13 @@ struct SgdOptions {
 /// narrower parameters as in AdamW. torch.optim.SGD without dampening. State: "momentum_buffer" if
 /// a group has momentum.
 ///
-/// step() is collective under the same conditions as AdamW's, and throws the same Errors.
+/// step() is collective under the same conditions as step() of AdamW, and throws the same Errors.
 class Sgd : public GroupedOptimizer<SgdOptions> {
  public:
   /// Throws Error for invalid options.
   explicit Sgd(std::vector<Group<SgdOptions>> groups);
   Sgd(std::vector<nn::SlotPtr> parameters, SgdOptions options);
-  /// Uses all slots below `module`.
+  /// Makes an optimizer for all parameters of `module` and of the modules below it.
   Sgd(const nn::ModuleBase& module, SgdOptions options);
 
  private:

@@ -16,12 +16,12 @@ namespace tessera::optim {
 struct NormOptions {
   /// p of (sum |x|^p)^(1/p): any p > 0; infinity for max |x|.
   double norm_type = 2.0;
-  /// Throws Error, on every rank, if the norm is infinite or NaN; the message has
-  /// describe_nonfinite(). The host then waits for the device.
+  /// Whether to throw Error, on every rank, if the norm is infinite or NaN. The message names the
+  /// parameters. The host then waits for the device.
   bool error_if_nonfinite = false;
-  /// The mesh whose ranks together have all parameters. Default: the largest of the root meshes of
-  /// the parameters' meshes; it must contain the others. Must be set if no rank knows all meshes,
-  /// as with pipeline stages that each have their own mesh.
+  /// The mesh whose ranks together have all parameters. Default: the largest root mesh of the
+  /// meshes of the parameters, which must contain all other root meshes. Must be set if no rank
+  /// knows all meshes, for example if each pipeline stage has its own mesh.
   DeviceMesh over = {};
   /// Mesh dimensions along which slices of the mesh have different parameters instead of copies:
   /// "pp" for pipeline stages on mesh["dp"] of (pp, dp), "ep" for experts on mesh["edp"] of (ep,
@@ -34,28 +34,19 @@ struct NormOptions {
 };
 
 /// The norm of all gradients together. Each element of the global tensors is counted once, by one
-/// of the ranks that have it. An infinite or NaN value is visible on every rank, even in a copy
-/// that is not counted. Gradients may be plain (the same on every rank) or distributed on any
-/// meshes of one world; pending sums are reduced first. Parameters without a gradient count as
+/// of the ranks that store the element. An infinite or NaN value on any rank makes the norm
+/// infinite or NaN on every rank. Gradients may be plain (the same on every rank) or distributed on
+/// any meshes of one world; pending sums are reduced first. Parameters without a gradient count as
 /// zeros.
 ///
-/// Collective over the ranks of all meshes together, whether they have gradients or not: one
-/// all-reduce of one or two numbers, for which the host does not wait. Returns a plain 0-d fp32
-/// tensor, the same on every rank. If all parameters are plain and `over` is not set, the result is
-/// each rank's own norm, and nothing is communicated. torch.nn.utils.get_total_norm.
+/// Collective over the ranks of all meshes together, with or without gradients: one all-reduce of
+/// one or two numbers, for which the host does not wait. Returns a plain 0-d fp32 tensor, the same
+/// on every rank. If all parameters are plain and `over` is not set, the result is each rank's own
+/// norm, and nothing is communicated. torch.nn.utils.get_total_norm.
 ///
 /// Throws Error, before any communication, for a norm_type that is not above 0, for an unknown name
 /// in distinct_along, and, if `over` is not set, for meshes of which none contains all others.
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
-
-/// Text that names the non-finite gradients: "rank 1 brought what is not finite to the reduction of
-/// parameter 'head.bias'". If no rank is known to be the source, as for parameters outside FSDP:
-/// "not finite on rank 0 is that of parameter 'head.weight'". "" if all are finite. For this, FSDP
-/// saves the smallest gradient of each unit from the step's last reduction. The result is the same
-/// on every rank. Collective like grad_norm(); waits for the device, so call it only for a step
-/// that has failed.
-std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
-                               const NormOptions& options = {});
 
 /// Multiplies all gradients by min(1, max_norm / (norm + 1e-6)), where norm is grad_norm(), and
 /// returns the norm before clipping. Collective like grad_norm(). Throws Error for a negative
@@ -72,9 +63,9 @@ struct ClipFactor {
                       ///< finite, so that Optimizer::step(factor) skips the step
 };
 
-/// Like clip_grad_norm_(), but does not change the gradients: pass the factor to
-/// Optimizer::step(factor), which multiplies the gradients while it reads them. This saves a pass
-/// over all gradients.
+/// Computes the norm and the factor of clip_grad_norm_(), but does not change the gradients. Pass
+/// the factor to Optimizer::step(factor), which multiplies the gradients while it updates the
+/// parameters. This saves a pass over all gradients.
 ClipFactor clip_factor(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                        const NormOptions& options = {});
 

@@ -25,7 +25,7 @@ struct GradScalerOptions {
   double backoff_factor = 0.5;          ///< multiplies the scale after a step with an overflow
   std::int64_t growth_interval = 2000;  ///< number of consecutive steps without an overflow before
                                         ///< the scale grows
-  /// Lower limit: if the scale would fall below it, step() throws Error.
+  /// The lower limit of the scale. step() throws Error if the scale would fall below this limit.
   double min_scale = 1e-4;
   /// After an overflow the scale falls only if at least this fraction of the steps since its last
   /// change have overflowed. 0: after each overflow.
@@ -38,8 +38,9 @@ struct GradScalerOptions {
 };
 
 /// Dynamic loss scaling for fp16 (Micikevicius et al. 2018). The loss is multiplied by a scale, so
-/// that small gradients do not vanish, and the gradients are divided by it again. A step with
-/// overflowed gradients is skipped, on all ranks together. Thread safety: one thread at a time.
+/// that small gradients do not vanish. The gradients are divided by this scale before the update. A
+/// step with overflowed gradients is skipped, on all ranks together. Thread safety: one thread at a
+/// time.
 ///
 ///   optim::GradScaler scaler;                      // {.enabled = dtype == kHalf}
 ///   for (...) {
@@ -57,9 +58,9 @@ struct GradScalerOptions {
 ///   is lost (fairseq's MemoryEfficientFP16Optimizer).
 ///
 /// step() divides the gradients; until then .grad contains scaled gradients, unless unscale_ was
-/// called. An overflow is detected by the norm of the gradients on all ranks of all meshes, so one
-/// all-reduce serves clipping and scaling. The host waits for the device only to read this norm.
-/// Combine several optimizers in an OptimizerList. Save the scale in checkpoints: state().
+/// called. An overflow is detected by the norm of the gradients on all ranks of all meshes, so that
+/// clipping and scaling need only one all-reduce. The host waits for the device only to read this
+/// norm. Combine several optimizers in an OptimizerList. Save the scale in checkpoints: state().
 class GradScaler {
  public:
   /// Throws Error for invalid options.
@@ -76,19 +77,20 @@ class GradScaler {
   /// will update.
   at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                              const NormOptions& options = {});
-  /// Alternative to clip_grad_norm_(): divides the gradients now, in place, for code that reads or
-  /// changes them before step(). Throws Error for gradients narrower than fp32, in which small
-  /// values would vanish. Collective like grad_norm(). Call it at most once per step, with all
-  /// parameters that step() will update. optim::clip_grad_norm_ may then clip some of them.
+  /// Alternative to clip_grad_norm_(): divides the gradients by the scale now, in place, for code
+  /// that reads or changes gradients before step(). Throws Error for gradients narrower than fp32,
+  /// in which small values would vanish. Collective like grad_norm(). Call it at most once per
+  /// step, with all parameters that step() will update. optim::clip_grad_norm_ may then clip some
+  /// of them.
   void unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
   /// Calls optimizer.step() unless a gradient overflowed, and sets the next scale. Returns whether
-  /// it stepped, the same on every rank. If neither clip_grad_norm_ nor unscale_ was called before,
-  /// it calls grad_norm() with `options`, and is then collective like grad_norm(). With pipeline
-  /// stages, whose ranks must skip the same steps, set NormOptions::over in the first of these
-  /// calls. Throws Error, on every rank, if the scale would fall below min_scale; the scale is then
-  /// unchanged. Throws Error if a parameter with a gradient was not among those clipped or
-  /// unscaled.
+  /// the optimizer stepped, which is the same on every rank. If neither clip_grad_norm_ nor
+  /// unscale_ was called before, step() calls grad_norm() with `options`, and is then collective
+  /// like grad_norm(). With pipeline stages, whose ranks must skip the same steps, set
+  /// NormOptions::over in the first of these calls. Throws Error, on every rank, if the scale would
+  /// fall below min_scale; the scale is then unchanged. Throws Error if a parameter with a gradient
+  /// was not among those clipped or unscaled.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
   /// The result of clip_and_step().
   struct ClippedStep {
@@ -99,13 +101,11 @@ class GradScaler {
   /// gradients: the optimizer multiplies them while it reads them (optim::clip_factor). The
   /// gradients' values are unspecified afterwards. Throws Error, before anything is changed, if the
   /// optimizer updates a parameter with a gradient that is not among `parameters`.
+  /// `before_step` is called with the norm before the optimizer steps, but not if the step is
+  /// skipped. If `before_step` throws, the parameters are unchanged.
   ClippedStep clip_and_step(Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters,
-                            double max_norm, const NormOptions& options = {});
-  /// clip_and_step() with a callback. `before_step` is called with the norm before the optimizer
-  /// steps, but not if the step is skipped. If it throws, the parameters are unchanged.
-  ClippedStep clip_and_step(Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters,
-                            double max_norm, const NormOptions& options,
-                            const std::function<void(const at::Tensor& norm)>& before_step);
+                            double max_norm, const NormOptions& options = {},
+                            const std::function<void(const at::Tensor& norm)>& before_step = {});
 
   /// The state for saved checkpoints. Counts are numbers of steps.
   struct State {

@@ -24,8 +24,8 @@ struct LrScheduleOptions {
   double min_factor = 0;     ///< final rate, as a fraction of the full rate
 };
 
-/// The factor of the learning rate at each step, for Optimizer::scale_lr. torchtitan's conventions.
-/// At step s (from 0) of N, with W steps of warm-up:
+/// Computes the factor of the learning rate at each step, for Optimizer::scale_lr, by the formulas
+/// of torchtitan. At step s (from 0) of N, with W steps of warm-up:
 ///   s < W:  (s + 1) / W                          rising, and never 0
 ///   else, with p = (s - W) / (N - W):
 ///   constant 1;  linear 1 - p;  cosine (1 + cos(pi p)) / 2

@@ -45,9 +45,9 @@ struct MuonOptions {
 /// a second one returns the shards. State: "momentum_buffer".
 ///
 /// step(): collective over the meshes of distributed matrices that require a gradient. If a matrix
-/// has a gradient on some ranks only, the others count as zeros; to find out, the hosts exchange
-/// one byte per matrix. A matrix without a gradient on every rank is skipped. Thread safety: one
-/// thread at a time.
+/// has a gradient on some ranks only, the gradients of the other ranks are treated as zeros. The
+/// hosts exchange one byte for each matrix to detect this. A matrix without a gradient on every
+/// rank is skipped. Thread safety: one thread at a time.
 class Muon : public GroupedOptimizer<MuonOptions> {
  public:
   /// Throws Error for invalid options and for parameters that are not 2-D.
@@ -69,14 +69,14 @@ class Muon : public GroupedOptimizer<MuonOptions> {
   std::vector<Exchange> exchanges_;
 };
 
-/// The parameters of a model for Muon, and the remaining ones.
+/// The parameters of a model that Muon updates (`matrices`), and all other parameters (`rest`).
 struct MuonSplit {
   std::vector<nn::SlotPtr> matrices, rest;
 };
-/// Splits a model's parameters. `matrices` are the 2-D parameters, except those of an embedding
-/// (nn::Embedding or libtorch's), those tied to one, and those whose FQN matches one of the
-/// patterns `rest` (see nn::matches_fqn): {"lm_head.weight"}. Throws Error for a pattern that
-/// matches no parameter.
+/// Splits the parameters of a model. MuonSplit::matrices has the 2-D parameters of the model,
+/// except the weights of embeddings, parameters tied to an embedding, and parameters whose FQN
+/// matches one of the patterns `rest`, such as {"lm_head.weight"} (nn::matches_fqn). Throws Error
+/// for a pattern that matches no parameter.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest);
 
 }  // namespace tessera::optim

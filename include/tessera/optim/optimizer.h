@@ -8,29 +8,28 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// A tensor of an optimizer's state for the parameter in `slot`, such as "exp_avg". It shares its
-/// memory with the optimizer. It has the parameter's sizes and layout, except for counters, which
-/// are plain and 0-d.
+/// A tensor of an optimizer's state for the parameter in `slot`, such as "exp_avg". The tensor
+/// shares memory with the optimizer. The tensor has the sizes and the layout of the parameter; a
+/// counter is plain and 0-d.
 struct StateTensor {
   nn::SlotPtr slot;
   std::string name;
   at::Tensor tensor;
 };
 
-/// The interface of an optimizer that training loops use. It refers to slots instead of tensors, so
-/// it may be constructed before or after tensor parallelism and FSDP are applied. Thread safety:
-/// one thread at a time. To write an optimizer, see GroupedOptimizer in slot_optimizer.h.
-class Optimizer {
+/// The interface of an optimizer that training loops use. An optimizer refers to slots instead of
+/// tensors. An optimizer may therefore be constructed before or after tensor parallelism and FSDP
+/// are applied. Thread safety: one thread at a time. To write an optimizer, see GroupedOptimizer in
+/// slot_optimizer.h.
+class Optimizer : tessera::detail::NoCopy {
  public:
-  Optimizer() = default;
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
 
   /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`
@@ -62,8 +61,8 @@ class Optimizer {
   /// LrSchedule::factor().
   virtual void scale_lr(double factor) = 0;
   /// The optimizer state, for a checkpoint to save, or to load before the next step. Missing state
-  /// is created as zeros, except for frozen parameters, which have none. Not collective. Throws
-  /// Error for parameters that were never filled.
+  /// is created as zeros. Frozen parameters have no state. Not collective. Throws Error for
+  /// parameters that were never filled.
   virtual std::vector<StateTensor> state() = 0;
 
  private:
@@ -75,8 +74,9 @@ class Optimizer {
   bool compared_ = false;
 };
 
-/// The state, named by the parameter's FQN: "model.norm.weight.exp_avg". Not collective. Throws
-/// Error if the optimizer has a parameter that is not in `module` or below it.
+/// The state tensors of an optimizer, with names that begin with the FQN of the parameter:
+/// "model.norm.weight.exp_avg". Not collective. Throws Error if the optimizer has a parameter that
+/// is not in `module` or below it.
 std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer,
                                                             const nn::ModuleBase& module);
 
@@ -88,7 +88,7 @@ std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module);
 ///   optim::OptimizerList optimizer(
 ///       {std::make_shared<optim::Muon>(split.matrices, optim::MuonOptions{.lr = 0.02}),
 ///        std::make_shared<optim::AdamW>(split.rest, optim::AdamWOptions{.lr = 3e-4})});
-/// They step in the given order.
+/// step() calls step() of the optimizers in the given order.
 class OptimizerList : public Optimizer {
  public:
   /// Throws Error for a parameter that two optimizers update, and for a null optimizer.
@@ -108,10 +108,11 @@ class OptimizerList : public Optimizer {
 
 /// An optimizer that also maintains an exponential moving average of the trainable parameters
 /// (Polyak & Juditsky 1992): after each step of `inner`, average = decay * average + (1 - decay) *
-/// parameter. The average starts with the parameters' values before the first step, unless a load
-/// has filled it. Each rank stores the average of its local shards, in fp32 if they are narrower.
-/// The average is part of the state as "ema", so checkpoints save it, and a resumed run continues
-/// it exactly. No communication.
+/// parameter. The average starts with the values of the parameters before the first step, unless a
+/// load has filled the average. Each rank stores the average of its local shards, in fp32 for
+/// shards of a narrower type. The average is part of the optimizer state, under the name "ema".
+/// Checkpoints therefore save the average, and a resumed run continues with the saved average. No
+/// communication.
 class Ema final : public Optimizer {
  public:
   /// Throws Error unless 0 <= decay < 1, and for a null optimizer.
@@ -122,9 +123,9 @@ class Ema final : public Optimizer {
   std::vector<StateTensor> state() override;
 
   /// Exchanges the parameters with their averages, for evaluation or an export. A second call
-  /// restores them; in between, step() and state() throw Error. Must not be called between a
-  /// forward and its backward. Not collective. Throws Error, before anything is changed, for
-  /// parameters narrower than fp32, because the averages would be rounded.
+  /// restores the parameters. Between the two calls, step() and state() throw Error. Must not be
+  /// called between a forward and its backward. Not collective. Throws Error, before anything is
+  /// changed, for parameters narrower than fp32, because the averages would be rounded.
   void swap();
 
  private:

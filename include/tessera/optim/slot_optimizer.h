@@ -23,28 +23,18 @@ struct Group {
   Options options = {};
 };
 
-/// The local shard of a parameter in a step.
-struct ShardUpdate {
-  std::size_t index;     ///< index of the parameter in Optimizer::parameters()
-  std::size_t group;     ///< index of its optimizer group
-  at::Tensor parameter;  ///< the parameter's local tensor, without autograd
-  at::Tensor gradient;   ///< the local gradient; undefined if the parameter has no gradient
-};
+struct ShardUpdate;
+struct GradientFactor;
 
-/// The factor of all gradients in a step (Optimizer::step): a number, or a plain 0-d tensor on a
-/// device.
-struct GradientFactor {
-  double number = 1.0;
-  at::Tensor tensor = {};
-};
-
-/// Shards that one list kernel updates. The i-th tensors of all lists belong together.
+/// Local shards that one call of update_batch() updates. The i-th tensors of all lists are for the
+/// same shard.
 struct Batch {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::vector<at::Tensor>> states;  ///< the state tensors: one list for each state name
   std::vector<at::Tensor> steps;                ///< step counters with the number of this step,
                                                 ///< from 1; empty if steps are not counted
-  /// For each tensor, the index in Optimizer::parameters() of its first shard.
+  /// For each tensor, the index of its parameter in Optimizer::parameters(). If adjacent shards of
+  /// several parameters are joined to one tensor, the index of the first parameter.
   std::vector<std::size_t> shards = {};
   /// Plain, 0-d fp64, on the device of the batch: the factor by which update_batch() multiplies the
   /// gradients if takes_gradient_factor(). Undefined: 1. If the factor is not finite,
@@ -52,11 +42,12 @@ struct Batch {
   at::Tensor gradient_factor = {};
 };
 
-/// Base class of optimizers with state for local shards. A step takes each slot's local shard and
-/// gradient, checks them, creates missing state, joins shards that are adjacent in memory, and
-/// sorts them into batches by type and device. It calls update_batch() for each batch. State is
-/// created at a parameter's first step, in fp32 if the parameter is narrower. FSDP places the
-/// shards of a unit adjacently in memory; their state is adjacent too.
+/// Base class of optimizers with state for local shards. A step checks the local shard and gradient
+/// of each slot, creates missing state, joins shards that are adjacent in memory, sorts the shards
+/// into batches by type and device, and calls update_batch() for each batch. The state of a
+/// parameter is created at the parameter's first step, in fp32 if the parameter is narrower. FSDP
+/// places the shards of a unit adjacently in memory, and the optimizer does the same with their
+/// state.
 ///
 /// Derive from GroupedOptimizer<Options>, which adds groups with options.
 class SlotOptimizer : public Optimizer {
@@ -75,19 +66,23 @@ class SlotOptimizer : public Optimizer {
   /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
   /// of the type in which the update is computed: fp32 for narrower parameters, whose new values
   /// are then rounded back, a few at a time. Complex tensors are passed as real ones with a last
-  /// dimension for real and imaginary parts (at::view_as_real). Gradients are multiplied by the
-  /// factor of step() and may be overwritten. Ranks call it with different shards, and not equally
-  /// often, so it must not communicate. Its exceptions propagate out of step() on this rank only,
-  /// after earlier batches were updated.
+  /// dimension for real and imaginary parts (at::view_as_real). Gradients are already multiplied by
+  /// the factor of step(), unless takes_gradient_factor() returned true. Gradients may be
+  /// overwritten. Ranks call update_batch() with different shards, and not equally often.
+  /// update_batch() must therefore not communicate. step() throws the exceptions of update_batch()
+  /// on this rank only, when earlier batches are already updated.
   virtual void update_batch(const Batch& batch, std::size_t group);
-  /// Whether update_batch() multiplies the gradients of this batch itself, by
-  /// Batch::gradient_factor. By default they are multiplied before, in place.
+  /// Whether update_batch() multiplies the gradients of this batch by Batch::gradient_factor. By
+  /// default the gradients are multiplied before update_batch(), in place.
   virtual bool takes_gradient_factor(const Batch& /*batch*/, std::size_t /*group*/) const {
     return false;
   }
+
+ private:
+  friend class Muon;
+
   /// Whether shards that are adjacent in memory may be joined to one tensor of a batch.
   virtual bool joins_shards(std::size_t /*group*/) const { return true; }
-
   /// Updates all shards of a step, after all checks; by default in batches. Override it in
   /// optimizers that need whole tensors, such as Muon. If it communicates, step() is collective.
   virtual void update_shards(const std::vector<ShardUpdate>& shards, const GradientFactor& factor);
@@ -113,7 +108,6 @@ class SlotOptimizer : public Optimizer {
   const State& state_of(std::size_t parameter) const { return states_[parameter]; }
   std::size_t group_of(std::size_t parameter) const { return group_of_[parameter]; }
 
- private:
   /// Shards that are updated as one tensor.
   using Run = std::span<const ShardUpdate>;
 

@@ -16,7 +16,7 @@
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
-#include "tessera/observe/memory.h"
+#include "tessera/observe/detail/memory.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/planning/machine.h"

@@ -19,9 +19,11 @@ struct BlockPlanOptions {
   Placement activations = Replicate{};
   /// Whether the result is the plain local tensor.
   bool use_local_output = false;
-  /// PrepareModuleInputOptions::regather for the block's input.
+  /// Whether backward gathers the input of the block again instead of saving the gathered input
+  /// (PrepareModuleInputOptions::regather).
   bool regather = false;
-  /// For an Attention with fewer key and value heads than ranks: uses replicated_heads_parallel().
+  /// Whether key and value projections use replicated_heads_parallel(), for an Attention with fewer
+  /// key and value heads than ranks.
   bool replicate_kv_heads = false;
 };
 
@@ -31,8 +33,8 @@ struct BlockPlanOptions {
 // a pattern such as "layers.*.attn". parallelize_module() checks the plan, and throws Error if the
 // ranks do not divide the heads. Other features may be split unevenly.
 
-/// The plan of an nn::Embedding: row-wise. Its input must be the same on all ranks. Options for the
-/// input are not used.
+/// The plan of an nn::Embedding: row-wise. The input of the embedding must be the same on all
+/// ranks. Options for the input are not used.
 ParallelizePlan embedding_plan(const std::string& fqn, const BlockPlanOptions& options = {});
 /// The plan of an nn::Attention with the options `block`. Throws Error for options that
 /// nn::Attention refuses, and for replicate_kv_heads together with fused_qkv.
@@ -44,7 +46,7 @@ ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names =
 /// The plan of an nn::GeluMlp with the module names `names`.
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names = {},
                               const BlockPlanOptions& options = {});
-/// Concatenates plans.
+/// One plan with the entries of all `plans`, in order.
 ParallelizePlan joined(std::initializer_list<ParallelizePlan> plans);
 
 }  // namespace tessera::tensor_parallel

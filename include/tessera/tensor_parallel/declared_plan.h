@@ -35,13 +35,14 @@ class DeclaresPlan {
                                                const DeclaredPlanOptions& options) const = 0;
 };
 
-/// The plan that `module` declares, or the plans of the outermost modules below it that declare
-/// one, with their FQNs as prefixes. Not collective. Throws Error if no module declares one, and
-/// the Errors of tensor_parallel_plan().
+/// The plan that `module` declares (DeclaresPlan). If `module` declares no plan: the plans of the
+/// outermost modules below `module` that declare a plan, with their FQNs as prefixes. Not
+/// collective. Throws Error if no module declares a plan, and the Errors of tensor_parallel_plan().
 ParallelizePlan declared_plan(const nn::ModuleBase& module, const DeviceMesh& mesh,
                               const DeclaredPlanOptions& options = {});
 
-/// parallelize_module() with declared_plan().
+/// Applies declared_plan() of `module`, with the default options, to `module`:
+/// parallelize_module(module, mesh, declared_plan(module, mesh)).
 void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh);
 
 }  // namespace tessera::tensor_parallel

@@ -17,8 +17,9 @@ struct LinearCrossEntropyOptions {
   /// The number of chunks of a rank's tokens. 0: determined by chunk_bytes.
   std::int64_t chunks = 0;
   /// The maximum size in bytes of a rank's logits for one chunk, in the type of `hidden`. A chunk
-  /// has at least one token; if it has 1024 tokens or more, a multiple of 1024; if it has 128 or
-  /// more, a multiple of 128. Not used if `chunks` is set.
+  /// has at least one token. The number of tokens of a chunk is rounded down to a multiple of 1024
+  /// if it is at least 1024, and to a multiple of 128 if it is at least 128. Not used if `chunks`
+  /// is set.
   std::int64_t chunk_bytes = std::int64_t{256} << 20;
 };
 
@@ -27,11 +28,11 @@ struct LinearCrossEntropyOptions {
 /// the gradients of a chunk while its logits exist, and backward scales them. Liger Kernel's fused
 /// linear cross entropy (Hsu et al. 2024), torchtitan's chunked loss.
 ///
-/// `hidden`: (tokens, features). `weight`: (vocabulary, features). Both are plain, or both are
-/// distributed on one mesh. The weight is replicated, or its vocabulary is sharded over some
-/// dimensions. `hidden` is replicated, or its tokens are sharded. Along a mesh dimension that
-/// shards the weight, sharded tokens are gathered (sequence parallelism). `targets` and the loss:
-/// as for cross_entropy.
+/// `hidden`: (tokens, features). `weight`: (vocabulary, features). `hidden` and `weight` are both
+/// plain, or both distributed on one mesh. The weight is replicated, or its vocabulary is sharded
+/// over some dimensions. `hidden` is replicated, or its tokens are sharded. Along a mesh dimension
+/// that shards the weight, sharded tokens are gathered (sequence parallelism). `targets` and the
+/// loss: as for cross_entropy.
 ///
 /// Memory of a rank in addition to the arguments: the logits of one chunk; with gradients also the
 /// gradients of `hidden` and of `weight`. The weight's gradient is summed over the chunks in fp32

@@ -24,8 +24,8 @@ struct CrossEntropyOptions {
   at::Tensor tokens = {};
   /// Alternative to `tokens`: the mesh of the data-parallel ranks, which fully_shard uses. kMean is
   /// then the mean over all targets on these ranks that are not ignored, even if the ranks have
-  /// different numbers of them. Each call counts them, by an all-reduce of one number. With
-  /// micro-batches set `tokens` for all of them instead.
+  /// different numbers of such targets. Each call counts the targets by an all-reduce of one
+  /// number. For micro-batches use `tokens`, with the targets of all micro-batches.
   DeviceMesh over = {};
   /// Label smoothing as in torch's cross_entropy; from 0 to 1.
   double label_smoothing = 0;
@@ -58,8 +58,8 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 
 /// The number of targets that are not ignored, averaged over the ranks of `mesh`, the data-parallel
 /// dimensions: one fp64 number above 0. Pass it as CrossEntropyOptions::tokens. fully_shard's mean
-/// of the gradients is then the mean over all tokens. With micro-batches pass the targets of all of
-/// them, and add the losses. Collective over `mesh`. No gradient.
+/// of the gradients is then the mean over all tokens. For micro-batches pass the targets of all
+/// micro-batches, and add the losses. Collective over `mesh`. No gradient.
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index = -100);
 

@@ -8,23 +8,23 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// Applies a tensor-parallel plan on a 1-D mesh. Call it before fully_shard. PyTorch's
-/// parallelize_module.
+/// Applies a tensor-parallel plan on a 1-D mesh. Call parallelize_module() before fully_shard.
+/// PyTorch's parallelize_module.
 ///
 /// Parameters become distributed with the placements of their styles. Parameters without a style
 /// become Replicate(), except those that differ on each rank (ParameterSlot::set_distinct_along).
 /// Several styles may add hooks to a module, but only one may place its parameters.
 ///
-/// In the forward of `module` a tensor is distributed, or it is plain and the same on every rank of
-/// `mesh`. An operator with both kinds treats the plain tensors as replicated. The gradient of a
-/// plain tensor is plain and whole, and the gradient of a parameter has the placement of the
-/// parameter. Both are complete before hooks and autograd::grad receive them.
+/// In the forward of `module` a tensor is either distributed, or plain and the same on every rank
+/// of `mesh`. An operator with both kinds treats the plain tensors as replicated. The gradient of a
+/// plain tensor is plain and complete. The gradient of a parameter has the placement of the
+/// parameter. Hooks and autograd::grad get complete gradients.
 ///
-/// Not collective: every rank must have the whole values and takes its shard. In the first forward
-/// the ranks compare the parameters that are not split, and the plain inputs. Throws Error, before
-/// anything is changed, for a pattern that matches no module, or that matches below some but not
-/// all modules of one class; for a style that is not applicable to its module; for heads that the
-/// ranks do not divide; and for a parameter that is already distributed.
+/// Not collective: every rank must have the complete parameters and takes its shard. In the first
+/// forward the ranks compare the parameters that are not split, and the plain inputs. Throws Error,
+/// before anything is changed, for a pattern that matches no module, or that matches below some but
+/// not all modules of one class; for a style that is not applicable to its module; for heads that
+/// the ranks do not divide; and for a parameter that is already distributed.
 ///
 ///   parallelize_module(model, mesh["tp"], {{"layers.*.mlp.up_proj", colwise_parallel()},
 ///                                          {"layers.*.mlp.down_proj", rowwise_parallel()}});

@@ -44,8 +44,8 @@ class ParallelStyle {
   virtual std::string name() const = 0;
   /// The placements of parameters of `module` or of modules below it. Empty for a style that does
   /// not place parameters. If a module below has its own plan entry for a parameter, that entry
-  /// takes precedence. Does not change the module. Throws Error for a module that the style is not
-  /// applicable to.
+  /// takes precedence. Does not change the module. Throws Error for a module to which the style is
+  /// not applicable.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
   /// Throws Error if `module` cannot be split over `mesh`. Does not change the module. Called after
@@ -62,11 +62,11 @@ class ParallelStyle {
   /// operators redistribute their arguments themselves.
   virtual bool adds_hooks() const { return true; }
 };
-/// Several entries of a plan may share a style.
+/// A shared pointer to a style, because several entries of a plan may use one style.
 using StylePtr = std::shared_ptr<const ParallelStyle>;
 
 /// Pairs of an FQN pattern (nn::matches_fqn) and a style: {"layers.*.mlp.up_proj",
-/// colwise_parallel()}. "" is the module that the plan is applied to.
+/// colwise_parallel()}. "" is the module to which the plan is applied.
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
 // Styles and options have PyTorch's names. Two defaults differ: use_local_output, and the meaning
@@ -88,17 +88,19 @@ using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 /// For Linear and Embedding. Shards the output features: the weight and bias of a Linear are
 /// Shard(0), the weight of an Embedding is Shard(1). The input is replicated first. Each module
 /// with this style gathers a split input separately. If several projections have the same input,
-/// give their parent prepare_module_input(), which gathers it once.
+/// give their parent module prepare_module_input(), which gathers the input once.
 struct ColwiseOptions {
   Placement input_layouts = Replicate{};
   Placement output_layouts = Shard{-1};
   bool use_local_output = false;
   /// The number of heads in the output features. Each rank gets whole heads: parallelize_module
-  /// throws Error if the ranks do not divide them. 0: the features may be split anywhere.
+  /// throws Error if the number of heads is not divisible by the number of ranks. 0: the features
+  /// may be split anywhere.
   std::int64_t heads = 0;
   bool regather = true;
 };
-/// Creates the column-wise style; see ColwiseOptions. PyTorch's ColwiseParallel.
+/// Creates the column-wise style for Linear and Embedding (ColwiseOptions). PyTorch's
+/// ColwiseParallel.
 StylePtr colwise_parallel(ColwiseOptions options = {});
 
 /// For an nn::Linear with fewer heads than ranks: the keys or values of grouped-query attention.
@@ -114,21 +116,23 @@ struct ReplicatedHeadsOptions {
   bool use_local_output = false;
   bool regather = true;
 };
-/// Creates the style; see ReplicatedHeadsOptions.
+/// Creates the style for key and value projections with fewer heads than ranks
+/// (ReplicatedHeadsOptions).
 StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
 
 /// For an nn::FusedLinear, or an nn::Linear whose output features are several equal parts (query,
-/// key and value; gate and up). Shards each part: a rank's result is its share of the first part,
-/// then its share of the second, and so on, so that chunk() returns the parts. colwise_parallel()
-/// would give a rank consecutive features of only one or two parts. A distributed result is
-/// _StridedShard(-1, parts).
+/// key and value; gate and up). Shards each part: the result of a rank is the rank's shard of the
+/// first part, followed by the rank's shard of the second part, and so on. chunk() of the result
+/// therefore returns the shards of the parts. colwise_parallel() would give a rank consecutive
+/// features of only one or two parts. A distributed result is _StridedShard(-1, parts).
 struct FusedColwiseOptions {
   std::int64_t parts = 0;  ///< number of equal parts; set it for an nn::Linear only
   Placement input_layouts = Replicate{};
   bool use_local_output = false;
   bool regather = true;
 };
-/// Creates the style; see FusedColwiseOptions. MLX's shard_linear(..., segments).
+/// Creates the column-wise style for fused projections (FusedColwiseOptions). MLX's
+/// shard_linear(..., segments).
 StylePtr fused_colwise_parallel(FusedColwiseOptions options = {});
 
 /// For Linear and Embedding. For a Linear, shards the input features: the weight is Shard(1), and
@@ -142,7 +146,7 @@ struct RowwiseOptions {
   bool use_local_output = false;
   std::int64_t heads = 0;  ///< like ColwiseOptions::heads, for the input features of a Linear
 };
-/// Creates the row-wise style; see RowwiseOptions. PyTorch's RowwiseParallel.
+/// Creates the row-wise style for Linear and Embedding (RowwiseOptions). PyTorch's RowwiseParallel.
 StylePtr rowwise_parallel(RowwiseOptions options = {});
 
 /// For norms and dropout on activations that are sharded along the sequence. Each rank computes its
@@ -151,17 +155,18 @@ struct SequenceOptions {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;
 };
-/// Creates the style; see SequenceOptions. PyTorch's SequenceParallel.
+/// Creates the style for norms and dropout under sequence parallelism (SequenceOptions). PyTorch's
+/// SequenceParallel.
 StylePtr sequence_parallel(SequenceOptions options = {});
 
 /// Replicates parameters, input and output of a module, without sequence parallelism. Parameters of
 /// modules below are included unless another entry names these modules. torchtitan's NoParallel. A
-/// split input is gathered. A norm over each head needs no style, or sequence_parallel with the
-/// dimension of the heads.
+/// split input is gathered. A norm over the features of each head needs no style, or needs
+/// sequence_parallel() with the dimension of the heads.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
-/// Creates the style; see ReplicateOptions.
+/// Creates the style that replicates parameters, inputs and outputs (ReplicateOptions).
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
 /// For a module's own parameters, not those of modules below: a class token, registers, positions
@@ -171,29 +176,34 @@ struct PlaceOptions {
   /// pairs of parameter name and placement, such as {"weight", Shard{0}}
   std::vector<std::pair<std::string, Placement>> placements{};
 };
-/// Creates the style; see PlaceOptions. parallelize_module throws Error for a name that the module
-/// does not have, and for a module without own parameters. PyTorch's distribute_module with a
-/// partition_fn.
+/// Creates the style that gives a module's own parameters their placements (PlaceOptions).
+/// parallelize_module throws Error for a name that the module does not have, and for a module
+/// without own parameters. PyTorch's distribute_module with a partition_fn.
 StylePtr place_parameters(PlaceOptions options = {});
 
-/// For any module. For each tensor among the arguments of forward, in order: its placement, and the
-/// placement that it is redistributed to. nullopt: the tensor is unchanged.
+/// For any module. For each tensor among the arguments of forward, in order: `input_layouts` has
+/// the placement of a plain tensor, and `desired_input_layouts` the placement to which the tensor
+/// is redistributed. nullopt: the tensor is unchanged.
 struct PrepareModuleInputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};
   bool use_local_output = false;
   bool regather = true;
 };
-/// Creates the style; see PrepareModuleInputOptions. PyTorch's PrepareModuleInput.
+/// Creates the style that redistributes the inputs of a module (PrepareModuleInputOptions).
+/// PyTorch's PrepareModuleInput.
 StylePtr prepare_module_input(PrepareModuleInputOptions options);
 
-/// Like PrepareModuleInputOptions, for the tensors of the result.
+/// For any module. For each tensor in the result of forward, in order: `output_layouts` has the
+/// placement of a plain tensor, and `desired_output_layouts` the placement to which the tensor is
+/// redistributed. nullopt: the tensor is unchanged.
 struct PrepareModuleOutputOptions {
   std::vector<std::optional<Placement>> output_layouts{};
   std::vector<std::optional<Placement>> desired_output_layouts{};
   bool use_local_output = false;
 };
-/// Creates the style; see PrepareModuleOutputOptions. PyTorch's PrepareModuleOutput.
+/// Creates the style that redistributes the outputs of a module (PrepareModuleOutputOptions).
+/// PyTorch's PrepareModuleOutput.
 StylePtr prepare_module_output(PrepareModuleOutputOptions options);
 
 /// Combines PrepareModuleInputOptions and PrepareModuleOutputOptions.
@@ -205,7 +215,8 @@ struct PrepareModuleInputOutputOptions {
   std::vector<std::optional<Placement>> desired_output_layouts{};
   bool use_local_output = false;
 };
-/// Creates the style; see PrepareModuleInputOutputOptions. PyTorch's PrepareModuleInputOutput.
+/// Creates the style that redistributes the inputs and outputs of a module
+/// (PrepareModuleInputOutputOptions). PyTorch's PrepareModuleInputOutput.
 StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
 }  // namespace tessera::tensor_parallel

@@ -12,6 +12,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/world.h"
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/training/step.h"
@@ -26,15 +27,15 @@ struct RunNames {
   std::string dashes = "";  ///< prefix of an option's name in messages: "--" for flags
 };
 
-/// Throws Error on every rank if the ranks of a job have different options. The message has the
-/// first option that differs and both values. `own` maps option names to values; an empty value
-/// means that the option is not given. Call it before any other collective over `world`.
-/// Collective.
+/// Throws Error on every rank if the ranks of a job have different options. The message names the
+/// first option that differs, and both values. `own` maps option names to values; an empty value
+/// means that the option is not given. Call check_same_options() before any other collective over
+/// `world`. Collective.
 void check_same_options(comm::World& world, const std::map<std::string, std::string>& own);
 
-/// Whether `own` is true on any rank of the mesh; the result is the same on all ranks. Call it
-/// after each step with StopSignals::received() or a time limit. Collective over `mesh`, between
-/// the hosts, without waiting for a device.
+/// Whether `own` is true on any rank of the mesh; the result is the same on all ranks. Call
+/// stop_requested() after each step with StopSignals::received() or a time limit. Collective over
+/// `mesh`, between the hosts, without waiting for a device.
 bool stop_requested(bool own, const DeviceMesh& mesh);
 
 /// Whether a run continues from the newest step in its folder.
@@ -80,17 +81,15 @@ struct CheckpointOptions {
 ///
 /// The constructor, peek(), load(), after_step() and finish() are collective over `world`. A
 /// failure on one rank is an Error on all ranks.
-class Checkpointer {
+class Checkpointer : tessera::detail::NoCopy {
  public:
   using Json = nlohmann::json;
 
-  /// Finds the step to start from. If the folder exists, locks it as make_folder() does. Throws
-  /// Error if the folder of a new run has steps, if there is no step to resume from, and for
+  /// Finds the step to start from. If the folder exists, locks the folder like make_folder().
+  /// Throws Error if the folder of a new run has steps, if there is no step to resume from, and for
   /// invalid options.
   Checkpointer(CheckpointOptions options, comm::WorldPtr world);
   ~Checkpointer();
-  Checkpointer(const Checkpointer&) = delete;
-  Checkpointer& operator=(const Checkpointer&) = delete;
 
   /// Whether there is a step to load. Otherwise the program initializes the state.
   bool loads() const { return !source_.empty(); }
@@ -105,12 +104,12 @@ class Checkpointer {
   /// The folder in which a step is saved.
   std::filesystem::path folder(std::int64_t step) const;
 
-  /// Creates the folder and locks it for this run until the process ends. Throws Error if the
-  /// folder can't be written, or if another process has locked it. Call it on rank 0; not
-  /// collective.
+  /// Creates the folder, and locks the folder for this run until the process ends. Throws Error if
+  /// the folder can't be written, or if another process has locked the folder. Call make_folder()
+  /// on rank 0; not collective.
   void make_folder();
-  /// Reads the entries of the step that load() will read, for checks before tensors are read. They
-  /// include the entries that the program passed to after_step().
+  /// Reads the entries of the step that load() will read, for checks before tensors are read. These
+  /// entries include the entries that the program passed to after_step().
   Json peek(const TrainState& state);
   /// Fills the state. For a step of this run, also restores the random number state. If a step is
   /// damaged, the step before it is loaded, with a warning, unless the options name the damaged
@@ -127,9 +126,9 @@ class Checkpointer {
   /// or of the previous save; an error of the last step's save is returned by finish() instead.
   std::optional<double> after_step(const TrainState& state, const Json& entries = Json::object(),
                                    bool stopped = false);
-  /// Waits for the last save, and repeats it if it failed. Returns the error of the second attempt,
-  /// or nullptr. The world must exist until then. Write the program's other results before
-  /// rethrowing the error.
+  /// Waits for the last save, and repeats a failed save once. Returns the error of the second
+  /// attempt, or nullptr. The world must exist until finish() returns. Write the program's other
+  /// results before rethrowing the error.
   [[nodiscard]] std::exception_ptr finish(const TrainState& state,
                                           const Json& entries = Json::object());
 
@@ -154,7 +153,7 @@ class Checkpointer {
   comm::WorldPtr world_;
   std::filesystem::path source_;
   bool resumes_ = false;
-  std::string run_id_;        ///< run_id of all steps in the run's own folder
+  std::string run_id_;        ///< the run_id of all steps in the folder of this run
   std::int64_t newest_ = -1;  ///< the step of source() in the run's own folder
   /// Damaged steps after source(), withdrawn by the first save.
   std::vector<std::int64_t> damaged_;

@@ -10,6 +10,7 @@
 
 #include "tessera/comm/world.h"
 #include "tessera/export.h"
+#include "tessera/observe/detail/metrics_output.h"
 #include "tessera/observe/detail/progress.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/observe/profile.h"
@@ -29,8 +30,8 @@ struct MetricOptions {
   std::string device = "cpu";              ///< the device of the run: "cpu" or "cuda"
 };
 
-/// Writes a run's metrics to the console, to a file and for TensorBoard. Only rank 0 writes; on the
-/// other ranks every method does nothing. Not collective.
+/// Writes a run's metrics to the console, to a file and for TensorBoard. Only rank 0 writes. On
+/// other ranks all methods do nothing. Not collective.
 class MetricLog {
  public:
   MetricLog(MetricOptions options, comm::WorldPtr world);
@@ -42,8 +43,8 @@ class MetricLog {
   void write(observe::StepMetrics metrics, std::int64_t tokens);
   /// Adds the seconds that training waited for a checkpoint to the metrics of the next step.
   void stalled(std::optional<double> seconds);
-  /// Call it after the last step. Adds a checkpoint wait that was not yet written to the last
-  /// step's metrics.
+  /// Call end() after the last step. Adds the wait for a checkpoint, if not yet written, to the
+  /// metrics of the last step.
   void end();
   /// Prints a line on the console, above the progress line.
   void line(const std::string& text);
@@ -83,11 +84,11 @@ class Recording {
  public:
   explicit Recording(RecordingOptions options);
 
-  /// Call it before the first step, with the number `done` of steps that earlier parts of the run
-  /// made. Throws Error if the file can't be written.
+  /// Call begin() before the first step. `done`: the number of steps that earlier parts of the run
+  /// have made. Throws Error if the file can't be written.
   void begin(const comm::World& world, std::int64_t done);
-  /// Runs `make`, the next step of `state`, and profiles it if requested. Collective, as the step
-  /// is. A profile that can no longer be written is a warning.
+  /// Runs `make`, the next step of `state`, and profiles this step if requested. Collective if the
+  /// step is collective. Prints a warning if the profile cannot be written.
   observe::StepMetrics run(const TrainState& state,
                            const std::function<observe::StepMetrics()>& make);
 

@@ -87,11 +87,11 @@ StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOption
                 const LossFunction& loss);
 
 /// The mean of a scalar over the ranks of a mesh, in fp32, without gradient. A distributed scalar
-/// is first made whole, which is also collective over its own mesh. Collective over `mesh`. Throws
-/// Error for a tensor with more than one element.
+/// is first gathered, which is collective over the mesh of the scalar. Collective over `mesh`.
+/// Throws Error for a tensor with more than one element.
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
 
-/// Measures a step's time, communication and memory.
+/// Measures the time, the communication and the memory of a step.
 ///
 ///   meter.begin();
 ///   const Batch batch = loader.load(state.step);
@@ -132,9 +132,10 @@ struct EvaluationOptions {
 
 /// Returns the mean loss of held-out batches 0 to `batches` - 1, computed without gradients and
 /// with the model in eval mode; the model's mode is restored afterwards. `loss` returns the loss of
-/// this rank's part of a batch, a plain scalar. `stop` is called after each batch and must return
-/// the same on all ranks, like stop_requested(); if it returns true, the result is nullopt.
-/// Collective over `data_mesh` (see step()) and as `loss` is. Throws Error if `batches` is 0.
+/// this rank's part of a batch, a plain scalar. `stop` is called after each batch, and must return
+/// the same value on all ranks, like stop_requested(). If `stop` returns true, the result is
+/// nullopt. Collective over `data_mesh` (see step()), and over the ranks over which `loss` is
+/// collective. Throws Error if `batches` is 0.
 std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mesh,
                                std::int64_t batches,
                                const std::function<at::Tensor(std::int64_t batch)>& loss,

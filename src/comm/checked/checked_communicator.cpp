@@ -19,6 +19,7 @@
 #include "group_info.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"

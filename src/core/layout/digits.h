@@ -1,12 +1,12 @@
 // Functions on digits that layouts, the redistribution planner and propagation share: sizes over a
-// mesh, and the canonical form. tessera/core/layout.h defines digits.
+// mesh, and the canonical form. tessera/core/detail/layout.h defines digits.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "tessera/core/detail/layout.h"
 #include "tessera/core/detail/rounding.h"
-#include "tessera/core/layout.h"
 
 namespace tessera::detail {
 

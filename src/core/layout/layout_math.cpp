@@ -8,8 +8,8 @@
 #include <ostream>
 
 #include "layout/digits.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/core/mesh_shape.h"
 
 namespace tessera {

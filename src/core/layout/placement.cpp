@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "layout/digits.h"
+#include "tessera/core/detail/layout.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout.h"
 #include "tessera/core/placement.h"
 
 namespace tessera {

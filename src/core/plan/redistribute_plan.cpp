@@ -1,7 +1,7 @@
 // The redistribution planner: finds the cheapest steps from one layout to another. It is pure and
 // does not communicate: every rank computes the same plan, so ties must be broken in the same way
 // everywhere. dtensor caches plans and executes them (redistribute/).
-#include "tessera/core/redistribute_plan.h"
+#include "tessera/core/detail/redistribute_plan.h"
 
 #include <algorithm>
 #include <numeric>

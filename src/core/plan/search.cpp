@@ -5,7 +5,7 @@
 
 #include "layout/digits.h"
 #include "plan/search.h"
-#include "tessera/core/layout_math.h"
+#include "tessera/core/detail/layout_math.h"
 
 namespace tessera::plan {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "layout/digits.h"
-#include "tessera/core/layout.h"
-#include "tessera/core/redistribute_plan.h"
+#include "tessera/core/detail/layout.h"
+#include "tessera/core/detail/redistribute_plan.h"
 
 namespace tessera::plan {
 

@@ -11,8 +11,8 @@
 
 #include "layout/digits.h"
 #include "rules/rule_table.h"
+#include "tessera/core/detail/rule_functions.h"
 #include "tessera/core/error.h"
-#include "tessera/core/sharding_rule.h"
 
 namespace tessera {
 

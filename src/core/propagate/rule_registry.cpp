@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "rules/rule_table.h"
+#include "tessera/core/detail/rule_functions.h"
 #include "tessera/core/error.h"
 #include "tessera/core/register_rule.h"
 #include "tessera/core/rule_builder.h"
@@ -392,7 +393,8 @@ class AcceptedRule {
 
 }  // namespace
 
-void register_rule(std::string op, std::vector<AcceptedPlacements> accepted, ResultSizes results) {
+void register_rule(std::string op, std::vector<AcceptedPlacements> accepted,
+                   std::function<std::vector<std::vector<std::int64_t>>(const OpCall&)> results) {
   // Default: one result like the first tensor, as for pointwise operators, the most frequent case.
   if (!results) {
     results = [](const OpCall& call) { return SizesOfEach{call.tensors.at(0).sizes}; };

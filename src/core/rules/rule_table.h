@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/detail/rule_functions.h"
 #include "tessera/core/rule_builder.h"
-#include "tessera/core/sharding_rule.h"
 
 namespace tessera::rules {
 
@@ -19,6 +19,32 @@ bool is_inplace(std::string_view op);
 /// How many of an overload's last arguments receive its results: 1 for "aten::add.out", 2 for
 /// "aten::sort.values", 0 for an overload that returns its results.
 std::size_t out_count(std::string_view op);
+
+/// Adds one factor for each size; these factors must not be sharded.
+TensorFactors add_unsharded_factors(ShardingRule& rule, const Sizes& sizes);
+
+/// The product of the factors' sizes; negative (unknown) if one of them is kUnknown.
+std::int64_t size_of(const ShardingRule& rule, const Factors& factors);
+
+/// A tensor group of all input tensors of the call and the given outputs; the other outputs are
+/// replicated.
+ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> outputs);
+
+/// Declares that the operator commutes with every reduction of `inputs`: it moves elements without
+/// changing them.
+void add_any_linear(ShardingRule& rule, const std::vector<int>& inputs);
+
+/// A dimension as an index from 0. Throws Error if it is out of range (a 0-d tensor counts as
+/// having one dimension).
+int wrap_dim(const OpCall& call, std::int64_t dim, int ndim);
+
+/// The indices of the tensor arguments, in order, without tensors in lists.
+std::vector<int> tensor_arguments(const OpCall& call);
+
+/// The sizes of a tensor of the call.
+inline const TensorMeta& meta_of(const OpCall& call, int tensor) {
+  return call.tensors[static_cast<std::size_t>(tensor)];
+}
 
 /// The rule of a call whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);

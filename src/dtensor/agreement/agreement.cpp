@@ -16,13 +16,15 @@
 #include "agreement/agreement.h"
 #include "rank/rank.h"
 #include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/environment.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera {

@@ -9,6 +9,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/graph.h"

@@ -22,9 +22,11 @@
 #include "rank/rank.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/internals/detail/tensors.h"
+#include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::detail {

@@ -4,14 +4,14 @@
 #include <utility>
 
 #include "fused/fused_operator.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/core/rule_builder.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/tensors.h"
+#include "tessera/kernels/detail/fused.h"
 #include "tessera/kernels/detail/random.h"
-#include "tessera/kernels/fused.h"
 
 namespace tessera::detail {
 

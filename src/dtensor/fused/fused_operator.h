@@ -18,7 +18,7 @@
 
 #include "dispatch/unboxed_kernel.h"
 #include "tensor/tensor_spec.h"
-#include "tessera/core/register_rule.h"
+#include "tessera/core/detail/rule_functions.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/libtorch_kernels.h"

@@ -17,10 +17,13 @@
 #include "tensor/distributed_impl.h"
 #include "tensor/tensor_spec.h"
 #include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
+#include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -196,11 +199,6 @@ at::Tensor DistributedTensor::to_local(std::optional<Placements> grad_placements
       tensor_, local_gradient("to_local", grad_placements, *spec->sharding.layout, spec->sizes));
 }
 
-DistributedTensor DistributedTensor::redistribute(const Placements& placements) const {
-  const auto& spec = detail::impl_of_distributed(tensor_).spec();
-  return redistribute(to_layout(spec->sharding.mesh.shape().sizes(), placements, spec->sizes));
-}
-
 DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
   TESSERA_CHECK(layout, "redistribute to no layout; give placements, or a layout of to_layout()");
   detail::check_partials(*layout, tensor_.scalar_type(), "redistribute");
@@ -209,18 +207,13 @@ DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
 
 DistributedTensor DistributedTensor::redistribute(const Placements& placements,
                                                   const RedistributeOptions& options) const {
-  return redistribute(mesh(), placements, options);
-}
-
-DistributedTensor DistributedTensor::redistribute(const DeviceMesh& mesh,
-                                                  const Placements& placements,
-                                                  const RedistributeOptions& options) const {
-  // Casts before the transfer, since the requested type is usually narrower.
+  // Casts before the transfer, since the requested type is usually narrower. Autograd reverses the
+  // cast.
   const auto source = options.forward_dtype ? tensor_.to(*options.forward_dtype) : tensor_;
-  const auto target = to_layout(mesh.shape().sizes(), placements,
+  const auto target = to_layout(mesh().shape().sizes(), placements,
                                 detail::impl_of_distributed(source).spec()->sizes);
   detail::check_partials(*target, source.scalar_type(), "redistribute");
-  return DistributedTensor(detail::redistribute_with_gradient(source, {mesh, target}, options));
+  return DistributedTensor(detail::redistribute_with_gradient(source, {mesh(), target}, options));
 }
 
 /// Two recorded steps, so that the gradient takes the same steps back: first the local gradient's
@@ -248,8 +241,10 @@ const DeviceMesh& DistributedTensor::mesh() const {
   return spec().mesh;
 }
 
-DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
-                                    const Placements& placements) {
+namespace {
+
+DistributedTensor distribute_equal(const at::Tensor& tensor, const DeviceMesh& mesh,
+                                   const Placements& placements) {
   DistributedTensor made = make_agreed(mesh, [&] {
     check_whole(tensor);
     const auto sizes = tensor.sizes().vec();
@@ -268,11 +263,12 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   return made;
 }
 
+}  // namespace
+
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
-                                    const Placements& placements,
-                                    const DistributeOptions& options) {
-  if (!options.source) {
-    return distribute_tensor(tensor, mesh, placements);
+                                    const Placements& placements, std::optional<int> source) {
+  if (!source) {
+    return distribute_equal(tensor, mesh, placements);
   }
   const auto sizes = tensor.sizes().vec();
   // Checks the arguments on all ranks before the scatter, in which ranks that disagree would wait
@@ -281,14 +277,14 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
     detail::check_partials(*target.layout, tensor.scalar_type(), "distribute_tensor");
-    TESSERA_CHECK(*options.source >= 0 && *options.source < mesh.size(), "distribute_tensor from ",
-                  *options.source, " of ", to_string(mesh), ": give 0 to ", mesh.size() - 1);
+    TESSERA_CHECK(*source >= 0 && *source < mesh.size(), "distribute_tensor from ", *source, " of ",
+                  to_string(mesh), ": give 0 to ", mesh.size() - 1);
     const auto none = at::empty(detail::local_sizes(target, sizes), tensor.options());
     return made_of(none, target, sizes, detail::gradient_layout(target.layout));
   });
   const comm::CallerScope caller("distribute_tensor");
   // The scatter has no gradient, because only one rank has the source tensor.
-  const auto part = detail::scatter_from(tensor.detach(), *options.source, empty.spec());
+  const auto part = detail::scatter_from(tensor.detach(), *source, empty.spec());
   return DistributedTensor(make_distributed(part, empty.spec(), sizes));
 }
 

@@ -12,8 +12,8 @@
 
 #include "rank/rank.h"
 #include "tensor/tensor_spec.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera {

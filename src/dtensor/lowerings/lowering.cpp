@@ -10,7 +10,8 @@
 
 #include "lowerings/lowering.h"
 #include "redistribute/redistribute.h"
-#include "tessera/core/layout_math.h"
+#include "tessera/core/detail/layout_math.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 
 namespace tessera::detail {
 

@@ -13,6 +13,7 @@
 #include "lowerings/lowering.h"
 #include "rank/rank.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 
 namespace tessera::detail {
 

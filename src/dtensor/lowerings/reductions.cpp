@@ -16,8 +16,9 @@
 #include "lowerings/lowering.h"
 #include "rank/rank.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/transfers.h"
 
 namespace tessera::detail {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "random/fills.h"
-#include "tessera/core/sharding_rule.h"
+#include "tessera/core/detail/rule_functions.h"
 #include "tessera/export.h"
 
 TESSERA_API_FOR_TEST_BEGIN

@@ -10,7 +10,7 @@
 #include "operators/bound_call.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
-#include "tessera/core/layout_math.h"
+#include "tessera/core/detail/layout_math.h"
 
 namespace tessera::detail {
 namespace {

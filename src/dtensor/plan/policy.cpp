@@ -19,6 +19,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/tensors.h"

@@ -7,6 +7,7 @@
 #include "rank/rank.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/dtensor/detail/meta_factory.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/strict_scope.h"

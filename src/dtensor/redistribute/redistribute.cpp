@@ -13,6 +13,7 @@
 #include "redistribute/redistribute.h"
 #include "redistribute/redistribute_steps.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/purpose_scope.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/bounded_cache.h"
 #include "tessera/core/error.h"
@@ -23,7 +24,7 @@
 
 namespace tessera::detail {
 
-// Runs the plans of core's planner (tessera/core/redistribute_plan.h) on local tensors. A
+// Runs the plans of core's planner (tessera/core/detail/redistribute_plan.h) on local tensors. A
 // redistribution is planned once; its steps are the functions of redistribute_steps.cpp. Used for
 // the program's own redistributions and for those of operators' arguments
 // (execute/localize_arguments.cpp).

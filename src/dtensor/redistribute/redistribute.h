@@ -7,8 +7,8 @@
 
 #include "rank/transfer.h"
 #include "tensor/tensor_spec.h"
-#include "tessera/core/layout.h"
-#include "tessera/core/redistribute_plan.h"
+#include "tessera/core/detail/layout.h"
+#include "tessera/core/detail/redistribute_plan.h"
 
 namespace tessera::detail {
 

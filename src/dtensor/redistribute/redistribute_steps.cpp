@@ -18,8 +18,8 @@
 #include "redistribute/redistribute_steps.h"
 #include "tensor/tensor_spec.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
 
 namespace tessera::detail {
 

@@ -5,7 +5,8 @@
 #include <c10/util/ArrayRef.h>
 
 #include "rank/transfer.h"
-#include "tessera/core/redistribute_plan.h"
+#include "tessera/core/detail/layout.h"
+#include "tessera/core/detail/redistribute_plan.h"
 #include "tessera/mesh/device_mesh.h"
 
 namespace tessera::detail {

@@ -8,8 +8,8 @@
 
 #include "rank/rank.h"
 #include "tensor/distributed_impl.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/tensors.h"

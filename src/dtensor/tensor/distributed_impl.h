@@ -14,7 +14,7 @@
 
 #include "rank/transfer.h"
 #include "tensor/tensor_spec.h"
-#include "tessera/core/layout.h"
+#include "tessera/core/detail/layout.h"
 #include "tessera/dtensor/sharding_spec.h"
 #include "tessera/internals/detail/tensor_wrapper.h"
 

@@ -15,8 +15,9 @@
 
 #include "tensor/distributed_impl.h"
 #include "tensor/tensor_spec.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/sharding_spec.h"
 
 namespace tessera::detail {

@@ -8,6 +8,7 @@
 #include "rank/rank.h"
 #include "redistribute/redistribute.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/kernels/detail/tensors_in_values.h"

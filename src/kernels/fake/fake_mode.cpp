@@ -22,6 +22,7 @@
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/internals/detail/tensors.h"
+#include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
 #include "tessera/kernels/fake_mode.h"
 

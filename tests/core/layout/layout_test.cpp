@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "oracle.h"
+#include "tessera/core/detail/layout.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/core/mesh_shape.h"
 #include "testing/errors.h"
 

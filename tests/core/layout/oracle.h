@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/core/layout.h"
+#include "tessera/core/detail/layout.h"
 
 namespace tessera::testing {
 

@@ -5,11 +5,11 @@
 #include <sstream>
 
 #include "oracle.h"
+#include "tessera/core/detail/layout.h"
+#include "tessera/core/detail/layout_math.h"
+#include "tessera/core/detail/redistribute_plan.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout.h"
-#include "tessera/core/layout_math.h"
 #include "tessera/core/placement.h"
-#include "tessera/core/redistribute_plan.h"
 #include "testing/errors.h"
 
 namespace tessera {

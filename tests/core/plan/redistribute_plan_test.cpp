@@ -11,8 +11,8 @@
 
 #include "core/layout/oracle.h"
 #include "core/rules/simulated_world.h"
+#include "tessera/core/detail/redistribute_plan.h"
 #include "tessera/core/error.h"
-#include "tessera/core/redistribute_plan.h"
 #include "testing/errors.h"
 #include "testing/random_layout.h"
 

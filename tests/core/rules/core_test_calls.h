@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/sharding_rule.h"
+#include "tessera/core/detail/rule_functions.h"
 
 namespace tessera::testing {
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "core_test_calls.h"
+#include "tessera/core/detail/layout_math.h"
+#include "tessera/core/detail/rule_functions.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
-#include "tessera/core/sharding_rule.h"
 #include "testing/errors.h"
 #include "testing/placement_text.h"
 

@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "tensor_parts.h"
-#include "tessera/core/layout_math.h"
-#include "tessera/core/sharding_rule.h"
+#include "tessera/core/detail/layout_math.h"
+#include "tessera/core/detail/rule_functions.h"
 
 namespace tessera::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/layout.h"
+#include "tessera/core/detail/layout.h"
 
 namespace tessera::testing {
 

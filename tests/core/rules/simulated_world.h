@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/layout/oracle.h"
-#include "tessera/core/redistribute_plan.h"
+#include "tessera/core/detail/redistribute_plan.h"
 
 namespace tessera::testing {
 

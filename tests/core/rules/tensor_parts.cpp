@@ -16,7 +16,7 @@
 #include <sstream>
 #include <utility>
 
-#include "tessera/core/layout_math.h"
+#include "tessera/core/detail/layout_math.h"
 
 namespace tessera::testing {
 namespace {

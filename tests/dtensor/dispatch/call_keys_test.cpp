@@ -4,7 +4,7 @@
 #include <set>
 
 #include "operators/operator_info.h"
-#include "tessera/core/sharding_rule.h"
+#include "tessera/core/detail/rule_functions.h"
 #include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "testing/distributed.h"

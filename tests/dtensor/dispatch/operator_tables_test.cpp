@@ -17,7 +17,7 @@
 
 #include "lowerings/lowering.h"
 #include "operators/operator_info.h"
-#include "tessera/core/sharding_rule.h"
+#include "tessera/core/detail/rule_functions.h"
 
 namespace tessera {
 

@@ -11,6 +11,7 @@
 #include "tessera/core/register_rule.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/detail/meta_factory.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/local_map.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "testing/distributed.h"

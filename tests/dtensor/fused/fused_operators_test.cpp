@@ -8,8 +8,8 @@
 #include <set>
 
 #include "dtensor/fused/attention_of_parts.h"
-#include "tessera/comm/fake_world.h"
-#include "tessera/core/sharding_rule.h"
+#include "tessera/comm/detail/fake_world.h"
+#include "tessera/core/detail/rule_functions.h"
 #include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/operator_mode.h"

@@ -5,6 +5,7 @@
 
 #include "operator_case.h"
 #include "tessera/dtensor/detail/fused_operators.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "testing/distributed.h"
 #include "testing/random_layout.h"
 

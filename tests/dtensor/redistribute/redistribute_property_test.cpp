@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "core/layout/oracle.h"
-#include "tessera/core/layout.h"
-#include "tessera/core/redistribute_plan.h"
+#include "tessera/core/detail/layout.h"
+#include "tessera/core/detail/redistribute_plan.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
 #include "testing/random_layout.h"

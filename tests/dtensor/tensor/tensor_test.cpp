@@ -7,6 +7,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/local_map.h"
 #include "testing/distributed.h"
@@ -363,10 +364,9 @@ TEST_ON_MESH(FromLocal, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
   EXPECT_ERROR(DistributedTensor::from_local(values({2}), ShardingSpec{mesh, nullptr}, sizes),
                "from_local: the spec has no layout");
   EXPECT_ERROR(distribute_tensor({}, mesh, rows), "distribute_tensor of an undefined");
-  EXPECT_ERROR(distribute_tensor({}, mesh, rows, {.source = 0}),
-               "distribute_tensor of an undefined");
+  EXPECT_ERROR(distribute_tensor({}, mesh, rows, 0), "distribute_tensor of an undefined");
   const DistributedTensor made = distribute_tensor(values({4}), mesh, rows);
-  EXPECT_ERROR(distribute_tensor(made, mesh, rows, {.source = 0}), "is distributed already");
+  EXPECT_ERROR(distribute_tensor(made, mesh, rows, 0), "is distributed already");
   EXPECT_ERROR(made.redistribute(LayoutPtr()), "redistribute to no layout");
   EXPECT_ERROR(check_agreement(DistributedTensor()), "found an undefined one");
   EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "of sizes [-4, 2] cannot be");

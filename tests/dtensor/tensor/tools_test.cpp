@@ -6,6 +6,7 @@
 
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/communication_scope.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/local_map.h"
@@ -251,7 +252,7 @@ TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
       {"sizes, before the source scatters",
        [](Rank& rank) {
          const auto own = at::zeros({rank.rank() == 0 ? 4 : 6});
-         distribute_tensor(own, rank.mesh({2}, {"x"}), {Shard{0}}, {.source = 0});
+         distribute_tensor(own, rank.mesh({2}, {"x"}), {Shard{0}}, 0);
        },
        "[4]", "[6]"},
       {"placements",

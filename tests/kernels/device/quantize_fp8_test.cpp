@@ -4,7 +4,7 @@
 
 #include "kernels/device/one_thread.h"
 #include "kernels/device/rounding.h"
-#include "tessera/kernels/fp8.h"
+#include "tessera/kernels/detail/fp8.h"
 
 #include <ATen/ATen.h>
 

@@ -18,8 +18,8 @@ namespace tessera::detail {
 /// thread calls setenv().
 std::optional<bool> environment_switch(const char* name);
 
-/// Whether TESSERA_DEBUG is on: ranks then compare their actions, at the cost of collectives and
-/// synchronisation. `unset`: the result if the variable is not set.
+/// Whether TESSERA_DEBUG is on: ranks then compare their calls and values, at the cost of
+/// collectives and synchronisation. `unset`: the result if the variable is not set.
 bool debug_checks(bool unset = false);
 
 /// The path of library `name` in the folder of the library that contains `function`.

@@ -12,8 +12,8 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// A file that could not be opened, examined or read. Nothing is known about its bytes, and it may
-/// become readable later.
+/// A file that could not be opened, examined or read. The content of such a file is unknown, and
+/// the file may become readable later.
 class ReadError : public Error {
  public:
   /// `missing`: the path of a file that does not exist.

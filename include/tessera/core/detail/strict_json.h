@@ -1,15 +1,30 @@
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "tessera/core/text.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
+namespace tessera {
+
+/// Limits on the cost of parsing a JSON document. The defaults allow an index of model weights.
+struct JsonLimits {
+  int depth = 8;                    ///< levels of nested objects and arrays
+  std::size_t keys = 1'000'000;     ///< keys in the whole document
+  std::size_t values = 10'000'000;  ///< numbers, strings, lists and objects in the whole document
+};
+
+}  // namespace tessera
+
 namespace tessera::detail {
 
-/// Parses a JSON object from an untrusted file. Throws Error as check_strict_json() does.
+/// check_strict_json() of text.h with other limits.
+void check_strict_json(std::string_view text, const JsonLimits& limits);
+
+/// Parses a JSON object from an untrusted file. Throws Error for a text that check_strict_json()
+/// rejects.
 nlohmann::json parse_strict_json(std::string_view text, const JsonLimits& limits = {});
 
 }  // namespace tessera::detail

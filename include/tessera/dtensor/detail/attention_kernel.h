@@ -34,7 +34,7 @@ struct KeyWindow {
 /// mask would be converted by libtorch in each call.
 at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
 
-/// Returns the back end that libtorch selects for (q, k, v).
+/// A function that returns the back end that libtorch selects for (q, k, v).
 using AskBackend =
     std::function<at::SDPBackend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
 /// Queries libtorch for the back end that it selects for such a call.

@@ -14,16 +14,22 @@ namespace comm {
 class Communicator;
 }
 
+/// Lets the gradient of `leaf` keep the layout that backward gives it, which may be Partial. The
+/// gradient is then not redistributed to the layout of the leaf. For callers that reduce many
+/// gradients together. Returns false, without effect, if another caller or the first operator that
+/// used the leaf has already decided. Not collective. Throws Error for a plain tensor.
+bool leave_gradient_pending(const at::Tensor& leaf);
+
 namespace detail {
 
-/// If `gradient` lacks only a sum over some ranks to have the layout of `leaf`: the process group
-/// of this sum; else nullptr. Such gradients belong to leaves for which leave_gradient_pending()
-/// was called. Both tensors are distributed. Not collective.
+/// The process group over which `gradient` must be summed to get the layout of `leaf`; nullptr if
+/// another redistribution is necessary, or none. For leaves with leave_gradient_pending(). Both
+/// tensors are distributed. Not collective.
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf);
 
 /// Sums of many small tensors over the ranks of a process group, such as the gradients of norm
-/// weights under sequence parallelism. They are combined into one all-reduce per group and type,
-/// instead of one tiny all-reduce each. One thread at a time. Without autograd.
+/// weights under sequence parallelism. All sums over one group with one type use one all-reduce,
+/// instead of one small all-reduce for each sum. One thread at a time. Without autograd.
 class DeferredSums {
  public:
   using Then = std::function<void(const at::Tensor& sum)>;

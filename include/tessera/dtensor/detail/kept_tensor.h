@@ -27,7 +27,8 @@ class KeptTensor {
   /// Whether unpack() can compute the tensor together with the backward of its own operator for
   /// `gradient`; both read the same inputs, so they are then read once instead of twice.
   bool takes_gradient() const;
-  /// Call it when no further backward will run the node that saved the tensor.
+  /// Releases the tensor. For the time when no further backward will run the node that saved the
+  /// tensor.
   void release() { saved_.reset_data(); }
 
  private:

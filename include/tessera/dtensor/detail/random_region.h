@@ -21,7 +21,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// The place of a local tensor's elements in the tensor that a single rank would have.
+/// The positions of the elements of a local tensor in the tensor that a single rank would have.
 struct RandomPlace {
   kernels::GlobalPlace elements;
   /// The sizes that the local tensor is viewed with if `elements` splits its dimensions.
@@ -49,7 +49,7 @@ struct RandomCall {
   RandomKey id;
 };
 
-/// The rows that the data-parallel ranks contribute to one forward, in the order of the ranks.
+/// The numbers of rows that the data-parallel ranks have in one forward, in the order of the ranks.
 class BatchRows {
  public:
   /// This rank's rows of an input with `sizes` (nullopt: the forward had no tensor). Ranks are

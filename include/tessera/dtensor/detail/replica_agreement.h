@@ -9,12 +9,24 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/core/layout.h"
+#include "tessera/core/detail/layout.h"
 #include "tessera/core/placement.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
 TESSERA_API_BEGIN
+namespace tessera {
+
+class DistributedTensor;
+
+/// Throws Error, on every rank, if the ranks of the tensor's mesh disagree on its sizes, type or
+/// placements. Collective. In builds without NDEBUG, or with TESSERA_DEBUG=1 in the environment,
+/// from_local and distribute_tensor make this check and are then collective; TESSERA_DEBUG=0 turns
+/// the check off.
+void check_agreement(const DistributedTensor& tensor);
+
+}  // namespace tessera
+
 namespace tessera::detail {
 
 /// Ranks that must have equal copies of tensors.
@@ -26,7 +38,7 @@ struct Peers {
 
 /// All ranks of a mesh as Peers.
 Peers peers_of(const DeviceMesh& mesh);
-/// The ranks along one dimension of a mesh that includes this rank's coordinates, as Peers.
+/// The ranks along one dimension of a mesh, through the coordinate of this rank, as Peers.
 Peers peers_along(const DeviceMesh& mesh, int dim);
 
 /// Whether the ranks along `mesh_dim` have copies, that is, the layout is neither sharded nor
@@ -35,7 +47,7 @@ inline bool is_replicated_on(const Layout& layout, int mesh_dim) {
   return layout.sharded_dim(mesh_dim) < 0 && layout.partial_on(mesh_dim) == nullptr;
 }
 
-/// This rank's copy of a tensor that all peers have.
+/// This rank's copy of a tensor of which all peers have a copy.
 struct Replica {
   std::string name;  ///< the tensor's name for messages: "parameter 'norm.weight'"
   at::Tensor local;  ///< a plain tensor; undefined if this rank has no copy

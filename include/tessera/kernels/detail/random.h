@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/core/layout_math.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/export.h"
 #include "tessera/kernels/detail/distribution.h"
 #include "tessera/kernels/detail/philox.h"
@@ -30,8 +30,8 @@ struct GlobalPlace {
 /// Fills `local`, which may have any strides. Each value is drawn in fp64 and rounded once.
 void fill_random(const at::Tensor& local, const GlobalPlace& place,
                  const Distribution& distribution, PhiloxKey key);
-/// x with each element zeroed with probability p, and the others multiplied by 1/(1-p). The result
-/// is contiguous.
+/// x after dropout: each element is zeroed with probability p, and otherwise multiplied by 1/(1-p).
+/// The result is contiguous.
 at::Tensor dropout(const at::Tensor& x, const GlobalPlace& place, double p, PhiloxKey key);
 
 }  // namespace tessera::kernels

@@ -16,8 +16,8 @@ namespace tessera::nn {
 
 namespace detail {
 
-/// The parameters and buffers of one module, without its children: the name of each, and a function
-/// that returns the class member with the tensor.
+/// The parameters and buffers of one module, without its children. Each entry has the name of a
+/// parameter or buffer, and a function that returns the class member with the tensor.
 using ModuleMembers = std::vector<std::pair<std::string, std::function<at::Tensor&()>>>;
 /// Appends the members of `module` to `found` if it has the class that the function is made for;
 /// otherwise appends nothing.

@@ -9,8 +9,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// Context that is added to the message of an error in a module's call, for example "unit
-/// 'layers.0'". A higher layer attaches it to the module.
+/// A text that is added to the message of an error in a module's call, for example "unit
+/// 'layers.0'". A higher layer attaches the CallContext to the module.
 struct CallContext {
   std::function<std::string()> text;
 };
@@ -31,7 +31,8 @@ const ModuleBase* outermost_call();
 }  // namespace detail
 
 /// Number of data-parallel ranks that shared the batch of this thread's last training forward; 1
-/// before the first. Loss functions read it to learn whether they see only a part of the batch.
+/// before the first. Loss functions read this number to find out whether their rows are only a part
+/// of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 

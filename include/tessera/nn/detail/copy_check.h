@@ -21,7 +21,7 @@ namespace tessera::nn::detail {
 struct CopiedTensor {
   std::string name;  ///< the tensor's name for messages: "the gradient of parameter 'norm.weight'"
   const ParameterSlot* slot = nullptr;
-  at::Tensor values = {};  ///< the local tensor; undefined if this rank has no part
+  at::Tensor values = {};  ///< this rank's local tensor; undefined if this rank has no part
   /// Whether all shards must have the same value too, such as a step count.
   bool same_for_all_parts = false;
   /// Whether rounding differences, from sums in another order, are allowed.

@@ -13,8 +13,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Interface to parameter state that FSDP stores outside of the slots. FSDP attaches a SlotKeeper
-/// to each module that owns the slots.
+/// The interface to the state of parameters that FSDP stores outside of the slots. FSDP attaches a
+/// SlotKeeper to each module that owns such slots.
 class SlotKeeper {
  public:
   virtual ~SlotKeeper() = default;
@@ -30,6 +30,8 @@ class SlotKeeper {
 void drop_gradient(const ParameterSlot& slot);
 /// Whether forward uses, or has used, `tensor` as the parameter in `slot`.
 bool is_computed_with(const ParameterSlot& slot, const at::Tensor& tensor);
+/// Sets whether the parameter in `slot` is trainable.
+void set_trainable(ParameterSlot& slot, bool trainable);
 /// SlotKeeper::brought_nonfinite() for the parameter in `slot`.
 bool brought_nonfinite(const ParameterSlot& slot);
 
@@ -38,8 +40,8 @@ bool brought_nonfinite(const ParameterSlot& slot);
 namespace tessera::nn::detail {
 
 /// The parameters below `module` whose FQN matches one of the patterns (matches_fqn). A tied
-/// parameter matches by any of its FQNs. Throws Error for a pattern that matches nothing. `caller`:
-/// the function's name in messages.
+/// parameter matches if any of its FQNs matches. Throws Error for a pattern that matches nothing.
+/// `caller`: the function's name in messages.
 std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);

@@ -15,6 +15,7 @@
 
 #include "tessera/comm/streams.h"
 #include "tessera/export.h"
+#include "tessera/observe/detail/memory.h"
 #include "tessera/observe/memory.h"
 
 TESSERA_API_BEGIN
@@ -25,7 +26,7 @@ namespace tessera::observe {
 /// model's FSDP units (memory_lanes) and before the model.
 class MemoryLog final {
  public:
-  /// An observer in `options` is replaced.
+  /// Counts tensor memory with `options`. The observer in `options` is not used.
   explicit MemoryLog(TensorMemoryOptions options);
   ~MemoryLog();
   MemoryLog(const MemoryLog&) = delete;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/layout.h"
+#include "tessera/core/detail/layout.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
@@ -31,9 +31,9 @@ enum class StepKind : std::uint8_t {
 struct Step {
   StepKind kind;
   /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims): one, or
-  /// several in the digit's order. The digit is divisible by the product of several dimensions, so
-  /// their group divides it as one mesh dimension of this size would. Ascending for kAllReduce.
-  /// Never of size 1. Empty for kRelabel.
+  /// several in the digit's order. For several dimensions the digit is divisible by the product of
+  /// their sizes. The group of these dimensions therefore divides the digit like one mesh dimension
+  /// of this size. Ascending for kAllReduce. Never of size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
   int dim = -1;     ///< tensor dimension, see StepKind; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused
@@ -46,8 +46,8 @@ struct Step {
 };
 
 /// The assumed time of a collective: latency_us + bytes / bytes_per_us microseconds, where bytes is
-/// Step::bytes. It is used to compare redistribution plans. The defaults, 10 us and 80 GB/s, are
-/// rough values for the GPUs of one node.
+/// Step::bytes. The cost model is used to compare redistribution plans. The defaults, 10 us and 80
+/// GB/s, are rough values for the GPUs of one node.
 struct CostModel {
   double latency_us = 10.0;        ///< microseconds, of any collective
   double bytes_per_us = 80'000.0;  ///< bytes per microsecond that one rank sends
@@ -59,8 +59,6 @@ struct RedistributionPlan {
   double cost_us = 0;          ///< microseconds, by the CostModel
   std::int64_t bytes() const;  ///< the sum of Step::bytes
 };
-/// The name in version 0.1.0.
-using Plan [[deprecated("use RedistributionPlan")]] = RedistributionPlan;
 
 /// The cheapest sequence of steps from `from` to `to` for a tensor of global `sizes` with elements
 /// of `itemsize` bytes: a shortest path over layouts, which never sends more bytes than PyTorch's

@@ -7,54 +7,54 @@
 #include <span>
 #include <vector>
 
-#include "tessera/core/layout.h"
+#include "tessera/core/detail/layout.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
 namespace tessera {
 
-// The places of the elements of a tensor with a given layout. `sizes` are the tensor's global
-// sizes; `coordinate` has one index for each mesh dimension. All functions are pure: not
-// collective, and thread safe. Functions that take all sizes throw Error if `sizes` or `coordinate`
-// has the wrong length.
+// In all functions `sizes` are the global sizes of a tensor, and `coordinate` is a rank's position
+// in the mesh, with one index for each mesh dimension. All functions are pure: not collective, and
+// thread safe. Functions that take `sizes` throw Error if `sizes` or `coordinate` has the wrong
+// length.
 
-/// Sizes of the local tensor at `coordinate`.
+/// The sizes of the local tensor of the rank at `coordinate`.
 std::vector<std::int64_t> local_sizes(const Layout& layout, std::span<const std::int64_t> sizes,
                                       std::span<const std::int64_t> coordinate);
 
-/// The local size of one dimension of global size `size`. Does not check its arguments.
+/// The local size of dimension `tensor_dim`, whose global size is `size`, on the rank at
+/// `coordinate`. Does not check its arguments.
 std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
                         std::span<const std::int64_t> coordinate);
 
-/// Number of elements of the local tensor at `coordinate`.
+/// The number of elements of the local tensor of the rank at `coordinate`.
 std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> sizes,
                          std::span<const std::int64_t> coordinate);
 
-/// A block of the global tensor that a coordinate has: a range in every dimension, and where the
-/// block begins in the local tensor.
+/// A block of the global tensor that is stored on one rank: an index range in every dimension.
 struct Box {
-  std::vector<std::int64_t> global_offset;
-  std::vector<std::int64_t> local_offset;
+  std::vector<std::int64_t> global_offset;  ///< first index of each dimension in the global tensor
+  std::vector<std::int64_t> local_offset;   ///< first index of each dimension in the local tensor
   std::vector<std::int64_t> sizes;
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// The blocks of the global tensor at `coordinate`, in row-major order, without empty blocks. There
-/// is one block, unless a dimension has a local digit before a sharded digit.
+/// The blocks of the global tensor that the rank at `coordinate` stores, in row-major order,
+/// without empty blocks. There is one block, unless a dimension has a local digit before a sharded
+/// digit.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate);
 
-/// The global index of each local position along `tensor_dim`, of global size `size`.
+/// The global index of each local position along dimension `tensor_dim`, whose global size is
+/// `size`, on the rank at `coordinate`.
 std::vector<std::int64_t> global_indices(const Layout& layout, int tensor_dim, std::int64_t size,
                                          std::span<const std::int64_t> coordinate);
 
-/// Size of chunk `index` if torch.chunk divides `size` positions into `chunks`: all chunks have
-/// ceil(size / chunks) positions, except the last ones, which may be shorter or empty.
-std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index);
-/// Offset of chunk `index` if torch.chunk divides `size` positions into `chunks`.
+/// The index of the first position of chunk `index`, if `size` positions are divided into `chunks`
+/// chunks as chunk_size() does (placement.h).
 std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t index);
 
-/// The elements of a global tensor that a coordinate has.
+/// The elements of a global tensor that one rank stores.
 struct FlatPlace {
   std::vector<std::int64_t> sizes;  ///< global sizes of the tensor
   std::vector<Box> boxes;           ///< in the order of owned_boxes()
@@ -68,17 +68,17 @@ std::vector<std::int64_t> flat_place(const FlatPlace& place);
 /// wrong length.
 FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndim);
 
-/// The rows of one of several tensors that are stored in one tensor (a fused weight): one run of
-/// rows in each of several equal groups of rows.
+/// The rows of one part of a fused weight, which stores several weights in one tensor. The fused
+/// weight consists of equal groups of rows. The part has one run of rows in each group.
 struct PartRows {
   std::int64_t first = 0;       ///< first row of the run in the first group
   std::int64_t run = 0;         ///< rows of a run
   std::int64_t group_rows = 0;  ///< rows from the beginning of one run to the next
   std::int64_t groups = 1;
 
-  /// Calls visit(row, from, rows) for each overlap of this part with the rows [first_row, first_row
-  /// + rows) of the tensor. Rows [from, from + rows) of that block are the part's rows beginning
-  /// with its row `row`.
+  /// Calls visit(row, from, rows) for each run of this part that overlaps with the block of rows
+  /// [first_row, first_row + rows) of the fused weight. The overlap is the rows [from, from + rows)
+  /// of the block, and begins with row `row` of the part.
   template <class Visit>
   void visit(std::int64_t first_row, std::int64_t rows, const Visit& visit) const {
     for (std::int64_t group = 0; group < groups; ++group) {

@@ -80,11 +80,5 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 
-/// Call it in main(): from then on oneDNN computes large fp32 matrix products (`mm`, `addmm`) of
-/// this process, on processors for which MKL has no kernels of full vector width (AMD's with
-/// AVX-512). On other processors it does nothing. Whether a product uses oneDNN depends only on the
-/// processor and the sizes.
-void use_fast_products();
-
 }  // namespace tessera::kernels
 TESSERA_API_END

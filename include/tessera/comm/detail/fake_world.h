@@ -11,14 +11,15 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A collective call in a fake group.
+/// A collective call in a process group of a fake world.
 struct FakeCollective {
   const std::string& group;       ///< the group's name
   const std::vector<int>& ranks;  ///< world ranks
   std::string collective;
   std::int64_t bytes = 0;  ///< bytes of this rank's input
 };
-/// Makes the Work of a call in a fake group. If it returns nullptr, the call is complete at once.
+/// Returns the Work of a collective call in a fake group, or nullptr if the call is complete at
+/// once.
 using FakeStart = std::function<WorkPtr(const FakeCollective&)>;
 
 /// Like fake_world(), but `start` decides when a collective ends. `start` is not called for groups

@@ -16,17 +16,21 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
+/// Whether a reduction `a` over one mesh dimension and a reduction `b` over another mesh dimension
+/// may be computed in either order. True for equal reductions, and for sum and average.
+bool commute(ReduceOp a, ReduceOp b);
+
 /// One factor of a tensor dimension: `extent` positions, divided over `mesh_dims` in this order.
-/// Each mesh dimension divides the chunk that the previous one left, as torch.chunk does; extents
-/// need not be divisible. A digit without mesh dimensions is local.
+/// Each mesh dimension divides the chunk that the previous mesh dimension left, as torch.chunk
+/// does. The extent need not be divisible. A digit without mesh dimensions is local.
 struct Digit {
   std::int64_t extent = 0;  ///< positions; 0: the whole dimension, which has only this digit
   std::vector<int> mesh_dims;
   friend bool operator==(const Digit&, const Digit&) = default;
 };
 
-/// A mesh dimension over which a tensor is Partial: the tensor is the reduction of the terms of
-/// this dimension's coordinates.
+/// A mesh dimension over which a tensor is Partial: the value of the tensor is the reduction by
+/// `op` of the local tensors along this mesh dimension.
 struct PartialDim {
   int mesh_dim = 0;
   ReduceOp op = ReduceOp::kSum;
@@ -36,21 +40,21 @@ struct PartialDim {
 class LayoutPtr;
 
 /// The layout of a tensor on a mesh. For each tensor dimension it has an ordered list of digits,
-/// major first, whose extents multiply to the dimension's size. It also lists the mesh dimensions
-/// over which the tensor is partial. The tensor is replicated over mesh dimensions that are in
-/// neither. docs/sharding.md explains why an order is stored and not PyTorch's list of placements.
+/// major first, whose extents multiply to the dimension's size. A layout also lists the mesh
+/// dimensions over which the tensor is partial. The tensor is replicated over every other mesh
+/// dimension. docs/sharding.md explains why a layout stores an order of mesh dimensions, and not
+/// PyTorch's list of placements.
 ///
-/// Immutable and interned: two equal layouts are one object, so comparing and hashing layouts means
-/// comparing and hashing pointers. Canonical form: a dimension that is not sharded has no digits; a
+/// Immutable and interned: two equal layouts are one object, so that the pointers are compared and
+/// hashed instead of the layouts. Canonical form: a dimension that is not sharded has no digits; a
 /// single digit has extent 0; neighbouring digits that act as one are merged ([2 over dp][8] is [16
 /// over dp] for dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes
 /// only if a dimension has several digits (a flattened view of a sharded inner dimension). Such a
-/// layout is freed with its last LayoutPtr. All other layouts of a mesh are few; they live as long
-/// as the process and are not counted.
+/// layout is freed with its last LayoutPtr. All other layouts exist until the process ends, and
+/// their references are not counted, because a mesh has few of them.
 ///
 /// If a tensor is partial with different reductions over several mesh dimensions, inner mesh
-/// dimensions are reduced first: each term of an outer mesh dimension is itself the reduction over
-/// the inner ones.
+/// dimensions are reduced before outer mesh dimensions.
 ///
 /// Thread safe: layouts are immutable, and intern() locks.
 class Layout {

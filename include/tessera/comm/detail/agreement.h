@@ -1,0 +1,58 @@
+// Values and failures that the ranks of a process group exchange.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/agreement.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::comm {
+
+// All functions of this header are collective over `group` and return the same on every rank.
+// `device` is the device of the group's tensors. The functions wait for their result; asynchronous
+// code must pass flush_pending_transfers(group) as the group. Ranks are numbered as in the group.
+// All functions throw PeerError.
+
+/// The values of each rank. All ranks must pass the same number of values. One all-gather.
+std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,
+                                                     const std::vector<std::int64_t>& own);
+
+/// The values of each rank, exchanged between the hosts by Communicator::any_rank: waits for no
+/// device and counts no traffic. In a fake group every rank has this rank's values.
+std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
+                                                       const std::vector<std::int64_t>& own);
+
+/// The text of rank `root`, which may contain any bytes; `own` is ignored on other ranks. Two
+/// broadcasts: the length, then the text.
+std::string broadcast_text(Communicator& group, c10::Device device, int root,
+                           const std::string& own);
+
+/// The ranks whose `own` differs from the `own` of rank 0. One all-gather of one number.
+std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std::int64_t own);
+
+/// An exception on one of the ranks.
+struct Failure {
+  int rank = 0;
+  std::string message;  ///< one line, never empty
+};
+
+/// Runs `work`, which must not communicate, and catches its exceptions. Returns the failure of the
+/// first rank that threw; nullopt if none did. One all-reduce of one number; after a failure, also
+/// two broadcasts.
+///
+///   if (const auto failure = comm::first_failure(group, device, [&] { write(file); })) {
+///     fail("saving failed on rank ", failure->rank, ": ", failure->message);
+///   }
+std::optional<Failure> first_failure(Communicator& group, c10::Device device,
+                                     const std::function<void()>& work);
+
+}  // namespace tessera::comm
+TESSERA_API_END

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "tessera/comm/streams.h"
+#include "tessera/core/detail/no_copy.h"
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::comm {
+
+/// In this scope, work that this thread issues goes to a lane. Scopes do not nest.
+class LaneScope : tessera::detail::NoCopy {
+ public:
+  LaneScope(Streams& streams, Lane lane) : streams_(streams) { streams_.begin_scope(lane); }
+  ~LaneScope() { streams_.end_scope(); }
+
+ private:
+  Streams& streams_;
+};
+
+/// Sets the streams that make_streams() returns for the CPU in this process, for example to record
+/// where work is issued. nullptr restores the default streams.
+void set_host_streams(StreamsPtr streams);
+
+}  // namespace tessera::comm
+TESSERA_API_END

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "tessera/core/detail/no_copy.h"
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::files {
+
+/// A file that is written under a temporary name next to `path`, synced to the disk by sync(), and
+/// renamed to `path` by publish(). Other processes therefore never see an incomplete file. The
+/// destructor removes a file that was not published. If the process is killed, the next process
+/// that writes `path` on the same host removes the temporary file. All functions throw Error with
+/// the system's reason; the constructor also throws for the name of a device, a pipe or a socket.
+/// One thread at a time.
+class AtomicFile : tessera::detail::NoCopy {
+ public:
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();
+
+  /// Allocates `bytes` on the disk, so that a full disk is detected before the work.
+  void reserve(std::uint64_t bytes);
+  void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
+  void sync();
+  /// Renames the temporary file to `path`. Throws Error if the folder cannot be made durable; the
+  /// file is then already in place.
+  void publish();
+  /// Calls publish() unless the file `path` exists. Returns whether the file was published. If
+  /// several processes publish at the same time, one succeeds; this needs a file system with hard
+  /// links.
+  bool publish_new();
+
+ private:
+  void open_temporary();
+  [[noreturn]] void fail_system(const char* what) const;
+
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  int fd_ = -1;
+  std::uint64_t unsynced_ = 0;
+};
+
+/// `path` as an absolute path, so that a later chdir() does not change its meaning. An empty path
+/// stays empty. A path that cannot be resolved, because the working directory no longer exists, is
+/// returned unchanged.
+std::filesystem::path absolute_path(const std::filesystem::path& path);
+
+/// Removes the temporary files that killed processes of this host have left in a folder for files
+/// whose names satisfy `of`. Errors are ignored, because a temporary file only takes disk space.
+void remove_leftovers(const std::filesystem::path& folder,
+                      const std::function<bool(const std::string& name)>& of);
+
+/// Syncs a folder to the disk, so that renames and removals in the folder survive a crash.
+void sync_folder(const std::filesystem::path& folder);
+
+}  // namespace tessera::files
+TESSERA_API_END

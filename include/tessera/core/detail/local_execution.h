@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "tessera/core/detail/argument.h"
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
+/// The part of a ShardingRule that says how a rank runs the operator on its local tensors. For the
+/// library's own operators.
+struct LocalExecution {
+  /// A call that each rank runs on its local tensors instead of the operator, because the operator
+  /// depends on sizes that differ locally. For example, squeeze() becomes squeeze.dims, and a mean
+  /// over a sharded dimension becomes a sum with `scale`. Propagation says whether to use this
+  /// call. If so, ShardingRule::SizeArgument::arg is an index in `args`.
+  struct LocalCall {
+    /// An operation on a part of a tensor for which no operator exists. The layer dtensor
+    /// implements the operation.
+    enum class PartOperator : std::uint8_t {
+      /// (weight, indices, first, rows): embedding, where `weight` contains the rows from `first`
+      /// on of all `rows`. The result is zero for indices of other rows; an index that no part
+      /// contains is an error.
+      kEmbeddingRows,
+      /// (self, dim, index, first, size): gather, where `self` contains the positions from `first`
+      /// on of all `size` positions along `dim`. Zeros and errors are as for kEmbeddingRows.
+      kGatherPart,
+    };
+    /// The name of an operator, with overload, or a part operator.
+    std::variant<std::string_view, PartOperator> op;
+    std::vector<Argument> args;
+    double scale = 1.0;  ///< factor of the local results
+    /// The local call is used only if one of these factors is sharded; empty: always.
+    std::vector<int> when_split = {};
+  };
+  std::optional<LocalCall> local_call;
+
+  /// An argument of `local_call` that is a global index: the beginning of this rank's shard of
+  /// dimension `dim` of input `input`. The dimension's factor must be contiguous.
+  struct OffsetArgument {
+    int arg = 0;
+    int input = 0;
+    int dim = 0;
+  };
+  std::vector<OffsetArgument> offset_arguments;
+
+  /// An argument that says which elements of input `input` this rank has: a list of integers. The
+  /// list is empty if the rank has all elements. Otherwise the list is flat_place() of the rank's
+  /// part (layout_math.h).
+  struct PlaceArgument {
+    int arg = 0;
+    int input = 0;
+  };
+  std::vector<PlaceArgument> place_arguments;
+
+  /// Output `output` is written into input `input` (in-place and out= variants). If propagate()
+  /// finds another layout for the output than the input's, the result is redistributed to the
+  /// input's layout and copied into the input's local tensor. The copy is not collective, because
+  /// the result is replicated in this case.
+  struct Inplace {
+    int input = 0;
+    int output = 0;
+  };
+  std::vector<Inplace> inplace;
+
+  /// Tensors whose layouts are chosen together; an empty list of groups means one group of all
+  /// tensors. A list operator (_foreach_add_) has one group for each position of its lists. Inputs
+  /// and outputs in no group are replicated, and the rule does not know the sizes of such outputs
+  /// (the seeds that attention returns).
+  struct TensorGroup {
+    std::vector<int> inputs;
+    std::vector<int> outputs;
+  };
+  std::vector<TensorGroup> groups;
+};
+
+}  // namespace tessera::detail
+TESSERA_API_END

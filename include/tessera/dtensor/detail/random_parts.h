@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/core/detail/layout_math.h"
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera {
+
+/// Rows of a fused tensor that get the random numbers of a separate tensor with only these rows.
+struct RandomPart {
+  std::uint64_t stream = 0;  ///< the stream of the separate tensor
+  PartRows rows;
+};
+
+/// Stream number `index` of many streams that are derived from `stream`, for example one stream for
+/// each call.
+std::uint64_t substream(std::uint64_t stream, std::uint64_t index);
+
+}  // namespace tessera
+TESSERA_API_END

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <ATen/core/TensorBody.h>
+#include <c10/core/Device.h>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::kernels {
+
+/// Whether the calling thread is in a FakeMode (fake_mode.h).
+bool in_fake_mode();
+/// The device that the active FakeMode simulates; the CPU if no FakeMode is active.
+c10::DeviceType fake_device();
+/// Whether operators on x run on CUDA: x is on a GPU, or the active FakeMode simulates a GPU.
+bool runs_on_cuda(const at::Tensor& x);
+
+}  // namespace tessera::kernels
+TESSERA_API_END

@@ -1,0 +1,59 @@
+// Writes metrics to a JSONL file, the console and TensorBoard.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/export.h"
+#include "tessera/observe/metrics.h"
+#include "tessera/observe/tensorboard.h"
+
+TESSERA_API_BEGIN
+namespace tessera::observe {
+
+/// Fills peak_memory_bytes, peak_active_bytes and memory_capacity_bytes with the memory use since
+/// the last call (take_memory_use).
+void set_memory(StepMetrics& metrics, const std::string& device_type);
+
+/// torchtitan's console line. tps is per rank, as in torchtitan; an unknown mfu is N/A.
+std::string titan_line(const StepMetrics& metrics, int world_size);
+
+/// Writes metrics to a JSONL file, one line per step, flushed after each line. Creates a missing
+/// folder. For one rank and one thread. Throws Error if the file can't be written.
+class MetricsWriter {
+ public:
+  /// Retains the records of an existing file up to step `resumed`; 0, for a new run, removes all
+  /// records.
+  explicit MetricsWriter(const std::filesystem::path& path, std::int64_t resumed = 0);
+  void write(const StepMetrics& metrics);
+  /// Replaces the record of the last write() by `metrics`. Does nothing if the file is a pipe,
+  /// because the record has already been sent.
+  void write_again(const StepMetrics& metrics);
+
+ private:
+  std::filesystem::path path_;
+  std::size_t last_bytes_ = 0;  ///< size of the last record
+  std::ofstream out_;
+};
+
+/// The metrics of a step under torchtitan's tags: loss_metrics/global_avg_loss, grad_norm, lr,
+/// throughput(tps) per rank, tflops, mfu(%), time_metrics/end_to_end(s), data_loading(s) and
+/// data_loading(%), memory/max_active and max_reserved in GiB and %, validation_metrics/loss.
+/// Additional tags are memory/max_resident on a CPU, and loss_scale with loss scaling. Unknown
+/// values are omitted. `device_type` is "cpu" or "cuda".
+std::vector<std::pair<std::string, double>> titan_scalars(const StepMetrics& metrics,
+                                                          int world_size,
+                                                          const std::string& device_type);
+
+/// Peak resident memory of this process, in bytes.
+std::int64_t peak_resident_bytes();
+/// Physical memory of this machine, in bytes.
+std::int64_t physical_memory_bytes();
+
+}  // namespace tessera::observe
+TESSERA_API_END
