@@ -31,7 +31,7 @@
 #include "tessera/dtensor/detail/row_losses.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/kernels/detail/cross_entropy.h"
-#include "tessera/kernels/fake_mode.h"
+#include "tessera/kernels/detail/fake_state.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/detail/calls.h"
 #include "tessera/tensor_parallel/linear_cross_entropy.h"

@@ -97,8 +97,10 @@ TrainOptions with_chosen_ac(TrainOptions options, comm::World& world) {
   }
   const comm::CommunicatorPtr group = start_group(world);
   // All ranks must make the same choice, so the device with the least memory decides.
-  const std::int64_t room =
-      std::ranges::min(comm::gather_on_hosts(*group, {own_room(options)})).front();
+  std::int64_t room = own_room(options);
+  for (const std::string& text : comm::gather_texts(*group, c10::kCPU, std::to_string(room))) {
+    room = std::min<std::int64_t>(room, std::stoll(text));
+  }
   std::string chosen;
   comm::run_or_fail_together(*group, c10::kCPU, [&] {
     if (world.rank() != 0) {
@@ -111,7 +113,7 @@ TrainOptions with_chosen_ac(TrainOptions options, comm::World& world) {
                              plan.at("fits").get<bool>() ? "" : "; no --ac fits")
               << std::endl;
   });
-  options.ac = comm::broadcast_text(*group, c10::kCPU, /*root=*/0, chosen);
+  options.ac = comm::gather_texts(*group, c10::kCPU, chosen).front();
   return options;
 }
 
