@@ -248,6 +248,19 @@ void offer_gradients(const std::shared_ptr<Unit>& unit) {
   }
 }
 
+/// Lets a unit reduce its buckets while backward computes.
+void watch_gradients(const std::shared_ptr<Unit>& unit) {
+  for (ParameterGroup& group : unit->groups()) {
+    for (ShardedParameter& parameter : group.parameters()) {
+      parameter.set_gradient_notice([unit = std::weak_ptr(unit), &parameter] {
+        if (const std::shared_ptr<Unit> alive = unit.lock()) {
+          alive->note_gradient(parameter);
+        }
+      });
+    }
+  }
+}
+
 /// Tells other code which parameter of a unit an unsharded tensor belongs to.
 class UnitSlotKeeper final : public nn::SlotKeeper {
  public:
@@ -313,6 +326,9 @@ void make_unit(const UnitSpec& spec) {
   const auto unit = std::make_shared<Unit>(spec);
   unit->install();
   offer_gradients(unit);
+  if (unit->in_buckets()) {
+    watch_gradients(unit);
+  }
   const auto context = std::make_shared<nn::detail::CallContext>(
       nn::detail::CallContext{[unit = std::weak_ptr(unit)] { return unit.lock()->label(); }});
   for (nn::ModuleBase* module : spec.modules) {

@@ -29,16 +29,16 @@ using comm::Lane;
 
 /// Finishes the previous unit's reduction first: gradients that wait to be reduced are the largest
 /// part of a step's memory.
-void CommContext::reduce(std::vector<ParameterGroup>& groups) {
+void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   finish_reductions();
   free_retired();
   // Frees idle memory that no all-gather has reused, because the gradients would add to it.
   pool_.drop(Lane::kAllGather);
-  for (ParameterGroup& group : groups) {
-    group.gradients().start_reduce(*this);
+  for (ParameterGroup* group : groups) {
+    group->gradients().start_reduce(*this);
     // The group is listed only after start_reduce, so that a reduction that failed to start is not
     // waited for.
-    reducing_.push_back(&group.gradients());
+    reducing_.push_back(&group->gradients());
   }
 }
 

@@ -425,6 +425,14 @@ bool ShardedParameter::written_in_use() const {
 void ShardedParameter::install_unsharded() {
   // The program may have frozen the parameter since the last use.
   unsharded_.requires_grad_(trainable());
+  using tessera::detail::OwnHook;
+  if (notice_ && trainable() && !tessera::detail::has_own_hook(unsharded_, OwnHook::kNotice)) {
+    tessera::detail::add_own_hook(unsharded_, OwnHook::kNotice,
+                                  [notice = notice_](const at::Tensor& gradient) {
+                                    notice();
+                                    return gradient;
+                                  });
+  }
   slot_->swap(unsharded_);
 }
 

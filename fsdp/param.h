@@ -183,6 +183,10 @@ class ShardedParameter {
       std::function<tessera::detail::NodePtr<tessera::detail::Node>(const at::Tensor& sharded)>;
   void set_stand_in(MakeStandIn make);
 
+  /// Sets a function that backward calls when it has computed the gradient of the unsharded tensor,
+  /// once in each backward, before it adds the gradient to `.grad`.
+  void set_gradient_notice(std::function<void()> notice) { notice_ = std::move(notice); }
+
   /// Counts writes to the shard since the last call as a write to the unsharded tensor. Autograd
   /// then refuses the backward of a forward before the write, as on one rank.
   void count_writes();
@@ -290,6 +294,7 @@ class ShardedParameter {
   at::Tensor sharded_;
   at::Tensor unsharded_;
   MakeStandIn make_stand_in_;
+  std::function<void()> notice_;
   tessera::detail::NodePtr<tessera::detail::Node> stand_in_;
   Request request_ = Request::kNone;
   std::uint64_t counted_version_ = 0;  ///< the shard's version at the last count_writes()

@@ -35,8 +35,8 @@ class CommContext {
   tessera::detail::DeferredSums& sums() { return sums_; }
 
   /// Starts the reduction of these groups. First finishes the reductions that were started before,
-  /// so that at most one unit's gradients are being reduced.
-  void reduce(std::vector<ParameterGroup>& groups);
+  /// so that at most one unit's gradients, or one bucket's, are being reduced.
+  void reduce(const std::vector<ParameterGroup*>& groups);
   /// Finishes the reductions in progress and adds their results to the parameters' gradients.
   void finish_reductions();
   /// Finishes all communication: afterwards gradients may be used on the compute lane and, if they

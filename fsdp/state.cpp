@@ -255,6 +255,9 @@ std::string to_string(const Options& options) {
                                       options.ignored.size() == 1 ? "" : "s"));
   }
   fields.add_flag("allow_mixed_frozen", options.allow_mixed_frozen, by_default.allow_mixed_frozen);
+  if (options.bucket_cap_mb != by_default.bucket_cap_mb) {
+    fields.add("bucket_cap_mb", std::to_string(options.bucket_cap_mb));
+  }
   return fields.text();
 }
 

@@ -237,9 +237,11 @@ Unit::Unit(const UnitSpec& spec)
     : modules_(spec.modules),
       mp_policy_(spec.options.mp_policy),
       may_be_unused_(spec.options.may_be_unused),
+      in_buckets_(reduces_in_buckets(spec)),
       ignored_(spec.options.ignored),
       settings_(initial_settings(spec)),
-      groups_(spec, settings_) {}
+      groups_(spec, settings_),
+      buckets_left_(groups().size()) {}
 
 void Unit::install() {
   // The hooks capture a raw pointer: the modules own both this unit and the hooks.
@@ -542,6 +544,7 @@ void Unit::pre_backward(RecordedCall* call) {
   // Accumulated gradients are restored after finish_reductions(), which calls the program's hooks
   // on other units' gradients.
   groups_.each(&GradientState::restore_accumulated_grads);
+  begin_buckets();
   // The prefetch is last, because this unit's own gather is needed first.
   prefetch_for_backward();
 }
@@ -571,12 +574,61 @@ void Unit::post_backward(nn::TensorList gradients) {
   call_before_backward(gradients, [unit = shared_from_this()] { unit->pre_backward(nullptr); });
 }
 
+// Buckets: the groups of a unit with whole parameters. Without them, the gradients of a model that
+// is one unit would be reduced only at the end of backward.
+
+/// Buckets are reduced early only if the unit is the only one: the reductions of other units, whose
+/// place in backward is fixed, use the same process group, so that ranks that use different
+/// parameters would call the collectives in different orders.
+void Unit::begin_buckets() {
+  noted_.clear();
+  buckets_left_ = groups().size();
+  const bool early = in_buckets() && !may_be_unused_ && iteration_->units().size() == 1;
+  buckets_backward_ = early ? tessera::detail::backward_id() : -1;
+}
+
+/// A parameter's gradient is added to `.grad` after its hook, but before the hook of the next
+/// parameter. So the parameter itself is noted last.
+void Unit::note_gradient(const ShardedParameter& parameter) {
+  if (phase_ != UnitPhase::kBackward || !settings_->gradient_sync || buckets_backward_ < 0 ||
+      buckets_backward_ != tessera::detail::backward_id()) {
+    return;
+  }
+  while (buckets_left_ > 0 && is_complete(groups()[buckets_left_ - 1])) {
+    naming("reduction", label(), [this] { comm_context().reduce({&groups()[--buckets_left_]}); });
+  }
+  noted_.insert(&parameter);
+}
+
+bool Unit::is_complete(const ParameterGroup& bucket) const {
+  return std::ranges::all_of(bucket.parameters(), [this](const ShardedParameter& parameter) {
+    return !parameter.trainable() || noted_.contains(&parameter);
+  });
+}
+
+/// The groups without those that were reduced early. A bucket that got a further gradient after its
+/// reduction is reduced again.
+std::vector<ParameterGroup*> Unit::groups_to_reduce() {
+  std::vector<ParameterGroup*> rest;
+  for (std::size_t i = 0; i < groups().size(); ++i) {
+    if (i < buckets_left_ || groups()[i].gradients().any_unsharded()) {
+      rest.push_back(&groups()[i]);
+    }
+  }
+  if (in_buckets_) {
+    std::ranges::reverse(rest);
+  }
+  buckets_left_ = groups().size();
+  buckets_backward_ = -1;
+  return rest;
+}
+
 void Unit::settle_gradients() {
   // Frees the unsharded parameters first, so that the reduction's buffers can use their memory.
   free_after_backward();
   // Collective, in the order in which backward passes the units, which is the same on all ranks.
   naming("reduction", label(), [this] {
-    settings_->gradient_sync ? comm_context().reduce(groups())
+    settings_->gradient_sync ? comm_context().reduce(groups_to_reduce())
                              : groups_.each(&GradientState::set_aside);
   });
 }
@@ -806,6 +858,8 @@ void Unit::begin_iteration() {
   // A forward or backward that failed may have left this state anywhere.
   to_run_.clear();
   awaits_call_ = false;
+  buckets_left_ = groups().size();
+  buckets_backward_ = -1;
   if (phase_ != UnitPhase::kNew) {
     reset_to_idle();
   }

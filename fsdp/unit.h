@@ -59,7 +59,12 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
                       const std::vector<ParameterChoice>& choices, const DataMesh& mesh,
                       const Options& options);
 
-/// The parameters of a spec grouped by type and mesh, one parameter group for each.
+/// Whether the unit has whole, plain parameters on several ranks, whose gradients are reduced in
+/// buckets (Options::bucket_cap_mb).
+bool reduces_in_buckets(const UnitSpec& spec);
+
+/// The parameters of a spec grouped by type and mesh, and by bucket if reduces_in_buckets(spec);
+/// one parameter group for each.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec);
 
 /// The modules below a root, by FQN: those in no unit yet, or all of them.
@@ -320,6 +325,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   CommContext& comm_context() { return groups_.comm_context(); }
   /// All units of the root's model. If no root is known, only this unit.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
+  /// Whether the unit has several buckets. The gradient hooks of its parameters then call
+  /// note_gradient().
+  bool in_buckets() const { return in_buckets_ && groups_.groups().size() > 1; }
+  /// Backward has computed the gradient of `parameter`, and adds it to `.grad` next. Reduces the
+  /// buckets that were complete before.
+  void note_gradient(const ShardedParameter& parameter);
   /// Whether another unit is known to be this unit's root.
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }
   bool unsharded() const { return groups_.all(&GatheredState::unsharded); }
@@ -397,11 +408,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void prefetch_for_forward();
   void prefetch_for_backward();
   void settle_gradients();
+  void begin_buckets();
+  bool is_complete(const ParameterGroup& bucket) const;
+  std::vector<ParameterGroup*> groups_to_reduce();
   void warn_of_uneven_rows();
 
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
   bool may_be_unused_;
+  bool in_buckets_;  ///< read before groups_ is made, which changes the parameters
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
   UnitParameterGroups groups_;
@@ -412,6 +427,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Modules of this unit that have not run yet in the current forward.
   std::unordered_set<const nn::ModuleBase*> to_run_;
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;
+  // The buckets are reduced from the last to the first, in which order backward usually completes
+  // them. The order is fixed, so that it is the same on ranks that use different parameters.
+  /// The groups that the current backward has not reduced are the first buckets_left_.
+  std::size_t buckets_left_;
+  int buckets_backward_ = -1;  ///< the backward that may reduce buckets early; -1: none
+  /// The parameters whose gradients that backward has computed.
+  std::unordered_set<const ShardedParameter*> noted_;
   bool awaits_call_ = false;  ///< gradients are reduced when backward has passed another call
   bool warned_ = false;       ///< has warned about modules that did not run
   /// The random-number scopes of the nested calls; nullptr for a call within another call's scope.

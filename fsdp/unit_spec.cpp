@@ -199,19 +199,49 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
   return spec;
 }
 
+/// Only for plain parameters: the gradient of a parameter that tensor parallelism has distributed
+/// may need a collective before the reduction, and that collective must not depend on the time at
+/// which the gradients of a bucket are complete.
+bool reduces_in_buckets(const UnitSpec& spec) {
+  return spec.mesh.replicas() > 1 && spec.mesh.shard.size() == 1 &&
+         std::ranges::none_of(spec.parameters, [](const ParameterSpec& parameter) {
+           return tessera::is_distributed(parameter.slot->get());
+         });
+}
+
+namespace {
+
+std::size_t bytes_of(const std::vector<ParameterSpec>& parameters) {
+  std::size_t bytes = 0;
+  for (const ParameterSpec& parameter : parameters) {
+    bytes += parameter.slot->get().nbytes();
+  }
+  return bytes;
+}
+
+}  // namespace
+
 /// Groups in the order of the first parameter of each, which is the same on every rank.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec) {
+  const bool in_buckets = reduces_in_buckets(spec);
+  const auto most = static_cast<std::size_t>(spec.options.bucket_cap_mb) << 20U;
   std::vector<std::vector<ParameterSpec>> groups;
   for (const ParameterSpec& parameter : spec.parameters) {
-    const auto group = std::ranges::find_if(groups, [&](const std::vector<ParameterSpec>& known) {
-      const ParameterSpec& first = known.front();
-      return first.slot->get().scalar_type() == parameter.slot->get().scalar_type() &&
-             first.mesh.all == parameter.mesh.all;
-    });
-    if (group == groups.end()) {
-      groups.push_back({parameter});
-    } else {
+    // The search runs from the last group, because of several buckets of one type only the last has
+    // room.
+    const auto group =
+        std::find_if(groups.rbegin(), groups.rend(), [&](const std::vector<ParameterSpec>& known) {
+          const ParameterSpec& first = known.front();
+          return first.slot->get().scalar_type() == parameter.slot->get().scalar_type() &&
+                 first.mesh.all == parameter.mesh.all;
+        });
+    const bool has_room =
+        group != groups.rend() &&
+        (!in_buckets || bytes_of(*group) + parameter.slot->get().nbytes() <= most);
+    if (has_room) {
       group->push_back(parameter);
+    } else {
+      groups.push_back({parameter});
     }
   }
   return groups;

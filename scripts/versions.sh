@@ -48,8 +48,9 @@ library_packages=(
   libtomlplusplus-dev libcli11-dev libspdlog-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev
   zlib1g-dev libzstd-dev)
 text_packages=(perl-doc)
-# Additional packages for scripts/test, scripts/docs and the clang presets.
-test_packages=(clang libclang-rt-dev lld doxygen)
+# Additional packages for scripts/test, scripts/docs and the clang presets. Open MPI is for the tests
+# of worlds that mpirun starts.
+test_packages=(clang libclang-rt-dev lld doxygen libopenmpi-dev openmpi-bin)
 
 # Packages that torchrun imports in addition to torch's own wheel. On a machine without a CUDA
 # toolkit torchrun also needs the CUDA wheels, which only scripts/setup --tests installs there.

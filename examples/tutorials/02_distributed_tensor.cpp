@@ -1,8 +1,10 @@
-// A distributed tensor is an at::Tensor, so at:: functions and autograd accept it.
+// Meshes and distributed tensors. A mesh arranges the ranks in dimensions, and a slice of a mesh is
+// a mesh. A distributed tensor is an at::Tensor, so at:: functions and autograd accept it.
 //   tessera-run --nproc 4 -- build/bin/tutorial_02_distributed_tensor
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 
 #include <iostream>
@@ -11,9 +13,27 @@
 
 using namespace tessera;
 
+/// All-reduces the global rank over "tp": ranks that differ only in their "tp" coordinate get the
+/// same sum. Communicators work on plain tensors; they do not know DTensor.
+double sum_of_ranks(const DeviceMesh& mesh) {
+  const at::Tensor sum = at::full({1}, static_cast<double>(mesh.world()->rank()));
+  mesh.group("tp").all_reduce(sum, ReduceOp::kSum)->wait();
+  double expected = 0;
+  for (const int rank : mesh["tp"].ranks()) {
+    expected += rank;
+  }
+  TESSERA_CHECK(sum.item<double>() == expected, "rank ", mesh.world()->rank(), " got ",
+                sum.item<double>(), ", expected ", expected);
+  return expected;
+}
+
 void run_rank() {
+  // A process that no launcher started is a world of one rank. Under tessera-run, torchrun, Slurm
+  // or Open MPI, the ranks find each other through environment variables.
   const comm::WorldPtr world = comm::world_from_environment();
-  const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
+  const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
+  const DeviceMesh mesh = init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"});
+  const double sum = sum_of_ranks(mesh);
 
   // 7 rows are usually not divisible by the number of ranks. Shards are split as in torch.chunk and
   // may be empty.
@@ -22,8 +42,8 @@ void run_rank() {
 
   // Both factors are split over the inner dimension, so their product is Partial: each rank has one
   // term of a sum.
-  at::Tensor a = distribute_tensor(whole_a, mesh, {Shard{1}});
-  const at::Tensor b = distribute_tensor(whole_b, mesh, {Shard{0}});
+  at::Tensor a = distribute_tensor(whole_a, mesh["tp"], {Shard{1}});
+  const at::Tensor b = distribute_tensor(whole_b, mesh["tp"], {Shard{0}});
   // requires_grad_() after the distribution: the distributed tensor is the leaf, and its gradient
   // has the same placements.
   a.requires_grad_();
@@ -40,7 +60,8 @@ void run_rank() {
   TESSERA_CHECK(at::allclose(grad, whole_b.sum(1).expand({7, 6})), "the gradient is wrong");
 
   if (world->rank() == 0) {
-    std::cout << to_string(product.placements()) << " -> " << to_string(rows.placements())
+    std::cout << to_string(mesh) << ": row sum " << sum << "\n"
+              << to_string(product.placements()) << " -> " << to_string(rows.placements())
               << ", this rank holds " << rows.to_local().sizes() << " of " << whole.sizes()
               << std::endl;
   }

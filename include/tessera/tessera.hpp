@@ -1,8 +1,8 @@
 #pragma once
 
 /// @file
-/// Includes every public header, for programs. The library's own sources include only what they
-/// use.
+/// Includes every public header, for programs, except tessera/comm/mpi_world.h, which needs MPI.
+/// The library's own sources include only what they use.
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
@@ -12,6 +12,7 @@
 #include "tessera/checkpoint/stateful.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/process_group_world.h"
 #include "tessera/comm/streams.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"

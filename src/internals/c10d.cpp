@@ -41,6 +41,10 @@ StorePtr connect_store(const TcpStore& where) {
   return c10::make_intrusive<c10d::TCPStore>(where.address, options);
 }
 
+std::uint16_t port_of(const StorePtr& store) {
+  return dynamic_cast<c10d::TCPStore&>(*store).getPort();
+}
+
 GroupWorkPtr start_all_gather(Group& group, at::Tensor output, at::Tensor input) {
   return group._allgather_base(output, input);
 }

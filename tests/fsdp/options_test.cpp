@@ -27,8 +27,10 @@ TEST(Options, ArePrintedIfTheyAreNotTheDefault) {
             ".post_forward_mesh_size = 2, .may_be_unused = true}");
   EXPECT_EQ(to_string(fsdp::Options{.shard_placement = testing::by_columns,
                                     .ignored = {linear.slot("bias")},
-                                    .allow_mixed_frozen = true}),
-            "{.shard_placement = a function, .ignored = 1 parameter, .allow_mixed_frozen = true}");
+                                    .allow_mixed_frozen = true,
+                                    .bucket_cap_mb = 5}),
+            "{.shard_placement = a function, .ignored = 1 parameter, .allow_mixed_frozen = true, "
+            ".bucket_cap_mb = 5}");
 }
 
 TEST(Options, ShardsTheRequestedDimension) {

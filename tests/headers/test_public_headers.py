@@ -44,8 +44,8 @@ def declared(text, end):
 
 
 class PublicHeaders(unittest.TestCase):
-    def test_the_umbrella_includes_each_of_them_and_nothing_else(self):
-        self.assertEqual(includes("tessera/tessera.hpp"), public_headers())
+    def test_the_umbrella_includes_each_of_them_but_that_of_mpi(self):
+        self.assertEqual(includes("tessera/tessera.hpp"), public_headers() - {"tessera/comm/mpi_world.h"})
 
     def test_all_declarations_are_exported(self):
         for path in sorted(INCLUDE.rglob("*.h")):

@@ -41,6 +41,7 @@ TEST(C10dStoreCanary, OnAServerIsSeenByItsClients) {
   constexpr std::uint16_t kAny = 0;
   const StorePtr server =
       connect_store({.address = "127.0.0.1", .port = kAny, .serves = true, .timeout = 10s});
+  EXPECT_NE(port_of(server), kAny);
   server->set("key", "value");
   const StorePtr same = server->clone();
   EXPECT_EQ(same->get_to_str("key"), "value");

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -94,6 +95,19 @@ class WorldScope : tessera::detail::NoCopy {
 /// error and does not end this process. Throws Error if variables contradict each other, the port
 /// is in use, or a rank does not arrive within the time-out.
 WorldPtr world_from_environment(const WorldOptions& options = {});
+
+/// Sends `count` bytes from rank 0 to all ranks: on rank 0 `bytes` is read, on other ranks written.
+using Broadcast = std::function<void(void* bytes, std::size_t count)>;
+
+/// The world of `size` ranks that another library has started; this process, or this thread, is
+/// `rank`. Rank 0 opens a store on a free port, and `broadcast` is called once on each rank, to
+/// send the store's address. Rank 0's store listens on all interfaces of its host until the process
+/// ends. world_from_mpi and world_from_process_group call this function. Collective over the ranks,
+/// which must pass equal options. Time-outs and SIGPIPE are as in world_from_environment. Throws
+/// Error on all ranks if rank 0 cannot open the store, and for a rank that is not below `size`.
+/// Throws PeerError if this rank cannot reach the store of rank 0.
+WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
+                              const WorldOptions& options = {});
 
 /// The worlds of `size` ranks in this process; element r is for the thread that is rank r.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});

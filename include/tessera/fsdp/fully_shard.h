@@ -48,13 +48,14 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 
 /// Data parallelism without sharding (DDP; FSDP2's replicate): makes `module` one unit whose
 /// parameters every rank of the 1-D `mesh` stores completely, as replicated distributed tensors.
-/// Nothing is gathered. Gradients are all-reduced together, while backward continues, and averaged.
-/// The parameters must be equal on all ranks: the first forward compares them and throws Error on
-/// all ranks if they differ. Apply it bottom-up like fully_shard; both may be used in one model.
-/// Everything said about units applies to these units, too.
+/// Nothing is gathered. Gradients are all-reduced in buckets (Options::bucket_cap_mb), while
+/// backward continues, and averaged. The parameters must be equal on all ranks: the first forward
+/// compares them and throws Error on all ranks if they differ. Apply it bottom-up like fully_shard;
+/// both may be used in one model. Everything said about units applies to these units, too.
 ///
 /// Not collective. Throws Error as fully_shard does, for a mesh of more than one dimension, and for
-/// options that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size.
+/// options that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size. Also
+/// throws Error for a bucket_cap_mb that is not positive.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
 /// The weight by which a rank multiplies the mean loss over its own `rows`, so that the average
@@ -189,9 +190,9 @@ void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse = 
 
 /// Changes a unit's reduced gradients in place, before they are divided, for example to reduce them
 /// further over a process group of the caller. The hook gets one flat tensor with all gradients of
-/// a type, in reduce_dtype; on one rank, where nothing is reduced, it gets the gradients one by
-/// one. Under HSDP they have already been all-reduced. The hook runs in the reduction's lane, and
-/// the next unit's reduction waits for it.
+/// a type, or of a bucket of replicate, in reduce_dtype; on one rank, where nothing is reduced, it
+/// gets the gradients one by one. Under HSDP they have already been all-reduced. The hook runs in
+/// the reduction's lane, and the next unit's reduction waits for it.
 using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 /// Sets the unit's all-reduce hook (FSDP2's set_all_reduce_hook). An empty function removes it.
 ///   fsdp::set_all_reduce_hook(*model, [](const at::Tensor& gradients) { gradients.clamp_(-1, 1);

@@ -94,6 +94,11 @@ struct Options {
   /// otherwise an Error. The frozen parameters of such a unit are gathered for backward with the
   /// others; in a separate unit they would not be.
   bool allow_mixed_frozen = false;
+  /// For replicate, and for HSDP with one rank in the dimension that shards: gradients are
+  /// all-reduced in buckets of at most this many MiB of parameters, and a larger parameter is a
+  /// bucket of its own (DDP's bucket_cap_mb). A bucket is reduced while backward still computes the
+  /// gradients of earlier parameters, if the whole model is one unit.
+  std::int64_t bucket_cap_mb = 25;
 };
 /// The options that differ from the default, as C++ source: "{.reshard_after_forward = true}". A
 /// function is shown as "a function".

@@ -173,13 +173,17 @@ std::optional<std::chrono::milliseconds> half_of(
 
 }  // namespace
 
-JobVariables read_job_variables(const Variables& variables) {
-  JobVariables job;
+void read_time_limits(const Variables& variables, JobVariables& job) {
   job.timeout = read_seconds(variables, "TESSERA_TIMEOUT", /*may_be_zero=*/false);
   job.watchdog = read_seconds(variables, "TESSERA_WATCHDOG", /*may_be_zero=*/true);
   if (!job.watchdog) {
     job.watchdog = half_of(job.timeout);
   }
+}
+
+JobVariables read_job_variables(const Variables& variables) {
+  JobVariables job;
+  read_time_limits(variables, job);
   const Launcher* launcher = find_launcher(variables);
   if (launcher == nullptr) {
     return job;
@@ -252,8 +256,8 @@ AddressList look_up(const std::string& host, int& error) {
 std::string source_address_towards(const std::string& peer) {
   int error = 0;
   const AddressList list = look_up(peer, error);
-  TESSERA_CHECK(error == 0, "MASTER_ADDR=", peer, ": ", gai_strerror(error),
-                "; set it to the host of rank 0");
+  TESSERA_CHECK(error == 0, "rank 0's host ", peer, ": ", gai_strerror(error),
+                "; set MASTER_ADDR to the host of rank 0, or GLOO_SOCKET_IFNAME to an interface");
   for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
     const int fd = socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     sockaddr_storage own{};
@@ -313,6 +317,12 @@ std::string host_identity() {
   return boot + " " + link_target("/proc/self/ns/net");
 }
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
 std::string routable_address(const std::string& peer) {
   // The variable that Gloo itself reads; the first interface in its list is used.
   if (const auto interface = environment_variable("GLOO_SOCKET_IFNAME")) {
@@ -323,7 +333,8 @@ std::string routable_address(const std::string& peer) {
   // time-out.
   TESSERA_CHECK(!address.empty() && !is_loopback(address) && address != "::1",
                 "the ranks are on several hosts, but this host has only the address '", address,
-                "' towards MASTER_ADDR=", peer, "; set GLOO_SOCKET_IFNAME to the interface to use");
+                "' towards rank 0's host ", peer,
+                "; set GLOO_SOCKET_IFNAME to the interface to use");
   return address;
 }
 

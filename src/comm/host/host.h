@@ -17,9 +17,12 @@ namespace tessera::comm {
 /// network namespace.
 std::string host_identity();
 
+/// The name of this host, without a guarantee that other hosts know the name.
+std::string host_name();
+
 /// The numeric address by which other hosts reach this host: that of the interface
-/// GLOO_SOCKET_IFNAME, or else of the interface that routes to `peer`. Throws Error if there is
-/// only a loopback address.
+/// GLOO_SOCKET_IFNAME, or else of the interface that routes to `peer`, the host of rank 0. Throws
+/// Error if there is only a loopback address.
 std::string routable_address(const std::string& peer);
 
 /// The resolver's error message for a host that it does not know; "" for a known host.
@@ -79,6 +82,9 @@ struct JobVariables {
 /// a srun step; without any of these, the job is a world of one rank. Throws Error for a malformed,
 /// missing or contradictory value.
 JobVariables read_job_variables(const Variables& variables);
+/// Sets the time-outs of `job` from TESSERA_TIMEOUT and TESSERA_WATCHDOG. Throws Error for a
+/// malformed value. read_job_variables calls this function.
+void read_time_limits(const Variables& variables, JobVariables& job);
 /// The value of a variable in this process's environment; nullopt if it is unset or empty.
 std::optional<std::string> environment_variable(const std::string& name);
 

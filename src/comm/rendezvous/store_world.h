@@ -14,8 +14,8 @@ namespace tessera::comm {
 /// Throws Error for an unknown device or back end, or a combination that is not supported.
 void check_options(const WorldOptions& options);
 
-/// The number of the next world of this process. Every rank makes its worlds in the same order, so
-/// the numbers are the same on all ranks.
+/// The number of the next world of this process, which names its flight records. Ranks that make
+/// the same worlds in the same order get the same numbers.
 int next_world_number();
 WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 

@@ -1,6 +1,6 @@
-// The rendezvous: from the launcher's variables to a World. Rank 0, or the launcher's agent, serves
-// a TCP store. Every rank writes its host's identity there and reads those of the other ranks. Then
-// every rank knows which ranks share its host.
+// The rendezvous: from the launcher's variables, or from a broadcast of the program, to a World.
+// Rank 0, or the launcher's agent, serves a TCP store. Every rank writes its host's identity there
+// and reads those of the other ranks. Then every rank knows which ranks share its host.
 
 #include <c10/util/Exception.h>
 
@@ -12,10 +12,13 @@
 #include <iostream>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <typeinfo>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "group_info.h"
 #include "host/host.h"
@@ -170,13 +173,14 @@ std::vector<int> ranks_of_first_node(const JobVariables& job) {
 
 /// Connects to the store on a thread that can be abandoned, since the client waits without end. The
 /// thread has its own copy of the arguments.
-StorePtr connect_in_time(const JobVariables& job, const WorldOptions& options) {
+StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
+                         const WorldOptions& options) {
   // the client's own time-out has the better message
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
-  std::packaged_task<StorePtr()> task([store = store_of(job, options)] {
+  std::packaged_task<StorePtr()> task([where] {
     const detail::QuietLog quiet;  // local, because the thread may be abandoned
-    return detail::connect_store(store);
+    return detail::connect_store(where);
   });
   std::future<StorePtr> store = task.get_future();
   std::thread(std::move(task)).detach();
@@ -195,7 +199,7 @@ StorePtr connect_in_time(const JobVariables& job, const WorldOptions& options) {
 /// Adds to libtorch's message the address that was tried and the variables that it came from.
 StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   try {
-    return connect_in_time(job, options);
+    return connect_in_time(store_of(job, options), job, options);
   } catch (const std::exception& error) {
     const std::string unknown = why_unknown(job.address);
     const std::string message = tessera::detail::concat(
@@ -242,16 +246,15 @@ WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> r
                : std::make_unique<RemotePeers>(detail::store_below("watch", store->clone())));
 }
 
-JobInfo meet(const JobVariables& job, const WorldOptions& options) {
-  const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
-  const StorePtr store = detail::store_below(job.key_prefix + "/" + std::to_string(settings.world),
-                                             shared_store(job, options));
+/// Waits for the other ranks of `job` in `store`, which only the ranks of this world use. `own`:
+/// this rank's flight record.
+JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& own,
+             const WatchSettings& settings, const WorldOptions& options) {
   // The set-up of groups also waits in this store, with its time-out.
   store->setTimeout(options.timeout);
   JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
   std::vector<RecordPtr> records;
-  for (Arrival& arrival :
-       await_all_ranks(*store, job, options, make_record(settings, job.size, run_folder()))) {
+  for (Arrival& arrival : await_all_ranks(*store, job, options, own)) {
     info.hosts.push_back(std::move(arrival.host));
     records.push_back(std::move(arrival.record));
   }
@@ -267,9 +270,31 @@ JobInfo meet(const JobVariables& job, const WorldOptions& options) {
   return info;
 }
 
+JobInfo meet_by_environment(const JobVariables& job, const WorldOptions& options) {
+  // The number of the world would not do: a world of a communicator may have only some of the
+  // ranks, so that the ranks' later worlds have different numbers.
+  static std::atomic<int> meetings{0};
+  const StorePtr store = detail::store_below(job.key_prefix + "/" + std::to_string(meetings++),
+                                             shared_store(job, options));
+  const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
+  return meet(job, store, make_record(settings, job.size, run_folder()), settings, options);
+}
+
 /// The job of a world of one rank: it uses a store in memory and opens no socket.
 JobInfo alone(const JobVariables& job) {
   return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
+}
+
+/// The options with the time-outs of `job`, which the environment may set.
+WorldOptions with_time_limits_of(const JobVariables& job, WorldOptions options) {
+  options.timeout = job.timeout.value_or(options.timeout);
+  options.watchdog = job.watchdog.value_or(options.watchdog);
+  return options;
+}
+
+WorldPtr make_world(const JobInfo& job, const WorldOptions& options) {
+  show_warnings_once(job);
+  return make_store_world(job, options);
 }
 
 }  // namespace
@@ -278,13 +303,118 @@ WorldPtr world_from_environment(const WorldOptions& options) {
   detail::read_log_level();
   const detail::QuietLog quiet;
   check_options(options);
-  const JobVariables variables = read_job_variables(environment_variable);
-  WorldOptions adjusted = options;
-  adjusted.timeout = variables.timeout.value_or(options.timeout);
-  adjusted.watchdog = variables.watchdog.value_or(options.watchdog);
-  const JobInfo job = variables.size == 1 ? alone(variables) : meet(variables, adjusted);
-  show_warnings_once(job);
-  return make_store_world(job, adjusted);
+  const JobVariables job = read_job_variables(environment_variable);
+  const WorldOptions adjusted = with_time_limits_of(job, options);
+  return make_world(job.size == 1 ? alone(job) : meet_by_environment(job, adjusted), adjusted);
+}
+
+// The rendezvous of ranks that another library has started. Rank 0 opens a store on a free port,
+// and the program's broadcast sends the store's address to the other ranks.
+
+namespace {
+
+/// The store of rank 0, as the broadcast sends it.
+struct MeetingPlace {
+  std::string host;     ///< host_identity() of rank 0
+  std::string address;  ///< the address of rank 0's host for ranks on other hosts
+  std::string port;
+  std::string error;  ///< why rank 0 could not open its store; "" if it could
+};
+
+/// The number of bytes that the broadcast sends; longer error messages are cut.
+constexpr std::size_t kPlaceBytes = 1024;
+
+std::string to_text(const MeetingPlace& place) {
+  std::string text = place.host + '\n' + place.address + '\n' + place.port + '\n' + place.error;
+  text.resize(kPlaceBytes);
+  return text;
+}
+
+MeetingPlace read_place(const std::string& text) {
+  std::istringstream lines(text.substr(0, text.find('\0')));
+  MeetingPlace place;
+  for (std::string* field : {&place.host, &place.address, &place.port, &place.error}) {
+    std::getline(lines, *field);
+  }
+  return place;
+}
+
+/// Rank 0's store on a free port, for the life of the process: other ranks may use the store after
+/// the end of rank 0's world. Does not throw, because the other ranks wait for the broadcast.
+StorePtr open_store(MeetingPlace& place, const WorldOptions& options) {
+  static std::mutex mutex;
+  static auto* const stores = new std::vector<StorePtr>();
+  try {
+    place.host = host_identity();
+    place.address = environment_variable("GLOO_SOCKET_IFNAME") ? routable_address({}) : host_name();
+    StorePtr store = detail::connect_store(
+        {.address = "127.0.0.1", .port = 0, .serves = true, .timeout = options.timeout});
+    place.port = std::to_string(detail::port_of(store));
+    const std::lock_guard lock(mutex);
+    return stores->emplace_back(std::move(store));
+  } catch (const std::exception& error) {
+    place.error = first_line(error.what());
+    return nullptr;
+  }
+}
+
+/// Connects to the store that rank 0 has opened at `place`.
+StorePtr connect_to(const MeetingPlace& place, const JobVariables& job,
+                    const WorldOptions& options) {
+  try {
+    return connect_in_time({.address = place.host == host_identity() ? "127.0.0.1" : job.address,
+                            .port = job.port,
+                            .timeout = options.timeout},
+                           job, options);
+  } catch (const std::exception& error) {
+    throw PeerError(detail::concat("rank ", job.rank, " of ", job.size,
+                                   " cannot reach the store of rank 0 at ", job.address, ":",
+                                   job.port, ": ", first_line(error.what()),
+                                   "; check that rank 0 runs and that this host knows the address, "
+                                   "or set GLOO_SOCKET_IFNAME to an interface of the network"));
+  }
+}
+
+JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
+                          const WorldOptions& options) {
+  MeetingPlace place;
+  StorePtr store = job.rank == 0 ? open_store(place, options) : nullptr;
+  std::string text = to_text(place);
+  broadcast(text.data(), text.size());
+  place = read_place(text);
+  TESSERA_CHECK(place.error.empty() && !place.port.empty(), "rank 0 of ", job.size,
+                " cannot open a store for the world of these ranks: ", place.error,
+                "; correct this on the host of rank 0");
+  job.address = place.address;
+  job.port = static_cast<std::uint16_t>(std::stoi(place.port));
+  if (store == nullptr) {
+    store = connect_to(place, job, options);
+  }
+  // The record is in memory and not in the job's folder of records: a process that is in several
+  // communicators has another rank in each, and records are named after the rank.
+  const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
+  return meet(job, detail::store_below("tessera", store), make_record(settings, job.size, ""),
+              settings, options);
+}
+
+}  // namespace
+
+WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
+                              const WorldOptions& options) {
+  detail::read_log_level();
+  const detail::QuietLog quiet;
+  check_options(options);
+  TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size, "world_from_broadcast: rank ", rank, " of ",
+                size, " ranks; give 0 <= rank < size");
+  TESSERA_CHECK(broadcast != nullptr || size == 1,
+                "world_from_broadcast: the broadcast is empty; pass a function that sends bytes");
+  JobVariables job;
+  job.launcher = "the ranks of world_from_broadcast";
+  job.rank = rank;
+  job.size = size;
+  read_time_limits(environment_variable, job);
+  const WorldOptions adjusted = with_time_limits_of(job, options);
+  return make_world(size == 1 ? alone(job) : meet_by_broadcast(job, broadcast, adjusted), adjusted);
 }
 
 }  // namespace tessera::comm

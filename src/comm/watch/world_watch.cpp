@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <exception>
@@ -212,12 +211,6 @@ std::string temporary_folder(const std::vector<RecordPtr>& records) {
     }
   }
   return "";
-}
-
-std::string host_name() {
-  std::array<char, sizeof(Record::host)> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 WatchedThread thread_of(const Record& record) {

@@ -53,7 +53,7 @@ class Watchdog;
 
 struct WatchSettings {
   int rank = 0;
-  /// The number of the world in its process, in the order in which every rank makes its worlds.
+  /// The number of the world in its process, in the order in which the process makes its worlds.
   int world = 0;
   std::chrono::milliseconds limit{};  ///< a longer wait is reported; 0 disables reports
   std::chrono::milliseconds timeout{};

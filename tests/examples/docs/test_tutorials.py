@@ -17,13 +17,19 @@ class Tutorials(unittest.TestCase):
                 self.assertTrue(done.stdout)
                 yield done.stdout
 
-    def test_mesh(self):
-        alone, four = self.run_tutorial("01_mesh")
+    def test_data_parallelism_trains_as_one_process_does(self):
+        alone, *others = ([float(line.split()[-1]) for line in output.splitlines()]
+                          for output in self.run_tutorial("01_data_parallel", on=(1, 2, 3, 4)))
+        self.assertEqual(len(alone), 5)
+        self.assertLess(alone[-1], 0.8 * alone[0])
+        for losses in others:
+            for one, same in zip(alone, losses, strict=True):
+                self.assertAlmostEqual(one, same, delta=1e-4 * one)
+
+    def test_meshes_and_distributed_tensors(self):
+        alone, four = self.run_tutorial("02_distributed_tensor")
         self.assertIn("row sum 0", alone)
         self.assertIn("(dp=2, tp=2)", four)
-
-    def test_distributed_tensor(self):
-        _, four = self.run_tutorial("02_distributed_tensor")
         self.assertIn("[Partial(sum)] -> [Shard(0)]", four)
 
     def test_train_2d_learns(self):

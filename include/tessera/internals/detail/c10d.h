@@ -47,6 +47,8 @@ struct TcpStore {
 /// Connects to a store. Does not wait for other ranks. A client waits without a time-out for the
 /// first answer of the process that listens on the port.
 StorePtr connect_store(const TcpStore& where);
+/// The port of a store that connect_store() returned. A server with port 0 has chosen a free port.
+std::uint16_t port_of(const StorePtr& store);
 
 // c10d's process groups, with the interface that Gloo and NCCL share. Documented for Python only,
 // where torch.distributed calls them through an operator of the dispatcher.

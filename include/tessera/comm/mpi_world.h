@@ -1,0 +1,51 @@
+#pragma once
+
+/// @file
+/// A world of the ranks of an MPI communicator. Only this header needs MPI, so tessera.hpp does not
+/// include it, and the program that includes it links MPI.
+
+#include <mpi.h>
+
+#include <cstddef>
+
+#include "tessera/comm/world.h"
+#include "tessera/core/error.h"
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::comm {
+
+/// The world of the processes of `ranks`, with the same rank numbers, for example MPI_COMM_WORLD or
+/// a result of MPI_Comm_split. MPI sends one message, by MPI_Bcast from rank 0; the world's
+/// collectives do not use MPI, and the world may outlive the communicator. The ranks of each host
+/// have the GPUs in rank order. Collective over `ranks`; see world_from_broadcast. Throws Error if
+/// MPI is not initialised, for MPI_COMM_NULL, and if MPI returns an error.
+///   MPI_Init(&argc, &argv);
+///   const comm::WorldScope scope(comm::world_from_mpi(MPI_COMM_WORLD));
+inline WorldPtr world_from_mpi(MPI_Comm ranks, const WorldOptions& options = {}) {
+  const auto check = [](int code, const char* call) {
+    TESSERA_CHECK(code == MPI_SUCCESS, "world_from_mpi: ", call, " failed with MPI's error code ",
+                  code, "; pass a communicator that is not freed");
+  };
+  int initialized = 0;
+  int finalized = 0;
+  check(MPI_Initialized(&initialized), "MPI_Initialized");
+  check(MPI_Finalized(&finalized), "MPI_Finalized");
+  TESSERA_CHECK(initialized != 0 && finalized == 0, "world_from_mpi: MPI is ",
+                finalized != 0 ? "finalised already" : "not initialised",
+                "; call it between MPI_Init and MPI_Finalize");
+  TESSERA_CHECK(ranks != MPI_COMM_NULL,
+                "world_from_mpi: the communicator is MPI_COMM_NULL; call it only on the ranks that "
+                "MPI_Comm_split has put into a communicator");
+  int rank = 0;
+  int size = 0;
+  check(MPI_Comm_rank(ranks, &rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(ranks, &size), "MPI_Comm_size");
+  const auto broadcast = [&](void* bytes, std::size_t count) {
+    check(MPI_Bcast(bytes, static_cast<int>(count), MPI_BYTE, 0, ranks), "MPI_Bcast");
+  };
+  return world_from_broadcast(rank, size, broadcast, options);
+}
+
+}  // namespace tessera::comm
+TESSERA_API_END

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tessera/comm/world.h"
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::comm {
+
+/// The world of the ranks of a c10d process group, with the same rank numbers. `Group`: libtorch's
+/// ProcessGroup, or one of its back ends, such as ProcessGroupGloo. The group sends one tensor, by
+/// broadcast() from rank 0, on the device `options.device`: an NCCL group needs device "cuda". The
+/// world's collectives do not use the group, and the world may outlive the group. Collective over
+/// the group; see world_from_broadcast, whose errors this function throws, and those of the group.
+///   const comm::WorldPtr world = comm::world_from_process_group(*group);
+template <class Group>
+WorldPtr world_from_process_group(Group& group, const WorldOptions& options = {}) {
+  const auto broadcast = [&](void* bytes, std::size_t count) {
+    const at::Tensor text = at::from_blob(bytes, {static_cast<std::int64_t>(count)}, at::kByte);
+    std::vector<at::Tensor> sent{text.to(c10::Device(options.device))};
+    group.broadcast(sent)->wait();
+    text.copy_(sent.front());
+  };
+  return world_from_broadcast(group.getRank(), group.getSize(), broadcast, options);
+}
+
+}  // namespace tessera::comm
+TESSERA_API_END
