@@ -19,9 +19,8 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
 set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
-# Search paths from a library or a program to the libraries and, in a package, to libtorch
-# (TesseraPackage.cmake).
-set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN/../torch/lib")
+# Search paths from a library or a program to the libraries.
+set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 # Compiling a source that includes libtorch takes about 1 GB, so two are compiled at a time.
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS tessera_heavy=2)
@@ -73,6 +72,9 @@ function(tessera_find_sources variable)
   set(${variable} ${found} PARENT_SCOPE)
 endfunction()
 
+# A target for all libraries and programs that are installed.
+add_custom_target(tessera_package)
+
 # tessera_layer(<name> [SOURCES <file>...] [EXCEPT <file>...] [ALONE <file>...] [USES <target>...]
 #               [PRIVATE <target>...] [NO_TORCH] [COLD])
 # A layer: the shared library libtessera_<name>.so with the alias tessera::<name>. Its sources are
@@ -107,6 +109,7 @@ function(tessera_layer name)
   endif()
   if(TESSERA_INSTALL)
     install(TARGETS tessera_${name} EXPORT tesseraTargets)
+    add_dependencies(tessera_package tessera_${name})
   endif()
   if(ARG_COLD)
     tessera_is_cold(tessera_${name})
@@ -123,7 +126,7 @@ endfunction()
 # Names libraries by version (libtessera_x.so.0.3), so that a program never loads a library of
 # another minor version.
 function(tessera_use_version target)
-  set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION}
+  set_target_properties(${target} PROPERTIES
     SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 endfunction()
 
@@ -157,6 +160,7 @@ function(tessera_program name)
   target_compile_options(${name} PRIVATE ${ARG_OPTIMIZE})
   if(TESSERA_INSTALL AND NOT ARG_NO_INSTALL)
     install(TARGETS ${name})
+    add_dependencies(tessera_package ${name})
   endif()
 endfunction()
 

@@ -1,5 +1,6 @@
-# Installs headers, libraries, programs and the package that find_package(tessera) reads; also packs
-# the install tree as a tarball (cpack, docs/install.md).
+# Installs headers, libraries, programs and the package that find_package(tessera) reads. The
+# components "tarball" (for cpack) and "wheel" (for pip) make this install tree work next to the
+# torch of any Python (docs/install.md).
 include(CMakePackageConfigHelpers)
 
 set(TESSERA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
@@ -22,15 +23,20 @@ if(TESSERA_EXAMPLES)
   install(DIRECTORY examples/llama/configs DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera)
 endif()
 
+foreach(component tarball wheel)
+  install(CODE "set(TESSERA_LIBDIR ${CMAKE_INSTALL_LIBDIR})\nset(TESSERA_TORCH_VERSION ${TESSERA_TORCH_VERSION})"
+    SCRIPT cmake/TesseraPackage.cmake COMPONENT ${component} EXCLUDE_FROM_ALL)
+endforeach()
+install(PROGRAMS packaging/use-torch DESTINATION . COMPONENT tarball EXCLUDE_FROM_ALL)
+
 if(PROJECT_IS_TOP_LEVEL)
   set(CPACK_GENERATOR TGZ)
   set(CPACK_PACKAGE_FILE_NAME
     tessera-${PROJECT_VERSION}-torch${TESSERA_TORCH_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR})
   set(CPACK_STRIP_FILES ON)
   set(CPACK_VERBATIM_VARIABLES ON)
-  set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/cmake/TesseraPackage.cmake)
-  set(CPACK_TESSERA_SOURCE ${PROJECT_SOURCE_DIR})
-  set(CPACK_TESSERA_LIBDIR ${CMAKE_INSTALL_LIBDIR})
-  set(CPACK_TESSERA_TORCH ${TESSERA_TORCH_VERSION})
+  set(CPACK_INSTALL_CMAKE_PROJECTS
+    ${PROJECT_BINARY_DIR} tessera Unspecified /
+    ${PROJECT_BINARY_DIR} tessera tarball /)
   include(CPack)
 endif()

@@ -1,16 +1,17 @@
-# Run by CPack before it packs: makes the install tree work next to the torch of any Python.
+# Run by cmake --install for the components "tarball" and "wheel", after the install tree itself: makes
+# the install tree work next to the torch of any Python, and without the distribution's libraries.
 
-set(tree ${CPACK_TEMPORARY_DIRECTORY})
-set(libraries ${tree}/${CPACK_TESSERA_LIBDIR})
-file(GLOB ours ${tree}/bin/* ${libraries}/libtessera_*.so.*.*.*)
+set(tree ${CMAKE_INSTALL_PREFIX})
+set(libraries ${tree}/${TESSERA_LIBDIR})
+file(GLOB ours ${tree}/bin/* ${libraries}/libtessera_*.so.*)
 list(FILTER ours EXCLUDE REGEX "[.]py$")
 
 # The package includes the distribution's libraries that are used.
 include(${CMAKE_CURRENT_LIST_DIR}/TesseraLibraries.cmake)
 tessera_distribution_libraries(others ${ours})
-file(INSTALL ${others} DESTINATION ${libraries} TYPE SHARED_LIBRARY FOLLOW_SYMLINK_CHAIN)
 foreach(library IN LISTS others)
   cmake_path(GET library FILENAME name)
+  file(COPY_FILE ${library} ${libraries}/${name})
   execute_process(COMMAND dpkg -S */${name} OUTPUT_VARIABLE owner ERROR_QUIET)
   string(REGEX REPLACE ":.*" "" owner "${owner}")
   if(owner AND EXISTS /usr/share/doc/${owner}/copyright)
@@ -18,10 +19,10 @@ foreach(library IN LISTS others)
   endif()
 endforeach()
 
-# Keeps only the search paths that are within the install tree, including ./torch.
+# Keeps only the search paths that are relative to the file.
 foreach(file IN LISTS ours)
-  file(READ_ELF ${file} RUNPATH searched)
-  string(REPLACE ":" ";" searched "${searched}")
+  file(READ_ELF ${file} RPATH rpath RUNPATH runpath)  # a file has only one of the two
+  string(REPLACE ":" ";" searched "${rpath}${runpath}")
   list(FILTER searched INCLUDE REGEX "^[$]ORIGIN")
   list(JOIN searched ":" searched)
   file(RPATH_SET FILE ${file} NEW_RPATH "${searched}")
@@ -29,8 +30,12 @@ endforeach()
 set(config ${libraries}/cmake/tessera/tesseraConfig.cmake)
 file(READ ${config} text)
 string(REGEX REPLACE "TESSERA_BUILT_WITH_TORCH \"[^\"]*\""
-  "TESSERA_BUILT_WITH_TORCH \"\${PACKAGE_PREFIX_DIR}/torch\"" text "${text}")
+  "TESSERA_BUILT_WITH_TORCH \"\${PACKAGE_PREFIX_DIR}/torch\" \"\${PACKAGE_PREFIX_DIR}/../torch\"" text "${text}")
 file(WRITE ${config} "${text}")
+file(WRITE ${tree}/torch-version "${TESSERA_TORCH_VERSION}\n")
 
-file(WRITE ${tree}/torch-version "${CPACK_TESSERA_TORCH}\n")
-file(COPY ${CPACK_TESSERA_SOURCE}/packaging/use-torch DESTINATION ${tree})
+# A wheel cannot contain links. The links are only used by linkers that are given -ltessera_core.
+if(CMAKE_INSTALL_COMPONENT STREQUAL "wheel")
+  file(GLOB links ${libraries}/libtessera_*.so)
+  file(REMOVE ${links})
+endif()

@@ -11,10 +11,11 @@ set(TESSERA_TESTED_TORCH 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0)
 option(TESSERA_ANY_TORCH "Try a version of libtorch that Tessera is not tested with" OFF)
 
 # The default libtorch is the wheel in the virtual environment of scripts/setup or, in an installed
-# Tessera, the one that it was built with (TESSERA_BUILT_WITH_TORCH). The caller's Torch_DIR,
+# Tessera, the one that it was built with (TESSERA_BUILT_WITH_TORCH, with the version
+# TESSERA_BUILT_WITH_TORCH_VERSION, which no other may replace). The caller's Torch_DIR,
 # Torch_ROOT and CMAKE_PREFIX_PATH take precedence.
 file(GLOB _tessera_wheel "${TESSERA_VENV}/lib/python3*/site-packages/torch")
-if(TESSERA_TORCH_ROOT AND _tessera_wheel AND TESSERA_TORCH_ROOT MATCHES "/site-packages/torch$" AND
+if(TESSERA_TORCH_ROOT AND _tessera_wheel AND TESSERA_TORCH_ROOT MATCHES "/[.]deps/venv[^/]*/lib/" AND
    NOT TESSERA_TORCH_ROOT STREQUAL _tessera_wheel)
   message(FATAL_ERROR "This build folder was configured with the libtorch in ${TESSERA_TORCH_ROOT}, "
     "and scripts/setup has chosen ${_tessera_wheel} since: configure it anew with cmake --fresh.")
@@ -33,49 +34,36 @@ file(STRINGS ${TESSERA_TORCH_ROOT}/include/torch/headeronly/version.h _version_l
 string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" TESSERA_TORCH_VERSION "${_version_lines}")
 string(REGEX REPLACE "([0-9]+[.][0-9]+)[.][0-9]+" "\\1" _tested_minors "${TESSERA_TESTED_TORCH}")
 list(GET _tested_minors -1 TESSERA_NEWEST_TORCH)
-if(NOT TESSERA_TORCH_VERSION IN_LIST _tested_minors AND NOT TESSERA_ANY_TORCH)
+set(_refused "")
+if(TESSERA_BUILT_WITH_TORCH_VERSION)
+  if(NOT TESSERA_TORCH_VERSION STREQUAL TESSERA_BUILT_WITH_TORCH_VERSION)
+    set(_refused "is not the version that this Tessera was built with, ${TESSERA_BUILT_WITH_TORCH_VERSION}: pass "
+      "-DTorch_ROOT=DIR, where DIR has libtorch ${TESSERA_BUILT_WITH_TORCH_VERSION}, or build Tessera with "
+      "libtorch ${TESSERA_TORCH_VERSION}.")
+  endif()
+elseif(NOT TESSERA_TORCH_VERSION IN_LIST _tested_minors AND NOT TESSERA_ANY_TORCH)
   list(JOIN _tested_minors ", " _tested_minors)
-  message(FATAL_ERROR "libtorch ${TESSERA_TORCH_VERSION} in ${TESSERA_TORCH_ROOT} is not tested, ${_tested_minors} are: "
+  set(_refused "is not tested, ${_tested_minors} are: "
     "run scripts/setup, pass another CMAKE_PREFIX_PATH, or try it with -DTESSERA_ANY_TORCH=ON.")
 endif()
+if(_refused)
+  set(_refused "libtorch ${TESSERA_TORCH_VERSION} in ${TESSERA_TORCH_ROOT} " ${_refused})
+  unset(TESSERA_TORCH_ROOT CACHE)  # so that the next configuration searches again
+  message(FATAL_ERROR ${_refused})
+endif()
 
+# find_package(Torch) is not used. It fails for a CUDA build of libtorch on a machine without a CUDA
+# toolkit, and changes the compiler's options for CUDA in every target.
 find_package(CUDAToolkit QUIET)
 set(TESSERA_TORCH_HAS_CUDA OFF)
 if(EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so AND CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE)
   set(TESSERA_TORCH_HAS_CUDA ON)
 endif()
 
-# The GPU architectures for which libtessera_cuda.so has kernels, in libtorch's notation: A100 and
-# other 8.x, H100 and H200, B200, and PTX for later ones. A toolkit before 12.8 does not support the
-# last. libtorch adds the compiler's flags; without a list it would query a GPU.
-set(_architectures "8.0;9.0a;10.0+PTX")
-if(CUDAToolkit_VERSION VERSION_LESS 12.8)
-  set(_architectures "8.0;9.0+PTX")
-endif()
-if(DEFINED ENV{TORCH_CUDA_ARCH_LIST})
-  set(_architectures "$ENV{TORCH_CUDA_ARCH_LIST}")
-endif()
-set(TORCH_CUDA_ARCH_LIST "${_architectures}" CACHE STRING "GPUs to compile kernels for, as in PyTorch")
-
-# find_package(Torch) fails for a CUDA build of libtorch without a CUDA toolkit, so in this case its
-# CPU part is defined here.
-if(TESSERA_TORCH_HAS_CUDA OR NOT EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so)
-  set(ENV{TORCH_CUDA_ARCH_LIST} "${TORCH_CUDA_ARCH_LIST}")
-  find_package(Torch REQUIRED PATHS ${TESSERA_TORCH_ROOT}/share/cmake/Torch NO_DEFAULT_PATH)
-else()
-  foreach(lib c10 torch_cpu)
-    if(NOT TARGET ${lib})
-      add_library(${lib} SHARED IMPORTED)
-      set_target_properties(${lib} PROPERTIES IMPORTED_LOCATION ${TESSERA_TORCH_ROOT}/lib/lib${lib}.so)
-    endif()
-  endforeach()
-endif()
-
 if(NOT TARGET tessera::libtorch)
   add_library(tessera::libtorch INTERFACE IMPORTED GLOBAL)
   target_include_directories(tessera::libtorch SYSTEM INTERFACE
     ${TESSERA_TORCH_ROOT}/include ${TESSERA_TORCH_ROOT}/include/torch/csrc/api/include)
-  # Linked by file, because the imported target torch_cpu would also link CUDA's libraries.
   target_link_libraries(tessera::libtorch INTERFACE
     ${TESSERA_TORCH_ROOT}/lib/libtorch_cpu.so ${TESSERA_TORCH_ROOT}/lib/libc10.so)
   target_link_options(tessera::libtorch INTERFACE

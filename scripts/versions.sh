@@ -41,8 +41,9 @@ declare -A library_wheels=(
   [libnvshmem_host.so.3]=nvidia-nvshmem-cu13
 )
 
-# Distribution packages: build tools, libraries, and the demo's text (Perl's manual).
-tool_packages=(g++ cmake ninja-build ccache python3 python3-venv)
+# Distribution packages: Python, build tools, libraries, and the demo's text (Perl's manual).
+python_packages=(python3 python3-venv)
+tool_packages=(g++ cmake ninja-build ccache)
 library_packages=(
   libgloo-dev librange-v3-dev libgtest-dev libgmock-dev libbenchmark-dev libfmt-dev nlohmann-json3-dev
   libtomlplusplus-dev libcli11-dev libspdlog-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev
@@ -65,14 +66,14 @@ plot_wheels=(
 # Python packages of the tests, including all that torch and transformers need, so that they are
 # installed without resolving dependencies. The versions of clang-format and clang-tidy decide the
 # results. llama-models and mistral-common are included for their tokenizer files, tiktoken and
-# sentencepiece to read these. Newer versions of mistral-common add 35 MB of files in another
+# sentencepiece to read these, scikit-build-core (with pathspec) to build the wheel. Newer versions of mistral-common add 35 MB of files in another
 # format.
 test_wheels=(
   absl-py==2.5.1 accelerate==1.15.0 certifi==2026.10.18 charset-normalizer==3.5.2 clang-format==18.1.8 clang-tidy==23.1.4
   execnet==2.1.1 expecttest==0.3.0 filelock==3.20.4 fsspec==2025.12.0 huggingface-hub==0.36.2 idna==3.20 iniconfig==2.3.1
   jinja2==3.1.6 llama-models==0.3.0 markupsafe==3.0.4 mistral-common==1.2.1 mpmath==1.3.0 networkx==3.4.2 peft==0.21.2
-  pluggy==1.7.0 protobuf==7.36.2 psutil==7.2.2 pygments==2.21.0 pytest==8.4.2 pytest-xdist==3.8.0 pyyaml==6.0.3 regex==2025.11.3
-  requests==2.34.2 safetensors==0.7.0 sentencepiece==0.2.3 setuptools==80.9.0 sympy==1.14.0 tensorboard==2.21.0 tiktoken==0.14.0 tokenizers==0.22.2
+  pathspec==1.1.1 pluggy==1.7.0 protobuf==7.36.2 psutil==7.2.2 pygments==2.21.0 pytest==8.4.2 pytest-xdist==3.8.0 pyyaml==6.0.3 regex==2025.11.3
+  requests==2.34.2 safetensors==0.7.0 scikit-build-core==1.1.2 sentencepiece==0.2.3 setuptools==80.9.0 sympy==1.14.0 tensorboard==2.21.0 tiktoken==0.14.0 tokenizers==0.22.2
   tqdm==4.70.1 transformers==4.57.6 typing-extensions==4.15.0 urllib3==2.8.0)
 
 # Python packages of scripts/workflows.py: check-jsonschema with its imports, and shellcheck.
