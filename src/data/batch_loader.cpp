@@ -36,48 +36,41 @@ std::uint64_t mix(std::uint64_t value) {
 /// four, repeated until the value is in the range (at most four times on average).
 class Permutation {
  public:
-  Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t number);
+  Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t number)
+      : count_(static_cast<std::uint64_t>(count)) {
+    while (half_bits_ < 31 && (std::uint64_t{1} << (2 * half_bits_)) < count_) {
+      ++half_bits_;
+    }
+    std::uint64_t key = mix(mix(seed) ^ number);
+    for (std::uint64_t& round : keys_) {
+      round = key = mix(key);
+    }
+  }
+
   /// The permuted value of `index`, which is in [0, count).
-  std::int64_t operator()(std::int64_t index) const;
+  std::int64_t operator()(std::int64_t index) const {
+    auto value = static_cast<std::uint64_t>(index);
+    do {
+      value = encipher(value);
+    } while (value >= count_);
+    return static_cast<std::int64_t>(value);
+  }
 
  private:
-  std::uint64_t encipher(std::uint64_t value) const;
+  std::uint64_t encipher(std::uint64_t value) const {
+    const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
+    std::uint64_t left = value >> half_bits_;
+    std::uint64_t right = value & mask;
+    for (const std::uint64_t key : keys_) {
+      left = std::exchange(right, left ^ (mix(right ^ key) & mask));
+    }
+    return (left << half_bits_) | right;
+  }
 
   std::uint64_t count_;
   int half_bits_ = 1;
   std::array<std::uint64_t, 4> keys_;
 };
-
-Permutation::Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t number)
-    : count_(static_cast<std::uint64_t>(count)) {
-  while (half_bits_ < 31 && (std::uint64_t{1} << (2 * half_bits_)) < count_) {
-    ++half_bits_;
-  }
-  std::uint64_t key = mix(mix(seed) ^ number);
-  for (std::uint64_t& round : keys_) {
-    round = key = mix(key);
-  }
-}
-
-std::int64_t Permutation::operator()(std::int64_t index) const {
-  auto value = static_cast<std::uint64_t>(index);
-  do {
-    value = encipher(value);
-  } while (value >= count_);
-  return static_cast<std::int64_t>(value);
-}
-
-std::uint64_t Permutation::encipher(std::uint64_t value) const {
-  const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
-  std::uint64_t left = value >> half_bits_;
-  std::uint64_t right = value & mask;
-  for (const std::uint64_t key : keys_) {
-    const std::uint64_t next = left ^ (mix(right ^ key) & mask);
-    left = right;
-    right = next;
-  }
-  return (left << half_bits_) | right;
-}
 
 /// Resolution of a source's fraction; the product of two fractions fits into 62 bits.
 constexpr double kUnits = std::int64_t{1} << 30;
@@ -96,73 +89,61 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 /// sources.
 class Mixture {
  public:
-  /// Takes positive weights of the sources.
-  explicit Mixture(const std::vector<double>& weights);
+  /// Takes positive weights of the sources. Fractions are integers, so that every machine rounds
+  /// equally.
+  explicit Mixture(const std::vector<double>& weights) : sums_{0} {
+    const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+    for (const double weight : weights) {
+      const auto share = static_cast<std::int64_t>(std::llround(weight / total * kUnits));
+      sums_.push_back(sums_.back() + std::max<std::int64_t>(share, 1));
+    }
+  }
 
   struct Place {
     std::size_t source;
     std::int64_t index;  ///< index among the source's samples
   };
   /// The source and index of sample n >= 0.
-  Place operator()(std::int64_t n) const;
-  /// The maximum number of samples of one source among `samples` consecutive samples.
-  std::int64_t most(std::size_t source, std::int64_t samples) const;
+  Place operator()(std::int64_t n) const {
+    Node at = root();
+    while (at.last - at.first > 1) {
+      const Node half = first_half(at);
+      const std::int64_t before = dealt(n, weight(half), weight(at));
+      if (dealt(n + 1, weight(half), weight(at)) > before) {
+        at = half;
+        n = before;
+      } else {
+        at.first = half.last;
+        n -= before;
+      }
+    }
+    return {at.first, n};
+  }
+
+  /// The maximum number of samples of one source among `samples` consecutive samples. Of m
+  /// consecutive samples, a node with fraction p gets at most ceil(m p).
+  std::int64_t most(std::size_t source, std::int64_t samples) const {
+    Node at = root();
+    while (at.last - at.first > 1) {
+      const std::int64_t all = weight(at);
+      const Node half = first_half(at);
+      source < half.last ? void(at = half) : void(at.first = half.last);
+      samples = samples / all * weight(at) + (samples % all * weight(at) + all - 1) / all;
+    }
+    return samples;
+  }
 
  private:
-  /// The sources [first, last), split at `middle`; the weight of the first half, and of all.
+  /// The sources [first, last).
   struct Node {
-    std::size_t first, middle, last;
-    std::int64_t part, all;
+    std::size_t first, last;
   };
-  Node node(std::size_t first, std::size_t last) const;
+  Node root() const { return {0, sums_.size() - 1}; }
+  static Node first_half(Node at) { return {at.first, (at.first + at.last) / 2}; }
+  std::int64_t weight(Node at) const { return sums_[at.last] - sums_[at.first]; }
 
   std::vector<std::int64_t> sums_;  ///< cumulative fractions of the sources, in units of 2^-30
 };
-
-/// Fractions are integers, so that every machine rounds equally.
-Mixture::Mixture(const std::vector<double>& weights) : sums_{0} {
-  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  for (const double weight : weights) {
-    const auto share = static_cast<std::int64_t>(std::llround(weight / total * kUnits));
-    sums_.push_back(sums_.back() + std::max<std::int64_t>(share, 1));
-  }
-}
-
-Mixture::Node Mixture::node(std::size_t first, std::size_t last) const {
-  const std::size_t middle = (first + last) / 2;
-  return {first, middle, last, sums_[middle] - sums_[first], sums_[last] - sums_[first]};
-}
-
-Mixture::Place Mixture::operator()(std::int64_t n) const {
-  std::size_t first = 0;
-  std::size_t last = sums_.size() - 1;
-  while (last - first > 1) {
-    const Node at = node(first, last);
-    const std::int64_t before = dealt(n, at.part, at.all);
-    if (dealt(n + 1, at.part, at.all) > before) {
-      last = at.middle;
-      n = before;
-    } else {
-      first = at.middle;
-      n -= before;
-    }
-  }
-  return {first, n};
-}
-
-/// Among m consecutive samples, a node with fraction p gets at most ceil(m p).
-std::int64_t Mixture::most(std::size_t source, std::int64_t samples) const {
-  std::size_t first = 0;
-  std::size_t last = sums_.size() - 1;
-  while (last - first > 1) {
-    const Node at = node(first, last);
-    const bool in_first = source < at.middle;
-    const std::int64_t part = in_first ? at.part : at.all - at.part;
-    samples = samples / at.all * part + (samples % at.all * part + at.all - 1) / at.all;
-    (in_first ? last : first) = at.middle;
-  }
-  return samples;
-}
 
 namespace {
 
@@ -216,12 +197,6 @@ BatchLoader::BatchLoader(std::vector<WeightedSamples> sources, const BatchOption
   check_sizes();
 }
 
-BatchLoader::BatchLoader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
-                         std::int64_t vocabulary, std::optional<std::uint64_t> shuffle)
-    : BatchLoader(std::vector<WeightedSamples>{{.samples = token_windows(std::move(tokens),
-                                                                         sequence, vocabulary)}},
-                  {.batch = batch, .shuffle = shuffle}) {}
-
 void BatchLoader::check_sizes() const {
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     const SampleSource& source = *sources_[i].samples;
@@ -238,13 +213,7 @@ void BatchLoader::check_sizes() const {
   }
 }
 
-BatchLoader::Batch BatchLoader::load(std::int64_t step, std::int64_t first, std::int64_t last,
-                                     bool pinned) const {
-  const RowRange rows{first, last};
-  return load(step, std::span(&rows, 1), pinned);
-}
-
-BatchLoader::Batch BatchLoader::load(std::int64_t step, std::span<const RowRange> ranges,
+BatchLoader::Batch BatchLoader::load(std::int64_t step, const std::vector<RowRange>& ranges,
                                      bool pinned) const {
   TESSERA_CHECK(step >= 0, "the batch of step ", step, " was asked for; steps count from 0");
   std::int64_t rows = 0;
@@ -326,36 +295,27 @@ BatchLoader::Batch BatchLoader::Batch::rows(std::int64_t first, std::int64_t cou
   return {part(inputs), part(targets), part(positions), part(host_positions)};
 }
 
-namespace {
-
-/// The current GPU of the calling thread. A DeviceGuard without an index does not change the
-/// device.
-c10::Device current_gpu() {
-  return c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device();
-}
-
-}  // namespace
-
-PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first,
-                               std::int64_t last, bool pinned, bool beside)
-    : PrefetchLoader(std::move(loader), {RowRange{first, last}}, pinned, beside) {}
-
 PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader,
-                               std::vector<RowRange> ranges, bool pinned, bool beside)
-    : loader_(std::move(loader)), ranges_(std::move(ranges)), pinned_(pinned), beside_(beside) {}
+                               std::vector<RowRange> ranges, bool pinned, bool background)
+    : loader_(std::move(loader)),
+      ranges_(std::move(ranges)),
+      pinned_(pinned),
+      background_(background) {}
 
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
   // A new thread would use the first GPU, where allocating page-locked memory would create another
   // CUDA context.
-  const c10::Device device = pinned_ ? current_gpu() : c10::Device(c10::kCPU);
+  // A DeviceGuard without an index does not change the device.
+  const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
+                                     : c10::Device(c10::kCPU);
   // The task captures copies, because this object may be moved during the load.
-  batch_ = std::async(beside_ ? std::launch::async : std::launch::deferred,
+  batch_ = std::async(background_ ? std::launch::async : std::launch::deferred,
                       [loader = loader_, ranges = ranges_, pinned = pinned_, step, device] {
                         const c10::DeviceGuard guard(device);
                         return loader->load(step, ranges, pinned);
                       });
-  if (!beside_) {
+  if (!background_) {
     batch_.wait();  // runs the deferred load now, on this thread
   }
 }

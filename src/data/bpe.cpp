@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cstring>
+#include <compare>
+#include <functional>
 #include <memory>
 #include <mutex>
-#include <span>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -19,73 +19,22 @@ namespace {
 /// SentencePiece's symbol for a space.
 constexpr std::string_view kMark = "\xe2\x96\x81";
 
-/// The result of merging a pair of tokens.
-struct MergedPair {
-  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
-  std::uint32_t rank = kNone;  ///< kNone: the pair is not merged
-  TokenId result = 0;
-};
+/// Merges by pair_of() of their two tokens. Most of the encoding time is lookups in this map.
+using Merges = std::unordered_map<std::uint64_t, Merge>;
 
-/// Merges by pair, in a flat hash table, because most of the encoding time is lookups.
-class MergeTable {
- public:
-  /// If a pair has several merges, the last one applies.
-  explicit MergeTable(const std::vector<Merge>& merges)
-      // The hash table is at most half full, so that searches are short.
-      : slots_(std::bit_ceil(std::max<std::size_t>(2 * merges.size(), 16))),
-        shift_(64 - std::countr_zero(slots_.size())) {
-    for (const Merge& merge : merges) {
-      const std::uint64_t key = key_of(merge.left, merge.right);
-      slots_[place(key)] = {key, {merge.rank, merge.result}};
-    }
+std::uint64_t pair_of(TokenId left, TokenId right) {
+  return std::uint64_t{left} << 32 | right;
+}
+
+/// If a pair has several merges, the last one applies.
+Merges by_pairs(const std::vector<Merge>& merges) {
+  Merges by_pair;
+  by_pair.reserve(merges.size());
+  for (const Merge& merge : merges) {
+    by_pair[pair_of(merge.left, merge.right)] = merge;
   }
-
-  MergedPair find(TokenId left, TokenId right) const {
-    return slots_[place(key_of(left, right))].merged;
-  }
-
- private:
-  static constexpr std::uint64_t kEmpty = ~std::uint64_t{0};
-  struct Slot {
-    std::uint64_t key = kEmpty;
-    MergedPair merged;
-  };
-
-  static std::uint64_t key_of(TokenId left, TokenId right) {
-    return std::uint64_t{left} << 32 | right;
-  }
-  /// The slot of a key, or the empty slot for it. Fibonacci hashing: the upper bits of the product.
-  std::size_t place(std::uint64_t key) const {
-    auto at = static_cast<std::size_t>((key ^ key >> 29) * 0x9e3779b97f4a7c15U >> shift_);
-    while (slots_[at].key != key && slots_[at].key != kEmpty) {
-      at = (at + 1) & (slots_.size() - 1);
-    }
-    return at;
-  }
-
-  std::vector<Slot> slots_;
-  int shift_;
-};
-
-/// The tokens of a recently encoded word, in one cache line.
-struct CachedWord {
-  std::array<TokenId, 8> tokens{};
-  std::array<char, 30> word{};
-  std::uint8_t bytes = 0;  ///< length of the word; 0: the entry is empty
-  std::uint8_t count = 0;
-
-  bool holds(std::string_view other) const {
-    return bytes == other.size() && std::memcmp(word.data(), other.data(), bytes) == 0;
-  }
-  void store(std::string_view text, std::span<const TokenId> ids) {
-    if (ids.size() <= tokens.size()) {
-      std::ranges::copy(text, word.begin());
-      std::ranges::copy(ids, tokens.begin());
-      bytes = static_cast<std::uint8_t>(text.size());
-      count = static_cast<std::uint8_t>(ids.size());
-    }
-  }
-};
+  return by_pair;
+}
 
 struct Symbol {
   TokenId id = 0;
@@ -98,14 +47,15 @@ struct Symbol {
 struct Candidate {
   std::uint64_t rank_and_position = 0;
   TokenId result = 0;
+  auto operator<=>(const Candidate&) const = default;
 };
 
 /// Memory that is reused between encodings, by one thread at a time.
 struct Workspace {
   static constexpr std::size_t kCachedWords = std::size_t{1} << 15;
+  static constexpr std::size_t kCachedBytes = 30;  ///< longer words rarely occur twice
 
-  std::vector<CachedWord> cache{kCachedWords};  ///< recently encoded words; a later word replaces
-                                                ///< an earlier one
+  TextMap<std::vector<TokenId>> cache;  ///< the tokens of recently encoded words
   std::vector<TokenId> ids;
   std::vector<Symbol> symbols;
   std::vector<Candidate> candidates;
@@ -115,7 +65,7 @@ struct Workspace {
 /// Symbols are a linked list, candidates a heap. Outdated candidates are skipped.
 class HeapMerge {
  public:
-  HeapMerge(const MergeTable& merges, Workspace& workspace)
+  HeapMerge(const Merges& merges, Workspace& workspace)
       : merges_(merges),
         ids_(workspace.ids),
         symbols_(workspace.symbols),
@@ -135,12 +85,11 @@ class HeapMerge {
       push(i);
     }
     while (!heap_.empty()) {
-      std::ranges::pop_heap(heap_, later);
+      std::ranges::pop_heap(heap_, std::greater());
       const Candidate top = heap_.back();
       heap_.pop_back();
       const auto at = static_cast<std::uint32_t>(top.rank_and_position);
-      const auto now = symbols_[at].merged_away ? std::nullopt : candidate_at(at);
-      if (now && now->rank_and_position == top.rank_and_position) {
+      if (!symbols_[at].merged_away && candidate_at(at) == top) {
         merge(at, top.result);
       }
     }
@@ -155,18 +104,16 @@ class HeapMerge {
  private:
   static constexpr std::uint32_t kNoSymbol = ~std::uint32_t{0};
 
-  static bool later(const Candidate& a, const Candidate& b) {
-    return a.rank_and_position > b.rank_and_position;
-  }
-
   std::optional<Candidate> candidate_at(std::uint32_t at) const {
     const Symbol& symbol = symbols_[at];
-    const MergedPair pair =
-        symbol.next == kNoSymbol ? MergedPair() : merges_.find(symbol.id, symbols_[symbol.next].id);
-    if (pair.rank == MergedPair::kNone) {
+    if (symbol.next == kNoSymbol) {
       return std::nullopt;
     }
-    return Candidate{std::uint64_t{pair.rank} << 32 | at, pair.result};
+    const auto merge = merges_.find(pair_of(symbol.id, symbols_[symbol.next].id));
+    if (merge == merges_.end()) {
+      return std::nullopt;
+    }
+    return Candidate{std::uint64_t{merge->second.rank} << 32 | at, merge->second.result};
   }
 
   void merge(std::uint32_t at, TokenId result) {
@@ -187,11 +134,11 @@ class HeapMerge {
   void push(std::uint32_t at) {
     if (const auto candidate = candidate_at(at)) {
       heap_.push_back(*candidate);
-      std::ranges::push_heap(heap_, later);
+      std::ranges::push_heap(heap_, std::greater());
     }
   }
 
-  const MergeTable& merges_;
+  const Merges& merges_;
   std::vector<TokenId>& ids_;
   std::vector<Symbol>& symbols_;
   std::vector<Candidate>& heap_;
@@ -200,11 +147,8 @@ class HeapMerge {
 /// Encodes words with byte-pair merges. Immutable.
 class Bpe {
  public:
-  explicit Bpe(BpeModel model) : model_(std::move(model)), merges_(model_.merges) {
+  explicit Bpe(BpeModel model) : model_(std::move(model)), merges_(by_pairs(model_.merges)) {
     for (const auto& [text, id] : model_.vocabulary) {
-      if (text.size() == 1) {
-        bytes_[static_cast<unsigned char>(text[0])] = id;
-      }
       if (const auto byte = byte_of_fallback_token(text); byte && model_.byte_fallback) {
         fallback_[*byte] = id;
       }
@@ -219,16 +163,17 @@ class Bpe {
       const std::size_t end = divisible_ ? next_border(word) : word.size();
       const std::string_view part = word.substr(0, end);
       word.remove_prefix(end);
-      CachedWord& cached =
-          workspace.cache[std::hash<std::string_view>()(part) % Workspace::kCachedWords];
-      if (cached.holds(part)) {
-        ids.insert(ids.end(), cached.tokens.begin(), cached.tokens.begin() + cached.count);
+      if (const auto cached = workspace.cache.find(part); cached != workspace.cache.end()) {
+        ids.insert(ids.end(), cached->second.begin(), cached->second.end());
         continue;
       }
       merge_word(part, workspace);
       ids.insert(ids.end(), workspace.ids.begin(), workspace.ids.end());
-      if (part.size() <= cached.word.size()) {
-        cached.store(part, workspace.ids);
+      if (part.size() <= Workspace::kCachedBytes) {
+        if (workspace.cache.size() == Workspace::kCachedWords) {
+          workspace.cache.clear();
+        }
+        workspace.cache.emplace(part, workspace.ids);
       }
     }
   }
@@ -287,11 +232,11 @@ class Bpe {
       const std::string_view character =
           word.substr(0, model_.byte_level ? 1 : first_character(word).bytes);
       word.remove_prefix(character.size());
-      if (const auto token = token_of(character)) {
+      if (const auto token = model_.vocabulary.find(character); token != model_.vocabulary.end()) {
         if (std::exchange(unknown, false)) {
           ids.push_back(*model_.unknown);
         }
-        ids.push_back(*token);
+        ids.push_back(token->second);
       } else if (!append_fallback(character, ids)) {
         TESSERA_CHECK(model_.unknown, "the tokenizer has no token for '", printable(character),
                       "' and none for what is unknown: use one that covers the text");
@@ -306,14 +251,6 @@ class Bpe {
     }
   }
 
-  std::optional<TokenId> token_of(std::string_view character) const {
-    if (character.size() == 1) {
-      return bytes_[static_cast<unsigned char>(character[0])];
-    }
-    const auto found = model_.vocabulary.find(character);
-    return found == model_.vocabulary.end() ? std::nullopt : std::optional(found->second);
-  }
-
   bool append_fallback(std::string_view character, std::vector<TokenId>& ids) const {
     const auto token = [&](char byte) { return fallback_[static_cast<unsigned char>(byte)]; };
     const bool covered =
@@ -325,8 +262,7 @@ class Bpe {
   }
 
   BpeModel model_;
-  MergeTable merges_;
-  std::array<std::optional<TokenId>, 256> bytes_;     ///< tokens of bytes, or of ASCII characters
+  Merges merges_;
   std::array<std::optional<TokenId>, 256> fallback_;  ///< ids of the byte-fallback tokens <0xHH>
   bool divisible_ = false;                       ///< whether words may be cut before space symbols
   std::unordered_set<std::string> before_mark_;  ///< characters that precede a space symbol in a
@@ -345,15 +281,12 @@ class BpeTokenizer final : public Tokenizer {
       if (token.normalized) {
         token.content = normalize(token.content);
       }
-      TESSERA_CHECK(token.content.size() <= kMaxAddedTokenBytes, "the added token of id ", token.id,
-                    " has ", token.content.size(), " bytes; at most ", kMaxAddedTokenBytes,
-                    " are looked for");
       if (!token.content.empty()) {
         (token.normalized ? normalized : raw).push_back(token);
       }
     }
-    raw_ = AddedTokens(std::move(raw));
-    normalized_ = AddedTokens(std::move(normalized));
+    raw_ = AddedTokens(raw);
+    normalized_ = AddedTokens(normalized);
   }
 
   std::int64_t vocabulary() const override { return std::ssize(parts_.texts); }

@@ -3,11 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "steps.h"
@@ -23,16 +20,7 @@ struct Merge {
   std::uint32_t rank = 0;
 };
 
-/// A hash for strings that allows lookups by string_view.
-struct TextHash {
-  using is_transparent = void;
-  std::size_t operator()(std::string_view text) const {
-    return std::hash<std::string_view>()(text);
-  }
-};
-using Vocabulary = std::unordered_map<std::string, TokenId, TextHash, std::equal_to<>>;
-
-/// A byte-pair model. The defaults are those of the tiktoken format.
+/// A byte-pair model. The default values fit the tiktoken format.
 struct BpeModel {
   Vocabulary vocabulary;  ///< token texts: raw bytes if byte_level, else UTF-8
   std::vector<Merge> merges;

@@ -7,7 +7,6 @@
 #include <array>
 #include <charconv>
 #include <string>
-#include <unordered_map>
 
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
@@ -20,9 +19,11 @@ namespace {
 using nlohmann::json;
 
 constexpr std::uint64_t kMaxBytes = 20'000'000;
-constexpr std::array kSpecialKeys{"bos_token", "eos_token", "unk_token", "sep_token",
-                                  "pad_token", "cls_token", "mask_token"};
 constexpr const char* kExtraTokens = "extra_special_tokens";
+constexpr std::array kSpecialKeys{
+    "bos_token", "eos_token", "unk_token",  "sep_token",
+    "pad_token", "cls_token", "mask_token", "additional_special_tokens",
+    kExtraTokens};
 
 /// Reads a JSON file and adds its path to `files.read`; null if it does not exist.
 json read_json(const std::filesystem::path& file, FilesBeside& files) {
@@ -67,22 +68,6 @@ void read_added_tokens(const JsonField& field, FilesBeside& files) {
   }
 }
 
-bool is_empty_text(const nlohmann::json& value) {
-  return value.is_string() && value.get_ref<const std::string&>().empty();
-}
-
-/// The special tokens of a key, in the order of the file.
-std::vector<AddedToken> special_tokens_of(const JsonField& root, const char* key) {
-  std::vector<AddedToken> tokens;
-  const JsonField field = root.at(key);
-  if (field.json().is_array()) {
-    field.for_each([&](const JsonField& entry) { tokens.push_back(read_token(entry, true)); });
-  } else if (!field.is_null() && !is_empty_text(field.json())) {
-    tokens.push_back(read_token(field, true));
-  }
-  return tokens;
-}
-
 /// Adds a special token, which may already be known with an id.
 void add_special_token(AddedToken token, FilesBeside& files) {
   token.special = true;
@@ -96,49 +81,34 @@ void add_special_token(AddedToken token, FilesBeside& files) {
   }
 }
 
-void add_special_tokens(const JsonField& root, FilesBeside& files) {
-  std::vector<const char*> keys(kSpecialKeys.begin(), kSpecialKeys.end());
-  for (const char* key : {"additional_special_tokens", kExtraTokens}) {
-    if (root.at(key).json().is_array()) {
-      keys.push_back(key);
+/// The token of a key; nullopt if it is null or "".
+std::optional<AddedToken> special_token_of(const JsonField& field) {
+  if (field.is_null() || field.json() == "") {
+    return std::nullopt;
+  }
+  return read_token(field, /*special=*/true);
+}
+
+/// Adds the special tokens of `root`. `config`: the file that has "extra_special_tokens".
+void add_special_tokens(const JsonField& root, const std::filesystem::path& config,
+                        FilesBeside& files) {
+  for (const char* key : kSpecialKeys) {
+    const JsonField field = root.at(key);
+    if (field.json().is_array()) {
+      field.for_each(
+          [&](const JsonField& entry) { add_special_token(read_token(entry, true), files); });
+    } else if (key == kExtraTokens && field.json().is_object()) {
+      // New ids are assigned in the order of the file, which nlohmann::json does not store.
+      const auto ordered = nlohmann::ordered_json::parse(
+          files::read_file(config, "a file of a tokenizer", kMaxBytes));
+      const auto tokens = ordered.value(key, nlohmann::ordered_json::object());
+      for (const auto& [name, unused] : tokens.items()) {
+        add_special_token(read_token(field.at(name.c_str()), true), files);
+      }
+    } else if (auto token = special_token_of(field)) {
+      add_special_token(std::move(*token), files);
     }
   }
-  for (const char* key : keys) {
-    for (AddedToken& token : special_tokens_of(root, key)) {
-      add_special_token(std::move(token), files);
-    }
-  }
-}
-
-/// The names in extra_special_tokens in the order of the file, because new ids are assigned in this
-/// order.
-std::vector<std::string> names_of_extra_tokens(const std::filesystem::path& config) {
-  std::vector<std::string> names;
-  const auto all = nlohmann::ordered_json::parse(
-      files::read_file(config, "a file of a tokenizer", kMaxBytes), nullptr,
-      /*allow_exceptions=*/false);
-  for (const auto& [name, unused] : all.at(kExtraTokens).items()) {
-    names.push_back(name);
-  }
-  return names;
-}
-
-/// Reads extra_special_tokens if it is an object, as `transformers` 4 writes it.
-void add_extra_tokens(const JsonField& root, const std::filesystem::path& config,
-                      FilesBeside& files) {
-  const JsonField field = root.at(kExtraTokens);
-  if (!field.json().is_object()) {
-    return;
-  }
-  for (const std::string& name : names_of_extra_tokens(config)) {
-    AddedToken token = read_token(field.at(name.c_str()), /*special=*/true);
-    add_special_token(std::move(token), files);
-  }
-}
-
-std::optional<std::string> text_of(const JsonField& root, const char* key) {
-  const std::vector<AddedToken> tokens = special_tokens_of(root, key);
-  return tokens.empty() ? std::nullopt : std::optional(tokens.front().content);
 }
 
 std::optional<bool> flag(const JsonField& root, const char* key) {
@@ -151,24 +121,22 @@ std::optional<bool> flag(const JsonField& root, const char* key) {
 void read_ends(const JsonField& root, FilesBeside& files) {
   const JsonField name = root.at("tokenizer_class");
   const bool is_llama = !name.is_null() && name.text().find("LlamaTokenizer") != std::string::npos;
-  files.begin = text_of(root, "bos_token");
-  files.end = text_of(root, "eos_token");
-  files.adds_begin = flag(root, "add_bos_token");
-  files.adds_end = flag(root, "add_eos_token");
+  const auto end_of = [&](const char* token, const char* adds, TextEnd class_end) {
+    TextEnd end{.text = {}, .adds = flag(root, adds)};
+    if (const auto named = special_token_of(root.at(token))) {
+      end.text = named->content;
+    }
+    if (is_llama) {
+      end = {.text = end.text.value_or(*class_end.text),
+             .adds = end.adds.value_or(*class_end.adds)};
+    }
+    return end;
+  };
+  files.begin = end_of("bos_token", "add_bos_token", {.text = "<s>", .adds = true});
+  files.end = end_of("eos_token", "add_eos_token", {.text = "</s>", .adds = false});
   files.decides_ends = is_llama || name.is_null();
-  if (is_llama) {
-    files.adds_begin = files.adds_begin.value_or(true);
-    files.adds_end = files.adds_end.value_or(false);
-    files.begin = files.begin.value_or("<s>");
-    files.end = files.end.value_or("</s>");
-  }
   files.legacy = root.at("legacy").flag_or(true);
   files.prefix = flag(root, "add_prefix_space");
-}
-
-void sort_by_ids(std::vector<NamedToken>& tokens) {
-  std::ranges::stable_sort(tokens, {},
-                           [](const NamedToken& named) { return named.id.value_or(kMaxTokenId); });
 }
 
 }  // namespace
@@ -194,65 +162,41 @@ FilesBeside read_files_beside(const std::filesystem::path& tokenizer) {
   }
   const json added = names_tokens ? json() : read_json(folder / "added_tokens.json", files);
   try {
-    if (names_tokens) {
-      const JsonField root(config, "");
-      read_decoder(root.at("added_tokens_decoder"), files);
-    } else if (!added.is_null()) {
+    if (!added.is_null()) {
       read_added_tokens(JsonField(added, "added_tokens.json"), files);
     }
     if (!config.is_null()) {
       const JsonField root(config, "");
-      add_special_tokens(root, files);
-      add_extra_tokens(root, folder / "tokenizer_config.json", files);
+      if (names_tokens) {
+        read_decoder(root.at("added_tokens_decoder"), files);
+      }
+      add_special_tokens(root, folder / "tokenizer_config.json", files);
       read_ends(root, files);
     }
   } catch (const Error& error) {
     fail("the files beside the tokenizer '", tokenizer.string(), "': ", error.what());
   }
-  sort_by_ids(files.tokens);
+  std::ranges::stable_sort(files.tokens, {},
+                           [](const NamedToken& named) { return named.id.value_or(kMaxTokenId); });
   return files;
+}
+
+void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
+  TESSERA_CHECK(!named.id || *named.id == id, "the files beside the tokenizer give '",
+                printable(named.token.content), "' the id ", named.id.value_or(0), ", but it is ",
+                is_new ? "a new token, and the next id is " : "the token of id ", id,
+                ": make them agree");
+  TESSERA_CHECK(id < kMaxTokenId, "the tokenizer has more than ", kMaxTokenId, " tokens");
 }
 
 namespace {
 
-using Ids = std::unordered_map<std::string, TokenId>;
-
-Ids ids_of(const std::vector<std::string>& texts) {
-  Ids ids;
-  ids.reserve(texts.size());
-  for (std::size_t id = 0; id < texts.size(); ++id) {
-    ids.try_emplace(texts[id], static_cast<TokenId>(id));
-  }
-  return ids;
-}
-
-/// The token's id. A token outside the vocabulary gets the next id, as in `transformers`.
-TokenId id_of(const NamedToken& named, Ids& ids, std::vector<std::string>& texts) {
-  const std::string& content = named.token.content;
-  const auto [known, is_new] = ids.try_emplace(content, static_cast<TokenId>(texts.size()));
-  const TokenId id = known->second;
-  TESSERA_CHECK(!named.id || *named.id == id, "the files beside the tokenizer give '",
-                printable(content), "' the id ", *named.id, ", but it is ",
-                is_new ? "a new token, and the next id is " : "the token of id ", id,
-                ": make them agree");
-  if (is_new) {
-    TESSERA_CHECK(id < kMaxTokenId, "the tokenizer has more than ", kMaxTokenId, " tokens");
-    texts.push_back(content);
-  }
-  return id;
-}
-
-/// The begin or end of a text, as described by the files next to the tokenizer.
-struct End {
-  const char* key;
-  std::optional<bool> adds;
-  std::optional<std::string> text;
-};
-
-/// The tokens of this end. `of_template`: the tokens in the template of tokenizer.json.
-std::vector<std::int64_t> end_of(const End& end, const std::vector<std::int64_t>& of_template,
-                                 bool decides, const Ids& ids) {
-  TESSERA_CHECK(decides || !end.adds || *end.adds != of_template.empty(), "\"", end.key,
+/// The tokens of an end of a text. `key`: the flag of this end. `of_template`: the tokens in the
+/// template of tokenizer.json.
+std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
+                                    const std::vector<std::int64_t>& of_template, bool decides,
+                                    const Vocabulary& ids) {
+  TESSERA_CHECK(decides || !end.adds || *end.adds != of_template.empty(), "\"", key,
                 "\" beside the tokenizer is ", *end.adds ? "true" : "false",
                 ", but the post_processor of tokenizer.json adds ", *end.adds ? "no" : "a",
                 " token there, and versions of transformers differ in which they take: make them "
@@ -263,36 +207,46 @@ std::vector<std::int64_t> end_of(const End& end, const std::vector<std::int64_t>
   if (!*end.adds) {
     return {};
   }
-  TESSERA_CHECK(end.text, "\"", end.key, "\" beside the tokenizer is true, but no token is named");
+  TESSERA_CHECK(end.text, "\"", key, "\" beside the tokenizer is true, but no token is named");
   return {ids.at(*end.text)};
 }
 
 }  // namespace
 
 void join_files_beside(BpeTokenizerParts& parts, const FilesBeside& beside) {
-  Ids ids = ids_of(parts.texts);
+  Vocabulary ids;
+  for (std::size_t id = 0; id < parts.texts.size(); ++id) {
+    ids.try_emplace(parts.texts[id], static_cast<TokenId>(id));
+  }
   for (const NamedToken& named : beside.tokens) {
-    const TokenId id = id_of(named, ids, parts.texts);
-    const auto known = std::ranges::find(parts.added, id, &AddedToken::id);
-    if (known != parts.added.end()) {
-      known->special = known->special || named.token.special;
+    const std::string& content = named.token.content;
+    // A token outside the vocabulary gets the next id, as in `transformers`.
+    const auto [known, is_new] = ids.try_emplace(content, static_cast<TokenId>(parts.texts.size()));
+    const TokenId id = known->second;
+    check_id(named, id, is_new);
+    if (is_new) {
+      parts.texts.push_back(content);
+    }
+    const auto added = std::ranges::find(parts.added, id, &AddedToken::id);
+    if (added != parts.added.end()) {
+      added->special = added->special || named.token.special;
     } else {
       parts.added.push_back(named.token);
       parts.added.back().id = id;
     }
   }
-  for (const auto& text : {beside.begin, beside.end}) {
-    TESSERA_CHECK(!text || ids.contains(*text), "'", printable(text.value_or("")),
+  for (const TextEnd* end : {&beside.begin, &beside.end}) {
+    TESSERA_CHECK(!end->text || ids.contains(*end->text), "'", printable(end->text.value_or("")),
                   "', which the files beside the tokenizer name as an end of texts, is not a token "
                   "of it");
   }
-  parts.begin_tokens = end_of({"add_bos_token", beside.adds_begin, beside.begin},
-                              parts.begin_tokens, beside.decides_ends, ids);
-  parts.end_tokens = end_of({"add_eos_token", beside.adds_end, beside.end}, parts.end_tokens,
-                            beside.decides_ends, ids);
+  parts.begin_tokens =
+      tokens_of(beside.begin, "add_bos_token", parts.begin_tokens, beside.decides_ends, ids);
+  parts.end_tokens =
+      tokens_of(beside.end, "add_eos_token", parts.end_tokens, beside.decides_ends, ids);
   parts.begins_texts = !parts.begin_tokens.empty();
-  if (parts.begin_tokens.empty() && beside.begin) {
-    parts.begin_tokens = {ids.at(*beside.begin)};
+  if (parts.begin_tokens.empty() && beside.begin.text) {
+    parts.begin_tokens = {ids.at(*beside.begin.text)};
   }
 }
 

@@ -18,18 +18,22 @@ struct NamedToken {
   AddedToken token;           ///< the token; AddedToken::id is not set
 };
 
-/// The contents of tokenizer_config.json; if it has no "added_tokens_decoder", also those of
-/// special_tokens_map.json and added_tokens.json.
+/// The token that begins or ends a text.
+struct TextEnd {
+  std::optional<std::string> text;  ///< the token's text: bos_token or eos_token
+  std::optional<bool> adds;  ///< whether texts get the token: add_bos_token or add_eos_token, or
+                             ///< the default of the tokenizer's class
+};
+
+/// The contents of tokenizer_config.json. If tokenizer_config.json has no "added_tokens_decoder",
+/// also the contents of special_tokens_map.json and added_tokens.json.
 struct FilesBeside {
-  std::vector<NamedToken> tokens;    ///< tokens of all files; those with ids come first, sorted
-  std::optional<std::string> begin;  ///< the text of bos_token
-  std::optional<std::string> end;    ///< the text of eos_token
-  std::optional<bool> adds_begin;    ///< value of add_bos_token, or the class's default
-  std::optional<bool> adds_end;
-  bool decides_ends = true;  ///< adds_begin and adds_end override tokenizer.json
+  std::vector<NamedToken> tokens;  ///< tokens of all files: first the tokens with ids, by id
+  TextEnd begin, end;
+  bool decides_ends = true;  ///< whether TextEnd::adds overrides the template of tokenizer.json
   bool legacy = true;        ///< SentencePiece: each part between special tokens gets a space
-  /// add_prefix_space: whether a text is given a leading space. SentencePiece adds it unless this
-  /// is false and legacy is false.
+  /// add_prefix_space: whether a text gets a leading space. A SentencePiece tokenizer adds the
+  /// space unless both `prefix` and `legacy` are false.
   std::optional<bool> prefix;
   std::vector<std::filesystem::path> read;  ///< the files that were read
 };
@@ -39,6 +43,10 @@ FilesBeside read_files_beside(const std::filesystem::path& tokenizer);
 
 /// Whether the file exists. Throws Error for a broken link, as in a cleaned-up hub cache.
 bool has_file(const std::filesystem::path& file);
+
+/// Throws Error if the files next to the tokenizer give a token another id than `id`, or if `id` is
+/// too large. `is_new`: the vocabulary lacks the token.
+void check_id(const NamedToken& named, std::int64_t id, bool is_new);
 
 /// Adds the contents of the files next to a tokenizer to the tokenizer. Throws Error if they
 /// contradict it.

@@ -2,13 +2,11 @@
 #include "pattern.h"
 
 #include <pcre2.h>
-#include <time.h>
 
 #include <algorithm>
 #include <array>
-#include <charconv>
+#include <cctype>
 #include <cstdint>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,13 +23,8 @@ constexpr std::size_t kMatchStepsOfByte = 16;
 /// The limit of the interpreter's heap, in KiB.
 constexpr std::uint32_t kHeapLimit = 64 * 1024;
 constexpr std::size_t kMaxPatternBytes = 100'000;
+/// The depth of nested character classes is limited, because reading them is recursive.
 constexpr int kMaxClassDepth = 16;
-/// Limits of the CPU time for all matches of a text. A tokenizer's pattern needs about 0.05 us per
-/// byte.
-constexpr double kFreeSeconds = 1;
-constexpr double kSecondsOfByte = 5e-6;
-constexpr std::size_t kMatchesBetweenLooks = 64;
-constexpr std::size_t kBytesBetweenLooks = 1024;
 
 // Elements of character classes, as in Oniguruma. PCRE2's own \s contains U+180E, and its \w
 // contains no marks.
@@ -52,6 +45,7 @@ struct Release {
 };
 using CompileContext = std::unique_ptr<pcre2_compile_context,
                                        Release<pcre2_compile_context, pcre2_compile_context_free>>;
+using Code = std::unique_ptr<pcre2_code, Release<pcre2_code, pcre2_code_free>>;
 using MatchContext =
     std::unique_ptr<pcre2_match_context, Release<pcre2_match_context, pcre2_match_context_free>>;
 using MatchData =
@@ -67,24 +61,17 @@ std::string pcre2_message(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-std::uint32_t match_limit(std::size_t bytes) {
-  return static_cast<std::uint32_t>(
-      std::min<std::size_t>(std::max(kMinMatchLimit, kMatchStepsOfByte * bytes), UINT32_MAX));
-}
-
-pcre2_code* try_compile(std::string_view expression, int& error) {
+/// Compiles an expression, or a text to be matched literally. Returns nullptr and sets `error` if
+/// PCRE2 rejects it.
+pcre2_code* try_compile(std::string_view expression, bool literal, int& error) {
   const CompileContext context(pcre2_compile_context_create(nullptr));
   TESSERA_CHECK(context, "no memory is left to compile a tokenizer's pattern");
   // As in Oniguruma, only a line feed ends a line, and ^ and $ match at lines.
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   PCRE2_SIZE place = 0;
   return pcre2_compile(bytes_of(expression), expression.size(),
-                       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_USE_OFFSET_LIMIT, &error,
+                       PCRE2_UTF | (literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_MULTILINE), &error,
                        &place, context.get());
-}
-
-bool is_alphanumeric(char c) {
-  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
 /// Translates an Oniguruma expression to PCRE2. A construct that may mean something else in PCRE2
@@ -165,20 +152,16 @@ class Translation {
     copy(rest_.starts_with('?') ? 1 : 0);
   }
 
-  /// Translates an interval. {n,m}+ is possessive only in PCRE2, {n}? is lazy only in PCRE2, and
-  /// {,m} is an interval only in Oniguruma.
+  /// Copies the "{" of an interval, or of a literal. {n,m}+ is possessive only in PCRE2, {n}? is
+  /// lazy only in PCRE2, and {,m} is an interval only in Oniguruma.
   void interval() {
-    const std::size_t end = rest_.find('}');
-    refuse_if(end == std::string_view::npos, "{");
-    refuse_if(rest_.substr(end + 1).starts_with('+'), "{}+");
-    refuse_if(rest_.substr(end + 1).starts_with('?'), "{}?");
     refuse_if(rest_.starts_with("{,"), "{,}");
-    const std::string_view numbers = rest_.substr(1, end - 1);
-    const bool is_interval = !numbers.empty() &&
-                             numbers.find_first_not_of("0123456789,") == std::string::npos &&
-                             std::ranges::count(numbers, ',') <= 1;
-    out_ += is_interval ? "" : "\\";
-    copy(is_interval ? end + 1 : 1);
+    const std::size_t end = rest_.find_first_not_of("0123456789,", 1);
+    if (rest_.substr(std::min(end, rest_.size())).starts_with('}')) {
+      const char next = end + 1 < rest_.size() ? rest_[end + 1] : ' ';
+      refuse_if(next == '+' || next == '?', std::string("{}") + next);
+    }
+    copy(1);
   }
 
   void escape() {
@@ -221,7 +204,8 @@ class Translation {
       set.plain += kind == 'v' ? "\\x0b" : kind == 'b' ? "\\x08" : std::string(1, kind);
       take(2);
     } else {
-      refuse_if(is_alphanumeric(kind) && std::string_view("nrtfae").find(kind) == std::string::npos,
+      refuse_if(std::isalnum(static_cast<unsigned char>(kind)) &&
+                    std::string_view("nrtfae").find(kind) == std::string::npos,
                 rest_.substr(0, 2));
       set.plain += take(1);
       set.plain += take(first_character(rest_).bytes);
@@ -234,17 +218,12 @@ class Translation {
     refuse_if(end == std::string_view::npos, rest_.substr(0, 3));
     const bool inverted = rest_.substr(3).starts_with('^');
     const bool negated = (rest_[1] == 'P') != inverted;
-    const std::string name(rest_.substr(inverted ? 4 : 3, end - (inverted ? 4 : 3)));
+    const std::size_t begin = inverted ? 4 : 3;
+    const std::string name(rest_.substr(begin, end - begin));
     const auto is_known = [](const std::string& property) {
       int error = 0;
-      const std::unique_ptr<pcre2_code, Release<pcre2_code, pcre2_code_free>> code(
-          try_compile("\\p{" + property + "}", error));
-      return code != nullptr;
+      return Code(try_compile("\\p{" + property + "}", false, error)) != nullptr;
     };
-    refuse_if(
-        !std::ranges::all_of(
-            name, [](char c) { return is_alphanumeric(c) || c == ' ' || c == '_' || c == '-'; }),
-        rest_.substr(0, end + 1));
     const bool is_script = is_known("sc:" + name);
     refuse_if(!is_script && !is_known(name), rest_.substr(0, end + 1));
     last_is_set_ = true;
@@ -254,19 +233,15 @@ class Translation {
 
   /// Adds the code point of \x1F, \x{1F600} or \u1F60 to a class.
   void add_number(Class& set) {
-    const std::string_view construct = rest_.substr(0, 4);
     const bool braced = rest_.starts_with("\\x{");
     const std::size_t begin = braced ? 3 : 2;
     const std::size_t end = braced ? rest_.find('}') : rest_[1] == 'x' ? 4 : 6;
-    refuse_if(end > rest_.size() || end == begin, construct);
     const std::string digits(rest_.substr(begin, end - begin));
-    std::uint32_t code = 0;
-    const char* const last = digits.data() + digits.size();
-    const auto [stop, error] = std::from_chars(digits.data(), last, code, 16);
     // Two digits from 80 on are a byte in Oniguruma, not a character.
-    refuse_if(error != std::errc() || stop != last || code > 0x10ffff ||
-                  (!braced && rest_[1] == 'x' && code >= 0x80),
-              construct);
+    refuse_if(end > rest_.size() || digits.empty() ||
+                  digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos ||
+                  (rest_[1] == 'x' && !braced && digits[0] >= '8'),
+              rest_.substr(0, 4));
     take(end + (braced ? 1 : 0));
     set.plain += "\\x{" + digits + "}";
   }
@@ -329,12 +304,6 @@ class Translation {
   int depth_ = 0;
 };
 
-double seconds_of_thread() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 /// The start of the first character at or after `at`.
 std::size_t character_at(std::string_view text, std::size_t at) {
   while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0U) == 0x80U) {
@@ -343,11 +312,12 @@ std::size_t character_at(std::string_view text, std::size_t at) {
   return at;
 }
 
-pcre2_code* compile(std::string_view expression) {
+pcre2_code* compile(std::string_view expression, bool literal) {
   TESSERA_CHECK(expression.size() <= kMaxPatternBytes, "a pattern of ", expression.size(),
                 " bytes is longer than any tokenizer's; at most ", kMaxPatternBytes, " are read");
   int error = 0;
-  pcre2_code* code = try_compile(Translation(expression).run(), error);
+  pcre2_code* code = try_compile(literal ? std::string(expression) : Translation(expression).run(),
+                                 literal, error);
   TESSERA_CHECK(code != nullptr, "the tokenizer's pattern '", printable(expression),
                 "' is not a regular expression (", pcre2_message(error), ")");
   // If JIT compilation is not available on this machine, the interpreter runs the pattern.
@@ -361,56 +331,30 @@ void Pattern::Free::operator()(pcre2_real_code_8* code) const {
   pcre2_code_free(code);
 }
 
-Pattern::Pattern(std::string_view expression)
-    : expression_(expression), code_(compile(expression)) {}
-
-Pattern Pattern::literal(std::string_view text) {
-  Pattern pattern("");
-  pattern.literal_ = text;
-  return pattern;
-}
+Pattern::Pattern(std::string_view expression, bool literal)
+    : expression_(expression), code_(compile(expression, literal)) {}
 
 void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
-  if (!literal_.empty()) {
-    for (std::size_t at = text.find(literal_); at != std::string::npos;
-         at = text.find(literal_, at + literal_.size())) {
-      on_match(at, at + literal_.size());
-    }
-    return;
-  }
   const MatchContext context(pcre2_match_context_create(nullptr));
   const MatchData data(pcre2_match_data_create(1, nullptr));
   TESSERA_CHECK(context && data, "no memory is left to match a tokenizer's pattern");
-  pcre2_set_match_limit(context.get(), match_limit(text.size()));
+  pcre2_set_match_limit(
+      context.get(), static_cast<std::uint32_t>(std::min<std::size_t>(
+                         std::max(kMinMatchLimit, kMatchStepsOfByte * text.size()), UINT32_MAX)));
   pcre2_set_heap_limit(context.get(), kHeapLimit);
-  const double limit = kFreeSeconds + kSecondsOfByte * static_cast<double>(text.size());
-  const double begin = seconds_of_thread();
-  const auto check_time = [&] {
-    TESSERA_CHECK(seconds_of_thread() - begin <= limit, "the tokenizer's pattern '",
-                  printable(expression_), "' needs more than ", limit, " s for a text of ",
-                  text.size(), " bytes: use a tokenizer with a simpler pattern, or shorter texts");
-  };
   const auto match = [&](std::size_t at, std::uint32_t options) {
-    return pcre2_match(code_.get(), bytes_of(text), text.size(), at, options, data.get(),
-                       context.get());
+    return pcre2_match(code_.get(), bytes_of(text), text.size(), at, PCRE2_NO_UTF_CHECK | options,
+                       data.get(), context.get());
   };
-  std::optional<std::size_t> last_end;
-  for (std::size_t at = 0, searches = 1; at <= text.size(); ++searches) {
-    // Loops over a single character count no match steps, so the time is also checked after each
-    // part of the text.
-    const std::size_t end_of_part = character_at(text, at + kBytesBetweenLooks);
-    pcre2_set_offset_limit(context.get(), end_of_part - 1);
-    int found = match(at, PCRE2_NO_UTF_CHECK);
+  std::size_t last_end = std::string_view::npos;
+  for (std::size_t at = 0; at <= text.size();) {
+    int found = match(at, 0);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
       // The interpreter uses the heap instead of the JIT stack.
-      found = match(at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT);
-    }
-    if (found == PCRE2_ERROR_NOMATCH || searches % kMatchesBetweenLooks == 0) {
-      check_time();
+      found = match(at, PCRE2_NO_JIT);
     }
     if (found == PCRE2_ERROR_NOMATCH) {
-      at = end_of_part;
-      continue;
+      return;
     }
     TESSERA_CHECK(found >= 0, "the tokenizer's pattern '", printable(expression_),
                   "' cannot be matched in a text of ", text.size(), " bytes (",

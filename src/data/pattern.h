@@ -12,14 +12,12 @@ struct pcre2_real_code_8;
 namespace tessera::data {
 
 /// A regular expression of a tokenizer. The syntax is Oniguruma's, which the `tokenizers` package
-/// uses; PCRE2 executes it. The expression may be untrusted, so searches are limited in steps,
-/// memory and time. Immutable.
+/// uses; PCRE2 executes it. The expression may be untrusted, so searches are limited in steps and
+/// memory. Immutable.
 class Pattern {
  public:
-  /// Throws Error for an invalid or unsupported expression.
-  explicit Pattern(std::string_view expression);
-  /// A pattern that matches exactly `text`.
-  static Pattern literal(std::string_view text);
+  /// Throws Error for an invalid or unsupported expression. A `literal` matches exactly its text.
+  explicit Pattern(std::string_view expression, bool literal = false);
 
   using OnMatch = c10::function_ref<void(std::size_t begin, std::size_t end)>;
   /// Reports all matches in valid UTF-8 from left to right, including empty ones. Throws Error if
@@ -31,8 +29,7 @@ class Pattern {
     void operator()(pcre2_real_code_8* code) const;
   };
 
-  std::string expression_;  ///< the expression as given, for messages
-  std::string literal_;     ///< if not empty, matched instead of the expression
+  std::string expression_;  ///< the untranslated expression, for messages
   std::unique_ptr<pcre2_real_code_8, Free> code_;
 };
 

@@ -58,10 +58,6 @@ std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::stri
   return std::unique_ptr<PieceModel>(load(model, fault));
 }
 
-TokenizerPtr sentencepiece_tokenizer(const std::string& path) {
-  return sentencepiece_tokenizer(path, {});
-}
-
 namespace {
 
 /// Maximum size of a model file: ten times the largest known model.
@@ -73,17 +69,12 @@ constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
 
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 
-// A token id of -1 means that the model has no such token.
-std::vector<std::int64_t> present(int id) {
-  return id < 0 ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{id};
-}
-
 /// Finds special and added tokens in the text as LlamaTokenizer in `transformers` does. The
 /// SentencePiece library encodes the parts between them; its const calls are thread safe.
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   SentencePieceTokenizer(const std::string& path, const FilesBeside& beside)
-      : begins_texts_(beside.adds_begin) {
+      : begins_texts_(beside.begin.adds) {
     const std::string model =
         files::read_file(path, "a SentencePiece model (tokenizer.model)", kMaxModelBytes);
     std::string fault;
@@ -96,8 +87,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     legacy_ = beside.legacy;
     prefix_ = legacy_ || beside.prefix.value_or(true);
     add_tokens(beside);
-    begin_ = beside.begin ? std::vector{id_of(*beside.begin)} : present(model_->id_of_begin());
-    end_ = beside.end ? std::vector{id_of(*beside.end)} : present(model_->id_of_end());
+    begin_ = tokens_of(beside.begin, model_->id_of_begin());
+    end_ = tokens_of(beside.end, model_->id_of_end());
   }
 
   std::int64_t vocabulary() const override {
@@ -168,10 +159,9 @@ class SentencePieceTokenizer final : public Tokenizer {
       const std::string& content = named.token.content;
       const bool is_known = ids_.contains(content);
       const std::int64_t id = id_of(content);
-      TESSERA_CHECK(!named.id || *named.id == id, "the files beside the tokenizer give '",
-                    printable(content), "' the id ", named.id.value_or(0), ", but it is ", id,
-                    ": make them agree");
-      if (id == vocabulary()) {
+      const bool is_new = id == vocabulary();
+      check_id(named, id, is_new);
+      if (is_new) {
         behind_.push_back(content);
       }
       if (named.token.special) {
@@ -197,6 +187,14 @@ class SentencePieceTokenizer final : public Tokenizer {
     }
     const int id = model_->id(content);
     return model_->piece(id) == content ? id : vocabulary();
+  }
+
+  /// The token of an end of texts; empty if there is none. `of_model`: the model's token, or -1.
+  std::vector<std::int64_t> tokens_of(const TextEnd& end, int of_model) const {
+    if (end.text) {
+      return {id_of(*end.text)};
+    }
+    return of_model < 0 ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{of_model};
   }
 
   static std::vector<int> pieces_of(const PieceModel& model, std::string_view text) {
@@ -241,6 +239,10 @@ class SentencePieceTokenizer final : public Tokenizer {
 };
 
 }  // namespace
+
+TokenizerPtr sentencepiece_tokenizer(const std::string& path) {
+  return sentencepiece_tokenizer(path, {});
+}
 
 TokenizerPtr sentencepiece_tokenizer(const std::string& path, const FilesBeside& beside) {
   return std::make_shared<SentencePieceTokenizer>(path, beside);

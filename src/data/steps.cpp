@@ -101,35 +101,25 @@ AddedToken added_token_of(const JsonField& field, bool special) {
   return token;
 }
 
-AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
-  for (std::size_t i = 0; i < tokens_.size(); ++i) {
-    std::size_t node = 0;
-    for (const char byte : tokens_[i].content) {
-      const auto [next, made] = trie_[node].next.try_emplace(byte, trie_.size());
-      node = next->second;
-      if (made) {
-        trie_.emplace_back();
-      }
+AddedTokens::AddedTokens(const std::vector<AddedToken>& tokens) {
+  for (const AddedToken& token : tokens) {
+    std::vector<std::size_t>& sizes = sizes_[static_cast<unsigned char>(token.content[0])];
+    if (std::ranges::find(sizes, token.content.size()) == sizes.end()) {
+      sizes.push_back(token.content.size());
+      std::ranges::sort(sizes, std::greater());
     }
-    trie_[node].token = i;
-    begins_[static_cast<unsigned char>(tokens_[i].content[0])] = true;
+    tokens_[token.content] = token;
   }
 }
 
 const AddedToken* AddedTokens::match_at(std::string_view text) const {
-  std::size_t node = 0;
-  std::size_t longest = kNone;
-  for (const char byte : text) {
-    const auto next = trie_[node].next.find(byte);
-    if (next == trie_[node].next.end()) {
-      break;
-    }
-    node = next->second;
-    if (trie_[node].token != kNone) {
-      longest = trie_[node].token;
+  for (const std::size_t size : sizes_[static_cast<unsigned char>(text[0])]) {
+    const auto found = size <= text.size() ? tokens_.find(text.substr(0, size)) : tokens_.end();
+    if (found != tokens_.end()) {
+      return &found->second;
     }
   }
-  return longest == kNone ? nullptr : &tokens_[longest];
+  return nullptr;
 }
 
 void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token) const {
@@ -141,8 +131,7 @@ void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token)
     }
   };
   for (std::size_t at = 0; at < text.size();) {
-    const AddedToken* token =
-        begins_[static_cast<unsigned char>(text[at])] ? match_at(text.substr(at)) : nullptr;
+    const AddedToken* token = match_at(text.substr(at));
     if (token == nullptr) {
       ++at;
       continue;
@@ -177,35 +166,30 @@ void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token)
 
 namespace {
 
-/// Whether a byte represents itself in GPT-2's alphabet: printable bytes of Latin-1 do. The others
-/// are represented by U+0100, U+0101, ... in their order.
-constexpr bool stands_for_itself(int byte) {
-  return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-}
-
-constexpr int kNoByte = -1;
-constexpr std::size_t kAlphabetEnd = 0x144;
-
-constexpr std::array<char32_t, 256> make_code_points() {
+/// GPT-2's alphabet: the code point that represents each byte. Printable bytes of Latin-1 represent
+/// themselves. U+0100, U+0101 and so on represent the other bytes in their order.
+constexpr std::array<char32_t, 256> kCodePoints = [] {
   std::array<char32_t, 256> codes{};
   char32_t next = 0x100;
-  for (int byte = 0; byte < 256; ++byte) {
-    codes[static_cast<std::size_t>(byte)] =
-        stands_for_itself(byte) ? static_cast<char32_t>(byte) : next++;
+  for (char32_t byte = 0; byte < 256; ++byte) {
+    const bool printable =
+        (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
+    codes[byte] = printable ? byte : next++;
   }
   return codes;
-}
-constexpr std::array<char32_t, 256> kCodePoints = make_code_points();
+}();
+constexpr char32_t kAlphabetEnd = 0x144;
+constexpr int kNoByte = -1;
 
-constexpr std::array<int, kAlphabetEnd> make_byte_of_code_point() {
+/// The inverse of kCodePoints.
+constexpr std::array<int, kAlphabetEnd> kByteOfCodePoint = [] {
   std::array<int, kAlphabetEnd> bytes{};
   bytes.fill(kNoByte);
   for (int byte = 0; byte < 256; ++byte) {
     bytes[kCodePoints[static_cast<std::size_t>(byte)]] = byte;
   }
   return bytes;
-}
-constexpr std::array<int, kAlphabetEnd> kByteOfCodePoint = make_byte_of_code_point();
+}();
 
 }  // namespace
 
@@ -213,8 +197,7 @@ std::optional<std::string> bytes_of_token(std::string_view token) {
   std::string bytes;
   while (!token.empty()) {
     const Utf8Step step = first_character(token);
-    const char32_t code =
-        step.valid ? code_point(token.substr(0, step.bytes)) : char32_t{kAlphabetEnd};
+    const char32_t code = step.valid ? code_point(token.substr(0, step.bytes)) : kAlphabetEnd;
     if (code >= kAlphabetEnd || kByteOfCodePoint[code] == kNoByte) {
       return std::nullopt;
     }
@@ -258,7 +241,7 @@ Pattern read_pattern(const JsonField& field) {
   const JsonField literal = field.at("String");
   const JsonField expression = field.at("Regex");
   field.require(literal.is_null() != expression.is_null(), "one String or one Regex");
-  return literal.is_null() ? Pattern(expression.text()) : Pattern::literal(literal.text());
+  return Pattern((literal.is_null() ? expression : literal).text(), expression.is_null());
 }
 
 using Replace = std::function<std::string(std::string_view text)>;
@@ -332,75 +315,43 @@ SplitBehavior read_split_behavior(const JsonField& field) {
   return static_cast<SplitBehavior>(found - kNames.begin());
 }
 
-/// Joins matches and the texts between them into pieces, according to a SplitBehavior.
-class BehaviorSplitter {
- public:
-  using Give = c10::function_ref<void(std::size_t begin, std::size_t end)>;
-
-  BehaviorSplitter(SplitBehavior behavior, Give give) : behavior_(behavior), give_(give) {}
-
-  /// Adds the next part; parts come from left to right, without holes.
-  void add(std::size_t begin, std::size_t end, bool match) {
-    if (begin_ == end_ || !joins(match)) {
-      finish();
-      begin_ = begin;
-    }
-    end_ = end;
-    match_ = match;
-  }
-
-  void finish() {
-    if (begin_ < end_ && !(match_ && behavior_ == SplitBehavior::kRemoved)) {
-      give_(begin_, end_);
-    }
-    begin_ = end_;
-  }
-
- private:
-  /// Whether the next part belongs to the last piece.
-  bool joins(bool next_is_match) const {
-    switch (behavior_) {
-      case SplitBehavior::kMergedWithPrevious:
-        return next_is_match && !match_;
-      case SplitBehavior::kMergedWithNext:
-        return match_ && !next_is_match;
-      case SplitBehavior::kContiguous:
-        return match_ == next_is_match;
-      default:
-        return false;
-    }
-  }
-
-  SplitBehavior behavior_;
-  Give give_;
-  std::size_t begin_ = 0;  ///< start of the last piece, which may still grow
-  std::size_t end_ = 0;
-  bool match_ = false;  ///< whether the piece's last part is a match
-};
+/// Whether a part of a text belongs to the same piece as the part before it. `after`, `match`:
+/// whether the part before, and the part itself, are matches.
+bool joins(SplitBehavior behavior, bool after, bool match) {
+  return (behavior == SplitBehavior::kMergedWithPrevious && match && !after) ||
+         (behavior == SplitBehavior::kMergedWithNext && after && !match) ||
+         (behavior == SplitBehavior::kContiguous && after == match);
+}
 
 PreTokenizers::Step split_step(Pattern expression, SplitBehavior behavior, bool invert) {
   const auto pattern = std::make_shared<const Pattern>(std::move(expression));
   return [pattern, behavior, invert](Piece piece, OnPiece on_piece) {
-    const std::string_view text = piece.text;
-    const auto give = [&](std::size_t begin, std::size_t end) {
-      if (begin < end) {
-        on_piece({text.substr(begin, end - begin), piece.first && begin == 0});
+    // The last piece, which may still grow, and whether its last part is a match.
+    std::size_t begin = 0, end = 0;
+    bool is_match = false;
+    const auto give = [&] {
+      if (begin < end && !(is_match && behavior == SplitBehavior::kRemoved)) {
+        on_piece({piece.text.substr(begin, end - begin), piece.first && begin == 0});
       }
     };
-    BehaviorSplitter splitter(behavior, give);
-    std::size_t end_of_last = 0;
-    const auto add_between = [&](std::size_t end) {
-      if (end_of_last < end) {
-        splitter.add(end_of_last, end, invert);
+    const auto add = [&](std::size_t next_end, bool match) {
+      if (begin == end || !joins(behavior, is_match, match)) {
+        give();
+        begin = end;
       }
+      end = next_end;
+      is_match = match;
     };
-    pattern->for_each_match(text, [&](std::size_t begin, std::size_t end) {
-      add_between(begin);
-      splitter.add(begin, end, !invert);
-      end_of_last = end;
+    pattern->for_each_match(piece.text, [&](std::size_t match_begin, std::size_t match_end) {
+      if (end < match_begin) {
+        add(match_begin, invert);
+      }
+      add(match_end, !invert);
     });
-    add_between(text.size());
-    splitter.finish();
+    if (end < piece.text.size()) {
+      add(piece.text.size(), invert);
+    }
+    give();
   };
 }
 

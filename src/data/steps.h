@@ -9,11 +9,11 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "tessera/core/error.h"
@@ -21,6 +21,18 @@
 namespace tessera::data {
 
 using TokenId = std::uint32_t;
+
+struct TextHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view text) const {
+    return std::hash<std::string_view>()(text);
+  }
+};
+/// A map by text that is searched by string_view, without a copy.
+template <class Value>
+using TextMap = std::unordered_map<std::string, Value, TextHash, std::equal_to<>>;
+/// Token ids by token text.
+using Vocabulary = TextMap<TokenId>;
 
 /// A value of a tokenizer.json, with its path for messages. The JSON must outlive it.
 class JsonField {
@@ -64,9 +76,6 @@ class JsonField {
   std::string place_;
 };
 
-/// The maximum length of added tokens; published tokenizers have less than 100 bytes.
-inline constexpr std::size_t kMaxAddedTokenBytes = 1000;
-
 /// A token that is found in the text before the text is split.
 struct AddedToken {
   std::string content;
@@ -77,15 +86,16 @@ struct AddedToken {
   bool normalized = false;   ///< the token is searched in the normalized text
   bool special = false;      ///< the token decodes to nothing
 };
-/// Reads everything except the id. `special`: the value if the object does not specify it.
+/// Reads all members except the id. `special`: AddedToken::special if the object has no "special".
 AddedToken added_token_of(const JsonField& field, bool special);
 
-/// Finds added tokens in a text: the leftmost one, and among those the longest. Immutable.
+/// Finds added tokens in a text, from left to right. Of several tokens at one place, the longest is
+/// found. Immutable.
 class AddedTokens {
  public:
   AddedTokens() = default;
   /// No `content` of a token may be empty.
-  explicit AddedTokens(std::vector<AddedToken> tokens);
+  explicit AddedTokens(const std::vector<AddedToken>& tokens);
 
   using OnText = c10::function_ref<void(std::string_view text, bool first)>;
   using OnToken = c10::function_ref<void(TokenId id)>;
@@ -94,18 +104,12 @@ class AddedTokens {
   void split(std::string_view text, OnText on_text, OnToken on_token) const;
 
  private:
-  static constexpr std::size_t kNone = ~std::size_t{0};
-  /// A node of a trie of bytes.
-  struct Node {
-    std::map<char, std::size_t> next;
-    std::size_t token = kNone;
-  };
-  /// The longest token at the beginning of `text`.
+  /// The longest token at the beginning of a non-empty text, or nullptr.
   const AddedToken* match_at(std::string_view text) const;
 
-  std::vector<AddedToken> tokens_;
-  std::vector<Node> trie_{1};
-  std::array<bool, 256> begins_{};  ///< whether any token begins with this byte
+  TextMap<AddedToken> tokens_;  ///< by content
+  /// The sizes of the tokens that begin with each byte, largest first.
+  std::array<std::vector<std::size_t>, 256> sizes_;
 };
 
 /// The bytes of a token in GPT-2's alphabet, which writes each byte as one printable character;

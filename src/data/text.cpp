@@ -2,8 +2,6 @@
 #include "tessera/data/detail/fingerprint.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -30,32 +28,6 @@ std::string read_text(const std::string& path) {
                 "': give a file that exists and may be read");
   detail::refuse_lfs_pointer(path, text);
   return text;
-}
-
-/// The loss is in nats per byte, excluding the first byte.
-double bigram_entropy(std::string_view text) {
-  if (text.size() < 2) {
-    return 0;
-  }
-  // The table is on the heap, because 512 KiB are too much for the stack.
-  std::vector<std::array<std::int64_t, 256>> pairs(256);
-  for (std::size_t i = 1; i < text.size(); ++i) {
-    ++pairs[static_cast<unsigned char>(text[i - 1])][static_cast<unsigned char>(text[i])];
-  }
-  double nats = 0;
-  for (const auto& followers : pairs) {
-    std::int64_t total = 0;
-    for (const auto count : followers) {
-      total += count;
-    }
-    for (const auto count : followers) {
-      // Count 0 is skipped, because 0 log 0 is 0.
-      if (count > 0) {
-        nats -= static_cast<double>(count) * std::log(double(count) / double(total));
-      }
-    }
-  }
-  return nats / static_cast<double>(text.size() - 1);
 }
 
 namespace {
@@ -102,18 +74,6 @@ std::vector<JsonTexts> json_text_lists(std::string_view line,
   return all;
 }
 
-std::vector<std::string> json_texts(std::string_view line, const std::vector<std::string>& fields,
-                                    const std::string& origin) {
-  std::vector<std::string> texts;
-  for (JsonTexts& field : json_text_lists(line, fields, origin)) {
-    TESSERA_CHECK(!field.is_list, origin, ": the field \"", printable(fields[texts.size()]),
-                  "\" must be a text, but it is of the kind array; correct it, or name another "
-                  "field");
-    texts.push_back(std::move(field.texts.front()));
-  }
-  return texts;
-}
-
 bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
@@ -123,19 +83,11 @@ namespace {
 constexpr std::uint64_t kPieces = 64;
 constexpr std::uint64_t kPieceBytes = 4096;
 
-/// The offsets of the pieces to be read. The pieces of a small file cover it completely.
-std::vector<std::uint64_t> piece_offsets(std::uint64_t bytes) {
-  std::vector<std::uint64_t> offsets;
-  if (bytes <= kPieces * kPieceBytes) {
-    for (std::uint64_t offset = 0; offset < bytes; offset += kPieceBytes) {
-      offsets.push_back(offset);
-    }
-    return offsets;
-  }
-  for (std::uint64_t i = 0; i < kPieces; ++i) {
-    offsets.push_back(i * (bytes - kPieceBytes) / (kPieces - 1));
-  }
-  return offsets;
+/// The offset of piece `i` of a file. The pieces of a small file cover the file completely; the
+/// pieces of a large file are spread evenly.
+std::uint64_t piece_offset(std::uint64_t i, std::uint64_t bytes) {
+  return bytes <= kPieces * kPieceBytes ? i * kPieceBytes
+                                        : i * (bytes - kPieceBytes) / (kPieces - 1);
 }
 
 }  // namespace
@@ -144,7 +96,8 @@ FileFingerprint fingerprint(const std::string& path) {
   const files::InputFile file(path, "a file of training data");
   FileFingerprint result{std::filesystem::path(path).filename().string(), file.size(), 0};
   std::vector<std::byte> piece;
-  for (const std::uint64_t offset : piece_offsets(file.size())) {
+  for (std::uint64_t i = 0; i < kPieces && piece_offset(i, file.size()) < file.size(); ++i) {
+    const std::uint64_t offset = piece_offset(i, file.size());
     piece.resize(std::min(kPieceBytes, file.size() - offset));
     file.read_at(offset, piece);
     result.sum = detail::crc32c(piece, result.sum);

@@ -23,7 +23,6 @@ namespace {
 
 /// The parts of a model's tokenizer that are not in its tiktoken file.
 struct TiktokenModelParts {
-  const char* name;
   std::size_t ranks;  ///< number of tokens in the file
   const char* pattern;
   std::vector<std::string> (*special_tokens)();  ///< special tokens in the order of their ids,
@@ -84,34 +83,23 @@ std::vector<std::string> llama4_special_tokens() {
 
 /// The models' parts, indexed by TiktokenModel.
 constexpr std::array<TiktokenModelParts, 2> kModels{
-    {{"Llama 3", 128'000, kLlama3Pattern, llama3_special_tokens},
-     {"Llama 4", 200'000, kLlama4Pattern, llama4_special_tokens}}};
+    {{128'000, kLlama3Pattern, llama3_special_tokens},
+     {200'000, kLlama4Pattern, llama4_special_tokens}}};
 
-const TiktokenModelParts& parts_of(TiktokenModel model) {
-  return kModels.at(static_cast<std::size_t>(model));
-}
-
-TiktokenModel tiktoken_model_of(std::size_t ranks) {
-  const auto* const found = std::ranges::find(kModels, ranks, &TiktokenModelParts::ranks);
-  if (found == kModels.end()) {
-    std::string known;
-    for (const TiktokenModelParts& model : kModels) {
-      known += (known.empty() ? "" : ", ") + std::string(model.name) + "'s has " +
-               std::to_string(model.ranks);
-    }
-    fail("it has ", ranks, " tokens (", known,
-         "): of another model use its tokenizer.json instead");
-  }
-  return static_cast<TiktokenModel>(found - kModels.begin());
+/// The parts of `model`, or of the model whose file has `ranks` tokens.
+const TiktokenModelParts& parts_of(std::optional<TiktokenModel> model, std::size_t ranks) {
+  const auto* const found = model ? &kModels.at(static_cast<std::size_t>(*model))
+                                  : std::ranges::find(kModels, ranks, &TiktokenModelParts::ranks);
+  TESSERA_CHECK(found != kModels.end(), "it has ", ranks, " tokens (Llama 3's has ",
+                kModels[0].ranks, ", Llama 4's has ", kModels[1].ranks,
+                "): of another model use its tokenizer.json instead");
+  return *found;
 }
 
 /// Maximum size of a tokenizer file: ten times the file of Llama 4.
 constexpr std::uint64_t kMaxModelFileBytes = 100'000'000;
 /// Maximum size of a token; the longest token of Llama 3 has 128 bytes.
 constexpr std::size_t kMaxTokenBytes = 1000;
-/// Limits the sum of the squared sizes of all tokens, which is proportional to the time for finding
-/// merges. Llama 3 has 10 million.
-constexpr std::size_t kMaxMergeWork = 1'000'000'000;
 
 constexpr std::string_view kBase64Alphabet =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -144,7 +132,6 @@ std::optional<std::string> decode_base64(std::string_view text) {
 /// The tokens of the file by rank, which is also their id.
 std::vector<std::string> read_ranks(std::string_view text) {
   std::vector<std::string> tokens;
-  std::size_t merge_work = 0;
   for (std::size_t line = 1; !text.empty(); ++line) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     const std::string_view entry = text.substr(0, end);
@@ -157,9 +144,6 @@ std::vector<std::string> read_ranks(std::string_view text) {
         token && !token->empty() && token->size() <= kMaxTokenBytes &&
             entry.substr(std::min(space + 1, entry.size())) == std::to_string(tokens.size()),
         "line ", line, " is not a token in base64 and the rank ", tokens.size());
-    merge_work += token->size() * token->size();
-    TESSERA_CHECK(merge_work <= kMaxMergeWork, "its tokens up to line ", line,
-                  " are longer than any tokenizer's");
     tokens.push_back(*token);
     TESSERA_CHECK(tokens.size() < kMaxTokenId, "it has more than ", kMaxTokenId, " tokens");
   }
@@ -209,7 +193,7 @@ TokenizerPtr tiktoken_tokenizer(const std::string& path, std::optional<TiktokenM
       tessera::files::read_file(path, "a tokenizer.model of Llama 3 or 4", kMaxModelFileBytes);
   try {
     std::vector<std::string> tokens = read_ranks(text);
-    const TiktokenModelParts& parts = parts_of(model ? *model : tiktoken_model_of(tokens.size()));
+    const TiktokenModelParts& parts = parts_of(model, tokens.size());
     return bpe_tokenizer(parts_of_ranks(std::move(tokens), parts));
   } catch (const Error& error) {
     fail("cannot read the tokenizer '", path, "': ", error.what());

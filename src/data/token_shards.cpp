@@ -82,11 +82,8 @@ class Shard {
   std::int64_t size() const { return size_; }
 
   void read(std::int64_t begin, std::span<std::int64_t> out) const {
-    if (token_bytes_ == sizeof(std::uint16_t)) {
-      widen<std::uint16_t>(begin, out);
-    } else {
-      widen<std::uint32_t>(begin, out);
-    }
+    token_bytes_ == sizeof(std::uint16_t) ? widen<std::uint16_t>(begin, out)
+                                          : widen<std::uint32_t>(begin, out);
   }
 
  private:
@@ -187,24 +184,18 @@ TokenShardWriter::TokenShardWriter(const std::filesystem::path& path, TokenWidth
 
 TokenShardWriter::~TokenShardWriter() = default;
 
-template <class Token>
-void TokenShardWriter::write(std::span<const std::int64_t> tokens) {
-  const std::vector<Token> narrowed = narrow<Token>(tokens, size_);
-  file_->write_at(kShardHeaderBytes + static_cast<std::uint64_t>(size_) * sizeof(Token),
-                  std::as_bytes(std::span(narrowed)));
-}
-
 /// The number of tokens is limited, because the header stores it in an int32.
 void TokenShardWriter::append(std::span<const std::int64_t> tokens) {
   const auto all = static_cast<std::int64_t>(tokens.size()) + size_;
   TESSERA_CHECK(all <= std::numeric_limits<std::int32_t>::max(), all,
                 " tokens are too many for one shard: write several of at most ",
                 std::numeric_limits<std::int32_t>::max());
-  if (width_ == TokenWidth::kUint16) {
-    write<std::uint16_t>(tokens);
-  } else {
-    write<std::uint32_t>(tokens);
-  }
+  const auto write = [&]<class Token>(std::vector<Token> narrowed) {
+    file_->write_at(kShardHeaderBytes + static_cast<std::uint64_t>(size_) * sizeof(Token),
+                    std::as_bytes(std::span(narrowed)));
+  };
+  width_ == TokenWidth::kUint16 ? write(narrow<std::uint16_t>(tokens, size_))
+                                : write(narrow<std::uint32_t>(tokens, size_));
   size_ = all;
 }
 
@@ -238,12 +229,6 @@ class MemoryTokens final : public TokenSource {
   std::vector<Token> tokens_;
 };
 
-/// Whether a type can represent all values from `least` to `most`.
-template <class Token>
-bool fits(std::int64_t least, std::int64_t most) {
-  return least >= 0 && most <= std::numeric_limits<Token>::max();
-}
-
 }  // namespace
 
 /// Avoids begin + count, which could overflow.
@@ -255,14 +240,16 @@ void TokenSource::check_range(std::int64_t begin, std::int64_t count) const {
 
 /// Uses the smallest type that fits: otherwise a text of bytes would take eight times its size.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens) {
-  const auto [least, most] = std::ranges::minmax_element(tokens);
-  if (tokens.empty() || fits<std::uint8_t>(*least, *most)) {
+  const auto fit = [range = std::ranges::minmax_element(tokens), &tokens](std::int64_t limit) {
+    return tokens.empty() || (*range.min >= 0 && *range.max <= limit);
+  };
+  if (fit(std::numeric_limits<std::uint8_t>::max())) {
     return std::make_shared<MemoryTokens<std::uint8_t>>(tokens);
   }
-  if (fits<std::uint16_t>(*least, *most)) {
+  if (fit(std::numeric_limits<std::uint16_t>::max())) {
     return std::make_shared<MemoryTokens<std::uint16_t>>(tokens);
   }
-  if (fits<std::uint32_t>(*least, *most)) {
+  if (fit(std::numeric_limits<std::uint32_t>::max())) {
     return std::make_shared<MemoryTokens<std::uint32_t>>(tokens);
   }
   return std::make_shared<MemoryTokens<std::int64_t>>(tokens);

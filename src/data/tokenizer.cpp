@@ -2,6 +2,7 @@
 #include "tessera/data/detail/tokenizers.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <iterator>
 #include <span>
@@ -18,37 +19,26 @@ namespace {
 
 enum class TokenizerForm { kJson, kTiktoken, kSentencePiece };
 
-/// The beginning of a file, long enough for one line of the tiktoken format.
+/// The beginning of a file.
 std::string beginning_of(const std::filesystem::path& path) {
-  constexpr std::uint64_t kBytes = 16 * 1024;
+  constexpr std::uint64_t kBytes = 1024;
   const tessera::files::InputFile file(path, "a tokenizer");
   std::string text(std::min(file.size(), kBytes), '\0');
   file.read_at(0, std::as_writable_bytes(std::span(text)));
   return text;
 }
 
-/// Whether a line has the form "TOKEN RANK" with the token in base64.
-bool is_tiktoken_line(std::string_view line) {
-  if (line.ends_with('\r')) {
-    line.remove_suffix(1);  // the reader rejects the carriage return later
-  }
-  const std::size_t space = line.find(' ');
-  const auto is_base64 = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '+' ||
-           c == '/' || c == '=';
-  };
-  return space != std::string::npos && space > 0 && space + 1 < line.size() &&
-         std::ranges::all_of(line.substr(0, space), is_base64) &&
-         line.substr(space + 1).find_first_not_of("0123456789") == std::string::npos;
-}
-
+/// A tiktoken file begins with a token in base64. A SentencePiece model begins with the tag of a
+/// protobuf field, which is a line feed.
 TokenizerForm form_of(std::string_view text) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first != std::string::npos && text[first] == '{') {
     return TokenizerForm::kJson;
   }
-  return is_tiktoken_line(text.substr(0, text.find('\n'))) ? TokenizerForm::kTiktoken
-                                                           : TokenizerForm::kSentencePiece;
+  const auto is_base64 = [](unsigned char c) { return std::isalnum(c) || c == '+' || c == '/'; };
+  return !text.empty() && is_base64(static_cast<unsigned char>(text[0]))
+             ? TokenizerForm::kTiktoken
+             : TokenizerForm::kSentencePiece;
 }
 
 /// Returns the path itself, or the tokenizer's file in a folder.
@@ -136,98 +126,50 @@ TokenizerPtr byte_tokenizer() {
   return std::make_shared<ByteTokenizer>();
 }
 
-namespace {
-
-/// The maximum bytes of an incomplete character, because a character has at most four bytes.
-constexpr std::size_t kMaxUnfinished = 3;
-/// The number of earlier tokens that can change how the next tokens are decoded (for example, the
-/// space before a word): one more than the tokens of an incomplete character.
-constexpr std::size_t kContext = kMaxUnfinished + 1;
-
-/// The number of bytes at the end of `text` that further tokens may change. Some tokenizers decode
-/// each byte of an incomplete character to U+FFFD.
-std::size_t unfinished_suffix(std::string_view text) {
-  std::size_t bytes = incomplete_suffix(text);
-  if (bytes > 0) {
-    return bytes;
-  }
-  for (std::size_t i = 0; i < kMaxUnfinished && text.ends_with(kReplacementCharacter); ++i) {
-    text.remove_suffix(kReplacementCharacter.size());
-    bytes += kReplacementCharacter.size();
-  }
-  return bytes;
-}
-
-}  // namespace
-
 StreamDecoder::StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before)
     : tokenizer_(std::move(tokenizer)) {
-  std::size_t first = before.size();
-  for (std::size_t found = 0; first > 0 && found < kContext;) {
-    found += has_own_text(before[--first]) ? 1 : 0;
-  }
-  for (; first < before.size(); ++first) {
-    push(before[first]);
-  }
-  // Bytes of an incomplete character count as returned.
+  std::ranges::copy_if(before, std::back_inserter(window_),
+                       [&](std::int64_t token) { return token < tokenizer_->vocabulary(); });
   given_ = tokenizer_->decode(window_).size();
+  context_ = window_.size();
 }
 
 std::string StreamDecoder::push(std::int64_t token) {
-  if (!has_text(token)) {
+  if (token >= tokenizer_->vocabulary()) {
     return "";
   }
   window_.push_back(token);
   const std::string text = tokenizer_->decode(window_);
-  return take_new(unfinished_suffix(text), text);
+  // The text is incomplete if it ends inside a character. Some tokenizers decode each byte of an
+  // incomplete character to U+FFFD.
+  if (incomplete_suffix(text) > 0 || text.ends_with(kReplacementCharacter)) {
+    return "";
+  }
+  if (text.size() <= given_) {
+    given_ = text.size();
+    return "";
+  }
+  return take_new(text);
 }
 
 std::string StreamDecoder::finish() {
-  return take_new(0, tokenizer_->decode(window_));
+  return take_new(tokenizer_->decode(window_));
 }
 
-/// Whether a token alone decodes to text. The padding of a model's vocabulary does not, as in
-/// `transformers`.
-bool StreamDecoder::has_own_text(std::int64_t token) const {
-  // Decodes the token twice, because some decoders remove a leading space.
-  return token < tokenizer_->vocabulary() && !tokenizer_->decode({token, token}).empty();
-}
-
-/// Whether a token has text after other tokens. If a decoder removes all leading space, a space
-/// token has text only after other tokens.
-bool StreamDecoder::has_text(std::int64_t token) const {
-  if (token >= tokenizer_->vocabulary()) {
-    return false;
+std::string StreamDecoder::take_new(const std::string& text) {
+  std::string piece = text.substr(std::min(given_, text.size()));
+  given_ = text.size();
+  // A token's text may depend on the tokens before it: a decoder may remove spaces at the beginning
+  // of a text. So the tokens of this piece are the context of the next piece, unless they have no
+  // text without the tokens before them.
+  const std::vector<std::int64_t> own(window_.begin() + static_cast<std::ptrdiff_t>(context_),
+                                      window_.end());
+  if (const std::size_t size = tokenizer_->decode(own).size(); size > 0) {
+    window_ = own;
+    given_ = size;
   }
-  if (has_own_text(token)) {
-    return true;
-  }
-  std::vector<std::int64_t> with = window_;
-  with.push_back(token);
-  return tokenizer_->decode(with) != tokenizer_->decode(window_);
-}
-
-std::string StreamDecoder::take_new(std::size_t unfinished, std::string_view text) {
-  text.remove_suffix(unfinished);
-  std::string piece(text.substr(std::min(given_, text.size())));
-  given_ = std::max(given_, text.size());
-  if (window_.size() > 2 * kContext) {
-    shorten_window();
-    given_ = tokenizer_->decode(window_).size() - unfinished;
-  }
+  context_ = window_.size();
   return piece;
-}
-
-void StreamDecoder::shorten_window() {
-  const auto end_of_old = window_.end() - kContext;
-  std::vector<std::int64_t> window(end_of_old, window_.end());
-  // Space tokens need a preceding token with text.
-  if (tokenizer_->decode(window).empty()) {
-    const auto text = std::find_if(std::reverse_iterator(end_of_old), window_.rend(),
-                                   [&](std::int64_t token) { return has_own_text(token); });
-    window.insert(window.begin(), text, text == window_.rend() ? text : text + 1);
-  }
-  window_ = std::move(window);
 }
 
 }  // namespace tessera::data

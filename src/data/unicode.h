@@ -40,7 +40,7 @@ struct NormalizationForm {
   bool compatible = false;  ///< compatibility form: NFKC or NFKD
   bool composed = false;    ///< composed form: NFC or NFKC
 };
-/// Normalizes valid UTF-8 in linear time.
+/// Normalizes valid UTF-8.
 std::string normalized(std::string_view text, NormalizationForm form);
 /// Converts each character separately, as Rust's char::to_lowercase does.
 std::string lower_case(std::string_view text);

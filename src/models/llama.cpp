@@ -60,8 +60,8 @@ double dynamic_theta(const Rope& rope, std::int64_t head_dim, std::int64_t lengt
 }
 
 /// Divides the frequencies that rotate fewer than low_freq_factor times in the original context.
-/// Frequencies with more than high_freq_factor rotations are unchanged; those between are
-/// interpolated.
+/// Frequencies with more than high_freq_factor rotations are unchanged. Frequencies between both
+/// factors are interpolated.
 at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   const at::Tensor turns =
       plain * (static_cast<double>(s.original_positions) / (2 * std::numbers::pi));
@@ -208,11 +208,11 @@ struct ContextParts {
   const nn::ContextParallelPtr& context_parallel;
 };
 
-/// The context of tokens (batch, sequence) that follow those in the cache, if there is a cache.
-/// Throws Error for a cache for a different number of texts.
+/// The context of tokens (batch, sequence) that follow the tokens in the cache, if there is a
+/// cache. Throws Error for a cache for a different number of texts.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache);
-/// The positions of tokens within documents, and the documents; with nullptr, they are derived from
-/// the positions.
+/// The positions of tokens within documents, and the documents. With nullptr, the documents are
+/// derived from the positions.
 struct InDocuments {
   const at::Tensor& positions;  ///< positions (batch, sequence)
   const nn::DocumentsPtr& documents;
@@ -221,7 +221,7 @@ struct InDocuments {
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                          const InDocuments& places, const KvCache* cache);
 
-// Rotary angles and masks of visible keys, which attention needs besides the activations.
+// Rotary angles and masks of visible keys, which attention needs in addition to the activations.
 
 namespace {
 

@@ -121,35 +121,30 @@ constexpr double kWindowSeconds = 0.06;
 /// Shorter products do not use all cores of a large machine.
 constexpr double kProductSeconds = 5e-3;
 
-/// Times products of two square matrices.
-class SquareProducts {
- public:
-  SquareProducts(std::int64_t size, c10::Device device, c10::ScalarType type)
-      : size_(size), device_(device) {
+/// Products of two square matrices.
+struct SquareProducts {
+  at::Tensor a, result;
+
+  SquareProducts(std::int64_t size, c10::Device device, c10::ScalarType type) {
     // The matrices are not zeros: a GPU needs less power for zeros and raises its clock rate.
-    a_ = at::arange(size * size, at::device(device).dtype(at::kFloat)).sin_().view({size, size});
-    a_ = a_.to(type);
-    result_ = at::empty_like(a_);
+    a = at::arange(size * size, at::device(device).dtype(at::kFloat)).sin_().view({size, size});
+    a = a.to(type);
+    result = at::empty_like(a);
   }
 
-  double flops() const { return 2 * std::pow(static_cast<double>(size_), 3); }
+  double flops() const { return 2 * std::pow(static_cast<double>(a.size(0)), 3); }
 
   double seconds_of(std::int64_t count) {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point start = Clock::now();
     for (std::int64_t i = 0; i < count; ++i) {
-      at::mm_out(result_, a_, a_);
+      at::mm_out(result, a, a);
     }
-    if (!device_.is_cpu()) {
-      detail::synchronize(device_);
+    if (!a.is_cpu()) {
+      detail::synchronize(a.device());
     }
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
-
- private:
-  std::int64_t size_;
-  c10::Device device_;
-  at::Tensor a_, result_;
 };
 
 /// The smallest products that keep the device fully busy.

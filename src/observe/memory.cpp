@@ -94,9 +94,8 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
   events_.clear();
   phase_ = MemoryPhase::kForward;
   phases_ += 1;
-  peak_ = 0;
   where_ = std::move(where);
-  follows_moments_ = moments;
+  returns_moments_ = moments;
   moments_.assign(1, "the forward");
   moment_ = 0;
 }
@@ -154,8 +153,7 @@ void MemoryLog::note(const TensorBlock& block) {
     }
     known->second.ended = phases_;
     live_blocks_.erase(known->second.data);
-    live_ -= block.bytes;
-    events_.push_back({block.number, true, phase_, moment_});
+    events_.push_back({block.number, true, moment_});
     return;
   }
   blocks_[block.number] = {.data = block.data,
@@ -165,23 +163,10 @@ void MemoryLog::note(const TensorBlock& block) {
                            .began = phases_,
                            .ended = std::numeric_limits<int>::max()};
   live_blocks_[block.data] = block.number;
-  live_ += block.bytes;
-  if (follows_moments_ && by_step) {
+  if (by_step && where_) {
     update_moment();
   }
-  events_.push_back({block.number, false, phase_, moment_});
-  if (live_ > peak_ && by_step && where_) {
-    note_peak();
-  }
-}
-
-void MemoryLog::note_peak() {
-  peak_ = live_;
-  peak_event_ = events_.size();
-  peak_moment_ = where_();
-  if (peak_moment_.empty()) {
-    peak_moment_ = std::string("the ") + to_string(phase_);
-  }
+  events_.push_back({block.number, false, moment_});
 }
 
 void MemoryLog::assign_parameter(const at::Tensor& tensor) {
@@ -225,76 +210,49 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
                                                          : MemoryKind::kTemporary;
 }
 
-/// Replays allocations and frees, and computes the memory in use and its maximum.
-class MemoryLog::Count {
- public:
-  Count(StepMemory& memory, bool on_host) : memory_(memory), on_host_(on_host) {}
-
-  void add(const Block& block, std::int64_t sign) {
-    const MemoryKind kind = kind_of(block);
-    const auto at = static_cast<std::size_t>(kind);
-    live_[at] += sign * block.bytes;
-    memory_.most[at] = std::max(memory_.most[at], live_[at]);
-    sum_ += on_host_ && is_state(kind) ? 0 : sign * block.bytes;
-  }
-  /// Returns whether memory in use is at a new maximum, and records it.
-  bool is_peak() {
-    if (sum_ <= memory_.peak_bytes) {
-      return false;
-    }
-    memory_.peak_bytes = sum_;
-    memory_.at_peak = live_;
-    return true;
-  }
-  /// Records the memory after an event if it is a new maximum of its moment.
-  void note(std::size_t event, const std::string& moment) {
-    auto& [at, most] = moments_[moment];
-    if (sum_ > most.bytes) {
-      at = event;
-      most = {moment, sum_, live_};
-    }
-  }
-  void end() {
-    std::map<std::size_t, MomentMemory> by_event;
-    for (auto& [name, most] : moments_) {
-      by_event.insert(std::move(most));
-    }
-    for (auto& [event, most] : by_event) {
-      memory_.moments.push_back(std::move(most));
-    }
-  }
-
- private:
-  StepMemory& memory_;
-  bool on_host_;
-  BytesByKind live_{};
-  /// The maximum of each moment, with the index of its event.
-  std::map<std::string, std::pair<std::size_t, MomentMemory>> moments_;
-  std::int64_t sum_ = 0;
-};
-
+/// Replays the allocations and frees of the step.
 StepMemory MemoryLog::use(bool on_host) const {
   const std::lock_guard lock(mutex_);
   StepMemory memory;
-  Count count(memory, on_host);
+  BytesByKind live{};
+  std::int64_t sum = 0;  // bytes in use, without host memory
+  const auto add = [&](const Block& block, std::int64_t sign) {
+    const MemoryKind kind = kind_of(block);
+    const auto at = static_cast<std::size_t>(kind);
+    live[at] += sign * block.bytes;
+    memory.most[at] = std::max(memory.most[at], live[at]);
+    sum += on_host && is_state(kind) ? 0 : sign * block.bytes;
+  };
   for (const auto& [number, block] : blocks_) {
     if (block.earlier) {
-      count.add(block, 1);
+      add(block, 1);
     }
   }
+  // The maximum of each moment, with the index of its event.
+  std::vector<std::pair<std::size_t, MomentMemory>> moments(moments_.size());
   for (std::size_t i = 0; i < events_.size(); ++i) {
-    if (const auto found = blocks_.find(events_[i].number); found != blocks_.end()) {
-      count.add(found->second, events_[i].freed ? -1 : 1);
+    const Event& event = events_[i];
+    if (const auto found = blocks_.find(event.number); found != blocks_.end()) {
+      add(found->second, event.freed ? -1 : 1);
     }
-    if (follows_moments_ && !events_[i].freed) {
-      count.note(i, moments_[events_[i].moment]);
+    const std::string& moment = moments_[event.moment];
+    if (auto& most = moments[event.moment]; !event.freed && sum > most.second.bytes) {
+      most = {i, {moment, sum, live}};
     }
-    if (count.is_peak()) {
-      memory.peak_moment =
-          i + 1 == peak_event_ ? peak_moment_ : std::string("the ") + to_string(events_[i].phase);
+    if (sum > memory.peak_bytes) {
+      memory.peak_bytes = sum;
+      memory.at_peak = live;
+      memory.peak_moment = moment;
     }
   }
-  count.end();
+  if (returns_moments_) {
+    std::ranges::sort(moments, {}, &std::pair<std::size_t, MomentMemory>::first);
+    for (auto& [event, most] : moments) {
+      if (most.bytes > 0) {
+        memory.moments.push_back(std::move(most));
+      }
+    }
+  }
   return memory;
 }
 

@@ -31,26 +31,128 @@ constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 /// little.
 constexpr std::uint64_t kDraws = 2;
 
+/// Sets, while the result exists, which part of the whole batch this rank's rows are.
+BatchPart part_of_batch(const DeviceMesh& mesh, const VerifyOptions& options) {
+  if (options.batch_dims.empty()) {
+    return {0, 1};
+  }
+  const DeviceMesh batches = mesh.slice(options.batch_dims).flatten();
+  return {batches.local_rank(), batches.size()};
+}
+
 class Verification {
  public:
   Verification(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh,
                const VerifyStep& step, const VerifyOptions& options)
       : module_(module), reference_(reference), mesh_(mesh), step_(step), options_(options) {}
 
-  VerifyReport run();
+  VerifyReport run() {
+    on_each_rank([&] {
+      nn::check_initialized(module_, "verify");
+      check_reference(module_, reference_);
+    });
+    copy_to_reference(module_, reference_, mesh_);
+    if (std::string weights = whether_weights_are_equal(); !weights.empty()) {
+      return {.weights = std::move(weights)};
+    }
+    const SavedState saved(module_);
+    counts_ = draw_counts(module_);
+    on_each_rank([&] {
+      try {
+        run_reference();
+      } catch (const Error& error) {
+        fail("verify: with the reference, ", error.what());
+      }
+    });
+    check_rows();
+    const SeenRun on_mesh = run_on_mesh();
+    return compare(on_mesh, one_rank_, noise_, mesh_, options_);
+  }
 
  private:
   void on_each_rank(const std::function<void()>& work) const {
     comm::run_or_fail_together(flush_pending_transfers(mesh_.group_of_all_ranks()), mesh_.device(),
                                work);
   }
+
   /// Describes the first weight that differs between ranks; empty if there is none.
-  std::string whether_weights_are_equal() const;
-  std::string problem_of_first_rank(const std::string& own) const;
-  void run_reference();
-  void check_rows() const;
-  SeenRun run_on_mesh();
-  BatchPart part_of_batch() const;
+  std::string whether_weights_are_equal() const {
+    const auto check = [](const DeviceMesh& among, const char* kind, const nn::NamedSlots& slots) {
+      std::vector<tessera::detail::Replica> copies;
+      for (const auto& [fqn, slot] : slots) {
+        copies.push_back({std::string(kind) + " '" + fqn + "'", slot->get().detach()});
+      }
+      tessera::detail::check_replicas(tessera::detail::peers_of(among), copies,
+                                      tessera::detail::Equality::kBitwise, "verify",
+                                      "give every rank the same values");
+    };
+    std::string problem;
+    try {
+      check(mesh_, "parameter", reference_.named_slots());
+      // Only ranks with the same samples are compared, because buffers of a batch norm depend on
+      // the samples.
+      if (const auto dims = other_dims(mesh_, options_.batch_dims); !dims.empty()) {
+        check(mesh_.slice(dims), "buffer", reference_.named_buffer_slots());
+      }
+    } catch (const comm::PeerError&) {
+      throw;
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+    return problem_of_first_rank(problem);
+  }
+
+  /// Returns the problem of the first rank with one: ranks with other samples may have found
+  /// another problem, or none.
+  std::string problem_of_first_rank(const std::string& own) const {
+    comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
+    const auto failure =
+        comm::first_failure(group, mesh_.device(), [&] { TESSERA_CHECK(own.empty(), own); });
+    return failure ? failure->message : "";
+  }
+
+  void run_reference() {
+    // Losses read the number of data-parallel ranks from the last forward; the reference runs on
+    // one rank.
+    nn::set_batch_ranks(1);
+    const auto run = [&] {
+      set_draw_counts(reference_, counts_, kAhead);
+      const BatchPart part = part_of_batch(mesh_, options_);
+      return run_step(reference_, step_);
+    };
+    one_rank_ = run();
+    draws_ = have_drawn(draw_counts(reference_), counts_, kAhead);
+    for (std::uint64_t draw = 0; draw < kDraws; ++draw) {
+      change_last_places(reference_, draw);
+      raise_noise(noise_, one_rank_, run());
+    }
+  }
+
+  /// Checks that each rank's rows follow the rows of lower ranks, because random numbers are
+  /// indexed by row.
+  void check_rows() const {
+    comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
+    const auto all = comm::gather_values(group, mesh_.device(), {one_rank_.rows, draws_ ? 1 : 0});
+    const auto other =
+        std::ranges::find_if(all, [&](const auto& each) { return each[0] != all.front()[0]; });
+    const bool draws = std::ranges::any_of(all, [](const auto& each) { return each[1] != 0; });
+    TESSERA_CHECK(!draws || other == all.end(), "verify: the model draws random numbers, and rank ",
+                  mesh_.ranks().front(), " gives it ", all.front()[0], " rows, but rank ",
+                  mesh_.ranks()[static_cast<std::size_t>(other - all.begin())], " ", (*other)[0],
+                  "; give it equally many on each, or verify in evaluation mode");
+  }
+
+  SeenRun run_on_mesh() {
+    try {
+      set_draw_counts(module_, counts_, draws_ ? kAhead : 0);
+      const BatchPart part = part_of_batch(mesh_, options_);
+      return run_step(module_, step_);
+    } catch (const comm::PeerError&) {
+      throw;
+    } catch (const Error& error) {
+      fail("verify: on the mesh, ", error.what());
+    }
+  }
 
   nn::ModuleBase& module_;
   nn::ModuleBase& reference_;
@@ -58,119 +160,10 @@ class Verification {
   const VerifyStep& step_;
   const VerifyOptions& options_;
   DrawCounts counts_;
-  bool draws_ = false;
+  bool draws_ = false;  ///< whether the reference draws random numbers
   SeenRun one_rank_;
   Noise noise_;
 };
-
-BatchPart Verification::part_of_batch() const {
-  if (options_.batch_dims.empty()) {
-    return {0, 1};
-  }
-  const DeviceMesh batches = mesh_.slice(options_.batch_dims).flatten();
-  return {batches.local_rank(), batches.size()};
-}
-
-std::string Verification::whether_weights_are_equal() const {
-  const auto check = [](const DeviceMesh& among, const char* kind, const nn::NamedSlots& slots) {
-    std::vector<tessera::detail::Replica> copies;
-    for (const auto& [fqn, slot] : slots) {
-      copies.push_back({std::string(kind) + " '" + fqn + "'", slot->get().detach()});
-    }
-    tessera::detail::check_replicas(tessera::detail::peers_of(among), copies,
-                                    tessera::detail::Equality::kBitwise, "verify",
-                                    "give every rank the same values");
-  };
-  std::string problem;
-  try {
-    check(mesh_, "parameter", reference_.named_slots());
-    // Only ranks with the same samples are compared, because buffers of a batch norm depend on the
-    // samples.
-    if (const auto dims = other_dims(mesh_, options_.batch_dims); !dims.empty()) {
-      check(mesh_.slice(dims), "buffer", reference_.named_buffer_slots());
-    }
-  } catch (const comm::PeerError&) {
-    throw;
-  } catch (const Error& error) {
-    problem = error.what();
-  }
-  return problem_of_first_rank(problem);
-}
-
-/// Returns the problem of the first rank with one: ranks with other samples may have found another
-/// problem, or none.
-std::string Verification::problem_of_first_rank(const std::string& own) const {
-  comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
-  const auto failure =
-      comm::first_failure(group, mesh_.device(), [&] { TESSERA_CHECK(own.empty(), own); });
-  return failure ? failure->message : "";
-}
-
-void Verification::run_reference() {
-  // Losses read the number of data-parallel ranks from the last forward; the reference runs on one
-  // rank.
-  nn::set_batch_ranks(1);
-  const auto run = [&] {
-    set_draw_counts(reference_, counts_, kAhead);
-    const BatchPart part = part_of_batch();
-    return run_step(reference_, step_);
-  };
-  one_rank_ = run();
-  draws_ = have_drawn(draw_counts(reference_), counts_, kAhead);
-  for (std::uint64_t draw = 0; draw < kDraws; ++draw) {
-    change_last_places(reference_, draw);
-    raise_noise(noise_, one_rank_, run());
-  }
-}
-
-/// Checks that each rank's rows follow those of lower ranks, because random numbers are indexed by
-/// row.
-void Verification::check_rows() const {
-  comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
-  const auto all = comm::gather_values(group, mesh_.device(), {one_rank_.rows, draws_ ? 1 : 0});
-  const auto other =
-      std::ranges::find_if(all, [&](const auto& each) { return each[0] != all.front()[0]; });
-  const bool draws = std::ranges::any_of(all, [](const auto& each) { return each[1] != 0; });
-  TESSERA_CHECK(!draws || other == all.end(), "verify: the model draws random numbers, and rank ",
-                mesh_.ranks().front(), " gives it ", all.front()[0], " rows, but rank ",
-                mesh_.ranks()[static_cast<std::size_t>(other - all.begin())], " ", (*other)[0],
-                "; give it equally many on each, or verify in evaluation mode");
-}
-
-SeenRun Verification::run_on_mesh() {
-  try {
-    set_draw_counts(module_, counts_, draws_ ? kAhead : 0);
-    const BatchPart part = part_of_batch();
-    return run_step(module_, step_);
-  } catch (const comm::PeerError&) {
-    throw;
-  } catch (const Error& error) {
-    fail("verify: on the mesh, ", error.what());
-  }
-}
-
-VerifyReport Verification::run() {
-  on_each_rank([&] {
-    nn::check_initialized(module_, "verify");
-    check_reference(module_, reference_);
-  });
-  copy_to_reference(module_, reference_, mesh_);
-  if (std::string weights = whether_weights_are_equal(); !weights.empty()) {
-    return {.weights = std::move(weights)};
-  }
-  const SavedState saved(module_);
-  counts_ = draw_counts(module_);
-  on_each_rank([&] {
-    try {
-      run_reference();
-    } catch (const Error& error) {
-      fail("verify: with the reference, ", error.what());
-    }
-  });
-  check_rows();
-  const SeenRun on_mesh = run_on_mesh();
-  return compare(on_mesh, one_rank_, noise_, mesh_, options_);
-}
 
 }  // namespace
 

@@ -2,18 +2,16 @@
 // parts of several ranks are joined, and the ranks combine their findings.
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/serialize.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <iterator>
 #include <limits>
@@ -242,42 +240,16 @@ bool has_other_sizes(const Pair& pair) {
 
 // ---- Plain parts of several ranks.
 
-/// Serializes type, sizes and values. An undefined tensor is serialized as a type that no tensor
-/// has.
+/// Serializes a tensor, which may be undefined.
 std::string to_bytes(const at::Tensor& tensor) {
-  std::vector<std::int64_t> header{-1};
-  at::Tensor values;
-  if (tensor.defined()) {
-    values = tensor.cpu().contiguous();
-    header = {static_cast<std::int64_t>(values.scalar_type()), values.dim()};
-    header.insert(header.end(), values.sizes().begin(), values.sizes().end());
-  }
-  std::string bytes(reinterpret_cast<const char*>(header.data()), header.size() * sizeof header[0]);
-  if (values.defined()) {
-    bytes.append(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
-  }
-  return bytes;
+  const std::vector<char> bytes =
+      torch::pickle_save(tensor.defined() ? c10::IValue(tensor.cpu()) : c10::IValue());
+  return {bytes.begin(), bytes.end()};
 }
 
 at::Tensor from_bytes(const std::string& bytes) {
-  const auto number = [&](std::size_t index) {
-    std::int64_t value = 0;
-    std::memcpy(&value, bytes.data() + index * sizeof value, sizeof value);
-    return value;
-  };
-  if (number(0) < 0) {
-    return {};
-  }
-  std::vector<std::int64_t> sizes;
-  for (std::int64_t dim = 0; dim < number(1); ++dim) {
-    sizes.push_back(number(static_cast<std::size_t>(2 + dim)));
-  }
-  at::Tensor tensor = at::empty(sizes, static_cast<at::ScalarType>(number(0)));
-  if (tensor.numel() > 0) {
-    const std::size_t header = bytes.size() - tensor.nbytes();
-    std::memcpy(tensor.mutable_data_ptr(), bytes.data() + header, tensor.nbytes());
-  }
-  return tensor;
+  const c10::IValue value = torch::pickle_load({bytes.begin(), bytes.end()});
+  return value.isNone() ? at::Tensor() : value.toTensor();
 }
 
 /// Concatenates the parts of a tensor along `dim`; nullopt if their sizes do not fit.
@@ -445,24 +417,8 @@ constexpr double kNoises = 8;
 /// perturbed weights.
 constexpr double kRoundings = 8;
 
-/// Numbers are sent as bits, because JSON has no infinity.
-std::uint64_t bits(double number) {
-  return std::bit_cast<std::uint64_t>(number);
-}
-
-nlohmann::json to_json(const Finding& f) {
-  return {f.name,          f.fqn,        f.caller, f.call,     f.parent,         f.is_input,
-          f.layout,        f.at,         f.value,  f.expected, bits(f.distance), bits(f.largest),
-          bits(f.epsilon), bits(f.noise)};
-}
-
-Finding from_json(const nlohmann::json& json) {
-  const auto number = [&](std::size_t i) {
-    return std::bit_cast<double>(json[i].get<std::uint64_t>());
-  };
-  return {json[0], json[1], json[2], json[3],    json[4],    json[5],    json[6],
-          json[7], json[8], json[9], number(10), number(11), number(12), number(13)};
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_input, layout, at,
+                                   value, expected, distance, largest, epsilon, noise)
 
 /// The findings of all ranks on one tensor.
 struct OfRanks {
@@ -482,17 +438,15 @@ struct OfRanks {
 /// Gathers the findings of all ranks in the order of rank 0; tensors that only other ranks have
 /// come last.
 std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& mesh) {
-  nlohmann::json text = nlohmann::json::array();
-  for (const Finding& finding : own) {
-    text.push_back(to_json(finding));
-  }
+  // The text of JSON has no infinity; CBOR has.
+  std::string text;
+  nlohmann::json::to_cbor(own, text);
   comm::Communicator& group = flush_pending_transfers(mesh.group_of_all_ranks());
-  const auto texts = comm::gather_texts(group, mesh.device(), text.dump());
+  const auto texts = comm::gather_texts(group, mesh.device(), text);
   std::vector<OfRanks> all;
   std::map<std::string, std::size_t> index;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    for (const nlohmann::json& item : nlohmann::json::parse(texts[rank])) {
-      Finding finding = from_json(item);
+    for (Finding& finding : nlohmann::json::from_cbor(texts[rank]).get<std::vector<Finding>>()) {
       const auto [place, is_new] = index.emplace(finding.name, all.size());
       if (is_new) {
         all.emplace_back();
@@ -668,7 +622,7 @@ std::vector<Finding> findings_of(const std::vector<Pair>& pairs, const VerifyOpt
   return findings;
 }
 
-/// Findings on module calls. If the step splits samples, only the loss, which comes last, can be
+/// Findings on module calls. If the step splits samples, only the loss, the last tensor, can be
 /// compared.
 std::vector<Finding> of_calls(std::vector<Pair> pairs, const PairingRanks& ranks,
                               const VerifyOptions& options) {

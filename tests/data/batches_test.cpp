@@ -34,24 +34,31 @@ TokenSourcePtr Positions(std::int64_t count) {
   return make_token_source(tokens);
 }
 
+/// Batches of windows of `sequence` tokens.
+BatchLoader Loader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
+                   std::int64_t vocabulary, std::optional<std::uint64_t> shuffle = std::nullopt) {
+  return BatchLoader({{token_windows(std::move(tokens), sequence, vocabulary)}},
+                     {.batch = batch, .shuffle = shuffle});
+}
+
 TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
-  const BatchLoader loader(Positions(13), 2, 3, 100);
-  const auto batch = loader.load(1, 0, 2);
+  const BatchLoader loader = Loader(Positions(13), 2, 3, 100);
+  const auto batch = loader.load(1, {{0, 2}});
   EXPECT_TRUE(at::equal(batch.inputs, at::arange(6, 12).view({2, 3})));
   EXPECT_TRUE(at::equal(batch.targets, at::arange(7, 13).view({2, 3})));
   EXPECT_FALSE(batch.positions.defined());
   EXPECT_FALSE(loader.ignores_targets());
-  EXPECT_EQ(loader.load(0, 1, 1).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
+  EXPECT_EQ(loader.load(0, {{1, 1}}).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
 }
 
 TEST(BatchLoader, CountsSamplesWithTheirLastTarget) {
-  EXPECT_EQ(BatchLoader(Positions(12), 1, 3, 100).samples(), 3);  // the 4th lacks its last target
-  EXPECT_EQ(BatchLoader(Positions(13), 1, 3, 100).samples(), 4);
+  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // the 4th lacks its last target
+  EXPECT_EQ(Loader(Positions(13), 1, 3, 100).samples(), 4);
 }
 
 TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
-  const BatchLoader loader(Positions(11), 2, 2, 100);  // there are 5 samples
-  const auto batch = loader.load(2, 0, 2);             // samples 4 and 5 = 0
+  const BatchLoader loader = Loader(Positions(11), 2, 2, 100);  // there are 5 samples
+  const auto batch = loader.load(2, {{0, 2}});                  // samples 4 and 5 = 0
   EXPECT_TRUE(at::equal(batch.inputs[0], at::arange(8, 10)));
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
 }
@@ -62,14 +69,14 @@ std::vector<std::int64_t> FirstTokens(const BatchLoader& loader, std::int64_t ba
   std::vector<std::int64_t> tokens;
   for (std::int64_t n = first; n < last; ++n) {
     tokens.push_back(
-        loader.load(n / batch, n % batch, n % batch + 1).inputs[0][0].item<std::int64_t>());
+        loader.load(n / batch, {{n % batch, n % batch + 1}}).inputs[0][0].item<std::int64_t>());
   }
   return tokens;
 }
 
 TEST(BatchLoader, ShufflesEachPassAnewAndHasEachSampleOnce) {
   for (const std::int64_t samples : {5, 16, 17, 1000}) {
-    const BatchLoader loader(Positions(samples * 2 + 1), 5, 2, 3000, /*shuffle=*/7);
+    const BatchLoader loader = Loader(Positions(samples * 2 + 1), 5, 2, 3000, /*shuffle=*/7);
     std::vector<std::int64_t> ordered(static_cast<std::size_t>(samples));
     for (std::int64_t i = 0; i < samples; ++i) {
       ordered[static_cast<std::size_t>(i)] = 2 * i;
@@ -85,16 +92,16 @@ TEST(BatchLoader, ShufflesEachPassAnewAndHasEachSampleOnce) {
     EXPECT_NE(passes[0], passes[1]);
     EXPECT_NE(passes[1], passes[2]);
     // The batch size changes only where the order is cut.
-    const BatchLoader other(Positions(samples * 2 + 1), 3, 2, 3000, /*shuffle=*/7);
+    const BatchLoader other = Loader(Positions(samples * 2 + 1), 3, 2, 3000, /*shuffle=*/7);
     EXPECT_EQ(FirstTokens(other, 3, samples, 2 * samples), passes[1]);
-    const BatchLoader seed(Positions(samples * 2 + 1), 5, 2, 3000, /*shuffle=*/8);
+    const BatchLoader seed = Loader(Positions(samples * 2 + 1), 5, 2, 3000, /*shuffle=*/8);
     EXPECT_NE(FirstTokens(seed, 5, 0, samples), passes[0]);
   }
 }
 
 TEST(BatchLoader, ShufflesSamplesFarApart) {
   const std::int64_t samples = 4096;
-  const BatchLoader loader(Positions(samples + 1), 1, 1, 5000, /*shuffle=*/1);
+  const BatchLoader loader = Loader(Positions(samples + 1), 1, 1, 5000, /*shuffle=*/1);
   const auto order = FirstTokens(loader, 1, 0, samples);
   double sum = 0;
   for (std::size_t i = 1; i < order.size(); ++i) {
@@ -173,16 +180,16 @@ TEST(BatchLoader, ShufflesEachSourceOfAMixtureByItself) {
 }
 
 TEST(BatchLoader, RefusesStepsRowsSizesAndTokensThatDoNotFit) {
-  const BatchLoader loader(Positions(13), 2, 3, 100);
+  const BatchLoader loader = Loader(Positions(13), 2, 3, 100);
   testing::expect_refusals(
-      {{"step", [&] { loader.load(-1, 0, 2); }, {"step -1"}},
-       {"rows", [&] { loader.load(0, 1, 3); }, {"rows [1, 3) of step 0", "rows [0, 2)"}},
-       {"few", [] { BatchLoader(Positions(12), 4, 3, 100); }, {"the batch of 4"}},
-       {"none", [] { BatchLoader(Positions(0), 1, 3, 100); }, {"0 tokens"}},
+      {{"step", [&] { loader.load(-1, {{0, 2}}); }, {"step -1"}},
+       {"rows", [&] { loader.load(0, {{1, 3}}); }, {"rows [1, 3) of step 0", "rows [0, 2)"}},
+       {"few", [] { Loader(Positions(12), 4, 3, 100); }, {"the batch of 4"}},
+       {"none", [] { Loader(Positions(0), 1, 3, 100); }, {"0 tokens"}},
        {"large token",
-        [] { BatchLoader(make_token_source({1, 2, 3, 9, 1, 1, 1}), 2, 3, 9); },
+        [] { Loader(make_token_source({1, 2, 3, 9, 1, 1, 1}), 2, 3, 9); },
         {"token 9 at position 3"}},
-       {"negative token", [] { BatchLoader(make_token_source({-1, 0}), 1, 1, 9); }, {"token -1"}},
+       {"negative token", [] { Loader(make_token_source({-1, 0}), 1, 1, 9); }, {"token -1"}},
        {"mixture",
         [] { BatchLoader(Sources({3, 100}, {1, 1}), {.batch = 8}); },
         {"3 samples of 1 tokens", "batch of 8 (4)"}},
@@ -191,8 +198,8 @@ TEST(BatchLoader, RefusesStepsRowsSizesAndTokensThatDoNotFit) {
 
 /// Micro-batch i of one rank has the same rows as part i of all ranks, concatenated.
 TEST(BatchLoader, AMicroBatchHasTheSameRowsOnAnyNumberOfRanks) {
-  const BatchLoader loader(Positions(100), 12, 4, 100);
-  const at::Tensor whole = loader.load(1, 0, 12).inputs;
+  const BatchLoader loader = Loader(Positions(100), 12, 4, 100);
+  const at::Tensor whole = loader.load(1, {{0, 12}}).inputs;
   for (const std::int64_t ranks : {1, 2, 3}) {
     std::vector<at::Tensor> rows;
     for (std::int64_t rank = 0; rank < ranks; ++rank) {
@@ -214,7 +221,7 @@ TEST(BatchLoader, PositionsBeginAnewBehindTheEndOfADocument) {
   const BatchLoader loader({{token_windows(make_token_source({5, 6, 0, 7, 0, 0, 8, 9, 1}), 4, 10)}},
                            {.batch = 2, .document_end = 0});
   EXPECT_TRUE(loader.ignores_targets());
-  const auto batch = loader.load(0, 0, 2);
+  const auto batch = loader.load(0, {{0, 2}});
   const auto rows = [](std::vector<std::int64_t> values) {
     return at::tensor(values).view({2, 4});
   };
@@ -241,22 +248,22 @@ class LateFault : public TokenSource {
 };
 
 TEST(BatchLoader, ChecksWhatLiesFarOutWhenItIsRead) {
-  const BatchLoader loader(std::make_shared<LateFault>(), 1, 8, 9);
-  EXPECT_ERROR(loader.load(LateFault::kGood / 8, 0, 1), "token 50 at position 67108864");
+  const BatchLoader loader = Loader(std::make_shared<LateFault>(), 1, 8, 9);
+  EXPECT_ERROR(loader.load(LateFault::kGood / 8, {{0, 1}}), "token 50 at position 67108864");
 }
 
 TEST(PrefetchLoader, GivesTheBatchOfTheStepWhicheverIsAskedFor) {
-  const auto loader = std::make_shared<BatchLoader>(Positions(100), 6, 4, 100);
-  PrefetchLoader prefetch(loader, 2, 5);
+  const auto loader = std::make_shared<BatchLoader>(Loader(Positions(100), 6, 4, 100));
+  PrefetchLoader prefetch(loader, {{2, 5}});
   for (const std::int64_t step : {0, 1, 2, 7, 7, 3, 4}) {
-    EXPECT_TRUE(at::equal(prefetch.load(step).targets, loader->load(step, 2, 5).targets));
+    EXPECT_TRUE(at::equal(prefetch.load(step).targets, loader->load(step, {{2, 5}}).targets));
   }
 }
 
 TEST(PrefetchLoader, AnErrorComesOutAtItsStep) {
   const std::int64_t bad = LateFault::kGood / 8;
-  const auto loader = std::make_shared<BatchLoader>(std::make_shared<LateFault>(), 1, 8, 9);
-  PrefetchLoader prefetch(loader, 0, 1);
+  const auto loader = std::make_shared<BatchLoader>(Loader(std::make_shared<LateFault>(), 1, 8, 9));
+  PrefetchLoader prefetch(loader, {{0, 1}});
   EXPECT_TRUE(prefetch.load(bad - 2).inputs.eq(1).all().item<bool>());
   EXPECT_ERROR(prefetch.load(bad - 1), "token 50 at position 67108864");
   EXPECT_TRUE(prefetch.load(0).inputs.eq(1).all().item<bool>());
@@ -280,7 +287,7 @@ class GatedTokens : public TokenSource {
 
 TEST(PrefetchLoader, LoadsTheNextStepBesideTheCaller) {
   const auto tokens = std::make_shared<GatedTokens>();
-  PrefetchLoader prefetch(std::make_shared<BatchLoader>(tokens, 1, 2, 9), 0, 1);
+  PrefetchLoader prefetch(std::make_shared<BatchLoader>(Loader(tokens, 1, 2, 9)), {{0, 1}});
   EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
   tokens->begun.acquire();  // step 1 is read ahead without a request
   tokens->gate.set_value();
@@ -300,8 +307,8 @@ class WatchedTokens : public TokenSource {
 
 TEST(PrefetchLoader, LoadsTheNextStepOnTheCallersThreadIfNotBesideIt) {
   const auto tokens = std::make_shared<WatchedTokens>();
-  const auto loader = std::make_shared<BatchLoader>(tokens, 1, 2, 9);
-  PrefetchLoader prefetch(loader, 0, 1, /*pinned=*/false, /*beside=*/false);
+  const auto loader = std::make_shared<BatchLoader>(Loader(tokens, 1, 2, 9));
+  PrefetchLoader prefetch(loader, {{0, 1}}, /*pinned=*/false, /*background=*/false);
   tokens->reads.clear();
   EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
   const auto self = std::this_thread::get_id();

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <cmath>
 #include <filesystem>
 #include <numeric>
 #include <string>
@@ -43,16 +42,16 @@ std::vector<std::int64_t> ReadAll(const TokenSource& source) {
   return tokens;
 }
 
-using Uint16s = std::vector<std::uint16_t>;
-using Uint32s = std::vector<std::uint32_t>;
-using Tokens = std::vector<std::int64_t>;
-
-void write_shard(const std::filesystem::path& path, const Tokens& tokens,
-                 TokenWidth width = TokenWidth::kUint16) {
+void WriteShard(const std::string& path, const std::vector<std::int64_t>& tokens,
+                TokenWidth width = TokenWidth::kUint16) {
   TokenShardWriter writer(path, width);
   writer.append(tokens);
   writer.finish();
 }
+
+using Uint16s = std::vector<std::uint16_t>;
+using Uint32s = std::vector<std::uint32_t>;
+using Tokens = std::vector<std::int64_t>;
 
 TEST(TokenShards, JoinsFilesOfEachWidthInByteOrder) {
   TemporaryFolder folder;
@@ -158,10 +157,10 @@ TEST(TokenShards, ShrinkingInUseIsAnError) {
 
 TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
   TemporaryFolder folder;
-  write_shard(folder / "a.bin", Tokens{7, 0, 65535});
+  WriteShard(folder / "a.bin", Tokens{7, 0, 65535});
   EXPECT_EQ(testing::ReadFile(folder / "a.bin"),
             ShardBytes<std::uint16_t>(20240520, 1, 3, Uint16s{7, 0, 65535}));
-  write_shard(folder / "b.bin", Tokens{128255}, TokenWidth::kUint32);
+  WriteShard(folder / "b.bin", Tokens{128255}, TokenWidth::kUint32);
   EXPECT_EQ(testing::ReadFile(folder / "b.bin"),
             ShardBytes<std::uint32_t>(20240801, 7, 1, Uint32s{128255}));
 }
@@ -171,7 +170,7 @@ TEST(WriteTokenShard, RefusesTokensThatDontFitAndLeavesNothingBehind) {
   std::filesystem::create_directory(folder / "taken");
   WriteFile(folder / "taken/x", "");
   const auto writing = [&](const char* name, const Tokens& tokens) {
-    return [&folder, name, tokens] { write_shard(folder / name, tokens); };
+    return [&folder, name, tokens] { WriteShard(folder / name, tokens); };
   };
   testing::expect_refusals({{"large", writing("a.bin", {1, 65536}), {"position 1"}},
                             {"negative", writing("a.bin", {-1}), {"token -1"}},
@@ -188,14 +187,6 @@ TEST(ReadText, ReadsEveryByte) {
   }
   EXPECT_ERROR(read_text(folder / "missing"), "missing");
   EXPECT_ERROR(read_text(folder.path()), "is a folder");
-}
-
-TEST(BigramEntropy, WeighsEachContextByItsFrequency) {
-  for (const char* certain : {"ababababab", "a", ""}) {
-    EXPECT_EQ(bigram_entropy(certain), 0);
-  }
-  // After a: b, c, b, c (ln 2 each); after b and c: a, always. 4 of 8 pairs are uncertain.
-  EXPECT_NEAR(bigram_entropy("abacabaca"), std::log(2.0) / 2, 1e-12);
 }
 
 /// Expects another fingerprint of a file of `size` bytes if a byte at one of `places` changes.

@@ -75,7 +75,7 @@ TEST(SentencePieceTokenizer, FindsSpecialTokensInAText) {
   EXPECT_EQ(ids("a</s>c<pad> a"), (Ids{3, 2, 5, 7, 3}));
   EXPECT_EQ(open_tokenizer(folder / "tokenizer.model")->begins_texts(), false);
   testing::WriteFile(folder / "added_tokens.json", R"({"<t>": 8})");
-  EXPECT_ERROR(ids("a"), "give '<t>' the id 8, but it is 6");
+  EXPECT_ERROR(ids("a"), "give '<t>' the id 8, but it is a new token, and the next id is 6");
 }
 
 TEST(SentencePieceTokenizer, BeginsATextWithoutASpace) {

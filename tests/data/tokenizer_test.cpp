@@ -83,17 +83,11 @@ TEST(TiktokenTokenizer, RefusesTheFilesOfOtherModels) {
                "tokenizer.model");
 }
 
-TEST(TiktokenTokenizer, RefusesTokensWhoseMergesTakeTooLong) {
+TEST(TiktokenTokenizer, RefusesATokenThatIsTooLong) {
   const testing::TemporaryFolder folder;
   const auto file = folder / "tokenizer.model";
   testing::WriteFile(file, std::string(1336, 'A') + " 0\n");  // 1002 bytes
   EXPECT_ERROR(tiktoken_tokenizer(file), "line 1 is not a token");
-  std::string lines;
-  for (int rank = 0; rank < 1100; ++rank) {
-    lines += std::string(1332, 'A') + " " + std::to_string(rank) + "\n";  // 999 bytes
-  }
-  testing::WriteFile(file, lines);
-  EXPECT_ERROR(tiktoken_tokenizer(file), "up to line 1003 are longer than any tokenizer's");
 }
 
 TEST(OpenTokenizer, TellsTheFormByTheContent) {
@@ -190,13 +184,13 @@ TEST(StreamDecoder, GivesWhatNeverBecomesACharacter) {
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xf0\x9f")), (Pieces{"", "", "\xf0\x9f"}));
 }
 
-TEST(StreamDecoder, GivesBrokenBytesWithoutTheCharacterThatFollows) {
+TEST(StreamDecoder, GivesBrokenBytesWithTheCharacterThatFollows) {
   const auto bytes = byte_tokenizer();
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xf0\x9f\u20ac")),
-            (Pieces{"", "", "\xf0\x9f", "", "\u20ac", ""}));
+            (Pieces{"", "", "", "", "\xf0\x9f\u20ac", ""}));
   const auto replacing = std::make_shared<ReplacingBytes>();
   EXPECT_EQ(Pushed(StreamDecoder(replacing), replacing->encode("\xf0\x9f\u20ac")),
-            (Pieces{"", "", "", "\ufffd", "\ufffd\u20ac", ""}));
+            (Pieces{"", "", "", "", "\ufffd\ufffd\u20ac", ""}));
 }
 
 TEST(StreamDecoder, PassesOverTokensWithoutText) {

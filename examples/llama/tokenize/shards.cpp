@@ -86,7 +86,12 @@ std::string PieceEncoder::text_of(Piece piece) const {
     return std::move(piece.text);
   }
   const std::string origin = files[piece.place.file] + ":" + std::to_string(piece.place.line);
-  return std::move(tessera::data::json_texts(piece.text, {field}, origin).front());
+  tessera::data::JsonTexts value =
+      std::move(tessera::data::json_text_lists(piece.text, {field}, origin).front());
+  TESSERA_CHECK(
+      !value.is_list, origin, ": the field \"", field,
+      "\" must be a text, but it is of the kind array; correct it, or name another field");
+  return std::move(value.texts.front());
 }
 
 std::vector<std::int64_t> PieceEncoder::operator()(Piece piece) const {

@@ -426,11 +426,9 @@ void print_held_out_loss(const LlamaRun& run, double loss) {
   // Loss per byte of the same text, so that models with different tokenizers can be compared.
   const std::string text = evaluated_text(run, tokens);
   const double bytes = std::max<double>(static_cast<double>(text.size()), 1);
-  std::cout << fmt::format(
-                   "held-out loss: {:.4f} nats/byte ({:.4f} a token, {} tokens of {}); "
-                   "byte-bigram entropy of that text: {:.4f} nats/byte",
-                   loss * static_cast<double>(tokens) / bytes, loss, tokens,
-                   fmt::join(options.eval_text, ", "), data::bigram_entropy(text))
+  std::cout << fmt::format("held-out loss: {:.4f} nats/byte ({:.4f} a token, {} tokens of {})",
+                           loss * static_cast<double>(tokens) / bytes, loss, tokens,
+                           fmt::join(options.eval_text, ", "))
             << std::endl;
 }
 

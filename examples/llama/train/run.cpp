@@ -24,8 +24,8 @@ using namespace tessera;
 
 namespace {
 
-/// ZeRO-3 frees the parameters after forward and gathers them again for backward; ZeRO-2 keeps them
-/// gathered.
+/// With ZeRO-3, FSDP frees the gathered parameters after forward and gathers the parameters again
+/// for backward. With ZeRO-2, the parameters stay gathered until backward.
 fsdp::Options fsdp_options(const TrainOptions& o) {
   return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
                         .reduce_dtype = scalar_type(o.reduce_dtype)},
@@ -204,8 +204,9 @@ namespace {
 /// of 2048 tokens with a vocabulary of 128,256 take 525 MB in bf16.
 constexpr std::int64_t kChunkBytes = std::int64_t{640} << 20;
 
-/// Small logits are computed at once, because the gradients of a single product are rounded only
-/// once. Decided from sizes alone, so that a plan makes the same choice as the run.
+/// Whether the loss is computed in chunks. Small logits are computed at once, because the gradients
+/// of a single product are rounded only once. Only sizes decide, so that a plan makes the same
+/// choice as the run.
 bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_t tokens,
                           const tensor_parallel::LinearCrossEntropyOptions& head) {
   if (o.loss_chunks) {
@@ -495,7 +496,7 @@ LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool load
       step_options_(step_options(options, data)),
       meter_(world, options.device) {
   if (data.loader) {
-    prefetch_.emplace(data.loader, rows, uses_cuda(), /*beside=*/!options.planned);
+    prefetch_.emplace(data.loader, rows, uses_cuda(), /*background=*/!options.planned);
   }
   if (!options.planned) {
     check_same_data(options, data, *world);
@@ -554,8 +555,8 @@ observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions
 std::string verify(LlamaRun& run) {
   const data::BatchLoader::Batch whole =
       run.data.loader
-          ->load(run.state.samples / run.options.batch, run.rows.front().first,
-                 run.rows.front().first + 1)
+          ->load(run.state.samples / run.options.batch,
+                 {{run.rows.front().first, run.rows.front().first + 1}})
           .to(c10::Device(run.options.device));
   const data::BatchLoader::Batch own = tokens_of_rank(*run.model, whole);
   tensor_parallel::CrossEntropyOptions of_whole = run.loss_options(), of_own = of_whole;
@@ -587,9 +588,9 @@ TrainOptions on_cpu(TrainOptions options) {
   return options;
 }
 
-/// Identifies ranks with equal sizes among those that share a sequence: the first and the last rank
-/// make fewer calls, and the first rank has the most gradient terms. With a sliding window, all
-/// ranks differ.
+/// A number that is equal for ranks with equal sizes, among the ranks that share a sequence: the
+/// first and the last rank make fewer calls, and the first rank has the most gradient terms. With a
+/// sliding window, all ranks differ.
 std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_t window) {
   if (window > 0) {
     return rank;

@@ -7,11 +7,9 @@
 #include <future>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "tessera/data/samples.h"
-#include "tessera/data/token_shards.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
@@ -61,9 +59,6 @@ class BatchLoader {
   /// Throws Error if a source has too few samples for its fraction of a batch, if sequence lengths
   /// differ, and for weights that are not positive.
   BatchLoader(std::vector<WeightedSamples> sources, const BatchOptions& options);
-  /// Batches of token_windows() samples from one token source.
-  BatchLoader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
-              std::int64_t vocabulary, std::optional<std::uint64_t> shuffle = std::nullopt);
 
   /// The sequences of one rank in one step.
   struct Batch {
@@ -80,12 +75,10 @@ class BatchLoader {
     /// Returns a view of rows [first, first + count).
     Batch rows(std::int64_t first, std::int64_t count) const;
   };
-  /// Loads rows [first, last) of the batch of `step`; steps count from 0. With `pinned`, the batch
-  /// is in page-locked memory, for CUDA. Throws Error for a token outside the vocabulary, with its
-  /// position.
-  Batch load(std::int64_t step, std::int64_t first, std::int64_t last, bool pinned = false) const;
-  /// Loads several ranges of rows of one step, and concatenates them to one batch.
-  Batch load(std::int64_t step, std::span<const RowRange> ranges, bool pinned = false) const;
+  /// Loads the rows `ranges` of the batch of `step`, concatenated; steps count from 0. With
+  /// `pinned`, the batch is in page-locked memory, for CUDA. Throws Error for a token outside the
+  /// vocabulary, with its position.
+  Batch load(std::int64_t step, const std::vector<RowRange>& ranges, bool pinned = false) const;
   /// The number of distinct samples over all sources.
   std::int64_t samples() const;
   /// Whether targets may be -100, which the loss ignores. If so, the number of targets with a loss
@@ -112,14 +105,11 @@ class BatchLoader {
 /// may be loaded in any order. Not thread safe. The destructor waits for the background thread.
 class PrefetchLoader {
  public:
-  /// Loads rows [first, last) of the batches of `loader`; `pinned` as in BatchLoader::load(). If
-  /// `beside` is false, no thread is used: load() reads the next step before it returns, so that
-  /// the order of allocations is deterministic.
-  PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first, std::int64_t last,
-                 bool pinned = false, bool beside = true);
-  /// For several ranges of rows of each step, which are concatenated to one batch.
+  /// Loads the rows `ranges` of the batches of `loader`, concatenated; `pinned` as in
+  /// BatchLoader::load(). Without `background`, no thread is used: load() reads the next step
+  /// before it returns, so that the order of allocations is deterministic.
   PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::vector<RowRange> ranges,
-                 bool pinned = false, bool beside = true);
+                 bool pinned = false, bool background = true);
   /// Returns the rows of `step` and starts to load the next step. Throws the errors of
   /// BatchLoader::load() for `step`.
   BatchLoader::Batch load(std::int64_t step);
@@ -129,7 +119,7 @@ class PrefetchLoader {
 
   std::shared_ptr<const BatchLoader> loader_;
   std::vector<RowRange> ranges_;
-  bool pinned_, beside_;
+  bool pinned_, background_;
   std::int64_t step_ = -1;                 ///< the step that the background thread is loading
   std::future<BatchLoader::Batch> batch_;  ///< from std::async: its destructor waits for the thread
 };

@@ -13,22 +13,14 @@ namespace tessera::data {
 /// Returns the contents of a file. Throws Error if the file cannot be read.
 std::string read_text(const std::string& path);
 
-/// The loss of the best bigram model of this text, in nats per byte: the entropy of a byte given
-/// the preceding byte. 0 for fewer than two bytes.
-double bigram_entropy(std::string_view text);
-
-/// Returns the strings in `fields`, in this order, of one line of a JSON Lines file. `origin` is
-/// the file and line for messages. Throws Error if the line is not a JSON object, or if a field is
-/// missing or not a string.
-std::vector<std::string> json_texts(std::string_view line, const std::vector<std::string>& fields,
-                                    const std::string& origin);
-
 /// The value of a JSON field that is a string or a list of strings.
 struct JsonTexts {
   std::vector<std::string> texts;
   bool is_list = false;
 };
-/// Like json_texts(), but the value of a field may also be a list of strings.
+/// Returns the values of `fields`, in this order, in one line of a JSON Lines file. `origin` is the
+/// file and line for messages. Throws Error if the line is not a JSON object, if a field is
+/// missing, or if a field is neither a string nor a list of strings.
 std::vector<JsonTexts> json_text_lists(std::string_view line,
                                        const std::vector<std::string>& fields,
                                        const std::string& origin);

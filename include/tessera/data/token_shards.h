@@ -64,9 +64,6 @@ class TokenShardWriter {
   void finish();
 
  private:
-  template <class Token>
-  void write(std::span<const std::int64_t> tokens);
-
   std::unique_ptr<tessera::files::AtomicFile> file_;
   TokenWidth width_;
   std::int64_t size_ = 0;

@@ -48,30 +48,29 @@ std::vector<std::string> tokenizer_files(const std::string& path);
 /// Whether a file has the format of a tokenizer.json. Throws Error if the file cannot be read.
 bool is_tokenizer_json(const std::string& path);
 
-/// Decodes tokens one at a time, to pieces of text. The concatenated pieces are the text of all
-/// tokens. No piece ends inside a character. The time per token does not depend on the number of
-/// earlier tokens. Not thread safe.
+/// Decodes tokens one at a time. The concatenated pieces equal the text of all tokens, and no piece
+/// of push() ends inside a character. Only the tokens of the last piece and later tokens are
+/// decoded again. Not thread safe.
 class StreamDecoder {
  public:
   /// `before`: the tokens before the first token of push(). Their text is not returned.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
   /// Returns the text that this token completes; may be empty. Bytes that cannot become a character
-  /// are returned unchanged. An id above the vocabulary decodes to nothing, as in `transformers`,
-  /// because a model's vocabulary may be padded. Throws Error for a negative id.
+  /// are returned unchanged, together with the next complete character. An id above the vocabulary
+  /// decodes to nothing, as in `transformers`, because a model's vocabulary may be padded. Throws
+  /// Error for a negative id.
   std::string push(std::int64_t token);
   /// Returns the remaining text, which may be invalid UTF-8.
   std::string finish();
 
  private:
-  bool has_own_text(std::int64_t token) const;
-  bool has_text(std::int64_t token) const;
-  void shorten_window();
-  /// Returns the window's new text without its last `unfinished` bytes.
-  std::string take_new(std::size_t unfinished, std::string_view text);
+  /// Returns the new part of the window's text, and shortens the window.
+  std::string take_new(const std::string& text);
 
   TokenizerPtr tokenizer_;
-  std::vector<std::int64_t> window_;  ///< the last decoded tokens that have text
+  std::vector<std::int64_t> window_;  ///< the tokens of the last piece, and all later tokens
+  std::size_t context_ = 0;           ///< the number of tokens in the window before the next piece
   std::size_t given_ = 0;             ///< bytes of the window's text that were already returned
 };
 

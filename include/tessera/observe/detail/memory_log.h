@@ -33,13 +33,13 @@ class MemoryLog final {
   MemoryLog& operator=(const MemoryLog&) = delete;
 
   /// Begins a step: the first step, or the step to examine. `where` returns the name of the current
-  /// moment; it is called at a peak, and with `moments` also at each allocation, for
-  /// StepMemory::moments.
+  /// moment, or "" if there is none but the phase; it is called at each allocation. Without
+  /// `moments`, StepMemory::moments stays empty.
   void begin_step(std::function<std::string()> where, bool moments = false);
   /// The phase at the last allocation.
   MemoryPhase phase() const { return phase_; }
-  /// Lanes that tell the log which lane allocates. Pass them to comm::set_host_streams. They
-  /// forward to `lanes`. The log must outlive them.
+  /// Returns lanes that forward to `lanes`, and by which the log knows the lane that allocates.
+  /// Pass the result to comm::set_host_streams. The log must outlive the result.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
   /// Marks the memory of this CPU tensor as a parameter's. Call it for all parameters.
   void assign_parameter(const at::Tensor& tensor);
@@ -50,7 +50,6 @@ class MemoryLog final {
 
  private:
   class Lanes;
-  class Count;
   struct Block {
     const void* data = nullptr;
     std::int64_t bytes = 0;
@@ -65,12 +64,10 @@ class MemoryLog final {
   struct Event {
     std::uint64_t number;
     bool freed;
-    MemoryPhase phase;
     std::size_t moment;  ///< index into moments_
   };
 
   void note(const TensorBlock& block);
-  void note_peak();
   void update_moment();
   void update_phase();
   static MemoryKind kind_of(const Block& block);
@@ -84,11 +81,8 @@ class MemoryLog final {
   MemoryPhase phase_ = MemoryPhase::kSetup;
   int phases_ = 0;
   comm::Lane lane_ = comm::Lane::kCompute;
-  std::int64_t live_ = 0, peak_ = 0;
-  std::size_t peak_event_ = 0;
   std::function<std::string()> where_;
-  std::string peak_moment_;
-  bool follows_moments_ = false;
+  bool returns_moments_ = false;
   std::vector<std::string> moments_{""};  ///< names of the moments
   std::size_t moment_ = 0;                ///< index of the moment of the last allocation
 };
