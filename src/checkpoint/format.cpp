@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "format.h"
-#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
@@ -167,7 +166,6 @@ std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
     const auto part = out.first(std::min(kCachedBytes, out.size()));
     file.read_at(offset, part);
     sum = detail::crc32c(part, sum);
-    comm::note_progress(flight::Work::kReading);
     offset += part.size();
     out = out.subspan(part.size());
   }
@@ -237,7 +235,6 @@ void CheckedFile::read_at(std::uint64_t offset, std::span<std::byte> out) const 
     const auto part = out.first(std::min(bytes_of_granule(index) - within, out.size()));
     if (sums_.empty()) {
       file_.read_at(offset, part);
-      comm::note_progress(flight::Work::kReading);
     } else if (part.size() == bytes_of_granule(index)) {
       read_granule(index, part);
     } else {

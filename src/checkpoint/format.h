@@ -78,8 +78,7 @@ constexpr std::uint64_t granules_of(std::uint64_t bytes) {
 }
 
 /// Fills `out`, of at most one granule, with the bytes of a file at `offset`, and returns their
-/// CRC-32C. Each part is summed while it is in the CPU's cache, and reported as progress of this
-/// thread.
+/// CRC-32C. Each part is summed while it is in the CPU's cache.
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
@@ -108,8 +107,8 @@ class CheckedFile {
 
   const std::filesystem::path& path() const { return file_.path(); }
   std::uint64_t size() const { return file_.size(); }
-  /// Reads whole granules, and reports progress of this thread. Throws Error, with the file and the
-  /// offset, for bytes that do not match their checksum.
+  /// Reads whole granules. Throws Error, with the file and the offset, for bytes that do not match
+  /// their checksum.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
 
  private:

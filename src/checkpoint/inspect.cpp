@@ -33,7 +33,6 @@
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
@@ -434,7 +433,6 @@ std::string text_of_first_rank(comm::World& world, const std::function<std::stri
 /// The run_id of a complete step; nullopt if the step does not exist or is invalid.
 std::optional<std::string> run_of_whole_step(const fs::path& folder) {
   try {
-    comm::note_progress(flight::Work::kReading);
     return lacks_manifest(folder) ? std::nullopt : std::optional(read_manifest(folder).run_id);
   } catch (const Error&) {
     return std::nullopt;

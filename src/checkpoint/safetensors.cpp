@@ -17,7 +17,6 @@
 
 #include "format.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
@@ -250,7 +249,7 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
 
 namespace {
 
-/// Progress is reported after each piece of this size, for ranks that wait.
+/// A long write is split into pieces of this size.
 constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
 
 }  // namespace
@@ -273,7 +272,6 @@ struct SafetensorsWriter::Impl {
     while (!bytes.empty()) {
       const auto piece = bytes.first(std::min(bytes.size(), kPieceBytes));
       file.write_at(offset, piece);
-      comm::note_progress(flight::Work::kWriting);
       if (on_write) {
         on_write(offset, piece);
       }
@@ -363,7 +361,6 @@ void SafetensorsWriter::seal() {
                   impl_->path, "': write every tensor before finish()");
   }
   impl_->file.sync();
-  comm::note_progress(flight::Work::kWriting);
 }
 
 void SafetensorsWriter::publish() {

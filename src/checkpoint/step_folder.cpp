@@ -21,7 +21,6 @@
 #include "step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
-#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/detail/read_error.h"
@@ -54,7 +53,6 @@ bool is_untouched(const fs::path& folder) {
 void remove_file(const fs::path& path) {
   TESSERA_CHECK(unlink(path.c_str()) == 0 || errno == ENOENT, "cannot remove '", path.string(),
                 "': ", std::strerror(errno), ": remove it yourself");
-  comm::note_progress(flight::Work::kWriting);
 }
 
 /// Removes all files except the marker.
@@ -107,7 +105,6 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   }
   try {
     Manifest manifest = read_manifest(folder);
-    comm::note_progress(flight::Work::kReading);
     TESSERA_CHECK(manifest.step == step, "the manifest in '", folder.string(), "' is of step ",
                   manifest.step, ": give the folder its name back");
     return manifest;

@@ -13,7 +13,6 @@
 #include "manifest.h"
 #include "step_files.h"
 #include "stored_step.h"
-#include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/threads.h"
@@ -55,14 +54,12 @@ class Tasks {
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
   Tasks left(tasks);
   const tessera::detail::StateOfThread state;
-  const comm::ListedThread& caller = comm::listed_thread();
   // std::jthread joins the threads, also after an exception.
   std::vector<std::jthread> others;
   try {
     while (static_cast<int>(others.size()) + 1 < threads) {
       others.emplace_back([&] {
         const tessera::detail::StateOfThreadScope guard(state);
-        const comm::WorkFor for_caller(caller);
         left.run_what_is_left();
       });
     }

@@ -23,8 +23,8 @@ namespace tessera::checkpoint {
 
 /// Runs each task once. Tasks start in order and run concurrently, on this thread and up to
 /// `threads` - 1 others. The other threads get this thread's thread-local state (gradient mode,
-/// scopes), and progress that they report counts as this thread's. Returns when all tasks have
-/// ended. Throws the error of the first failed task; tasks that had not started are then skipped.
+/// scopes). Returns when all tasks have ended. Throws the error of the first failed task; tasks
+/// that had not started are then skipped.
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks);
 
 }  // namespace tessera::checkpoint

@@ -17,7 +17,6 @@
 #include "hanging_job.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
-#include "tessera/core/detail/flight_report.h"
 #include "tessera/core/error.h"
 #include "testing/environment.h"
 #include "testing/errors.h"
@@ -96,7 +95,7 @@ const std::vector<Fault>& faults() {
        [](World&) { std::exit(3); },
        Fault::kAtOnce,
        {},
-       {"rank 1 ended with exit code 3 after step 3"}},
+       {"the process of rank 1 (pid ", "has ended after step 3; look for its error"}},
       {"Throws",
        [](World& world) {
          world.abort();
@@ -111,14 +110,15 @@ const std::vector<Fault>& faults() {
          expect_peer_error([&] { world.group({0, 1}, "pair"); });
        },
        Fault::kAtTheTimeOut,
-       {"the set-up of group 'pair', called by full_tensor, for rank 0"},
+       {"rank(s) 1 did not arrive for",
+        "rank 1 waits in the set-up of group 'pair', called by full_tensor"},
        {}},
       {"Sleeps",
        [](World&) { std::this_thread::sleep_for(seconds(7)); },
        Fault::kAtTheTimeOut,
-       {"called by save_hugging_face, for rank 1", "rank 1 sleeps outside of collectives",
-        "after all_reduce (call 3 of group 'all')", "ranks 0, 2 waits in all_reduce (call 4"},
-       {"rank(s) 1 ", "rank 1 sleeps outside of collectives"}},
+       {"save_hugging_face", "rank(s) 1 did not arrive for",
+        "rank 1 is outside of collectives, after all_reduce (call 3 of group 'all')"},
+       {"rank(s) 1 did not arrive within ", "rank 1 is outside of collectives"}},
       {"Loops",
        [](World&) {
          const auto end = steady_clock::now() + seconds(7);
@@ -126,7 +126,7 @@ const std::vector<Fault>& faults() {
          }
        },
        Fault::kAtTheTimeOut,
-       {"rank 1 computes outside of collectives"},
+       {"rank 1 is outside of collectives"},
        {}},
       {"IsStopped",
        [](World&) { raise(SIGSTOP); },
@@ -166,7 +166,6 @@ TEST(DISABLED_Hangs, Rank1IsSlow) {
     std::this_thread::sleep_for(milliseconds(2500));
   }
   sum(*world, *group);
-  std::this_thread::sleep_for(milliseconds(500));  // until the watchdog looks again
 }
 
 TEST(DISABLED_Hangs, Rank1IsBusyElsewhere) {
@@ -236,9 +235,7 @@ TEST_P(HangsOfRank1, NamesRank1) {
     for (const char* word : fault.errors) {
       EXPECT_CONTAINS(error + error_2, word);
     }
-    EXPECT_EQ(job.ranks[2].output.find("tessera watchdog: rank"), std::string::npos)
-        << "one report is enough";
-    EXPECT_EQ(job.records().size(), 3U);
+    EXPECT_EQ(job.explanation()[0], "records of 3 of 3 ranks");
   });
 }
 
@@ -252,23 +249,21 @@ TEST(Hangs, ARankThatSkipsACollectiveIsNamed) {
   });
 }
 
-TEST(Hangs, ASlowRankIsDistinguishedFromAStuckOne) {
+TEST(Hangs, ASlowRankIsReportedAndTheJobContinues) {
   for_each_backend("Rank1IsSlow", [](const Job& job) {
-    EXPECT_CONTAINS(report_of(job.ranks[0]), "rank 1 sleeps");
-    EXPECT_CONTAINS(job.ranks[0].output,
-                    "rank 1 came to all_reduce (call 4 of group 'all') after 2.",
-                    "slow, not stuck; the job continues");
+    EXPECT_CONTAINS(report_of(job.ranks[0]), "rank(s) 1 did not arrive for",
+                    "rank 1 is outside of collectives");
     for (const Ended& ended : job.ranks) {
       EXPECT_EQ(ended.exit_code, 0) << ended.output;
     }
   });
 }
 
-TEST(Hangs, ARankThatCallsOtherCollectivesIsSlow) {
+TEST(Hangs, ARankThatCallsOtherCollectivesIsReported) {
   for_each_backend(
       "Rank1IsBusyElsewhere",
       [](const Job& job) {
-        EXPECT_CONTAINS(report_of(job.ranks[0]), "is slow, but continues: it began ",
+        EXPECT_CONTAINS(report_of(job.ranks[0]), "rank(s) 1, 2 did not arrive for",
                         "of group 'pair'");
         EXPECT_EQ(job.ranks[0].exit_code, 0) << job.ranks[0].output;
       },
@@ -308,7 +303,7 @@ TEST(FlightRecords, AnEarlierJobsStayMappedWhenALaterJobUsesTheFolder) {
   const RecordPtr earlier = make_record({}, 1, folder.path());
   const RecordPtr later = make_record({}, 1, folder.path());
   earlier->record().step.store(3);
-  EXPECT_EQ(flight::read_records(folder.path())[0][0].pid, getpid());
+  EXPECT_EQ(flight::explain_records(folder.path())[0], "records of 1 of 1 ranks");
   EXPECT_NE(earlier->record().token, later->record().token);
 }
 

@@ -100,7 +100,7 @@ TEST(Meet, ASilentStoreIsWaitedForUntilTheTimeOut) {
   const std::vector<int> ranks{0, 1};
   const auto watch = std::make_shared<GroupWatch>(watch_of(0, 2), "tp", ranks);
   const GroupInfo group{"tp", ranks, 0, std::chrono::seconds(1), watch};
-  const auto late = "a peer did not come within 1000 ms";
+  const auto late = "no rank is known to be missing, but the call did not end within 1000 ms";
   EXPECT_ERROR(meet(store, group), late);
   EXPECT_ERROR(all_come_at_once(store, store, group, 2, "tp/0"), late);
   EXPECT_ERROR(value_from(store, group, 1, "key"), late);

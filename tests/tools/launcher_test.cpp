@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "launcher.h"
-#include "tessera/core/detail/flight_report.h"
+#include "tessera/core/detail/flight_record.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 
@@ -356,12 +356,14 @@ TEST(LauncherRecords, AreExplained) {
     record->bytes = sizeof(flight::Record);
     record->rank = rank;
     record->size = 3;
-    record->groups[0].label.store({.name = {'d', 'p'}, .ranks = {'0', '-', '2'}});
+    record->groups[0].name = {'d', 'p'};
+    record->groups[0].ranks = {0b111};
     record->groups[0].id = 5;
     record->groups[0].begun = 2;
+    record->calls_begun = 1;
     flight::CallSlot& slot = record->calls[1];
     slot.label.store({.group = 5, .number = 1, .collective = {'g', 'a', 't', 'h', 'e', 'r'}});
-    slot.state = flight::CallState::kWaiting;
+    slot.waits = true;
     slot.order = 1;
     WriteFile(folder / flight::record_name(0, rank),
               {reinterpret_cast<const char*>(record.get()), sizeof(flight::Record)});

@@ -23,8 +23,8 @@ struct WorldOptions {
   std::string device = "cpu";    ///< "cpu" or "cuda"
   std::string backend = "gloo";  ///< "gloo" or "nccl"; gloo uses shared memory within hosts
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// A wait that lasts longer is reported on stderr, together with the activity of all ranks; 0: no
-  /// reports.
+  /// A rank that waits longer prints one line on stderr, with the ranks that have not arrived and
+  /// their activity; 0: no lines.
   std::chrono::milliseconds watchdog = std::chrono::seconds(30);
 };
 

@@ -23,7 +23,7 @@
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "watch/watchdog.h"
+#include "watch/group_watch.h"
 
 namespace tessera::comm {
 
@@ -233,13 +233,13 @@ class RecordedWork final : public Work {
     try {
       inner_->wait();
     } catch (...) {
-      watch_->failed(call_);
+      watch_->leaves(call_);
       throw;
     }
     if (auto progress = inner_->device_progress()) {
-      watch_->world().watchdog().await_device(std::move(progress), call_);
+      watch_->await_device(std::move(progress), call_);
     } else {
-      watch_->done(call_);
+      watch_->leaves(call_);
     }
   }
 
@@ -354,7 +354,7 @@ class CheckedCommunicator final : public Communicator {
   void barrier() override {
     check_open("barrier");
     remember("barrier");
-    recorded("barrier", 0, [&] {
+    recorded("barrier", [&] {
       inner_->barrier();
       return done_work();
     });
@@ -366,7 +366,7 @@ class CheckedCommunicator final : public Communicator {
       hosts_->get().any_rank(flags);
       return;
     }
-    recorded("any_rank", static_cast<std::int64_t>(flags.size()), [&] {
+    recorded("any_rank", [&] {
       inner_->any_rank(flags);
       return done_work();
     });
@@ -391,7 +391,7 @@ class CheckedCommunicator final : public Communicator {
     }
     // Ranks wait for each other here. Recorded like other calls, so that messages can name the
     // ranks that have called it.
-    recorded("shutdown", 0, [&] {
+    recorded("shutdown", [&] {
       inner_->shutdown(patience);
       return done_work();
     });
@@ -433,7 +433,7 @@ class CheckedCommunicator final : public Communicator {
         size() > 1 ? traffic_->record(group_.name, collective, bytes, purpose()) : nullptr;
     remember(collective);
     const std::int64_t sent_before = inner_->link_bytes();
-    WorkPtr work = timed(traffic_, call, recorded(collective, bytes, start));
+    WorkPtr work = timed(traffic_, call, recorded(collective, start));
     if (const std::int64_t sent = inner_->link_bytes() - sent_before; sent > 0) {
       traffic_->add_link_bytes(group_.name, collective, sent);
     }
@@ -442,21 +442,19 @@ class CheckedCommunicator final : public Communicator {
 
   /// Records the call in the flight record, from its beginning to its end.
   template <class Start>
-  WorkPtr recorded(const char* collective, std::int64_t bytes, Start&& start) {
+  WorkPtr recorded(const char* collective, Start&& start) {
     if (group_.watch == nullptr) {
       return start();
     }
-    const BegunCall call = group_.watch->begin(collective, purpose(), bytes);
+    const BegunCall call = group_.watch->begin(collective, purpose());
     try {
       WorkPtr work = start();
-      if (work == done_work()) {
-        group_.watch->done(call);
-        return work;
-      }
-      group_.watch->returned(call);
-      return std::make_shared<RecordedWork>(std::move(work), group_.watch, call);
+      group_.watch->leaves(call);
+      return work == done_work()
+                 ? work
+                 : std::make_shared<RecordedWork>(std::move(work), group_.watch, call);
     } catch (...) {
-      group_.watch->failed(call);
+      group_.watch->leaves(call);
       throw;
     }
   }

@@ -211,8 +211,9 @@ void NcclGroup::shutdown(milliseconds patience) {
   std::string reason = "its ranks did not all come within " + std::to_string(patience.count()) +
                        " ms; every rank must call World::shutdown()";
   try {
-    if (shuts_down_in_time(group, device_, patience,
-                           [&] { wait.check([&] { return info_.watch->missing(); }); })) {
+    if (shuts_down_in_time(group, device_, patience, [&] {
+          wait.check([&] { return info_.watch->not_in(info_.watch->number()); });
+        })) {
       return;
     }
   } catch (const PeerError& error) {

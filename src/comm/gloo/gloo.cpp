@@ -289,7 +289,7 @@ class GlooGroup {
 
   void await(detail::GroupWork& work, const char* collective, std::uint64_t number) {
     // Waits in short slices, because a GroupWork does not check the other ranks while it waits.
-    PeerWait peers(group_, collective);
+    PeerWait peers(group_, collective, number);
     while (!wait_a_little(work, kPeerCheck)) {
       try {
         peers.check([&] { return group_.watch->not_in(number); });

@@ -298,8 +298,6 @@ std::vector<std::string> stat_fields(const std::string& folder) {
 }
 
 constexpr std::size_t kState = 0;
-constexpr std::size_t kUserTicks = 11;
-constexpr std::size_t kSystemTicks = 12;
 constexpr std::size_t kStartTime = 19;
 
 std::string folder_of(std::int64_t pid) {
@@ -385,13 +383,9 @@ bool is_alive(const ProcessIdentity& process) {
          fields[kState] != "Z" && fields[kState] != "X";
 }
 
-std::optional<ThreadStatus> thread_status(std::int64_t pid, std::int64_t thread) {
-  const auto fields = stat_fields(folder_of(pid) + "/task/" + std::to_string(thread));
-  if (fields.size() <= kStartTime) {
-    return std::nullopt;
-  }
-  return ThreadStatus{fields[kState].front(),
-                      std::stoull(fields[kUserTicks]) + std::stoull(fields[kSystemTicks])};
+bool is_stopped(std::int64_t pid) {
+  const auto fields = stat_fields(folder_of(pid));
+  return fields.size() > kState && (fields[kState] == "T" || fields[kState] == "t");
 }
 
 void wait_for_first_failure() {

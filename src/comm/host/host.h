@@ -44,14 +44,8 @@ ProcessIdentity this_process();
 /// False once the process has ended, even if it has not been reaped yet.
 bool is_alive(const ProcessIdentity& process);
 
-/// The kernel's status of a thread.
-struct ThreadStatus {
-  char state = 'X';             ///< as in /proc: R, S, D, T, ...
-  std::uint64_t cpu_ticks = 0;  ///< CPU time used so far
-};
-
-/// The status of a thread; nullopt if the thread does not exist.
-std::optional<ThreadStatus> thread_status(std::int64_t pid, std::int64_t thread);
+/// Whether a process is stopped, for example by SIGSTOP.
+bool is_stopped(std::int64_t pid);
 
 }  // namespace tessera::comm
 

@@ -69,18 +69,18 @@ CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::str
   if (info.watch == nullptr) {
     return make(BegunCall{});
   }
-  const BegunCall call = info.watch->begin("set-up", "", 0);
+  const BegunCall call = info.watch->begin("set-up");
   try {
     meet(store_for(job, info, use + "meeting"), info);
     CommunicatorPtr made = make(call);
-    info.watch->done(call);
+    info.watch->leaves(call);
     return made;
   } catch (const c10::DistError& error) {
     // Rank 0 has ended, and its store with it.
-    info.watch->failed(call);
+    info.watch->leaves(call);
     fail_without_peers(info, "set-up", first_line(error.what_without_backtrace()));
   } catch (...) {
-    info.watch->failed(call);
+    info.watch->leaves(call);
     throw;
   }
 }

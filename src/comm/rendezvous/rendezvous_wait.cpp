@@ -8,8 +8,8 @@
 #include "host/host.h"
 #include "rendezvous/rendezvous_wait.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/core/detail/flight_report.h"
 #include "tessera/core/error.h"
+#include "tessera/core/flight.h"
 
 namespace tessera::comm {
 namespace {

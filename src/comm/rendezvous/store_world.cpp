@@ -252,7 +252,7 @@ class StoreWorld final : public World {
       const GroupInfo all = watched(checked_info(ranks_of_world(size()), "split"), *job_);
       nccl_of_all_ = nccl_group(all, set_up, nullptr);
       // The communicator's end is recorded as a call; this set-up is the first call of its record.
-      all.watch->done(all.watch->begin("set-up", "", 0));
+      all.watch->leaves(all.watch->begin("set-up"));
       in_order_.push_back(make_checked_communicator(nccl_of_all_, all, traffic_));
     }
     CommunicatorPtr made = nccl_group(info, set_up, whole || split ? nccl_of_all_ : nullptr);
@@ -338,15 +338,12 @@ int next_world_number() {
 }
 
 WatchSettings watch_settings(int rank, int world, const WorldOptions& options) {
-  return {rank, world, options.watchdog, options.timeout, run_folder()};
+  return {rank, world, options.watchdog, options.timeout};
 }
 
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options) {
   auto world = std::make_shared<StoreWorld>(std::move(job), options);
   if (options.backend == "nccl" && getpid() == gettid()) {
-    // The thread's listing is made before `left`, so that it still exists when the NCCL groups end
-    // at the thread's end.
-    static_cast<void>(listed_thread());
     thread_local LeftWorlds left;
     left.add(world);
   }

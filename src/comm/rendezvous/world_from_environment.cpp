@@ -78,7 +78,6 @@ class JobWarnings final : public c10::WarningHandler {
     }
     const std::string key = "warning/" + std::to_string(std::hash<std::string>()(text));
     const auto is_first = [key, first_wait = rank_ != 0](detail::Store& store) {
-      const detail::QuietLog quiet;
       if (first_wait) {
         let_rank_zero_come_first(store, key);
       }
@@ -90,8 +89,8 @@ class JobWarnings final : public c10::WarningHandler {
       if (silent_) {
         return true;
       }
-      auto answer = query(store_, is_first);
-      silent_ = !answer.wait_for(kRankZeroFirst + kStorePatience);
+      auto answer = ask(store_, is_first);
+      silent_ = !arrives(answer, kRankZeroFirst + kStorePatience);
       return silent_ || answer.get();
     } catch (const std::exception&) {
       return true;
@@ -242,8 +241,7 @@ WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> r
   const bool all_near = std::ranges::find(records, nullptr) == records.end();
   return std::make_shared<WorldWatch>(
       settings, std::move(records),
-      all_near ? nullptr
-               : std::make_unique<RemotePeers>(detail::store_below("watch", store->clone())));
+      all_near ? nullptr : detail::store_below("watch", store->clone()));
 }
 
 /// Waits for the other ranks of `job` in `store`, which only the ranks of this world use. `own`:

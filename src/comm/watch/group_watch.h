@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,41 +20,34 @@ struct BegunCall {
   std::uint64_t number = 0;  ///< its number among the group's calls; 0 is the set-up
 };
 
-/// Records that a call is done or has failed. Thread safe.
-void mark_ended(flight::Record& record, const BegunCall& call, flight::CallState state);
-/// Restarts the time of a wait. Thread safe.
-void restart_wait(flight::Record& record, const BegunCall& call);
+/// Records whether a thread or the device waits for the end of a call from now on. Thread safe.
+void set_waits(flight::Record& record, const BegunCall& call, bool waits);
 
 /// Records the calls of one group in this rank's flight record. One thread at a time.
 class GroupWatch {
  public:
   GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks);
 
-  /// Records the beginning of the group's next collective.
-  BegunCall begin(const char* collective, std::string_view purpose, std::int64_t bytes);
-  /// Records that the call has returned before it is done.
-  void returned(const BegunCall& call);
+  /// Records the beginning of the group's next collective, in which this thread waits.
+  BegunCall begin(const char* collective, std::string_view purpose = {});
   /// Records that this thread waits from now on until `call` is done.
-  void waits(const BegunCall& call);
-  void done(const BegunCall& call);
-  void failed(const BegunCall& call);
+  void waits(const BegunCall& call) { set_waits(world_->own(), call, true); }
+  /// Records that the call is done or has failed, or that this thread left it before it is done.
+  void leaves(const BegunCall& call) { set_waits(world_->own(), call, false); }
+  /// Passes a call whose wait() has returned before the device has finished it to the watchdog:
+  /// see Watchdog::await().
+  void await_device(std::function<bool()> is_done, const BegunCall& call);
 
   /// The number of the last call that has begun.
   std::uint64_t number() const { return begun_ - 1; }
-  /// The ranks on this host that have not begun the last call, or have begun a different call
-  /// instead.
-  std::vector<int> missing() const;
-  /// The ranks that have not begun the call with this number, or have ended.
-  std::vector<int> not_in(std::uint64_t number) const;
-  /// The time of the last progress of these ranks with files; 0 if there was none.
-  std::int64_t last_work(const std::vector<int>& ranks) const;
-  std::uint64_t id() const { return id_; }
+  /// See WorldWatch::not_in().
+  std::vector<int> not_in(std::uint64_t number) const { return world_->not_in(*group_, number); }
   WorldWatch& world() const { return *world_; }
+  const std::shared_ptr<const WatchedGroup>& group() const { return group_; }
 
  private:
   WorldWatchPtr world_;
-  std::uint64_t id_;
-  std::vector<int> ranks_;
+  std::shared_ptr<const WatchedGroup> group_;
   flight::GroupSlot* slot_;  ///< nullptr if the record has no room for more groups
   /// Also read by threads that finish earlier calls.
   std::atomic<std::uint64_t> begun_ = 0;
@@ -60,11 +55,3 @@ class GroupWatch {
 
 }  // namespace tessera::comm
 TESSERA_API_END
-
-namespace tessera::comm {
-
-/// Adds the calling thread to the record of this rank until the thread ends, and clears its
-/// progress with files. Returns the kernel's number of the thread.
-std::int64_t list_this_thread(const WorldWatchPtr& world);
-
-}  // namespace tessera::comm

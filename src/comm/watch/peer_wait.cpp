@@ -1,121 +1,135 @@
 #include "watch/peer_wait.h"
 
 #include <algorithm>
-#include <span>
+#include <array>
+#include <cstdio>
+#include <iterator>
+#include <set>
 #include <thread>
 #include <utility>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/trace.h"
+#include "tessera/core/error.h"
+#include "tessera/core/flight.h"
 #include "watch/group_watch.h"
 
 namespace tessera::comm {
 namespace {
 
-std::string collective_error(const GroupInfo& group, const std::string& collective,
-                             const std::string& caller, const std::string& reason) {
+using std::chrono::milliseconds;
+
+/// The beginning of a message about a call: the call and the function that the program called.
+std::string beginning(const GroupInfo& group, const std::string& collective) {
+  const std::string_view caller = CallerScope::outermost();
   return describe(group, collective.c_str()) + ": " +
-         (caller.empty() ? "" : caller + " is collective; ") + reason;
-}
-
-/// The activity of the first few ranks on other hosts; "" if there are none.
-std::string what_others_do(const WorldWatch& world) {
-  constexpr std::chrono::milliseconds kAnswerTime{3000};
-  constexpr std::size_t kMost = 4;
-  if (world.remote() == nullptr) {
-    return "";
-  }
-  std::vector<std::string> lines = world.answers_of_other_hosts(world.remote()->ask(), kAnswerTime);
-  std::string text;
-  for (const std::string& line : std::span(lines).first(std::min(kMost, lines.size()))) {
-    text += (text.empty() ? "" : "; ") + line;
-  }
-  return text;
-}
-
-/// Why the rank of the group that ended first will not arrive; "" if none has ended.
-std::string first_ended(const GroupInfo& group) {
-  const WorldWatch& world = group.watch->world();
-  std::vector<int> peers = group.ranks;
-  std::erase(peers, group.world_rank());
-  const auto first = world.first_to_end(peers);
-  return first ? world.exit_reason(*first) : "";
+         (caller.empty() ? "" : detail::concat(caller, " is collective; "));
 }
 
 }  // namespace
 
 void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
+  const WorldWatch& world = group.watch->world();
   // A dying process closes its sockets a little before its death is visible; from another host this
   // takes about a second.
-  const bool near = group.watch->world().remote() == nullptr;
-  const std::chrono::milliseconds dying{near ? 300 : 2500};
-  constexpr std::chrono::milliseconds kNap{20};
-  std::string why = first_ended(group);
-  for (auto waited = kNap; why.empty() && waited < dying; waited += kNap) {
+  const milliseconds dying{world.has_remote() ? 2500 : 300};
+  constexpr milliseconds kNap{20};
+  std::vector<int> peers = group.ranks;
+  std::erase(peers, group.world_rank());
+  auto ended = world.first_to_end(peers);
+  for (auto waited = kNap; !ended && waited < dying; waited += kNap) {
+    world.look();
     std::this_thread::sleep_for(kNap);
-    why = first_ended(group);
+    ended = world.first_to_end(peers);
   }
-  if (why.empty()) {
-    const std::string far = what_others_do(group.watch->world());
-    why = reason + (far.empty() ? "" : "; on other hosts " + far) +
-          "; look for the first error among the other ranks";
-  } else {
-    why += " (" + reason + ")";
+  if (ended) {
+    world.announce_end(*ended);  // a killed rank has not announced its end
   }
-  throw PeerError(collective_error(group, collective, std::string(CallerScope::outermost()), why));
+  const std::vector<int> away = world.away(*group.watch->group());
+  throw PeerError(
+      beginning(group, collective) +
+      (ended ? world.exit_reason(*ended) + " (" + reason + ")"
+             : reason + "; look for the first error among the other ranks" +
+                   (away.empty() ? "" : " (on other hosts: " + flight::name_ranks(away) + ")")));
 }
 
-PeerWait::PeerWait(const GroupInfo& group, std::string collective)
-    : group_(group), collective_(std::move(collective)), caller_(CallerScope::outermost()) {}
+PeerWait::PeerWait(const GroupInfo& group, std::string collective,
+                   std::optional<std::uint64_t> number)
+    : PeerWait(group.watch->world(), group.watch->group(), number.value_or(group.watch->number()),
+               group.timeout, [&group, collective = std::move(collective)] {
+                 return beginning(group, collective);
+               }) {}
+
+PeerWait::PeerWait(WorldWatch& world, std::shared_ptr<const WatchedGroup> group,
+                   std::uint64_t number, milliseconds timeout, std::function<std::string()> call)
+    : world_(world),
+      group_(std::move(group)),
+      number_(number),
+      timeout_(timeout),
+      call_(std::move(call)) {}
 
 void PeerWait::check(const Missing& missing) {
-  WorldWatch& world = group_.watch->world();
-  if (const auto ended = world.first_to_end(missing())) {
+  std::string why = why_lost(missing);
+  why = why.empty() ? why_late(missing) : why;
+  if (!why.empty()) {
+    throw PeerError(call_() + why);
+  }
+}
+
+std::string PeerWait::why_lost(const Missing& missing) const {
+  world_.look();
+  if (const auto ended = world_.first_to_end(missing())) {
     // The ended rank may have arrived before it ended.
     const std::vector<int> still = missing();
     if (std::ranges::find(still, *ended) != still.end()) {
-      fail_because(world.exit_reason(*ended));
+      world_.announce_end(*ended);  // a killed rank has not announced its end
+      return world_.exit_reason(*ended);
     }
   }
-  const auto now = Clock::now();
-  if (now >= next_look_at_work_) {
-    next_look_at_work_ = now + group_.timeout / kLooksAtWork;
-    last_work_ = std::max(last_work_, last_work(missing()));
-  }
-  if (now - begun_ >= group_.timeout &&
-      std::chrono::nanoseconds(flight::now() - last_work_) >= group_.timeout) {
-    fail_late(missing());
-  }
+  return "";
 }
 
-std::int64_t PeerWait::last_work(const std::vector<int>& ranks) const {
-  const WorldWatch& world = group_.watch->world();
-  return std::max(group_.watch->last_work(ranks),
-                  world.remote() == nullptr ? 0 : world.remote()->last_work());
+std::string PeerWait::why_late(const Missing& missing) {
+  constexpr milliseconds kLongWait{1000};
+  const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - begun_);
+  const milliseconds limit = world_.settings().limit;
+  if (waited >= std::min(kLongWait, timeout_ / 2) && !std::exchange(announced_, true)) {
+    world_.announce_wait(*group_, number_);
+  }
+  if (waited >= timeout_) {
+    return describe_missing(missing(), detail::concat("within ", timeout_.count(), " ms"));
+  }
+  if (limit.count() > 0 && waited >= limit && !std::exchange(reported_, true)) {
+    constexpr double kMillisecondsPerSecond = 1000;
+    const std::string duration =
+        detail::concat("for ", static_cast<double>(waited.count()) / kMillisecondsPerSecond, " s");
+    // The line is written in one call, because several ranks write to the same terminal.
+    std::fputs(
+        ("tessera watchdog: " + call_() + describe_missing(missing(), duration) + "\n").c_str(),
+        stderr);
+  }
+  return "";
 }
 
-void PeerWait::fail_because(const std::string& reason) const {
-  throw PeerError(collective_error(group_, collective_, caller_, reason));
-}
-
-void PeerWait::fail_late(const std::vector<int>& missing) const {
-  const WorldWatch& world = group_.watch->world();
-  std::string text =
-      missing.empty() ? "a peer did not come" : "rank(s) " + join(missing) + " did not arrive";
-  text += " within " + std::to_string(group_.timeout.count()) + " ms";
-  if (const std::string near = world.what_they_do(missing); !near.empty()) {
-    text += ": " + near;
+std::string PeerWait::describe_missing(std::vector<int> missing, const std::string& time) const {
+  const auto late = world_.not_waiting(*group_, number_);
+  const std::vector<int> away = world_.away(*group_);
+  std::ranges::copy(late.value_or(missing.empty() ? away : std::vector<int>()),
+                    std::back_inserter(missing));
+  // Ranks on other hosts that have ended are in both lists.
+  const std::set<int> unique(missing.begin(), missing.end());
+  missing.assign(unique.begin(), unique.end());
+  std::string doings = world_.what_they_do(missing.empty() ? group_->ranks : missing);
+  if (!late) {
+    doings += (doings.empty() ? "" : "; ") + detail::concat("the job's store does not answer, so ",
+                                                            flight::name_ranks(away),
+                                                            " may be out of reach");
   }
-  // The activity of other hosts is added even if ranks of this host are missing, because these may
-  // wait for ranks on other hosts.
-  const std::string far = what_others_do(world);
-  if (!far.empty()) {
-    text += "; on other hosts " + far;
-  }
-  const bool known = !missing.empty() || !far.empty();
-  fail_because(text +
-               (known ? advice_behind(text) : "; look for the first error among the others"));
+  return (missing.empty() ? "no rank is known to be missing, but the call did not end " + time
+                          : "rank(s) " + join(missing) + " did not arrive " + time) +
+         (doings.empty() ? "" : ": " + doings) +
+         (missing.empty() ? "; look at the network, and at what NCCL_DEBUG=INFO shows" : "");
 }
 
 }  // namespace tessera::comm

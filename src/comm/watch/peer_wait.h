@@ -1,12 +1,16 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "group_info.h"
 #include "tessera/export.h"
+#include "watch/world_watch.h"
 
 TESSERA_API_BEGIN
 namespace tessera::comm {
@@ -20,33 +24,40 @@ namespace tessera::comm {
 /// which throws as soon as another rank has ended.
 class PeerWait {
  public:
-  /// Returns the world ranks that have not arrived yet.
+  /// Returns the world ranks that have not arrived yet, as far as known.
   using Missing = std::function<std::vector<int>()>;
 
-  /// `collective`: see describe().
-  PeerWait(const GroupInfo& group, std::string collective);
+  /// A wait in a call of the group. `collective`: see describe(). `number`: the call's number;
+  /// nullopt for the group's last call.
+  PeerWait(const GroupInfo& group, std::string collective,
+           std::optional<std::uint64_t> number = std::nullopt);
+  /// A wait in the call `number` of `group`. `call` returns the beginning of messages.
+  PeerWait(WorldWatch& world, std::shared_ptr<const WatchedGroup> group, std::uint64_t number,
+           std::chrono::milliseconds timeout, std::function<std::string()> call);
 
-  /// Throws PeerError if a missing rank has ended or given up, and at the time-out. The time-out
-  /// counts from the last progress of missing ranks that read or write files (note_progress()).
+  /// Throws PeerError if a missing rank has ended or given up, and at the time-out. At the
+  /// watchdog's limit, prints a line about the wait.
   void check(const Missing& missing);
+
+  /// Why the call cannot end, because a missing rank has ended; "" if it still may.
+  std::string why_lost(const Missing& missing) const;
+  /// Which ranks did not arrive before the time-out, and what they do; "" before the time-out.
+  /// Prints a line at the watchdog's limit.
+  std::string why_late(const Missing& missing);
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// How many times progress with files is checked within a time-out. The latest progress is stored
-  /// here, because a rank's record clears it when the rank arrives.
-  static constexpr int kLooksAtWork = 32;
 
-  /// The time (flight::now()) of the ranks' last progress with files; 0 if there was none.
-  std::int64_t last_work(const std::vector<int>& ranks) const;
-  [[noreturn]] void fail_because(const std::string& reason) const;
-  [[noreturn]] void fail_late(const std::vector<int>& missing) const;
+  std::string describe_missing(std::vector<int> missing, const std::string& time) const;
 
-  const GroupInfo& group_;
-  std::string collective_;
-  std::string caller_;
+  WorldWatch& world_;
+  std::shared_ptr<const WatchedGroup> group_;
+  std::uint64_t number_;
+  std::chrono::milliseconds timeout_;
+  std::function<std::string()> call_;
   Clock::time_point begun_ = Clock::now();
-  Clock::time_point next_look_at_work_ = begun_ + group_.timeout / kLooksAtWork;
-  std::int64_t last_work_ = 0;  ///< the latest progress seen
+  bool announced_ = false;  ///< whether ranks on other hosts know of the wait
+  bool reported_ = false;
 };
 
 }  // namespace tessera::comm

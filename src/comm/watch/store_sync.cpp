@@ -27,13 +27,10 @@ constexpr std::chrono::microseconds kLongestNap{100'000};
 /// answer.
 template <class Question>
 auto answer_of(const detail::StorePtr& store, const GroupInfo& group, Question question) {
-  const auto silent = [&world = group.watch->world()] {
-    return world.is_stopped(0) && world.may_come(0) ? std::vector<int>{0} : std::vector<int>();
-  };
-  auto answer = query(store, std::move(question));
+  auto answer = ask(store, std::move(question));
   PeerWait wait(group, kSetUp);
-  for (auto nap = kFirstNap; !answer.wait_for(nap); nap = std::min(2 * nap, kLongestNap)) {
-    wait.check(silent);
+  for (auto nap = kFirstNap; !arrives(answer, nap); nap = std::min(2 * nap, kLongestNap)) {
+    wait.check([] { return std::vector<int>(); });  // unknown
   }
   return answer.get();
 }

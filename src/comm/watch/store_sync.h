@@ -13,51 +13,32 @@
 
 namespace tessera::comm {
 
-/// A call of a store with a time-out; `question` is a function of the store. The process that
-/// serves the store, mostly rank 0's, may be stopped, and most calls of a store have no time-out.
-/// So a separate thread calls the store, unless the store is in this process. A thread without an
-/// answer is abandoned, so `question` must own everything that it uses.
-template <class Answer>
-class StoreQuery {
- public:
-  template <class Question>
-  StoreQuery(detail::StorePtr store, Question question) {
-    const bool in_memory = detail::is_in_memory(store);
-    std::packaged_task<Answer()> task(
-        [store = std::move(store), question = std::move(question)] { return question(*store); });
-    answer_ = task.get_future();
-    if (in_memory) {
-      task();
-    } else {
-      thread_ = std::thread(std::move(task));
-    }
-  }
-  StoreQuery(const StoreQuery&) = delete;
-  StoreQuery& operator=(const StoreQuery&) = delete;
-  ~StoreQuery() {
-    if (thread_.joinable()) {
-      has_answer_ ? thread_.join() : thread_.detach();
-    }
-  }
-
-  /// Whether the answer arrives within `time`.
-  bool wait_for(std::chrono::microseconds time) {
-    has_answer_ = has_answer_ || answer_.wait_for(time) == std::future_status::ready;
-    return has_answer_;
-  }
-  /// The answer; may be called once. Throws what `question` throws.
-  Answer get() { return answer_.get(); }
-
- private:
-  std::future<Answer> answer_;
-  std::thread thread_;
-  bool has_answer_ = false;
-};
-
+/// The answer to `question`, a function of the store. The process that serves the store, mostly
+/// rank 0's, may be stopped, and most calls of a store have no time-out. So a separate thread calls
+/// the store, unless the store is in this process. If the caller gives up waiting, the thread is
+/// abandoned, so `question` must own everything that it uses.
 template <class Question>
-StoreQuery<std::invoke_result_t<Question, detail::Store&>> query(detail::StorePtr store,
-                                                                 Question question) {
-  return {std::move(store), std::move(question)};
+auto ask(detail::StorePtr store, Question question) {
+  const bool in_memory = detail::is_in_memory(store);
+  std::packaged_task<std::invoke_result_t<Question, detail::Store&>()> task(
+      [store = std::move(store), question = std::move(question)]() mutable {
+        const detail::QuietLog quiet;
+        return question(*store);
+      });
+  auto answer = task.get_future();
+  if (in_memory) {
+    task();
+  } else {
+    // The answer is ready only after the thread's copy of the task is destroyed.
+    std::thread([task = std::move(task)]() mutable { task.make_ready_at_thread_exit(); }).detach();
+  }
+  return answer;
+}
+
+/// Whether an answer of ask() arrives within `time`.
+template <class Answer>
+bool arrives(const std::future<Answer>& answer, std::chrono::microseconds time) {
+  return answer.wait_for(time) == std::future_status::ready;
 }
 
 }  // namespace tessera::comm

@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "tessera/core/detail/flight_record.h"
-#include "tessera/core/detail/flight_report.h"
 #include "tessera/export.h"
-#include "watch/remote_peers.h"
+#include "tessera/internals/detail/c10d.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
+
+class Watchdog;
 
 /// The memory of a flight record. Its rank writes it; other ranks on the host map it.
 class RecordMemory {
@@ -43,41 +44,36 @@ class RecordMemory {
 };
 using RecordPtr = std::shared_ptr<RecordMemory>;
 
-}  // namespace tessera::comm
-TESSERA_API_FOR_TEST_END
-
-TESSERA_API_FOR_TEST_BEGIN
-namespace tessera::comm {
-
-class Watchdog;
-
 struct WatchSettings {
   int rank = 0;
   /// The number of the world in its process, in the order in which the process makes its worlds.
   int world = 0;
   std::chrono::milliseconds limit{};  ///< a longer wait is reported; 0 disables reports
   std::chrono::milliseconds timeout{};
-  std::string folder;  ///< folder for reports; "": a folder below that for temporary files
 };
 
-/// The folder TESSERA_RUN_DIR, in which the flight records of a job's ranks are files from the
-/// start; "" if it is not set.
+/// The folder TESSERA_RUN_DIR, in which the flight records of a job's ranks are files; "" if it is
+/// not set.
 std::string run_folder();
-/// "; look at what they do instead", to append to a description of the ranks' activity; "" if the
-/// description already ends with advice.
-std::string advice_behind(const std::string& what_they_do);
+/// Unix time in nanoseconds.
+std::int64_t unix_time();
 /// Makes a record without calls for this rank of a world of `size` ranks: a file in `folder`, or in
 /// memory if `folder` is "".
 RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
+
+/// A group of ranks whose calls are recorded.
+struct WatchedGroup {
+  std::uint64_t id = 0;  ///< GroupSlot::id
+  std::vector<int> ranks;
+};
 
 /// The flight record of this rank, and the state of the other ranks: read from their flight records
 /// on the same host, and through the job's store on other hosts. Thread safe.
 class WorldWatch {
  public:
-  /// Starts no thread. `records`: each rank's record, nullptr for ranks on other hosts. `remote`:
-  /// nullptr if all ranks are on this host.
-  WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records,
-             std::unique_ptr<RemotePeers> remote);
+  /// Starts no thread. `records`: each rank's record, nullptr for ranks on other hosts. `store`:
+  /// for ranks on other hosts; nullptr if there are none.
+  WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records, detail::StorePtr store);
   WorldWatch(const WorldWatch&) = delete;
   WorldWatch& operator=(const WorldWatch&) = delete;
   /// Records that this rank begins no more collectives.
@@ -85,7 +81,7 @@ class WorldWatch {
 
   const WatchSettings& settings() const { return settings_; }
   flight::Record& own() const;
-  RemotePeers* remote() const { return remote_.get(); }
+  Watchdog& watchdog() const { return *watchdog_; }
   void set_step(std::int64_t step) { own().step.store(step, std::memory_order_relaxed); }
   /// Makes ranks that wait for this rank fail.
   void give_up();
@@ -98,39 +94,51 @@ class WorldWatch {
   }
   const std::function<std::string()>& device_record() const { return device_record_; }
 
+  /// Whether this process can read the rank's record.
+  bool is_near(int rank) const { return memory(rank) != nullptr; }
   /// False once the rank has ended or given up. Cheap.
   bool may_come(int rank) const;
-  /// Whether the rank's process is stopped, for example by SIGSTOP. False for a rank on another
-  /// host.
-  bool is_stopped(int rank) const;
   /// The first of these ranks that ended; nullopt if none has.
   std::optional<int> first_to_end(const std::vector<int>& ranks) const;
   /// Why a rank will not arrive, and what to do; "" if it may still arrive.
   std::string exit_reason(int rank) const;
-  /// The records of the ranks on this host.
-  std::vector<flight::RankReport> reports() const;
-  /// Like reports(), with the kernel's status of the ranks' threads. Takes a quarter of a second.
-  std::vector<flight::RankReport> observe() const;
-  /// The activity of the first few ranks: "rank 1 sleeps outside of collectives, after ...; rank 2
-  /// ...".
+  /// The activity of the first few of these ranks: "rank 1 is outside of collectives, after ...;
+  /// rank 2 ...". "" if all are on other hosts.
   std::string what_they_do(const std::vector<int>& ranks) const;
+  /// The ranks of the group on this host that have not begun its call with this number.
+  std::vector<int> not_begun(const WatchedGroup& group, std::uint64_t number) const;
+  /// Like not_begun(), with the ranks that have begun the call and then failed, and the ranks on
+  /// other hosts that have ended.
+  std::vector<int> not_in(const WatchedGroup& group, std::uint64_t number) const;
 
-  /// Writes the records of this host's ranks to the folder in the settings, for `tessera-run
-  /// --explain`. Does nothing if the records are already files.
-  void write_records() const;
-  /// One line for each rank on another host.
-  std::vector<std::string> answers_of_other_hosts(std::int64_t question,
-                                                  std::chrono::milliseconds most) const;
+  // Ranks on other hosts, through the job's store. The store may not answer, so no function here
+  // blocks longer than a second.
 
-  /// The number of calls of a group (by its id) that a rank has begun; nullopt if the rank's record
-  /// is out of reach.
-  std::optional<std::uint64_t> calls_begun(int rank, std::uint64_t group) const;
-  Watchdog& watchdog() const { return *watchdog_; }
+  /// The ranks of the group on other hosts.
+  std::vector<int> away(const WatchedGroup& group) const;
+  bool has_remote() const { return remote_ != nullptr; }
+  /// Reads which ranks have ended, at most once a second. Does not block.
+  void look() const;
+  /// Tells the other hosts that a rank of this host begins no more collectives.
+  void announce_end(int rank) const;
+  /// Tells the other hosts that this rank waits in the call `number` of a group.
+  void announce_wait(const WatchedGroup& group, std::uint64_t number) const;
+  /// The ranks of the group on other hosts that have announced no wait in this call or a later one;
+  /// nullopt if the store does not answer.
+  std::optional<std::vector<int>> not_waiting(const WatchedGroup& group,
+                                              std::uint64_t number) const;
 
  private:
+  struct Remote;
+
+  const RecordPtr& memory(int rank) const { return records_[static_cast<std::size_t>(rank)]; }
+  std::string what_it_does(int rank) const;
+  std::string remote_end(int rank) const;
+  void note_end(flight::RankState state);
+
   WatchSettings settings_;
   std::vector<RecordPtr> records_;
-  std::unique_ptr<RemotePeers> remote_;
+  std::unique_ptr<Remote> remote_;  ///< nullptr if all ranks are on this host
   std::function<std::string()> device_record_;
   std::unique_ptr<Watchdog> watchdog_;
 };

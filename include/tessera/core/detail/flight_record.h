@@ -6,35 +6,31 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <tuple>
 
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
 namespace tessera::flight {
 
-// The flight record of a rank: its last collectives, in memory that other ranks on the same host
-// read while it runs, and that `tessera-run --explain` reads afterwards. One rank writes; any
-// process may read at any time. Times are nanoseconds since 1970.
+// The flight record of a rank: its last collectives, in mapped memory that other ranks on the same
+// host read while the rank runs. `tessera-run --explain` reads the mapped file afterwards, which is
+// complete even if the rank was killed. One rank writes; any process may read at any time. Times
+// are nanoseconds since 1970.
 
-constexpr std::uint64_t kMagic = 0x3164726365725354;  // "TSrecrd1"
+constexpr std::uint64_t kMagic = 0x3264726365725354;  // "TSrecrd2"
 constexpr std::size_t kGroups = 128;
 constexpr std::size_t kCalls = 1024;
-constexpr std::size_t kThreads = 16;
-/// Stands for more than one thread, and for threads that found no free slot.
-constexpr std::int64_t kSeveralThreads = -1;
+constexpr std::size_t kMostRanks = 4096;
 
-enum class CallState : std::uint32_t { kBegun, kWaiting, kDone, kFailed };
 enum class RankState : std::uint32_t {
   kRunning,
-  kEnded,   ///< its world has ended; the process may continue
-  kExited,  ///< the process has ended by exit()
-  kGaveUp   ///< World::abort()
+  kEnded,  ///< its world has ended; the process may continue
+  kGaveUp  ///< World::abort()
 };
-/// The work that keeps a thread from its next collective, as reported by the thread.
-enum class Work : std::uint32_t { kNone, kReading, kWriting };
-/// The state of a rank's thread, as the operating system reports it.
-enum class Activity : std::uint32_t { kUnknown, kRuns, kSleeps, kStopped, kGone };
 
 /// A text padded with zeros. A long text is cut at the front, because its end is more specific.
 template <std::size_t Size>
@@ -47,8 +43,8 @@ std::array<char, Size> padded(std::string_view text) {
 
 /// The text of an array made by padded().
 template <std::size_t Size>
-std::string_view unpadded(const std::array<char, Size>& text) {
-  return {text.data(), static_cast<std::size_t>(std::ranges::find(text, '\0') - text.begin())};
+std::string unpadded(const std::array<char, Size>& text) {
+  return {text.begin(), std::ranges::find(text, '\0')};
 }
 
 /// A value stored in atomic words, so that it may be read while it is written. CallSlot explains
@@ -79,13 +75,9 @@ class SharedWords {
 struct CallLabel {
   std::uint64_t group = 0;   ///< GroupSlot::id
   std::uint64_t number = 0;  ///< in its group; 0 is the group's set-up
-  std::int64_t thread = 0;   ///< the thread that began the call
-  std::int64_t bytes = 0;
-  std::int64_t step = -1;
-  std::int64_t begun = 0;
   std::array<char, 24> collective{};
-  std::array<char, 72> purpose{};
-  std::array<char, 56> caller{};
+  std::array<char, 72> purpose{};  ///< "unit 'layers.3'"
+  std::array<char, 56> caller{};   ///< the function that the program called
 };
 
 struct CallSlot {
@@ -93,29 +85,15 @@ struct CallSlot {
   /// reader that sees the same number before and after has read one call.
   std::atomic<std::uint64_t> order{0};
   SharedWords<CallLabel> label;
-  std::atomic<CallState> state{CallState::kBegun};
-  std::atomic<std::int64_t> waits_since{0};
-  std::atomic<std::int64_t> ended{0};
-};
-
-struct GroupLabel {
-  std::array<char, 64> name{};
-  std::array<char, 128> ranks{};  ///< see ranks_text()
+  std::atomic<bool> waits{false};      ///< whether a thread or the device waits for the call's end
+  std::atomic<std::int64_t> since{0};  ///< when `waits` last changed
 };
 
 struct GroupSlot {
-  std::atomic<std::uint64_t> id{0};  ///< equal on all ranks; 0: a free slot
-  SharedWords<GroupLabel> label;
+  std::atomic<std::uint64_t> id{0};     ///< equal on all ranks, written last; 0: a free slot
   std::atomic<std::uint64_t> begun{0};  ///< number of calls begun, including the set-up
-  std::atomic<std::int64_t> thread{0};  ///< the thread that makes the calls, or kSeveralThreads
-};
-
-/// A thread that has begun or waited for a collective; listed until the thread ends.
-struct ThreadSlot {
-  std::atomic<std::int64_t> id{0};  ///< the system's number; 0: a free slot
-  /// when the thread last made progress with files; 0: not since its last call
-  std::atomic<std::int64_t> worked{0};
-  std::atomic<Work> work{Work::kNone};
+  std::array<char, 64> name{};
+  std::array<std::uint64_t, kMostRanks / 64> ranks{};  ///< bit r % 64 of word r / 64: rank r
 };
 
 struct Record {
@@ -126,20 +104,42 @@ struct Record {
   std::int32_t size = 0;
   std::int64_t pid = 0;
   std::uint64_t start_time = 0;  ///< of the process, in clock ticks since boot
-  std::array<char, 64> host{};
   std::atomic<RankState> state{RankState::kRunning};
   std::atomic<std::int64_t> ended{0};  ///< when the state changed from kRunning
-  std::atomic<std::int32_t> exit_code{0};
   std::atomic<std::int64_t> step{-1};
-  /// the thread that last began or waited for a collective
-  std::atomic<std::int64_t> thread{0};
-  std::array<ThreadSlot, kThreads> threads;
-  /// as last observed by a watchdog on the host
-  std::atomic<Activity> activity{Activity::kUnknown};
   std::atomic<std::uint64_t> calls_begun{0};
   std::array<GroupSlot, kGroups> groups;
   std::array<CallSlot, kCalls> calls;
 };
+
+/// A collective that was read from a record.
+struct Call {
+  CallLabel label;
+  bool waits = false;
+  std::int64_t since = 0;
+};
+
+/// The call with this order; nullopt if the record no longer contains the call.
+std::optional<Call> read_call(const Record& record, std::uint64_t order);
+/// The call in which the rank has waited longest. If the rank does not wait, its last call; nullopt
+/// before the first.
+std::optional<Call> current_call(const Record& record);
+/// The call `number` of a group; nullopt if the record does not contain the call.
+std::optional<Call> find_call(const Record& record, std::uint64_t group, std::uint64_t number);
+/// Whether the rank has begun this call, and not another collective in its place. Without the
+/// collective's name in `call`, only the number is compared.
+bool has_begun(const Record& record, const CallLabel& call);
+
+/// A call as text: "all_reduce for unit 'a' (call 7 of group 'dp'), called by clip_grad_norm_".
+std::string to_text(const Record& record, const CallLabel& call);
+/// A rank's progress: "after step 20" or, if no step is known, "after all_reduce (call 7 of group
+/// 'dp')".
+std::string progress_text(const Record& record);
+/// The activity of a rank: "waits in ...", "is outside of collectives, after ...".
+std::string what_it_does(const Record& record);
+
+/// The file name of a rank's record, `world-W.rank-R.flight`.
+std::string record_name(int world, int rank);
 
 }  // namespace tessera::flight
 TESSERA_API_END
