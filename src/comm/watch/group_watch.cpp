@@ -71,7 +71,15 @@ BegunCall GroupWatch::begin(const char* collective, std::string_view purpose) {
 }
 
 void GroupWatch::await_device(std::function<bool()> is_done, const BegunCall& call) {
-  world_->watchdog().await(std::move(is_done), call, group_);
+  // The world owns the watchdog, so the pointer stays valid.
+  auto ends_call = [is_done = std::move(is_done), call, world = world_.get()] {
+    const bool done = is_done();
+    if (done) {
+      set_waits(world->own(), call, false);
+    }
+    return done;
+  };
+  world_->watchdog().await(std::move(ends_call), call, group_);
 }
 
 }  // namespace tessera::comm

@@ -112,7 +112,6 @@ void Watchdog::tick() {
     } catch (const std::exception& error) {
       end_process(call.call, error.what());
     }
-    set_waits(world_.own(), call.call, false);
     return true;
   });
   if (ended != 0) {

@@ -67,7 +67,9 @@ class Watchdog {
 class BlockingScope {
  public:
   BlockingScope(GroupWatch& watch, const BegunCall& call) {
-    watch.await_device([returned = returned_] { return returned->load(); }, call);
+    // The caller records the end of the call.
+    watch.world().watchdog().await([returned = returned_] { return returned->load(); }, call,
+                                   watch.group());
   }
   BlockingScope(const BlockingScope&) = delete;
   BlockingScope& operator=(const BlockingScope&) = delete;
