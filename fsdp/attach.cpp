@@ -20,9 +20,9 @@ namespace tessera::fsdp {
 namespace {
 
 // autograd::grad(loss, parameters) under FSDP. The graph of a loss ends in the unsharded tensors,
-// but the program passes the shards. So a backward that requests gradients of shards is run for the
-// unsharded tensors that stand in for the shards in the graph. The units reduce only the requested
-// gradients and leave out the rest.
+// but the program passes the shards. So a backward for the gradients of shards runs for the
+// unsharded tensors, which replace the shards in the graph. The units then reduce only the
+// gradients that the program requested.
 
 using nn::BackwardCall;
 using tessera::detail::as_leaf;
@@ -38,10 +38,10 @@ class ShardGradient final : public nn::StandInGradient {
 
   variable_list execute(const BackwardCall& call, const nn::RunBackward& run) override;
 
-  /// The unit; nullptr if it has been destroyed.
+  /// The unit that owns the parameter; nullptr if the unit has been destroyed.
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// The parameter of `unit` whose shard is `sharded`; nullptr if the parameter has another shard
-  /// by now.
+  /// The parameter of `unit` whose shard is `sharded`; nullptr if no parameter has this shard any
+  /// more.
   static ShardedParameter* parameter(Unit& unit, const at::Tensor& sharded) {
     for (ParameterGroup& group : unit.groups()) {
       for (ShardedParameter& each : group.parameters()) {
@@ -62,7 +62,8 @@ struct RequestedParameter {
   ShardedParameter* parameter;
 };
 
-/// The parameters of units among the call's outputs that have been unsharded.
+/// The sharded parameters whose gradients `call` requests. Leaves out parameters that are not
+/// unsharded.
 std::vector<RequestedParameter> requested_by(const BackwardCall& call) {
   std::vector<RequestedParameter> requested;
   for (const Edge& output : call.outputs) {
@@ -81,7 +82,7 @@ Edge leaf_edge(const ShardedParameter& parameter) {
 }
 
 /// Whether the graph of `call` leads to the unsharded tensor of one of the `requested` parameters.
-/// False if it leads only to shards, as the graph of a penalty computed on shards does.
+/// False for a graph that leads only to shards, such as that of a penalty computed on shards.
 bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   std::unordered_set<const Node*> leaves;
   for (const RequestedParameter& each : requested) {
@@ -119,7 +120,7 @@ std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParam
   return units;
 }
 
-/// While a RequestScope exists, its units reduce only the gradients that were requested.
+/// Makes the given units reduce only the requested gradients while this object exists.
 class RequestScope {
  public:
   RequestScope(std::vector<std::shared_ptr<Unit>> units,
@@ -148,8 +149,8 @@ class RequestScope {
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
-/// While an EmptyGradients exists, `.grad` of the given leaves contains only what a backward in
-/// this scope has added; the earlier gradients are put back afterwards.
+/// Empties `.grad` of the given leaves while this object exists, so that `.grad` receives only what
+/// a backward adds now. The destructor puts the earlier gradients back.
 class EmptyGradients {
  public:
   explicit EmptyGradients(const tessera::detail::edge_list& outputs) {
@@ -199,8 +200,8 @@ BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParamet
   BackwardCall adding = call;
   adding.accumulate = true;
   for (const RequestedParameter& each : requested) {
-    // An unsharded tensor that was gathered but not used in a forward yet is in no graph and is no
-    // leaf.
+    // An unsharded tensor that was gathered but not used in a forward yet belongs to no graph and
+    // is not a leaf of one.
     if (each.parameter->unsharded().requires_grad()) {
       adding.outputs.push_back(leaf_edge(*each.parameter));
     }
@@ -219,8 +220,8 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
     return run(adding(call, requested));
   }
   check_returnable(call, requested, units);
-  // Reductions that an earlier backward left in progress add to the current `.grad`, so they finish
-  // first.
+  // Finishes the reductions that an earlier backward left in progress, because their results are
+  // added to the current `.grad`.
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->comm_context().settle();
   }
@@ -261,7 +262,7 @@ void watch_gradients(const std::shared_ptr<Unit>& unit) {
   }
 }
 
-/// Tells other code which parameter of a unit an unsharded tensor belongs to.
+/// Finds the parameter of a unit to which an unsharded tensor belongs, for code outside of FSDP.
 class UnitSlotKeeper final : public nn::SlotKeeper {
  public:
   explicit UnitSlotKeeper(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
@@ -289,7 +290,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
   std::vector<std::shared_ptr<Unit>> units;
   const auto add = [&units](const std::string&, const nn::ModuleBase& each) {
     auto unit = each.attached<Unit>();
-    // A unit of several modules is found once for each of its modules.
+    // A unit made of several modules is found once for each of its modules.
     if (unit != nullptr && std::ranges::find(units, unit) == units.end()) {
       units.push_back(std::move(unit));
     }

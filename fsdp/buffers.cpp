@@ -28,7 +28,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // mesh[name] returns the slice of a dimension that shares its root mesh with tensor parallelism.
+  // mesh[name] returns a slice that shares its root mesh with the meshes of tensor parallelism.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];
@@ -44,7 +44,7 @@ DataMesh DataMesh::replicating(const DeviceMesh& mesh) {
   DataMesh result;
   result.all = result.replicate = mesh;
   const auto rank = static_cast<std::size_t>(mesh.local_rank());
-  // A mesh of this rank alone: it neither gathers nor scatters.
+  // A mesh that contains only this rank neither gathers nor scatters.
   result.shard = DeviceMesh(mesh.world(), {mesh.ranks()[rank]}, MeshShape({1}));
   return result;
 }
@@ -65,23 +65,24 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole) {
 }
 
 // Where each shard is in a flat buffer, and the copies between flat buffers and unsharded tensors.
-// The flat buffer of one rank contains its padded shards one after another, each aligned. A
-// gathered buffer has one such row for each rank. This code does not communicate.
+// The flat buffer of one rank contains the padded and aligned shards of that rank one after
+// another. A gathered buffer has one such row for each rank. The functions below do not
+// communicate.
 
 namespace {
 
-/// A piece of an unsharded tensor and its place in the packed buffer; both have the same sizes.
+/// A piece of an unsharded tensor and the place of the piece in the packed buffer. Both views have
+/// the same sizes.
 struct Piece {
   at::Tensor unsharded;
   at::Tensor packed;
 };
 
-/// One piece for the rows of the first `ranks` ranks, which all have full shards split on dimension
-/// 0.
+/// One piece for the first `ranks` ranks, which all have full shards split on dimension 0.
 Piece full_rows(const at::Tensor& unsharded, const at::Tensor& buffer, const Segment& segment,
                 std::int64_t ranks) {
-  // Viewed as (ranks, rows, ...), both sides are strided views of the same shape, so building them
-  // copies nothing.
+  // The tensor and the buffer are both viewed as (ranks, rows, ...), so the copy between them is
+  // one strided copy.
   std::vector<std::int64_t> sizes = segment.shape.sizes;
   sizes[0] = segment.shape.chunk();
   sizes.insert(sizes.begin(), ranks);
@@ -98,8 +99,8 @@ Piece rows_of(const at::Tensor& unsharded, const at::Tensor& buffer, const Segme
           shape.by_parts(shard_of(buffer.select(0, rank), segment, rank))};
 }
 
-/// All ranks with full shards split on dimension 0 share one strided copy; each other rank needs
-/// its own copy.
+/// The pieces of one parameter. One strided copy serves all ranks with full shards split on
+/// dimension 0; each other rank needs its own copy.
 std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buffer,
                              const Segment& segment) {
   const ShardShape& shape = segment.shape;
@@ -119,8 +120,8 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
   return pieces;
 }
 
-/// Zeroes the padding of a segment: the unused end of the one partly filled rank and all of the
-/// empty ranks after it. The ranks before them are full.
+/// Sets the padding of a segment to zero: the unused end of the one partly filled rank, and the
+/// whole segment of each empty rank after that rank. Full ranks have no padding.
 void clear_padding(const at::Tensor& buffer, const Segment& segment) {
   const ShardShape& shape = segment.shape;
   const std::int64_t room = shape.padded_numel();
@@ -140,7 +141,7 @@ std::int64_t end_of(const Segment& segment) {
   return segment.offset + segment.shape.padded_numel();
 }
 
-/// Of two types, the narrower one: its alignment takes more elements and so satisfies both types.
+/// The narrower of two types. Its alignment takes more elements, and so is enough for both types.
 c10::ScalarType narrower(c10::ScalarType a, c10::ScalarType b) {
   return c10::elementSize(a) < c10::elementSize(b) ? a : b;
 }
@@ -151,8 +152,8 @@ std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::Sca
   const std::int64_t unit = kTensorAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
   std::vector<Segment> segments;
   for (const ShardShape& shape : shapes) {
-    // Padded, so that offsets are the same on every rank and one collective can transfer all
-    // parameters.
+    // Shards are padded, so that offsets are the same on every rank and one collective can transfer
+    // all parameters.
     segments.push_back({shape, flat_numel(segments),
                         detail::round_up(shape.padded_numel(), unit) - shape.padded_numel()});
   }
@@ -186,7 +187,7 @@ FlatBufferLayout::FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::S
       // As in FSDP2, a reduction uses the compute type if reduce_dtype is not set.
       reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
                                                : compute_dtype_),
-      // The shards and the copy of them that is sent have one common layout.
+      // The shards, and their copy in the compute type that is sent, have one common layout.
       segments_(segments_of(shapes, narrower(dtype_, compute_dtype_))),
       home_(home),
       device_(device) {}
@@ -220,7 +221,7 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   std::vector<at::Tensor> to;
   std::vector<at::Tensor> from;
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    // This rank did not use the parameter: it sends zeros, because the other ranks expect its
+    // If this rank did not use the parameter, it sends zeros, because the other ranks expect its
     // contribution.
     if (!unsharded[i].defined()) {
       buffer.narrow(1, segments[i].offset, segments[i].shape.padded_numel()).zero_();
@@ -242,8 +243,8 @@ void ReusableStorage::allocate() {
   set(storage_.allocator()->allocate(static_cast<std::size_t>(bytes_)));
 }
 
-/// The deleter of the data pointer owns the lent tensor, because views of the storage may outlive
-/// the lender.
+/// The deleter of the data pointer owns `memory`, because views of the storage may outlive the
+/// caller's reference.
 void ReusableStorage::lend(at::Tensor memory) {
   void* const data = memory.mutable_data_ptr();
   const c10::Device device = memory.device();
@@ -266,15 +267,15 @@ at::Tensor ReusableStorage::tensor(std::vector<std::int64_t> sizes, c10::ScalarT
   return tessera::detail::tensor_over(storage_, byte_offset / item, sizes, dtype);
 }
 
-// Memory for packed collectives, reused from unit to unit. libtorch's caching allocator could serve
-// the same sizes, but its cache for each stream is unbounded. Here, memory that does not fit the
-// next request is freed at once. On a CPU events are null, and waiting for a null event does
-// nothing.
+// The pool of memory for packed collectives, reused from unit to unit. libtorch's caching allocator
+// could serve the same sizes, but its cache for each stream is unbounded. The pool frees memory
+// that does not fit the next request at once. On a CPU events are null, and waiting for a null
+// event does nothing.
 
 namespace {
 
 /// A pooled buffer may be at most this many times larger than the request. The units of one model
-/// differ little in size, so a much larger buffer is better freed.
+/// differ little in size, so a much larger buffer is better freed than reused.
 constexpr std::int64_t kWaste = 2;
 
 }  // namespace
@@ -283,13 +284,13 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
-    // The buffer's last user may still be reading it in another lane.
+    // Another lane may still read the buffer for the buffer's last user.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);
   } else {
-    // Idle memory that does not fit is freed before the allocation, because both together would
-    // raise the peak.
+    // Frees idle memory that does not fit before the allocation, because both together would raise
+    // the peak.
     drop(lane);
     memory = at::empty({numel}, at::dtype(dtype).device(device_)).view(at::kByte);
   }
@@ -302,7 +303,7 @@ std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes,
   auto best = idle_.end();
   for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
     const std::int64_t room = idle->bytes.numel();
-    // A buffer may only be reused in the lane that allocated it.
+    // A buffer may be reused only in the lane that allocated the buffer.
     const bool fits = idle->lane == lane && room >= bytes && room <= kWaste * bytes;
     if (fits && (best == idle_.end() || room < best->bytes.numel())) {
       best = idle;
@@ -340,21 +341,18 @@ std::int64_t BufferPool::idle_bytes() const {
       [](std::int64_t sum, const Idle& idle) { return sum + idle.bytes.numel(); });
 }
 
-// The memory that a parameter group is gathered into. Autograd saves the unsharded tensors for
-// backward, so these tensors are made once and only their storage is freed and allocated again. The
-// code also manages the piece of this memory that a post-forward mesh caches between forward and
-// backward.
+// The memory into which a parameter group is gathered. Autograd saves the unsharded tensors for
+// backward, so these tensors are made once, and only their storage is freed and allocated again. A
+// post-forward mesh caches one piece of this memory between forward and backward.
 
 namespace {
 
 using detail::round_up;
 
-/// The mesh of the ranks that cache a larger shard after forward. Empty if the option is off, or if
-/// it names all ranks, because the cached pieces would then duplicate the shards.
+/// The mesh of the ranks that cache a larger shard after forward. Empty if the option is off or
+/// `size` is the number of all ranks, because the cached pieces would then duplicate the shards.
 DeviceMesh post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   const std::int64_t ranks = mesh.shard.size();
-  // Size 1 is the default and means off. With the size of all ranks, each would store its shard
-  // twice.
   if (size == 1 || size == ranks) {
     return {};
   }
@@ -373,13 +371,13 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
   std::vector<std::int64_t> numels;
   std::int64_t bytes = 0;
   for (const Segment& segment : segments) {
-    // With padding, an all-gather of rows writes directly into the tensors; each tensor is the
-    // unpadded beginning of its range.
+    // With `padded`, each tensor is the unpadded beginning of its range, so that an all-gather of
+    // rows writes directly into the tensors.
     numels.push_back(padded ? segment.shape.ranks * segment.shape.padded_numel()
                             : c10::multiply_integers(segment.shape.sizes));
     bytes += round_up(itemsize * numels.back(), kTensorAlignment);
   }
-  // Each rank of a post-forward mesh caches a piece of equal size, aligned as tensors are.
+  // Each rank of a post-forward mesh caches a piece of equal size, aligned to kTensorAlignment.
   bytes = round_up(bytes, kTensorAlignment * pieces);
   storage_ = ReusableStorage(bytes, device);
   // All unsharded tensors share one storage, so that a post-forward mesh caches and gathers one
@@ -407,8 +405,8 @@ void PostForwardShard::keep(const at::Tensor& memory, comm::Streams& streams) {
 comm::WorkPtr PostForwardShard::start_gather(const at::Tensor& memory, const std::string& label,
                                              comm::Streams& streams, comm::Lane lane) {
   streams.wait(lane, copied_);
-  // A second reference to the piece, since drop() may reset piece_ while the collective still reads
-  // it.
+  // Keeps a second reference to the piece, since drop() may reset piece_ while the collective still
+  // reads the piece.
   sent_ = piece_;
   const comm::PurposeScope purpose(group(), label);
   return group().all_gather(memory, sent_);

@@ -55,10 +55,11 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 
 /// How a tensor of `sizes` is split on `dim` over `ranks`. The split is that of torch.chunk, so
 /// trailing ranks may have fewer rows or none. Without `dim` each rank has the whole tensor. In
-/// flat buffers the shard of every rank takes as much room as rank 0's.
+/// flat buffers the shard of every rank takes as much room as the shard of rank 0.
 ///
 /// A fused weight consists of `parts` equal blocks along `dim`, and each block is split separately:
-/// a rank has its rows of the first block, then its rows of the second, and so on.
+/// the shard of a rank contains that rank's rows of the first block, then the rank's rows of the
+/// second block, and so on.
 struct ShardShape {
   std::vector<std::int64_t> sizes;
   // If `dim` is empty, rows() is 1 and row_numel() is the number of all elements, so that
@@ -67,20 +68,21 @@ struct ShardShape {
   std::int64_t ranks = 1;
   std::int64_t parts = 1;  ///< number of equal blocks along `dim`
 
-  /// Whether concatenating the ranks' shards gives the tensor.
+  /// Whether the shards of all ranks, concatenated, give the tensor.
   bool splits_rows() const { return dim == std::int64_t{0} && parts == 1; }
-  /// Rows of one block on rank 0; 1 without `dim`.
+  /// The number of rows that rank 0 has in one block; 1 without `dim`.
   std::int64_t chunk() const { return dim ? detail::ceil_div(extent(), ranks) : 1; }
   std::int64_t rows(std::int64_t rank) const;
-  /// The index of the first row of `rank` in each block.
+  /// The index within a block of the first row of `rank`.
   std::int64_t first_row(std::int64_t rank) const;
   std::vector<std::int64_t> shard_sizes(std::int64_t rank) const;
-  /// Elements in the shard of `rank`.
+  /// The number of elements in the shard of `rank`.
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
   // Views with `dim` seen as two dimensions, (parts, rows). rows_of() returns the rows of
-  // `unsharded` that `rank` has; by_parts() of that rank's shard has the same sizes.
+  // `unsharded` that belong to `rank`. by_parts(), applied to the shard of `rank`, returns a view
+  // of the same sizes.
   at::Tensor rows_of(const at::Tensor& unsharded, std::int64_t rank) const {
     return by_parts(unsharded).narrow(*dim + 1, first_row(rank), rows(rank));
   }
@@ -109,7 +111,8 @@ inline std::vector<std::int64_t> ShardShape::shard_sizes(std::int64_t rank) cons
   return shard;
 }
 
-/// Elements of one row index over all blocks; the tensor's element count without `dim`.
+/// The number of elements at one row index, summed over all blocks; without `dim`, the number of
+/// elements of the tensor.
 inline std::int64_t ShardShape::row_numel() const {
   std::int64_t numel = parts;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -125,39 +128,39 @@ struct ShardHome {
   bool offloaded = false;  ///< by offload_policy: gradients are added on the host
 };
 
-/// Tensors in one buffer begin at multiples of this many bytes. It is a multiple of the widest
-/// access that collectives and kernels make.
+/// The alignment in bytes of tensors in one buffer. A multiple of the widest memory access of
+/// collectives and kernels.
 inline constexpr std::int64_t kTensorAlignment = 64;
 
-/// The place of one parameter's shard in a flat buffer of shards.
+/// The place of the shard of one parameter in a flat buffer of shards.
 struct Segment {
   ShardShape shape;
   std::int64_t offset = 0;  ///< beginning in the flat buffer, in elements
   std::int64_t gap = 0;     ///< unused elements behind the segment
 };
 
-/// The segments of shards of the given shapes, one after another. Each segment, and each rank's row
-/// of a gathered buffer, begins at a multiple of kTensorAlignment in a buffer of `dtype`.
+/// The segments, one after another, of shards of the given shapes. Each segment, and each rank's
+/// row of a gathered buffer, begins at a multiple of kTensorAlignment in a buffer of type `dtype`.
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
-/// Elements in a flat buffer that contains `segments`, gaps included.
+/// The number of elements in a flat buffer that contains `segments` and the gaps between them.
 std::int64_t flat_numel(const std::vector<Segment>& segments);
 
-/// Zeroes the gaps in `buffer` (..., flat numel). Gaps are sent with the segments, so they must be
-/// the same in every run.
+/// Sets the gaps in `buffer` (..., flat numel) to zero. Gaps are sent with the segments, so their
+/// values must be the same in every run.
 void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments);
 
-/// A view of the shard of `rank` in that rank's flat buffer.
+/// A view of the shard of `rank` in the flat buffer of that rank.
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank);
 
 /// The layout of a parameter group's shards and unsharded tensors: sizes, types and devices. It
 /// contains no tensors, does not communicate, and is the same on every rank.
 ///
 /// The shards are one after another in one flat buffer, each padded to rank 0's size and aligned.
-/// If the shard type equals the compute type, an all-gather sends this buffer without a copy.
+/// If the shards have the compute type, an all-gather sends the flat buffer without a copy.
 class FlatBufferLayout {
  public:
-  /// `shapes`: the shapes of the parameters, at least one, all split over the same ranks. `dtype`:
+  /// `shapes`: the shapes of the parameters (at least one), all split over the same ranks. `dtype`:
   /// the type of the parameters. `device`: the device on which this rank computes.
   FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::ScalarType dtype,
                    const MixedPrecisionPolicy& policy, const ShardHome& home, c10::Device device);
@@ -179,8 +182,8 @@ class FlatBufferLayout {
   }
   /// Whether the shards are in one flat buffer; otherwise each shard stays in its own memory.
   bool has_flat() const { return ranks() > 1 || home_.pinned; }
-  /// Whether every parameter is split by rows, so that concatenating the ranks' shards gives its
-  /// values followed by padding.
+  /// Whether every parameter is split by rows. The concatenated shards of all ranks then give the
+  /// parameter's values followed by padding.
   bool splits_rows() const;
 
  private:
@@ -192,8 +195,8 @@ class FlatBufferLayout {
   c10::Device device_;
 };
 
-/// Joins the shards of all ranks: copies `gathered` (ranks, flat numel) into `unsharded`, one
-/// contiguous tensor of segment.shape.sizes for each segment. The types may differ.
+/// Joins the shards of all ranks: copies `gathered` (ranks, flat numel) into `unsharded`, which has
+/// one contiguous tensor of segment.shape.sizes for each segment. The types may differ.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded);
 
@@ -204,20 +207,20 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
           const at::Tensor& buffer);
 
 /// A storage that can be freed and allocated again while tensors (parameters, and what autograd
-/// saved of them) keep pointing to it; FSDP2 calls this "storage resize". The contents are lost
-/// when it is freed. Version counters do not change, so autograd accepts the tensors again once
-/// they are refilled.
+/// saved of them) keep pointing to the storage; FSDP2 calls this "storage resize". Freeing the
+/// storage loses its contents. Version counters do not change, so autograd accepts the tensors
+/// again once they are refilled.
 class ReusableStorage {
  public:
   ReusableStorage() = default;
-  /// A storage of `bytes` that is not allocated yet.
+  /// Makes a storage of `bytes` without allocating the memory.
   ReusableStorage(std::int64_t bytes, c10::Device device);
 
   std::int64_t bytes() const { return bytes_; }
   bool allocated() const { return storage_ && storage_.nbytes() > 0; }
   /// Allocates the memory with the device's allocator.
   void allocate();
-  /// Uses `memory`, which has at least as many bytes, until free().
+  /// Uses `memory`, which has at least `bytes` bytes, until free() is called.
   void lend(at::Tensor memory);
   void free();
 
@@ -233,8 +236,8 @@ class ReusableStorage {
 };
 
 /// A pool of communication buffers: a buffer that one unit releases serves the next unit. The pool
-/// caches little idle memory: a buffer that does not fit the next request is freed before a new one
-/// is allocated.
+/// caches little idle memory, because a buffer that does not fit the next request is freed before a
+/// new buffer is allocated.
 class BufferPool {
  public:
   struct Buffer {
@@ -246,12 +249,12 @@ class BufferPool {
   BufferPool(comm::StreamsPtr streams, c10::Device device)
       : streams_(std::move(streams)), device_(device) {}
 
-  /// Returns an uninitialised buffer of `numel` elements for use in `lane`, which waits for the
+  /// Returns an uninitialised buffer of `numel` elements for use in `lane`. The lane waits for the
   /// buffer's last user. Must be called while `lane` is current.
   Buffer acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane);
-  /// Returns a buffer to the pool; it is in use until `event`.
+  /// Returns a buffer to the pool. The buffer is in use until `event`.
   void release(Buffer buffer, comm::StreamEventPtr event);
-  /// Frees the idle memory of `lane`; the lane first waits for the memory's last users.
+  /// Frees the idle memory of `lane`. The lane first waits for the last users of the memory.
   void drop(comm::Lane lane);
   /// Frees all idle buffers.
   void clear();
@@ -276,23 +279,23 @@ class BufferPool {
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;
-  /// Makes the tensors that are sharded as `segments`, without allocating memory. `padded`: each
-  /// tensor has room for the padded shards of all ranks (split on dimension 0), so that an
-  /// all-gather can write into it. The storage can be cut into `pieces` equal pieces.
+  /// Makes one tensor for each of `segments`, without allocating memory. `padded`: each tensor has
+  /// room for the padded shards of all ranks (split on dimension 0), so that an all-gather can
+  /// write into the tensor. The storage can be cut into `pieces` equal pieces.
   UnshardedTensors(const std::vector<Segment>& segments, c10::ScalarType dtype, c10::Device device,
                    bool padded, std::int64_t pieces);
 
   bool allocated() const { return storage_.allocated(); }
   std::int64_t bytes() const { return storage_.bytes(); }
   void allocate() { storage_.allocate(); }
-  /// Uses `memory`, which has at least as many bytes, instead of allocating.
+  /// Uses `memory`, which has at least as many bytes as the storage, instead of allocating.
   void lend(at::Tensor memory) { storage_.lend(std::move(memory)); }
   void free() { storage_.free(); }
 
   /// The whole storage as one flat tensor.
   const at::Tensor& flat() const { return flat_; }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  /// Each tensor with the padding behind it, as a flat tensor; only if constructed with `padded`.
+  /// The tensors as flat tensors that include the padding; empty unless constructed with `padded`.
   const std::vector<at::Tensor>& padded() const { return padded_; }
 
  private:
@@ -303,7 +306,7 @@ class UnshardedTensors {
 };
 
 /// A second, larger shard that a few neighbouring ranks cache while the gathered memory is freed.
-/// The memory is then gathered again among these ranks only (hpZ of ZeRO++). The class does not
+/// The memory is then gathered again among these ranks only (hpZ of ZeRO++). This class does not
 /// know parameters: it cuts the memory into equal pieces.
 class PostForwardShard {
  public:
@@ -317,17 +320,17 @@ class PostForwardShard {
   /// Copies this rank's piece of `memory` in the compute lane. The length of `memory` must be a
   /// multiple of count().
   void keep(const at::Tensor& memory, comm::Streams& streams);
-  /// Starts the all-gather of the pieces into `memory`, in `lane`, which first waits for the copy
-  /// of this rank's piece. `label` is the unit's name in messages. Collective over the post-forward
-  /// mesh.
+  /// Starts the all-gather of the pieces into `memory`, in `lane`. The lane first waits for the
+  /// copy of this rank's piece. `label` is the unit's name in messages. Collective over the
+  /// post-forward mesh.
   comm::WorkPtr start_gather(const at::Tensor& memory, const std::string& label,
                              comm::Streams& streams, comm::Lane lane);
   /// To be called when the gather has ended and the lane that owns the freed memory has waited for
-  /// it.
+  /// the gather.
   void end_gather() { sent_.reset(); }
   void drop() { piece_.reset(); }
-  /// The post-forward mesh's process group. The first call creates it, which is collective over the
-  /// mesh.
+  /// The process group of the post-forward mesh. The first call creates the group, which is
+  /// collective over the mesh.
   comm::Communicator& group() { return mesh_.group(); }
 
  private:

@@ -32,19 +32,20 @@ using comm::Lane;
 void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   finish_reductions();
   free_retired();
-  // Frees idle memory that no all-gather has reused, because the gradients would add to it.
+  // Frees idle memory that no all-gather has reused, because the gradients to be reduced add to the
+  // peak.
   pool_.drop(Lane::kAllGather);
   for (ParameterGroup* group : groups) {
     group->gradients().start_reduce(*this);
-    // The group is listed only after start_reduce, so that a reduction that failed to start is not
-    // waited for.
+    // The group is listed only after start_reduce(), so that nothing waits for a reduction that
+    // failed to start.
     reducing_.push_back(&group->gradients());
   }
 }
 
 void CommContext::finish_reductions() {
-  // The list is emptied first, so that after an exception the remaining reductions are not finished
-  // twice.
+  // The list is emptied first, so that an exception does not make a later call finish the remaining
+  // reductions twice.
   for (GradientState* gradients : std::exchange(reducing_, {})) {
     gradients->finish_reduce(*this);
   }
@@ -52,10 +53,10 @@ void CommContext::finish_reductions() {
 
 void CommContext::settle() {
   finish_reductions();
-  // The optimizer runs in the compute lane.
+  // The optimizer runs in the compute lane, so that lane waits for the reductions.
   streams_->order(Lane::kReduceScatter, Lane::kCompute);
-  // The pending sums run in the compute lane, which now follows the reductions, because their
-  // inputs are views of the reductions' results.
+  // The pending sums run in the compute lane, which now follows the reductions. The inputs of the
+  // sums are views of the reductions' results.
   sums_.run();
   free_retired();
   pool_.clear();
@@ -72,7 +73,7 @@ void CommContext::settle() {
 
 void CommContext::forget(std::vector<ParameterGroup>& groups) {
   for (ParameterGroup& group : groups) {
-    // Erases only the state of these groups, because other units that share the context continue.
+    // Only the state of `groups` is erased, because other units that share the context continue.
     std::erase(reducing_, &group.gradients());
     for (const ShardedParameter& parameter : group.parameters()) {
       std::erase(on_host_, &parameter);
@@ -81,7 +82,8 @@ void CommContext::forget(std::vector<ParameterGroup>& groups) {
   }
 }
 
-/// Without an event (on a CPU) no other lane uses the tensors, so they are freed at once.
+/// Keeps `tensors` until `event`. Without an event (on a CPU) no other lane uses the tensors, so
+/// they are freed at once.
 void CommContext::retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event) {
   if (event != nullptr && !tensors.empty()) {
     retired_.push_back({std::move(tensors), std::move(event)});
@@ -95,21 +97,21 @@ void CommContext::free_retired() {
 }
 
 // The reduction of a parameter group's gradients: reduce-scatter over the ranks that shard,
-// all-reduce over replicas, division, and the addition to the sharded parameters' gradients. It
-// starts when backward leaves the unit. finish() is called one unit later (CommContext::reduce), so
-// that the collective overlaps the next unit's backward.
+// all-reduce over replicas, division, and the addition to the sharded parameters' gradients. The
+// reduction starts when backward leaves the unit. finish() is called one unit later
+// (CommContext::reduce), so that the collective overlaps the next unit's backward.
 
 namespace {
 
 using comm::Lane;
 
-/// A power of two near the square root of the number of ranks. For an fp16 sum, gradients are
-/// divided by it before the sum and by the rest afterwards, which limits both overflow and
-/// underflow. The rule is FSDP2's.
+/// A power of two near the square root of the number of ranks. Before an fp16 sum, gradients are
+/// divided by this factor, and by the rest of the divisor afterwards, which limits both overflow
+/// and underflow. The rule is FSDP2's.
 double half_pre_divisor(std::int64_t ranks) {
   std::int64_t factor = 1;
-  // Only powers of two that divide the number of ranks are used: 12 ranks are divided by 4 and then
-  // by 3.
+  // The factor must divide the number of ranks: gradients of 12 ranks are divided by 4 and then by
+  // 3.
   while (ranks % factor == 0 && ranks / factor > factor) {
     factor *= 2;
   }
@@ -152,14 +154,14 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
       gradients_(std::move(gradients)),
       mesh_(mesh),
       options_(std::move(options)) {
-  // A power of two, so that dividing in two steps rounds as dividing once does. Types other than
-  // fp16 have enough range without it.
+  // The pre-divisor is a power of two, so that dividing in two steps rounds as dividing once does.
+  // Types other than fp16 have enough range without a pre-divisor.
   if (options_.dtype == at::kHalf && !options_.force_sum) {
     // The user's divisor may be smaller than the factor, even 1. Dividing by the larger factor
-    // first would then require a multiplication afterwards.
+    // first would then require a multiplication after the sum.
     pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), options_.divisor);
   }
-  // One rank sends nothing: finish() adds its gradients directly.
+  // A mesh of one rank sends nothing: finish() adds the gradients of this rank directly.
   if (mesh_.ranks() > 1) {
     op_ = averages() ? ReduceOp::kAvg : ReduceOp::kSum;
     start(context);
@@ -191,15 +193,16 @@ at::Tensor GradientReduction::shard(std::size_t index) const {
                             : shard_of(output_, segments_[index], mesh_.shard.local_rank());
 }
 
-/// If rows divide evenly over the ranks, the unsharded gradient already is the input of a
-/// reduce-scatter: the ranks' shards one after another.
+/// Whether the unsharded gradients can be the input of a reduce-scatter without packing: rows must
+/// divide evenly over the ranks, so that each gradient is the shards of all ranks one after
+/// another.
 bool GradientReduction::in_place() const {
   const bool even = std::ranges::all_of(segments_, [](const Segment& segment) {
     const ShardShape& shape = segment.shape;
     return shape.splits_rows() && shape.rows(shape.ranks - 1) == shape.chunk();
   });
-  // Excludes a pre-divisor, because dividing in place would change autograd's own tensors, to which
-  // others may hold references.
+  // A pre-divisor excludes this path, because dividing in place would change autograd's own
+  // tensors, to which the program may hold references.
   return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
          mesh_.shard.group().moves_groups_in_place();
 }
@@ -223,13 +226,13 @@ void GradientReduction::reduce_in_place(CommContext& context) {
   cast_together(sent, options_.dtype);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor gradient = std::exchange(gradients_[i].local, {});
-    // Kept alive until the collective has read them. Without packing nothing else owns these
-    // tensors.
+    // Keeps each gradient alive until the collective has read it. Without packing nothing else owns
+    // these tensors.
     held_.push_back(gradient.defined() ? gradient.contiguous()
                                        : at::zeros(segments_[i].shape.sizes, tensor_options()));
   }
-  // Gradients are made in the compute lane. The reduce-scatter lane allocates the result, so the
-  // result belongs to that lane.
+  // Gradients are made in the compute lane, so the reduce-scatter lane waits for the compute lane.
+  // The reduce-scatter lane allocates the result and therefore owns the result.
   context.streams().order(Lane::kCompute, Lane::kReduceScatter);
   const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
   output_ = at::empty({flat_numel(segments_)}, tensor_options());
@@ -243,7 +246,7 @@ void GradientReduction::reduce_in_place(CommContext& context) {
     }
   }
   if (!inputs.empty()) {
-    // Makes errors about ranks that call different collectives name the unit.
+    // The scope makes errors about ranks that call different collectives name the unit.
     const comm::PurposeScope scope(mesh_.shard.group(), purpose());
     work_ = mesh_.shard.group().reduce_scatter_group(outputs, inputs, op_);
   }
@@ -256,7 +259,7 @@ void GradientReduction::reduce_packed(CommContext& context) {
   }
   const std::int64_t ranks = mesh_.shard.size();
   const std::int64_t numel = flat_numel(segments_);
-  // The gradients are packed in the compute lane, where autograd made them.
+  // The gradients are packed in the compute lane, because autograd made the gradients there.
   buffer_ = context.pool().acquire(ranks * numel, options_.dtype, Lane::kCompute);
   const at::Tensor input = buffer_->tensor.view({ranks, numel});
   pack(unsharded, segments_, input);
@@ -282,22 +285,23 @@ void GradientReduction::wait(CommContext& context) {
     std::exchange(work_, nullptr)->wait();
   }
   const comm::StreamEventPtr event = context.streams().record(Lane::kReduceScatter);
-  // With an event the buffer stays in use until the event, so it returns to the pool for the next
-  // unit.
+  // On a GPU the event tells when the buffer is free, so the buffer returns to the pool for the
+  // next unit.
   if (buffer_ && event != nullptr) {
     context.pool().release(*std::move(buffer_), event);
   }
-  // Without an event the buffer is freed, because an idle buffer would add to the peak while the
+  // On a CPU (no event) the buffer is freed, because an idle buffer would add to the peak while the
   // next unit computes.
   buffer_.reset();
   context.retire(std::exchange(held_, {}), event);
 }
 
 /// Adds the sums that earlier reductions stored for the all-reduce over replicas. If this reduction
-/// does not all-reduce either, stores its sum with them.
+/// does not all-reduce either, stores its own sum with the earlier sums.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // A micro-batch before the last: its sum over the ranks that shard is added to the stored sum.
+    // In a micro-batch before the last, the sum over the ranks that shard is added to the stored
+    // sum.
     if (!options_.all_reduce) {
       parameters_[i]->leave_to_replicas(
           {shard(i), gradients_[i].pending, gradients_[i].used, pre_divisor_}, options_.dtype);
@@ -308,10 +312,10 @@ void GradientReduction::join_earlier() {
     if (!earlier.local.defined()) {
       continue;
     }
-    // The divisor or the type may have changed between the micro-batches.
+    // The divisor or the type may have changed since the earlier micro-batch, so its sum is scaled.
     const double factor = earlier.divisor / pre_divisor_;
     if (mesh_.ranks() == 1) {
-      // The sum is not computed in place, because the user's hooks may hold a reference to
+      // The addition is not done in place, because the user's hooks may hold a reference to
       // autograd's tensor.
       gradients_[i].local = gradients_[i].local.add(earlier.local, factor);
     } else {
@@ -339,7 +343,7 @@ bool GradientReduction::reduce_over_replicas() {
     // Micro-batches are summed in reduce_dtype even with one replica, so that the result does not
     // depend on the number of replicas.
     join_earlier();
-    // Without sharding nothing is left to do: reduce_packed() started the all-reduce, and wait()
+    // Without sharding no collective is left: reduce_packed() started the all-reduce, and wait()
     // has waited for it.
   } else if (mesh_.shard.size() > 1) {
     if (const comm::WorkPtr work = start_all_reduce()) {
@@ -378,7 +382,7 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   }
 }
 
-/// On a CPU each gradient keeps its own memory: separate casts cost nothing there, and a gradient
+/// Casts each gradient separately, for a CPU. Separate casts cost nothing there, and a gradient
 /// norm over adjacent memory would be summed in another order.
 void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype) {
   if (!mesh_.device().is_cpu()) {
@@ -390,7 +394,7 @@ void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::Scal
   }
 }
 
-/// On one rank autograd's gradients are the sums. They are cast to reduce_dtype, as with more
+/// On one rank the gradients of autograd are the sums. They are cast to reduce_dtype, as with more
 /// ranks.
 void GradientReduction::convert_alone() {
   std::vector<at::Tensor*> defined;
@@ -417,8 +421,8 @@ void GradientReduction::hand_out_alone(CommContext& context) {
       // autograd's tensor.
       gradient = gradient.div(options_.divisor);
     }
-    // Only gradients that become `.grad` as they are are collected here. The other ones are added
-    // to an earlier gradient, or have a pending sum.
+    // Collects only the gradients that become `.grad` unchanged. Other gradients are added to an
+    // earlier gradient, or have a pending sum.
     if (!parameters_[i]->gradient().defined() && !parameters_[i]->home().pinned &&
         gradients_[i].pending == nullptr) {
       complete.push_back(&gradient);
@@ -433,8 +437,8 @@ void GradientReduction::hand_out_alone(CommContext& context) {
 void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
                                  CommContext& context) {
   ShardedParameter& parameter = *parameters_[index];
-  // For a parameter that this rank did not use, the other ranks receive zeros. UseAgreement finds
-  // out whether any rank used it.
+  // For a parameter that this rank did not use, the other ranks receive zeros. UseAgreement decides
+  // whether any rank used the parameter.
   const bool used = gradients_[index].used;
   if (!used && parameter.holders().size() == 1) {
     parameter.skip_unused();
@@ -443,13 +447,13 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   if (parameter.home().offloaded) {
     context.expect_on_host(parameter);
   }
-  // A pending sum over tensor parallelism is computed on shards, which are smaller, and in one
-  // all-reduce with the sums of other parameters, when CommContext::settle runs the sums. The
-  // result is stored at the place of a complete gradient, next to the gradients of the neighbouring
-  // parameters. Before the ranks have agreed (PartialGradGroup), complete gradients take this path
-  // too. An optimizer that merges neighbouring gradients must merge the same gradients in the first
-  // step of a resumed run as in the same step of an uninterrupted run. The result is not written to
-  // autograd's tensor, to which the user's hooks may hold a reference.
+  // A pending sum over tensor parallelism is computed when CommContext::settle runs all sums: on
+  // shards, which are smaller, and in one all-reduce for many parameters. The result is stored at
+  // the place of a complete gradient, next to the gradients of the neighbouring parameters. Before
+  // the ranks have agreed (PartialGradGroup), complete gradients take this path too, because an
+  // optimizer that merges neighbouring gradients must merge the same gradients in a resumed run as
+  // in an uninterrupted run. The result is not written to autograd's tensor, because the user's
+  // hooks may hold a reference to that tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
@@ -464,14 +468,14 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
 }
 
 // What ranks exchange when a forward begins or ends and when backward ends: a few bytes for each
-// process group, between the hosts. Every rank must make these calls in the same order, even after
-// it has found an error. If it returned early, the other ranks would wait for it.
+// process group, between the hosts. Every rank must make all of these calls in the same order, even
+// after the rank has found an error. Otherwise the other ranks would wait forever.
 
 namespace {
 
 using Groups = std::vector<comm::Communicator*>;
 
-/// Appends the groups that are not in `order` yet, smallest first, each once.
+/// Appends to `order` the groups that `order` does not contain yet, smallest first, each once.
 void append_by_size(Groups& order, Groups groups) {
   // A stable sort, so that groups of equal size stay in the order of the modules, which all ranks
   // share.
@@ -501,7 +505,8 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating, const Set
     try {
       group->agree_on_calls(found);
     } catch (const comm::PeerError&) {
-      // Another rank has stopped. If any rank has found the cause, that error is thrown instead.
+      // Here another rank has stopped. If any rank has found the cause, the cause is thrown instead
+      // of the other rank's failure.
       if (found.empty()) {
         throw;
       }
@@ -542,8 +547,8 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
 }
 
 void UseAgreement::add(ParameterGroup& group) {
-  // Includes parameters that were not reduced on this rank, because ranks that hold another part of
-  // the tensor (for example of an expert) may run other units.
+  // Includes parameters that were not reduced on this rank, because ranks with another part of the
+  // tensor (for example of an expert) may run other units.
   for (ShardedParameter& parameter : group.parameters()) {
     const DeviceMesh& mesh = parameter.holders();
     auto found = std::ranges::find(peers_, mesh, &Peers::mesh);
@@ -572,7 +577,7 @@ void UseAgreement::settle() {
       PartialGradGroup& sum = parameter->partial_group();
       const std::size_t count = sum.flags().size();
       parameter->settle_use(used);
-      // Without a gradient on any rank the agreement stays open until a later backward.
+      // If no rank has a gradient, the agreement stays open until a later backward.
       if (used && count > 0) {
         sum.agree(rest.subspan(1, count));
       }

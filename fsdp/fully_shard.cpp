@@ -1,6 +1,6 @@
-// The public functions of fully_shard.h and forward_method.h. They check their arguments and call
-// units. unit.cpp implements a unit's behaviour, unit_spec.cpp decides its parts, and attach.cpp
-// makes it.
+// The public functions of fully_shard.h and forward_method.h. These functions check their arguments
+// and call units. unit.cpp implements the behaviour of a unit, unit_spec.cpp decides its parts, and
+// attach.cpp makes the unit.
 
 #include <c10/util/Exception.h>
 
@@ -35,15 +35,15 @@ void check_module(const nn::ModuleBase* module) {
                 "apply it to the module that nn::Hooked holds");
 }
 
-/// Checks everything before it changes anything, so that an error leaves the model unchanged.
+/// Makes a unit. All checks precede all changes, so that an error leaves the model unchanged.
 void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
                        const Options& options) {
   TESSERA_CHECK(!modules.empty(), "fully_shard was given no module");
   for (const nn::ModuleBase* module : modules) {
     check_module(module);
   }
-  // Excludes parameters of units below, which is why fully_shard is called from the leaves to the
-  // root.
+  // The parameters exclude those of the units below. Therefore fully_shard is called from the
+  // leaves to the root.
   const nn::NamedSlots parameters = free_parameters(modules, options);
   const UnitSpec spec =
       checked_spec(modules, parameters, choose(parameters, mesh, options), mesh, options);
@@ -53,7 +53,8 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   make_unit(spec);
 }
 
-/// noexcept because a destructor calls it; errors of the warning itself are dropped.
+/// Warns of a write that is lost. noexcept because a destructor calls this function; an error of
+/// the warning itself is dropped.
 void warn_of_lost_write(const Unit& unit) noexcept {
   try {
     if (const std::string lost = unit.write_by_hand(); !lost.empty()) {
@@ -63,7 +64,7 @@ void warn_of_lost_write(const Unit& unit) noexcept {
   }
 }
 
-/// Sets a field in the settings of the module's unit and, with `recurse`, of the units below it.
+/// Sets a field in the settings of the unit of `module` and, with `recurse`, of the units below.
 template <class T>
 void set_each(nn::ModuleBase& module, bool recurse, const char* caller, T Settings::*field,
               const std::type_identity_t<T>& value) {
@@ -74,7 +75,7 @@ void set_each(nn::ModuleBase& module, bool recurse, const char* caller, T Settin
 
 std::vector<std::weak_ptr<Unit>> each_unit_of(const std::vector<nn::ModuleBase*>& modules,
                                               const char* caller) {
-  // The units are stored as weak pointers, because units that prefetch each other would form a
+  // Units are stored as weak pointers, because units that prefetch each other would form a
   // reference cycle.
   std::vector<std::weak_ptr<Unit>> units;
   for (const nn::ModuleBase* module : modules) {
@@ -103,7 +104,7 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
       "fully_shard");
   TESSERA_CHECK(options.bucket_cap_mb > 0, "replicate: bucket_cap_mb = ", options.bucket_cap_mb,
                 " leaves no bucket; give a positive number of MiB, 25 by default");
-  // replicate() uses FSDP on a mesh whose sharding dimension has one rank, with every parameter
+  // replicate() uses FSDP on a mesh whose sharding dimension has one rank; every parameter is
   // replicated.
   Options replicated = options;
   replicated.shard_placement = [](const std::string&, const at::Tensor&) {
@@ -187,7 +188,7 @@ void unshard(nn::ModuleBase& module) {
 void reshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "reshard");
   const std::string lost = unit->write_by_hand();
-  // Reshards before the check throws, so that the program can continue after the error.
+  // Reshards before the check, which may throw, so that the program can continue after the error.
   unit->reshard();
   TESSERA_CHECK(lost.empty(), lost);
 }
@@ -213,7 +214,8 @@ UnshardScope::UnshardScope(nn::ModuleBase& module)
   unit_->await_compute();
   unit_->unshard();
   if (was_installed) {
-    // An outer scope, or forward, frees the parameters, so this scope's destructor must not.
+    // An outer scope, or a running forward, frees the parameters, so the destructor of this scope
+    // must not free them.
     unit_.reset();
   }
 }
@@ -225,7 +227,8 @@ UnshardScope::~UnshardScope() {
   }
 }
 
-// Setters only store: units and their parameter groups read the settings when they act.
+// The setters below only store values: units and their parameter groups read the settings when they
+// run.
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse) {
   set_each(module, recurse, "set_reshard_after_forward", &Settings::reshard_after_forward, reshard);
 }

@@ -1,26 +1,37 @@
-// The iteration of a root and the units below it: what happens once for each forward or backward,
-// whichever units run. The iteration's phase decides what a call means. The order of the steps in
-// begin_forward() and end_backward() is a contract between the units, the buffer pool and the
-// agreements of the ranks.
+// The iteration of a root and of the units below it: what happens once for each forward or
+// backward, and how a unit finds its root. The phase of the iteration decides what a call means.
+// The units, the buffer pool and the agreements of the ranks rely on the order of the steps in
+// begin_forward() and end_backward().
 
 #include "unit.h"
 
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
+#include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "param_group.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/internals/detail/backward.h"
+#include "tessera/nn/detail/calls.h"
+#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 
 IterationState::IterationState(const std::vector<std::shared_ptr<Unit>>& units)
     : units_(units.begin(), units.end()) {}
 
-/// The units that still exist; the program may have dropped a part of the model.
+/// Leaves out units that no longer exist, because the program may have destroyed a part of the
+/// model.
 std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   std::vector<std::shared_ptr<Unit>> alive;
   for (const std::weak_ptr<Unit>& unit : units_) {
@@ -31,8 +42,8 @@ std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   return alive;
 }
 
-/// All units of an iteration use the root's context (Unit::make_iteration). The root is the first
-/// unit.
+/// All units of an iteration use the context of the root, which is the first unit
+/// (Unit::make_iteration).
 CommContext& IterationState::comm_context() const {
   return units().front()->comm_context();
 }
@@ -72,19 +83,17 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
   return groups;
 }
 
-// The steps of an iteration around forward.
-
-/// Checks this iteration's own token, because another model's backward may be running on this
-/// thread. Autograd may hold the token slightly longer than backward runs, so the id of the running
-/// backward is checked as well.
+/// Whether the backward of this iteration has thrown. Checks a token of this iteration, because
+/// another model's backward may be running on this thread. Autograd may keep the token slightly
+/// longer than backward runs, so the id of the running backward is checked as well.
 bool IterationState::backward_failed() const {
   return phase() == IterationPhase::kBackward &&
          (backward_.expired() || tessera::detail::backward_id() < 0);
 }
 
 bool IterationState::begin_forward() {
-  // `abandons` is read before the phase changes. It is also true after a failed backward, whose
-  // gathered memory and gradients are dropped in the same way.
+  // `abandons` is read before the phase changes. A failed backward also sets `abandons`, because
+  // its gathered memory and gradients are dropped like those of an abandoned iteration.
   const bool abandons = is_open();
   if (backward_failed()) {
     forget_reductions();
@@ -94,7 +103,7 @@ bool IterationState::begin_forward() {
                 " was called within its own backward, from a hook or an autograd function for "
                 "example; call it before or after backward, or let nn::checkpoint run it again");
   enter(IterationPhase::kForward);
-  // Removes forwards whose graphs were dropped. Graphs of earlier micro-batches may still get their
+  // Removes forwards whose graphs were dropped. Graphs of earlier micro-batches may still run
   // backward (in a pipeline).
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
   await_update();
@@ -107,7 +116,7 @@ bool IterationState::begin_forward() {
   return abandons;
 }
 
-/// Orders the gathers of this forward after the optimizer's update, which may have written the
+/// Orders the gathers of this forward after the update by the optimizer, which may have written the
 /// shards.
 void IterationState::await_update() {
   comm::Streams& streams = comm_context().streams();
@@ -115,8 +124,8 @@ void IterationState::await_update() {
   const auto event = std::exchange(all.front()->settings().post_optim_event, std::nullopt);
   const auto in_compute = std::ranges::count_if(
       all, [](const auto& unit) { return unit->settings().unshard_async_op; });
-  // Gathers in the compute lane follow its work anyway; only units that gather in the all-gather
-  // lane need the wait.
+  // Gathers in the compute lane follow the work of that lane anyway, so only gathers in the
+  // all-gather lane need the wait.
   if (in_compute < std::ssize(all)) {
     streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
   }
@@ -130,7 +139,7 @@ void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // of a unit that the last backward skipped
+    gathered.drop_piece();  // drops the piece of a unit that the last backward skipped
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }
@@ -164,8 +173,8 @@ void IterationState::free_unused() const {
   }
 }
 
-/// The entry refers to the graph by a token. If the graph is dropped, the token expires and the
-/// unit is not prefetched for its backward.
+/// Refers to the graph by a token. If the graph is dropped, the token expires, and the unit is not
+/// prefetched for backward.
 void IterationState::ran_forward(Unit& unit, const std::shared_ptr<void>& token) {
   forward_order_.push_back({&unit, token});
 }
@@ -175,7 +184,7 @@ void IterationState::end_forward(bool backward_comes) {
     unit->end_partial_forward();
   }
   free_unused();
-  // The ranks agree before the phase changes. If they have gathered different units, all of them
+  // The ranks agree before the phase changes. If ranks have gathered different units, all ranks
   // throw here, and none waits forever in backward.
   agree_on_gathers();
   gather_order_.end();
@@ -189,8 +198,8 @@ void IterationState::end_forward(bool backward_comes) {
   }
 }
 
-/// Replicas are excluded: forward calls no collectives over them, and they may run different
-/// forwards.
+/// Compares the gathers of the ranks that shard. Replicas are excluded: forward calls no
+/// collectives over replicas, which may run different forwards.
 void IterationState::agree_on_gathers() {
   std::vector<comm::Communicator*> sharding;
   for_each_group([&](ParameterGroup& group) { group.add_sharding_groups(sharding); });
@@ -223,21 +232,19 @@ void IterationState::forget_reductions() const {
   }
 }
 
-// The steps of an iteration around backward.
-
 void IterationState::enter_backward() {
   if (phase() != IterationPhase::kBackward) {
     enter(IterationPhase::kBackward);
-    // Autograd drops its callbacks when a backward throws, so an expired token means that backward
-    // has failed.
+    // Autograd drops its callbacks when a backward throws, so an expired token means a failed
+    // backward.
     const auto token = std::make_shared<char>();
     backward_ = token;
     // The callback keeps this iteration alive, because backward may outlive the model.
     tessera::detail::call_at_end_of_backward(
         [self = shared_from_this(), token] { self->end_backward(); });
-    // All ranks enter backward before they gather anything else, but only some ranks may come to a
-    // unit that may be unused. So such units are gathered here. They were gathered in forward, but
-    // another forward or backward may have freed them.
+    // All ranks enter backward before any rank gathers another unit, but only some ranks may reach
+    // a unit that may be unused. Such units are therefore gathered here. They were gathered in
+    // forward, but another forward or backward may have freed them.
     for (const std::shared_ptr<Unit>& unit : units()) {
       if (unit->settings().unshard_in_backward) {
         unit->gather_on_all_ranks();
@@ -254,17 +261,17 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
   }
   // Backward runs in reverse order of forward, so the units that ran later are finished.
   forward_order_.erase(ran.base() - 1, forward_order_.end());
-  // An expired token means that the graph before this one was dropped, so gathering its unit would
-  // be useless. A token that has not expired also keeps its unit alive.
+  // An expired token means that the graph of the earlier forward was dropped, so gathering that
+  // unit would be useless. A token that has not expired also keeps its unit alive.
   const bool known = !forward_order_.empty() && !forward_order_.back().token.expired();
   return known ? forward_order_.back().unit->shared_from_this() : nullptr;
 }
 
 void IterationState::end_backward() {
   const std::vector<std::shared_ptr<Unit>> all = units();
-  // Units end their backward in reverse order, as backward itself runs.
+  // Units end their backward in reverse order, like backward itself.
   std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
-  // If more backwards follow (set_is_last_backward), nothing is settled yet.
+  // If more backwards follow (set_is_last_backward), reductions are not finished yet.
   const bool last = is_last_backward();
   if (last) {
     comm_context().finish_reductions();  // includes the all-reduce over replicas
@@ -287,7 +294,8 @@ void IterationState::end_backward() {
   }
 }
 
-/// After a failure the gradients are dropped, because wrong sums may have been added to right ones.
+/// Checks that all ranks reduced the same gradients. After a failure the gradients are dropped,
+/// because wrong sums may have been added to right sums.
 void IterationState::agree_on_gradients() {
   std::vector<comm::Communicator*> sharding;
   std::vector<comm::Communicator*> replicating;
@@ -314,6 +322,226 @@ void IterationState::agree_on_use() {
   UseAgreement agreement;
   for_each_group([&](ParameterGroup& group) { agreement.add(group); });
   agreement.settle();
+}
+
+// A unit in the iteration of its root: how the first call of a root finds its units, how an
+// iteration begins and is abandoned, and which calls are rejected before the iteration begins.
+
+namespace {
+
+/// At most three of `names`, as "'a', 'b', 'c', ...", which is enough to identify a part of the
+/// model.
+std::string first_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
+    text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  }
+  return names.size() > 3 ? text + ", ..." : text;
+}
+
+/// Throws Error with the names of trainable parameters below `module` that are in no unit and not
+/// in Options::ignored. If only parts of a model were units, the gradients of the other parts would
+/// not be reduced, and each rank would train its own copy without an error. `mesh`: the mesh of a
+/// unit that runs in the module's forward. `again`: an earlier check found all parameters in units.
+/// Not collective; the result is the same on all ranks.
+void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh, bool again) {
+  std::unordered_set<nn::SlotPtr> meant;
+  for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
+    meant.insert(unit->ignored().begin(), unit->ignored().end());
+  }
+  std::vector<std::string> forgotten;
+  nn::visit_modules(module, [&](const std::string& fqn, const nn::ModuleBase& below) {
+    for (const auto& [name, slot] : below.slots()) {
+      // A slot with a persistent tensor belongs to a unit.
+      if (slot->get().requires_grad() && !slot->has_persistent() && !meant.contains(slot)) {
+        forgotten.push_back(nn::join_fqn(fqn, name));
+      }
+    }
+  });
+  TESSERA_CHECK(forgotten.empty(), "forward of a ", module.name(), ": ", forgotten.size(),
+                " of its parameters are trained but in no unit of FSDP (", first_of(forgotten),
+                "), so that each of the ", mesh.ranks(), " ranks would train its own copy; ",
+                again ? "they were registered, replaced or unfrozen (requires_grad_) after an "
+                        "earlier forward, and units do not take them in: complete and unfreeze the "
+                        "model before fully_shard"
+                      : "apply fully_shard or replicate to a module that holds them, and register "
+                        "all modules before",
+                "; or freeze them, or name them in Options::ignored of a unit");
+}
+
+void mix(std::uint64_t& hash, std::uint64_t value) {
+  hash = (hash ^ value) * 0x9E3779B97F4A7C15U;
+  hash ^= hash >> 32U;
+}
+
+/// Mixes into `hash` the slots of `module` and of the modules below, their units, and whether they
+/// are trainable. Must be cheap, because every forward calls this function.
+void mix_slots(std::uint64_t& hash, const torch::nn::Module& module) {
+  if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
+    for (const auto& [name, slot] : ours->slots()) {
+      mix(hash, reinterpret_cast<std::uintptr_t>(slot.get()));
+      mix(hash, (slot->get().requires_grad() ? 1U : 0U) + (slot->has_persistent() ? 2U : 0U));
+    }
+  }
+  for (const std::shared_ptr<torch::nn::Module>& child : module.children()) {
+    mix_slots(hash, *child);
+  }
+}
+
+}  // namespace
+
+void Unit::make_iteration() {
+  TESSERA_CHECK(modules_.size() == 1,
+                "forward of a module that is a unit together with others was called before that "
+                "of the root; apply fully_shard to the module that holds them and call that");
+  // A unit that is called before its root is known becomes a root. If the model has another root,
+  // that root assigns the unit to another iteration at the root's first call.
+  const nn::ModuleBase& root = *modules_.front();
+  const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
+  iteration_ = std::make_shared<IterationState>(units);
+  const ModuleTree tree(root, false);
+  const auto may_be_unused = std::make_shared<std::vector<std::string>>();
+  for (const std::shared_ptr<Unit>& unit : units) {
+    unit->iteration_ = iteration_;
+    unit->groups_.set_comm_context(groups_.shared_comm_context());
+    unit->groups_.set_batch_mesh(groups_.mesh());
+    // The label is the FQN of the unit's first module below the root, because the unit's other
+    // modules may be in another tree.
+    const auto below = std::ranges::find_if(
+        unit->modules_, [&](const nn::ModuleBase* module) { return tree.find(module); });
+    unit->settings_->label =
+        unit->is_root() ? "the root unit" : "unit '" + tree.find(*below)->fqn + "'";
+    if (unit->may_be_unused_) {
+      may_be_unused->push_back(unit->label());
+    }
+  }
+  for (const std::shared_ptr<Unit>& unit : units) {
+    unit->settings_->may_be_unused = may_be_unused;
+  }
+}
+
+/// The message about a write to an unsharded parameter that would be lost; "" if there was none.
+/// `writer`: the subject of the message.
+std::string Unit::lost_write(const std::string& writer) const {
+  for (const ParameterGroup& group : groups_.groups()) {
+    if (const std::string name = group.lost_write(); !name.empty()) {
+      return tessera::detail::concat(
+          writer, " wrote to its parameter '", name,
+          "', which is a gathered copy there, so that the write would be lost; write to "
+          "slot->persistent() outside of forward");
+    }
+  }
+  return "";
+}
+
+/// A write matters only outside of forward and backward; within them the unit itself has put the
+/// unsharded parameters into the slots.
+std::string Unit::write_by_hand() const {
+  const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
+  return computes || !installed() ? ""
+                                  : lost_write("the program, after unshard of " + label() + ",");
+}
+
+/// Called before anything is gathered, because the next gather may free the memory that the program
+/// has written.
+void Unit::refuse_write_by_hand() const {
+  const std::string lost = write_by_hand();
+  TESSERA_CHECK(lost.empty(), lost);
+}
+
+void Unit::enter_as_root() {
+  if (iteration_ == nullptr) {
+    make_iteration();
+  }
+  if (is_root()) {
+    check_all_in_units();
+    for (const std::shared_ptr<Unit>& unit : iteration_->units()) {
+      unit->refuse_write_by_hand();
+    }
+    // Prepares every unit, including this unit. Throws if the call is within this root's own
+    // backward.
+    follows_abandoned_ = iteration_->begin_forward();
+    return;
+  }
+  refuse_write_by_hand();
+  if (!iteration_->is_under_way()) {
+    await_compute();
+  } else if (!iteration_->runs()) {
+    refuse_outdated();
+  }
+}
+
+void Unit::await_compute() {
+  const bool between = iteration_ == nullptr || !iteration_->is_under_way();
+  // Outside of an iteration the program may have written the shards since the pieces were cached.
+  // Within an iteration the program must not write shards, and backward needs the pieces.
+  if (between) {
+    groups_.each(&GatheredState::drop_piece);
+  }
+  if (between || !iteration_->runs()) {
+    std::vector<ParameterGroup*> holding;
+    for (ParameterGroup& group : groups()) {
+      if (group.gathered().holds_copies()) {
+        holding.push_back(&group);
+      }
+    }
+    free_outdated(holding, comm_context());
+  }
+  groups_.follow_compute();
+}
+
+/// Throws Error if this rank has written to shards whose old values are still gathered. The ranks
+/// exchange nothing here, unlike in await_compute(), because a loss may call the unit many times.
+void Unit::refuse_outdated() {
+  for (const ParameterGroup& group : groups()) {
+    TESSERA_CHECK(!group.gathered().holds_copies() || group.gathered().is_current(), "forward of ",
+                  label(),
+                  ", whose parameters were written since they were gathered for a "
+                  "backward that is still to come; run that, or free them by fsdp::reshard");
+  }
+}
+
+/// In training, checks that all trainable parameters of the called module are in units, and checks
+/// again whenever a slot or a requires_grad has changed. The module whose forward was called is
+/// checked, because only it can contain parameters outside of the units.
+void Unit::check_all_in_units() {
+  if (!c10::GradMode::is_enabled() || groups_.mesh().ranks() == 1) {
+    return;
+  }
+  const nn::ModuleBase* outermost = nn::detail::outermost_call();
+  const nn::ModuleBase& module = outermost == nullptr ? *modules_.front() : *outermost;
+  std::uint64_t slots = 0;
+  mix_slots(slots, module);
+  if (checked_slots_ != slots) {
+    refuse_forgotten_parameters(module, groups_.mesh(), checked_slots_.has_value());
+    checked_slots_ = slots;
+  }
+}
+
+void Unit::abandon_iteration() {
+  groups_.each(&GradientState::drop_unsharded);
+  groups_.each(&GatheredState::reshard, comm_context());
+}
+
+void Unit::begin_iteration() {
+  // A forward or backward that failed may have left the unit in any state.
+  to_run_.clear();
+  awaits_call_ = false;
+  buckets_left_ = groups().size();
+  buckets_backward_ = -1;
+  if (phase_ != UnitPhase::kNew) {
+    reset_to_idle();
+  }
+  prepare();
+  gather_on_all_ranks();
+}
+
+/// The gather is not recorded in the gather order, which has only units that all ranks run.
+void Unit::gather_on_all_ranks() {
+  if (may_be_unused_) {
+    groups_.start_unshard();
+    groups_.each(&GatheredState::unshard, comm_context());
+  }
 }
 
 }  // namespace tessera::fsdp

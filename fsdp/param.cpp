@@ -22,10 +22,10 @@
 
 namespace tessera::fsdp {
 
-// Finds the sharding spec of a parameter's shard before anything is changed. A plain tensor is
-// sharded on FSDP's mesh; a tensor that tensor parallelism has distributed is sharded on the mesh
-// that joins both meshes. fully_shard checks all parameters of a unit this way before it changes
-// the first (see unit_spec.cpp).
+// Finds the sharding spec of a parameter's shard. A plain tensor is sharded on FSDP's mesh. A
+// tensor that tensor parallelism has distributed is sharded on the mesh that joins both meshes.
+// fully_shard checks all parameters of a unit (unit_spec.cpp) before it changes the first
+// parameter.
 
 namespace {
 
@@ -33,18 +33,18 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-/// Whether two slices of one mesh extend along a common dimension of it. Flattened slices may do so
-/// without a common dimension name. Slices along different dimensions have only this rank in
-/// common.
+/// Whether two slices of one root mesh extend along a common dimension of the root mesh. Flattened
+/// slices may share a dimension without a common name. Slices along different dimensions have only
+/// this rank in common.
 bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
   return std::ranges::count_if(a.ranks(), [&](int rank) {
            return std::ranges::find(b.ranks(), rank) != b.ranks().end();
          }) > 1;
 }
 
-/// The submesh of the common root mesh that has the dimensions of both meshes: first the dimensions
-/// that flatten() or unflatten() created and the root lacks, then the root's dimensions in its
-/// order.
+/// The submesh of the common root mesh that has the dimensions of both meshes. First come the
+/// dimensions that flatten() or unflatten() created and the root lacks, then the root's dimensions
+/// in the root's order.
 DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
                        const std::string& name) {
   const DeviceMesh& mesh = data_mesh.all;
@@ -70,8 +70,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   std::ranges::copy_if(known, std::back_inserter(names), [&](const std::string& dim) {
     return contains(persistent, dim) || contains(others, dim);
   });
-  // The dimensions are looked up in their own meshes, because the root does not know names that
-  // unflatten() gave.
+  // Each dimension is looked up in the mesh that has the dimension, because the root does not know
+  // names that unflatten() gave.
   std::vector<DeviceMesh> parts;
   for (const std::string& dim : names) {
     parts.push_back((contains(persistent, dim) ? data_mesh.persistent() : outer)[dim]);
@@ -79,9 +79,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   return DeviceMesh::concatenate(parts);
 }
 
-/// Returns `layout`, of a tensor on mesh `from`, with its mesh dimensions renumbered for `to`. A
-/// layout refers to mesh dimensions by position, and the joined mesh has additional dimensions, so
-/// dimensions are matched by name.
+/// Returns `layout`, which refers to the mesh dimensions of `from` by position, for the mesh `to`.
+/// A joined mesh has additional dimensions, so dimensions are matched by name.
 Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const DeviceMesh& to) {
   Layout::Dims dims = layout.dims();
   for (std::vector<Digit>& digits : dims) {
@@ -94,9 +93,9 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// The digit that a further split divides: the only digit, or the last one if all digits before it
-/// are local (equal parts of a fused weight). nullptr if tensor parallelism also splits a digit
-/// before the last one.
+/// The digit that a further split divides: the only digit, or the last digit if all digits before
+/// it are local (equal parts of a fused weight). nullptr if tensor parallelism also splits a digit
+/// before the last digit.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -131,8 +130,8 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
     dims = renumbered(*spec.layout, spec.mesh, joined);
   }
   if (dim) {
-    // The innermost split: each tensor-parallel rank shards its local part. Of a fused weight (q, k
-    // and v in one matrix), each part is sharded separately.
+    // FSDP's split is the innermost: each tensor-parallel rank shards its local part. Each part of
+    // a fused weight (q, k and v in one matrix) is sharded separately.
     Digit* digit = digit_to_split(dims[static_cast<std::size_t>(*dim)]);
     TESSERA_CHECK(digit != nullptr, "fully_shard: dimension ", *dim, " of ", name, " of sizes ",
                   tensor.sizes(), " is split as ", to_string(*sharding_spec(tensor).layout),
@@ -146,8 +145,8 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 
 // Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
 // tensor-parallel ranks. This sum is computed after the reduction, on shards. But a rank without
-// tokens gets a zero gradient in any layout, and a rank that skipped the module gets none. Without
-// an agreement such a rank would not sum its shard, which contains the other ranks' terms.
+// tokens gets a zero gradient in any layout, and a rank that skipped the module gets no gradient.
+// Without an agreement such a rank would not sum its shard, which contains the other ranks' terms.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype) {
@@ -160,7 +159,8 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
                                        at::MemoryFormat::Contiguous);
     gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
   }
-  // Every rank of the group has the complete gradient, so only rank 0 adds it to the pending sum.
+  // Every rank of the group has the complete gradient, so only rank 0 adds the gradient to the
+  // pending sum.
   if (pending != nullptr && pending->rank() != 0) {
     gradient.local.reset();
   }
@@ -175,7 +175,8 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
     return;
   }
   if (!sum.local.defined()) {
-    // No copy if the types agree, because the gradient was already taken off its parameter.
+    // If the types agree nothing is copied, because the gradient was already taken off its
+    // parameter.
     sum = {gradient.local.to(dtype), gradient.pending, sum.used, gradient.divisor};
     return;
   }
@@ -219,16 +220,16 @@ std::vector<std::uint8_t> PartialGradGroup::flags() const {
 }
 
 void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
-  // Gradients that arrive in another form are converted to this group.
+  // Gradients that are pending over another group are converted to the agreed group.
   const auto found = std::ranges::find(flags, 1);
   group_ =
       found == flags.end() ? nullptr : candidates_[static_cast<std::size_t>(found - flags.begin())];
   candidates_.clear();
 }
 
-// Unreduced gradients are stored in the tensor that the program sees as `.grad`, so they are
-// dropped with it. libtorch does not notify about dropped gradients, so a separate list would
-// outlive them.
+// Unreduced gradients are stored in the tensor that the program sees as `.grad`, so a program that
+// drops `.grad` also drops them. A separate list would outlive the gradients, because libtorch does
+// not notify about a dropped `.grad`.
 
 UnreducedGradient::UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier,
                                      std::string name)
@@ -245,7 +246,7 @@ void UnreducedGradient::refuse() const {
 bool UnreducedGradient::run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const std::string& name = op.schema().name();
   if (name == "aten::detach" || name == "aten::detach_") {
-    return true;  // the result is the argument
+    return true;  // the operator's result is its first argument
   }
   if (name == "aten::zero_") {
     drop();
@@ -276,18 +277,19 @@ UnreducedGradient* unreduced(const at::Tensor& gradient) {
   return tessera::detail::impl_cast<UnreducedGradient>(gradient);
 }
 
-// The tensors of one parameter: how its shard is cut and replaces the original tensor in the slot,
-// and how forward and backward see the unsharded tensor. Nothing here is collective.
+// The tensors of one parameter: how the shard is cut and replaces the original tensor in the slot,
+// and how forward and backward see the unsharded tensor. The functions in this section are not
+// collective.
 
 namespace {
 
-/// This rank's rows on `device`, in their own memory, so that the unsharded tensor can be freed.
+/// Copies this rank's rows to `device`, so that the memory of the unsharded tensor can be freed.
 at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
                c10::Device device) {
   if (shape.ranks == 1 || !shape.dim) {
     return local.contiguous().to(local.is_meta() ? local.device() : device);
   }
-  // Clones even a contiguous slice, because a view would keep the memory of the whole parameter
+  // Even a contiguous slice is cloned, because a view would keep the memory of the whole parameter
   // alive.
   const at::Tensor rows = shape.rows_of(local, rank);
   const at::Tensor own = local.is_meta() || local.device() == device
@@ -301,8 +303,8 @@ std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
 }
 
-/// The origin (see ShardedParameter::origin) of a slot's values before the tensor is cut. A tensor
-/// that is already a part has the origin of the whole tensor. 0: unknown.
+/// The origin (see ShardedParameter::origin) of the values in a slot, before the tensor is cut. A
+/// tensor that is already a part has the origin of the whole tensor. 0: unknown.
 std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
   const at::Tensor& tensor = slot.get();
   if (!slot.initialized() || tensor.is_meta()) {
@@ -332,14 +334,14 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
   sharded_ = make_distributed(shard, spec.sharding, original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
   const std::int64_t origin = shape_.dim && shape_.ranks > 1 ? origin_before_cut(*slot_) : 0;
-  // Code that still holds the original tensor would train values that are no longer used, so using
-  // it is made an error.
+  // Any use of the original tensor becomes an error, because code that uses the original tensor
+  // would train values without effect.
   nn::retire_parameter(original, sharded_, "fully_shard");
   slot_->set_persistent(sharded_);
   if (origin != 0) {
     nn::detail::note_origin(*slot_, origin);
   }
-  // Until the first forward, the slot's current tensor and its persistent tensor are both the
+  // Until the first forward, the current tensor and the persistent tensor of the slot are both the
   // shard.
   install_sharded();
 }
@@ -378,8 +380,8 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
   make_stand_in_ = std::move(make);
 }
 
-/// libtorch holds the gradient accumulator of a leaf weakly and creates one if there is none. A
-/// type conversion drops the accumulator, since it stores the leaf's type.
+/// Makes the stand-in node and stores a reference to it, because libtorch holds the gradient
+/// accumulator of a leaf weakly. A type conversion of the leaf drops the node.
 void ShardedParameter::install_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);
@@ -389,13 +391,13 @@ void ShardedParameter::install_stand_in() {
 
 void ShardedParameter::set_unsharded(const at::Tensor& local) {
   const c10::AutoGradMode no_grad(false);
-  // A parameter that was plain before fully_shard is plain in forward, so that users' operators see
-  // no distributed tensor.
+  // A parameter that was plain before fully_shard is plain in forward, so that users' operators
+  // receive no distributed tensor.
   if (!unsharded_spec_) {
     unsharded_ = local;
   } else {
     unsharded_ = make_distributed(local, *unsharded_spec_, sharded_.sizes().vec());
-    // The pending sums of tensor parallelism are computed for all parameters together
+    // The pending sums of tensor parallelism are computed later, for all parameters together
     // (DeferredSums).
     leave_gradient_pending(unsharded_);
   }
@@ -405,7 +407,8 @@ void ShardedParameter::set_unsharded(const at::Tensor& local) {
 
 void ShardedParameter::count_writes() {
   const std::uint64_t now = version();
-  // On one rank the unsharded tensor may be a view of the shard and share its version counter.
+  // On one rank the unsharded tensor may be a view of the shard and share the shard's version
+  // counter.
   if (std::exchange(counted_version_, now) != now &&
       !local_tensor(unsharded_).is_alias_of(shard())) {
     const std::uint64_t before = nn::detail::written_version(unsharded_);
@@ -444,7 +447,7 @@ UnreducedGradient& ShardedParameter::unreduced_gradient() {
   return *unreduced(gradient);
 }
 
-/// When no unreduced gradient is left, puts the reduced gradient back into `.grad`.
+/// Puts the reduced gradient back into `.grad` when no unreduced gradient is left.
 void ShardedParameter::settle_unreduced() {
   at::Tensor& gradient = sharded_.mutable_grad();
   const UnreducedGradient* waiting = unreduced(gradient);
@@ -466,8 +469,8 @@ void ShardedParameter::mark_expected() {
   }
 }
 
-/// libtorch does not notify about a dropped gradient, so a drop is detected when the next gradient
-/// arrives.
+/// Detects that the program has dropped the gradient. libtorch does not notify about a dropped
+/// gradient, so this is called when the next gradient arrives.
 void ShardedParameter::notice_drop() {
   const UnreducedGradient* waiting = unreduced(sharded_.grad());
   const bool expects = waiting != nullptr && waiting->expects;
@@ -481,7 +484,7 @@ void ShardedParameter::notice_drop() {
                 "ended since; take it away after a backward with set_is_last_backward(true)");
 }
 
-/// Whether the result of the oldest reduction in progress is still wanted.
+/// Records the end of the oldest reduction in progress. Returns whether its result is still wanted.
 bool ShardedParameter::arrives() {
   notice_drop();
   --expected_;
@@ -500,12 +503,11 @@ void ShardedParameter::settle_expected() {
   }
 }
 
-// How a reduced gradient is added to the shard of a parameter. Nothing here is collective except
-// take_unsharded().
+// How a reduced gradient is added to the shard of a parameter. Only take_unsharded() is collective.
 
 namespace {
 
-/// Makes a distributed tensor of a plain gradient of a distributed parameter. Such a gradient is
+/// Makes a distributed tensor of a plain gradient of a distributed parameter. A plain gradient is
 /// complete: every rank of the mesh computed the same values, for example after a distributed
 /// result was copied into a plain tensor.
 at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
@@ -515,10 +517,10 @@ at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
 }
 
 /// Takes the gradient off `unsharded` and returns it in the parameter's layout, or as a partial sum
-/// over one group. Any other pending sum is computed here, in `dtype`.
+/// over one group. Any other pending sum is computed here, in type `dtype`.
 UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dtype) {
-  // The gradient is removed from `.grad` at once. Otherwise the next backward would add to it, and
-  // the gradient that is reduced now would count twice.
+  // The gradient is removed from `.grad` at once. Otherwise the next backward would add to `.grad`,
+  // and this gradient would count twice.
   at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());
   if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
     return {gradient, nullptr, gradient.defined()};
@@ -531,7 +533,7 @@ UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dty
     return {local_tensor(gradient), nullptr, true};
   }
   // The pending sum is computed after the reduction: on a shard instead of the whole gradient, and
-  // together with those of other parameters.
+  // together with the sums of other parameters.
   if (comm::Communicator* group = detail::pending_sum_group(gradient, unsharded)) {
     return {local_tensor(gradient), group, true};
   }
@@ -576,8 +578,8 @@ UnshardedGradient ShardedParameter::take_unreduced() {
 }
 
 /// Does nothing if the new gradient may be a pending sum: autograd would compute the sum at once,
-/// maybe on this rank alone. The accumulated gradient may have another type than the tensor; new
-/// gradients are converted when they are added.
+/// maybe on this rank alone. The accumulated gradient may have another type than the unsharded
+/// tensor; new gradients are converted when they are added.
 void ShardedParameter::restore_accumulated_grads() {
   if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
       unsharded_.grad().defined()) {
@@ -645,8 +647,8 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
-    // Only the first addition since the last agreement tells whether a gradient existed before. An
-    // existing gradient stays defined whichever ranks used the parameter since.
+    // Only the first addition since the last agreement shows whether a gradient existed before. An
+    // existing gradient stays defined, whichever ranks used the parameter since the agreement.
   } else if (accumulation_ == Accumulation::kSettled) {
     accumulation_ = Accumulation::kAdded;
   }
@@ -703,8 +705,8 @@ at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
   return make_distributed(shard, sharding_, sharded_.sizes().vec());
 }
 
-/// Calls the shard's hooks, which autograd does not call because it knows only the unsharded
-/// tensor. The gradient that the hooks return replaces `gradient`.
+/// Calls the hooks of the shard, which autograd does not call because it knows only the unsharded
+/// tensor. Returns the gradient that the hooks return.
 at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   at::Tensor shard = at_home(gradient);
   if (home_.pinned) {
@@ -727,7 +729,7 @@ void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) 
       to_string(sharding_.mesh), "; redistribute it to that, or copy values into the gradient");
 }
 
-/// Calls the post-accumulate-grad hook, by which an optimizer can step within backward.
+/// Calls the post-accumulate-grad hook, with which an optimizer can step within backward.
 void ShardedParameter::call_hook() {
   if (unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
     detail::call_hook_after_grad(sharded_);
@@ -756,8 +758,8 @@ void ShardedParameter::settle_use(bool by_any_rank) {
   if (accumulation_ == Accumulation::kStarted && !by_any_rank) {
     gradient_place().reset();
   } else if (accumulation_ == Accumulation::kSettled && by_any_rank) {
-    // Only other ranks reduced this parameter (for example a rank of another expert). This rank's
-    // part is zero, and must be defined so that the optimizer does not skip it.
+    // Only other ranks reduced this parameter (for example ranks of another expert). This rank's
+    // part is zero, and must be defined so that the optimizer does not skip the part.
     expect();
     accumulate(at::zeros(shard().sizes(), shard().options()), /*used=*/false);
     arrive();

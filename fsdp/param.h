@@ -19,12 +19,12 @@
 
 namespace tessera::fsdp {
 
-/// All decisions about one parameter, made and checked before it is sharded.
+/// All decisions about one parameter, made and checked before the parameter is sharded.
 struct ParameterSpec {
   std::string name;  ///< the name within the unit
   nn::SlotPtr slot;
   DataMesh mesh;
-  /// the dimension split over mesh.shard; empty: replicated over it
+  /// the dimension split over mesh.shard; empty if the parameter is replicated over mesh.shard
   std::optional<std::int64_t> dim;
   std::int64_t parts = 1;  ///< number of equal blocks of `dim`, each split (a fused weight)
   ShardingSpec sharding;   ///< the spec of the persistent tensor
@@ -32,14 +32,15 @@ struct ParameterSpec {
 };
 
 /// The number of equal blocks of dimension `dim` of `tensor` that tensor parallelism has split
-/// separately, as it does for a fused weight. 1 for any other tensor.
+/// separately, as for a fused weight. 1 for any other tensor.
 std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim);
 
-/// The sharding spec that `tensor` gets when it is split on `dim` over the sharding dimension of
-/// `mesh`, as the innermost split of each block (nullopt: when it is replicated there). The spec of
-/// a plain tensor is on `mesh`. The spec of a tensor that tensor parallelism has distributed is on
-/// the mesh that joins both meshes, a slice of their common root. Throws Error, with `name` as the
-/// parameter's name, for a tensor that cannot be split further in this way.
+/// The sharding spec that `tensor` gets when each of its blocks is split on `dim` over the sharding
+/// dimension of `mesh`, within any earlier split. nullopt: `tensor` is replicated over that
+/// dimension. The spec of a plain tensor is on `mesh`. The spec of a tensor that tensor parallelism
+/// has distributed is on the mesh that joins both meshes, a slice of their common root. Throws
+/// Error, with `name` as the parameter's name, for a tensor that cannot be split further in this
+/// way.
 ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
                           std::optional<std::int64_t> dim, const std::string& name);
 
@@ -49,36 +50,37 @@ struct UnshardedGradient {
   /// The process group over which the gradient must still be summed. nullptr: the gradient is
   /// complete.
   comm::Communicator* pending = nullptr;
-  bool used = false;   ///< this rank computed a gradient, even if another rank stores all of it now
-  double divisor = 1;  ///< the gradient was divided by it before an fp16 sum
+  bool used = false;  ///< whether this rank computed a gradient, even if another rank now stores it
+  double divisor = 1;  ///< the number by which the gradient was divided before an fp16 sum
 };
 
-/// Returns `gradient` as a term of the sum over `pending`, or complete if `pending` is nullptr. If
-/// a sum must be computed at once, this is collective over tensor parallelism, in `dtype`.
+/// Returns `gradient` as a term of the sum over `pending`, or as a complete gradient if `pending`
+/// is nullptr. If a sum must be computed at once, the call is collective over tensor parallelism,
+/// and the sum has type `dtype`.
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype);
 
-/// Adds `gradient` to `sum`, in `dtype`, with the divisor of `sum`. If only one of the two is
-/// complete, it becomes a term of the other's pending sum.
+/// Adds `gradient` to `sum`, in type `dtype`, with the divisor of `sum`. If only one of the two is
+/// complete, the complete gradient becomes a term of the pending sum.
 void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient, c10::ScalarType dtype);
 
 /// The process group over which the gradients of a parameter must still be summed when they are
 /// reduced. All ranks that reduce the gradient must compute the same sum, but each rank knows only
-/// the layout of its own gradient, so the ranks agree on the group once.
+/// the layout of its own gradient. Therefore the ranks agree on the group once.
 class PartialGradGroup {
  public:
   /// `spec`: the spec that tensor parallelism gave the parameter; nullopt for a plain parameter.
   explicit PartialGradGroup(const std::optional<ShardingSpec>& spec);
 
-  /// The group; nullptr if there is none. Until the ranks have agreed, a group over which a
-  /// gradient may be pending. A sum over it is correct for complete gradients too, but may be
-  /// unnecessary.
+  /// The group; nullptr if there is none. Until the ranks have agreed, the result is a group over
+  /// which a gradient may be pending. A sum over that group is correct for complete gradients too,
+  /// but may be unnecessary.
   comm::Communicator* group() const { return group_; }
   /// Records the group over which `gradient`, computed on this rank, is pending.
   void note(const UnshardedGradient& gradient);
 
-  /// This rank's contribution to the agreement: one flag for each group over which a gradient may
-  /// be pending. Empty once the ranks have agreed.
+  /// The contribution of this rank to the agreement: one flag for each group over which a gradient
+  /// may be pending. Empty once the ranks have agreed.
   std::vector<std::uint8_t> flags() const;
   /// Sets the agreed group. `flags`: the maximum of flags() over all ranks.
   void agree(std::span<const std::uint8_t> flags);
@@ -89,30 +91,29 @@ class PartialGradGroup {
   comm::Communicator* observed_ = nullptr;
 };
 
-/// A placeholder in `.grad` of a sharded parameter while its gradients wait for a later reduction.
-/// It owns these gradients, so they are dropped when the program drops the gradient in any way:
-/// zero_grad of an optimizer or module, or `grad = {}`. Other operators on the placeholder throw
-/// Error.
+/// A placeholder in `.grad` of a sharded parameter while gradients of the parameter wait for a
+/// later reduction. The placeholder owns these gradients, so the program drops them with zero_grad
+/// of an optimizer or module, or with `grad = {}`. Other operators on the placeholder throw Error.
 class UnreducedGradient final : public nn::PlaceholderGradient {
  public:
   /// `earlier`: the gradient that was in `.grad`; undefined if there was none. `name`: the
   /// parameter's name in messages.
   UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier, std::string name);
 
-  /// The gradient that was set aside without any reduction. nullopt: nothing was set aside. If it
-  /// contains an undefined gradient, this rank computed none.
+  /// The gradient that was set aside without any reduction. nullopt: nothing was set aside. An
+  /// undefined gradient in the value means that this rank computed no gradient.
   std::optional<UnshardedGradient> unsharded;
   /// The gradient summed over the ranks that shard but not over replicas.
   UnshardedGradient scattered;
-  /// Whether reductions are in progress whose results must be added.
+  /// Whether reductions are in progress whose results will be added to the gradient.
   bool expects = false;
   at::Tensor reduced;  ///< the sum of earlier backwards, in the parameter's layout
 
-  /// Whether no gradient waits any more.
+  /// Whether no gradient waits for a reduction any more.
   bool is_settled() const { return !unsharded && !scattered.local.defined() && !expects; }
 
   [[noreturn]] void refuse() const override;
-  /// Runs zero_ and detach, which zero_grad calls, and add_, by which autograd accumulates.
+  /// Runs zero_ and detach, which zero_grad calls, and add_, with which autograd accumulates.
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void release_resources() override;
 
@@ -122,17 +123,17 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   std::string name_;
 };
 
-/// The UnreducedGradient in `gradient`, the `.grad` of a sharded parameter; nullptr if it is an
-/// ordinary gradient.
+/// The placeholder in `gradient`, which is the `.grad` of a sharded parameter; nullptr if
+/// `gradient` is an ordinary gradient.
 UnreducedGradient* unreduced(const at::Tensor& gradient);
 
 /// One parameter of a unit: its slot, the persistent sharded tensor in the slot, and the unsharded
-/// tensor that forward and backward see. "Unsharded" means over FSDP's mesh dimension: under tensor
+/// tensor that forward and backward see. "Unsharded" refers to FSDP's mesh dimension: under tensor
 /// parallelism the unsharded tensor is still distributed on the other mesh dimensions.
 class ShardedParameter {
  public:
-  /// Splits the tensor in the slot and puts this rank's shard there, moved to the spec's home
-  /// unless it is on the meta device. Not collective.
+  /// Splits the tensor in the slot and puts this rank's shard into the slot. Moves the shard to the
+  /// spec's home unless the shard is on the meta device. Not collective.
   explicit ShardedParameter(const ParameterSpec& spec);
 
   const std::string& name() const { return name_; }
@@ -147,7 +148,7 @@ class ShardedParameter {
   /// What a backward for selected parameters (autograd::grad, or backward with `inputs`) does with
   /// this parameter.
   enum class Request : std::uint8_t {
-    kNone,     ///< not such a backward
+    kNone,     ///< no backward for selected parameters runs
     kReturn,   ///< the caller gets the gradient; the post-accumulate-grad hook is not called
     kAdd,      ///< the gradient is added to `.grad`
     kLeaveOut  ///< no gradient of this parameter is reduced or stored
@@ -157,28 +158,28 @@ class ShardedParameter {
 
   /// The mesh of all ranks that have a part or a copy of the parameter.
   const DeviceMesh& holders() const { return sharding_.mesh; }
-  /// The persistent distributed tensor.
+  /// The sharded tensor, a distributed tensor that exists as long as the parameter.
   const at::Tensor& sharded() const { return sharded_; }
   const at::Tensor& shard() const { return local_tensor(sharded_); }
-  /// The unsharded tensor; undefined until set_unsharded().
+  /// The unsharded tensor; undefined until set_unsharded() is called.
   const at::Tensor& unsharded() const { return unsharded_; }
 
-  /// Identifies the whole tensor that the shard's values are a part of: equal on all ranks that
+  /// An id of the whole tensor from which the values of the shard come: equal on all ranks that
   /// have parts of one tensor. Computed from a sample of the original tensor's values, or from the
   /// seed that filled the parameter later. 0: unknown, or this rank has no part.
   std::int64_t origin() const;
-  /// A number that grows with each write to the shard that autograd sees.
+  /// A number that grows with each write to the shard that autograd records.
   std::uint64_t version() const;
-  /// Whether another tensor was put into the slot (by nn::to_empty or a load).
+  /// Whether the slot contains another tensor than this parameter's (after nn::to_empty or a load).
   bool is_replaced() const;
   /// Takes over a tensor that was put into the slot; returns whether there was one. Throws Error if
-  /// its layout differs from the shard's. Checks the shard itself in the same way if its data was
-  /// replaced.
+  /// the layout of the new tensor differs from the shard's layout. Checks the shard itself in the
+  /// same way if the shard's data was replaced.
   bool adopt();
-  /// Makes the unsharded tensor, an autograd leaf, from its local part.
+  /// Makes the unsharded tensor, an autograd leaf, from its local part `local`.
   void set_unsharded(const at::Tensor& local);
-  /// Makes the autograd node that finds the gradient of the sharded tensor (nn::StandInGradient).
-  /// Called again for a tensor that adopt() takes over.
+  /// Makes the autograd node that computes the gradient of the sharded tensor
+  /// (nn::StandInGradient). Called again for each tensor that adopt() takes over.
   using MakeStandIn =
       std::function<tessera::detail::NodePtr<tessera::detail::Node>(const at::Tensor& sharded)>;
   void set_stand_in(MakeStandIn make);
@@ -204,11 +205,11 @@ class ShardedParameter {
 
   /// The reduced gradient; undefined if there is none.
   const at::Tensor& gradient() const;
-  /// A reduction has begun, and accumulate() or leave_to_replicas() will get its result. Results
-  /// arrive in the order in which the reductions began.
+  /// To be called when a reduction begins. accumulate() or leave_to_replicas() will get the result.
+  /// Results arrive in the order in which the reductions began.
   void expect();
-  /// To be called when backward has ended. Gradients of reductions that are still in progress then
-  /// get a placeholder in `.grad`, so that they are dropped if the program drops the gradient.
+  /// To be called when backward has ended. While reductions are still in progress, puts a
+  /// placeholder into `.grad`, so that a program that drops the gradient also drops the results.
   void mark_expected();
   /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's
   /// gradient and calls the parameter's libtorch hooks: register_hook's hooks before the addition,
@@ -218,53 +219,56 @@ class ShardedParameter {
   /// before them. `used`: this rank contributed to the gradient. Throws Error if the layout of the
   /// gradient, or of a hook's result, differs from the parameter's.
   void accumulate(const at::Tensor& gradient, bool used);
-  /// Completes accumulate() for an offloaded shard. The host must have waited for the copies.
+  /// Completes accumulate() for an offloaded shard. The host must have waited for the copies to the
+  /// host.
   void arrive();
-  /// After a failed backward: drops the gradients that it has not added yet.
+  /// After a failed backward, drops the gradients that still wait to be added by arrive().
   void forget_arrivals();
   /// Drops the gradient and the gradients that wait to be reduced.
   void drop_gradient();
-  /// Whether this rank contributed to what was accumulated since the last settle_use().
+  /// Whether this rank contributed to the gradients that were accumulated since the last
+  /// settle_use().
   bool used() const { return used_; }
-  /// The reduction has ended, and this rank, which has the whole tensor, did not use the parameter:
-  /// accumulates nothing and calls no hook.
+  /// To be called when a reduction has ended on a rank that has the whole tensor and did not use
+  /// the parameter. Accumulates nothing and calls no hook.
   void skip_unused() { arrives(); }
-  /// To be called when the accumulated gradient is complete. If no rank used the parameter, its
-  /// gradient becomes undefined unless it was defined before. If only other ranks reduced it, this
-  /// rank's part is zero.
+  /// To be called when the accumulated gradient is complete. If no rank used the parameter, the
+  /// gradient becomes undefined unless it was defined before. If only other ranks reduced the
+  /// gradient, this rank's part is zero.
   void settle_use(bool by_any_rank);
 
-  // Gradients that wait for a later reduction; they are stored in `.grad` (see UnreducedGradient).
+  // Functions for gradients that wait for a later reduction, which are stored in `.grad`
+  // (UnreducedGradient).
 
-  /// Adds an unsharded gradient, in `dtype`, to the gradient that waits to be reduced.
+  /// Adds an unsharded gradient, in type `dtype`, to the gradient that waits to be reduced.
   void add_unreduced(const UnshardedGradient& gradient, c10::ScalarType dtype);
   /// Whether add_unreduced() was called, even with an undefined gradient, and the program has not
-  /// dropped the gradient since.
+  /// dropped the gradient since the call.
   bool has_unreduced() const;
   UnshardedGradient take_unreduced();
-  /// To be called when backward reaches the unit. If the next gradient only needs to be added, the
-  /// accumulated gradient becomes the gradient of the unsharded tensor. Autograd, or a product in
-  /// its place (detail::OpenGradient), then adds to it. Lasts until take_unsharded() or
-  /// drop_unsharded().
+  /// To be called when backward reaches the unit. If the next gradient only needs to be added to
+  /// the accumulated gradient, the accumulated gradient becomes the gradient of the unsharded
+  /// tensor. Autograd, or a matrix product instead of autograd (detail::OpenGradient), then adds to
+  /// it. Lasts until take_unsharded() or drop_unsharded().
   void restore_accumulated_grads();
-  /// Takes the gradient off the unsharded tensor, including what restore_accumulated_grads() put
-  /// there. A sum over one group stays pending. A gradient with another layout than the parameter
-  /// is redistributed in `dtype`, which is collective. A plain gradient counts as complete. Throws
-  /// Error if the program has dropped the restored gradient.
+  /// Takes the gradient off the unsharded tensor, including the gradient from
+  /// restore_accumulated_grads(). A sum over one group stays pending. A gradient with another
+  /// layout than the parameter is redistributed in type `dtype`, which is collective. A plain
+  /// gradient counts as complete. Throws Error if the program has dropped the restored gradient.
   UnshardedGradient take_unsharded(c10::ScalarType dtype);
   /// Drops the gradient that a failed backward has left in the unsharded tensor. A restored
-  /// gradient stays accumulated, with what has been added to it.
+  /// gradient stays accumulated, with the values that backward has added to it.
   void drop_unsharded();
   /// Adds a gradient of the shard to the gradient that waits to be summed over replicas.
   void leave_to_replicas(const UnshardedGradient& gradient, c10::ScalarType dtype);
   bool has_left_to_replicas() const;
   UnshardedGradient take_left_to_replicas();
 
-  /// The group over which gradients must still be summed when they are reduced.
+  /// The process group over which gradients must still be summed when they are reduced.
   PartialGradGroup& partial_group() { return partial_group_; }
 
  private:
-  /// What accumulate() has done since the ranks last agreed on which parameters they used.
+  /// What accumulate() has done since the ranks last agreed on which parameters were used.
   enum class Accumulation : std::uint8_t {
     kSettled,  ///< nothing
     kStarted,  ///< created a gradient where there was none
@@ -290,7 +294,7 @@ class ShardedParameter {
   ShardingSpec sharding_;
   std::optional<ShardingSpec> unsharded_spec_;  ///< empty if the unsharded tensor is plain
   PartialGradGroup partial_group_;
-  bool comes_complete_;  ///< gradients of the unsharded tensor are never pending sums
+  bool comes_complete_;  ///< whether gradients of the unsharded tensor are never pending sums
   at::Tensor sharded_;
   at::Tensor unsharded_;
   MakeStandIn make_stand_in_;
@@ -300,14 +304,15 @@ class ShardedParameter {
   std::uint64_t counted_version_ = 0;  ///< the shard's version at the last count_writes()
   std::uint64_t used_version_ = 0;     ///< the unsharded tensor's version at begin_use()
   int expected_ = 0;                   ///< number of reductions in progress
-  int discarded_ = 0;                  ///< how many of these, from the first, the program dropped
+  /// How many of the expected reductions, from the first, the program has dropped.
+  int discarded_ = 0;
   /// The placeholder of mark_expected() in `.grad`; nullptr if there was none.
   const UnreducedGradient* marked_expected_ = nullptr;
   at::Tensor restored_from_;          ///< the UnreducedGradient whose gradient was restored
   std::vector<at::Tensor> arriving_;  ///< copies on the host, to be added to the gradient
-  bool awaited_ = false;              ///< whether arrive() has something to do
+  bool awaited_ = false;              ///< whether arrive() must add gradients
   Accumulation accumulation_ = Accumulation::kSettled;
-  bool used_ = false;  ///< on this rank; exchanged by UseAgreement
+  bool used_ = false;  ///< whether this rank used the parameter; exchanged by UseAgreement
 };
 
 }  // namespace tessera::fsdp

@@ -21,7 +21,7 @@ namespace tessera::fsdp {
 
 // The memory of a group's shards. Before the first forward, and after a conversion or a load, the
 // shards are moved into one flat buffer, which the all-gather sends without a copy. The tensors
-// that optimizers reference stay the same objects; only their memory changes.
+// that optimizers reference stay the same objects; only the memory of these tensors changes.
 
 namespace {
 
@@ -31,7 +31,7 @@ FlatBufferLayout layout_of(const std::vector<ShardedParameter>& parameters, cons
   for (const ShardedParameter& parameter : parameters) {
     shapes.push_back(parameter.shape());
   }
-  // All parameters of a group have the same type and home: unit_spec.cpp groups them by these.
+  // All parameters of a group have one type and one home: unit_spec.cpp groups parameters by these.
   const ShardedParameter& first = parameters.front();
   return {shapes, first.dtype(), policy, first.home(), mesh.device()};
 }
@@ -58,7 +58,7 @@ bool ParameterGroupShards::adopt() {
 bool ParameterGroupShards::laid_out() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& unsharded = parameters_[i].unsharded();
-    // The group has never been laid out.
+    // An undefined tensor means that the group has never been laid out.
     if (!unsharded.defined()) {
       return false;
     }
@@ -83,7 +83,7 @@ void ParameterGroupShards::lay_out() {
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  // Zero-initialised, because the padding is sent and must be the same in every run.
+  // The buffer is filled with zeros, because its padding is sent and must be the same in every run.
   flat_ = at::zeros({flat_numel(layout_.segments())},
                     parameters_.front().shard().options().pinned_memory(layout_.home().pinned));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -98,7 +98,7 @@ void ParameterGroupShards::lay_out() {
 std::uint64_t ParameterGroupShards::versions() const {
   std::uint64_t sum = 0;
   for (const ShardedParameter& parameter : parameters_) {
-    // Version counters only grow, so an equal sum means that no counter has changed.
+    // Version counters only grow, so two equal sums mean that no counter has changed.
     sum += parameter.version();
   }
   return sum;
@@ -109,7 +109,7 @@ void ParameterGroupShards::begin_use() {
 }
 
 std::string ParameterGroupShards::lost_write() const {
-  // If the layout shares memory, the unsharded tensors are the shards, and no write is lost.
+  // If the layout shares memory, the unsharded tensors are the shards, so no write can be lost.
   if (layout_.shares_memory()) {
     return "";
   }
@@ -122,7 +122,7 @@ bool ParameterGroupShards::any_replaced() const {
 }
 
 void ParameterGroupShards::check_devices() const {
-  // Lists all such parameters, because usually more than one is not filled.
+  // Lists all parameters on the meta device, because usually more than one parameter is not filled.
   std::string meta;
   for (const ShardedParameter& parameter : parameters_) {
     // On a mesh without processes (comm::meta_world) parameters may stay on the meta device.
@@ -154,8 +154,8 @@ void ParameterGroupShards::check_types() const {
 
 // The all-gather of a group, from the first request to the unsharded parameters in the slots, and
 // back. start_unshard() and unshard() are separate, so that a gather overlaps another unit's
-// computation. Memory rule: memory that a lane has allocated is reused once that lane has waited
-// for the memory's last user, and needs no other wait. Every wait() and record() below serves this
+// computation. Memory rule: a lane reuses memory that it has allocated once the lane has waited for
+// the last user of the memory; no other wait is needed. Every wait() and record() below serves this
 // rule.
 
 namespace {
@@ -164,12 +164,12 @@ using comm::Lane;
 using comm::LaneScope;
 
 /// Runs `act`, which calls or waits for a gather. If ranks called different collectives, adds to
-/// the error what that means for FSDP.
+/// the error a hint about units that only some ranks run.
 template <class Act>
 void gathering(const Settings& settings, Act&& act) {
   try {
     act();
-    // The failure of another rank has its own message, so no hint is added.
+    // PeerError reports the failure of another rank, so no hint is added.
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
@@ -179,8 +179,9 @@ void gathering(const Settings& settings, Act&& act) {
 
 }  // namespace
 
-// kGathering: an all-gather is in progress, or its results are not unpacked yet. kUnsharded: the
-// filled tensors are in the slots. Which buffers exist depends on how the group was gathered.
+// In phase kGathering an all-gather is in progress, or its results are not unpacked yet. In phase
+// kUnsharded the filled tensors are in the slots. Which buffers exist depends on how the group was
+// gathered.
 GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_forward_mesh_size,
                              std::shared_ptr<const Settings> settings)
     : shards_(&shards),
@@ -197,23 +198,23 @@ void GatheredState::lay_out(CommContext& context) {
   }
   std::vector<ShardedParameter>& parameters = shards_->parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    // Detached, so that the leaf that forward sees has its own gradient.
+    // The shard is detached, so that the leaf that forward sees has its own gradient.
     parameters[i].set_unsharded(lay.shares_memory() ? parameters[i].shard().detach()
                                                     : unsharded_.tensors()[i]);
   }
-  // Orders the gather lane after the copies above, which fill the buffer that is sent.
+  // Orders the gather lane after the copies into the flat buffer, which the all-gather sends.
   choose_lane(context);
   follow_compute(context);
 }
 
-/// Whether an all-gather of rows can write them to their final places, without a buffer and a copy
-/// out of it.
+/// Whether an all-gather of rows can write directly into the unsharded tensors, without a buffer
+/// and a copy from the buffer.
 bool GatheredState::gathers_in_place() const {
   return layout().splits_rows() && layout().ranks() > 1 && group().moves_groups_in_place();
 }
 
 bool GatheredState::start_unshard(CommContext& context) {
-  // Nothing to do if the group was prefetched, is still unsharded, or has only one rank.
+  // Nothing is gathered if the group was prefetched, is still unsharded, or has only one rank.
   if (phase_.now() != GatherPhase::kSharded || layout().ranks() == 1) {
     return false;
   }
@@ -235,8 +236,7 @@ bool GatheredState::start_unshard(CommContext& context) {
 
 void GatheredState::start_gather(CommContext& context) {
   if (post_forward_.kept()) {
-    // The cached pieces were cut from this memory as a whole, so they are gathered into the whole
-    // memory.
+    // The cached pieces were cut from the whole memory, so they are gathered into the whole memory.
     allocate_in_lane(context);
     gathering(*settings_, [&] {
       gather_ =
@@ -244,8 +244,8 @@ void GatheredState::start_gather(CommContext& context) {
     });
     return;
   }
-  // is_current compares the shards' versions with these, for this gather and for the pieces cut
-  // from it.
+  // The versions of the shards' values in this gather, and in the pieces cut from its result.
+  // is_current() compares the shards with these versions.
   gathered_versions_ = shards_->versions();
   const comm::PurposeScope purpose(group(), settings_->label);
   // If types and devices agree, the flat buffer itself is sent, without a copy.
@@ -257,8 +257,8 @@ void GatheredState::start_gather(CommContext& context) {
   gathering(*settings_, [&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
 }
 
-/// Sets the lane of the next gather. If the lane changes, the all-gather lane waits for what the
-/// compute lane has issued.
+/// Sets the lane of the next gather. If the lane changes, the all-gather lane waits for the work
+/// that the compute lane has issued.
 void GatheredState::choose_lane(CommContext& context) {
   const Lane next = settings_->unshard_async_op ? Lane::kCompute : Lane::kAllGather;
   // The lane may change only between gathers, because the buffers of a gather belong to the lane in
@@ -274,8 +274,8 @@ void GatheredState::follow_compute(CommContext& context) const {
   }
 }
 
-/// Allocates the unsharded memory in the gather's lane, which waits for the last use of memory that
-/// an earlier unit has released.
+/// Allocates the unsharded memory in the lane of the gather. The lane waits for the last use of
+/// memory that an earlier unit has released.
 void GatheredState::allocate_in_lane(CommContext& context) {
   memory_ = context.pool().acquire(unsharded_.bytes(), at::kByte, lane_);
   unsharded_.lend(memory_->tensor);
@@ -287,7 +287,7 @@ void GatheredState::start_gather_in_place() {
   const std::vector<Segment>& segments = layout().segments();
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const std::int64_t numel = segments[i].shape.padded_numel();
-    // Communicators accept no empty tensors.
+    // Empty tensors are left out, because communicators reject them.
     if (numel > 0) {
       inputs.push_back(send_.narrow(0, segments[i].offset, numel));
       outputs.push_back(unsharded_.padded()[i]);
@@ -304,8 +304,8 @@ void GatheredState::start_gather_packed(CommContext& context) {
 }
 
 void GatheredState::unshard(CommContext& context) {
-  // Writes are counted even if the group is still unsharded, because it must make no difference to
-  // the program whether the group was gathered again.
+  // Writes are counted even if the group is still unsharded, because the program must see no
+  // difference between a group that stayed gathered and a group that was gathered again.
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.count_writes();
   }
@@ -348,8 +348,8 @@ void GatheredState::install_sharded() {
   }
 }
 
-/// The all-gather lane waits as well as the compute lane, because it owns the memory that the
-/// gather reads.
+/// Waits in the compute lane and in the all-gather lane, because the all-gather lane owns the
+/// memory that the gather reads.
 void GatheredState::wait_for_gather(CommContext& context) {
   if (layout().ranks() == 1) {
     return;
@@ -392,13 +392,13 @@ void GatheredState::fill(CommContext& context) {
     return;
   }
   wait_for_gather(context);
-  // With memory_ set, the gather wrote into the unsharded tensors directly, so nothing is copied.
-  // Groups with empty shards have memory_, too.
+  // With memory_ set, the gather wrote directly into the unsharded tensors, so nothing is copied.
+  // Groups with empty shards also have memory_.
   if (memory_) {
     return;
   }
   unsharded_.allocate();
-  // Writes the same values into new memory; autograd must not count this as a write.
+  // The copy writes the same values into new memory, and autograd must not count it as a write.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::vector<at::Tensor>& tensors = unsharded_.tensors();
   if (gathered_) {
@@ -409,8 +409,8 @@ void GatheredState::fill(CommContext& context) {
                            context.streams().record(Lane::kCompute));
     return;
   }
-  // On one rank whose shards differ from the unsharded tensors in type or device, the values are
-  // copied here.
+  // On one rank whose shards differ from the unsharded tensors in type or device, this copies the
+  // values.
   gathered_versions_ = shards_->versions();
   std::vector<at::Tensor> shards;
   for (const ShardedParameter& parameter : shards_->parameters()) {
@@ -419,9 +419,9 @@ void GatheredState::fill(CommContext& context) {
   kernels::copy_all(tensors, shards, /*non_blocking=*/true);
 }
 
-/// Frees the unsharded memory. If the tensors were unpacked, their memory belongs to the compute
-/// lane. If a gather wrote into the memory, it belongs to the gather's lane, which reuses it after
-/// the compute lane; on a CPU, or if both lanes are the same, at once.
+/// Frees the unsharded memory. The compute lane owns the memory of unpacked tensors. The lane of
+/// the gather owns memory into which a gather wrote. That lane reuses the memory after the compute
+/// lane has finished; on a CPU, or if both lanes are the same lane, it reuses the memory at once.
 void GatheredState::free_unsharded(CommContext& context) {
   if (!unsharded_.allocated() && !memory_) {
     return;
@@ -490,7 +490,7 @@ void GatheredState::discard(CommContext& context) {
 }
 
 bool GatheredState::is_current() const {
-  // If shards were written, replaced or moved, the gathered copies have old values.
+  // If shards were written, replaced or moved, the gathered copies contain old values.
   return holds_copies() && gathered_versions_ == shards_->versions() && !shards_->any_replaced() &&
          shards_->laid_out();
 }
@@ -499,26 +499,26 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
   if (layout().ranks() > 1) {
     groups.push_back(&group());
   }
-  // The first call of group() creates the communicator, which is collective. So this condition
-  // depends only on the options, never on what was gathered.
+  // The first call of group() creates the communicator, which is collective. Therefore the
+  // condition depends only on the options, never on what was gathered.
   if (post_forward_.enabled()) {
     groups.push_back(&post_forward_.group());
   }
 }
 
-// Gradients between backward and the optimizer. With gradient sync, a unit's gradients are reduced
-// at once. Without it, they are set aside unsharded and added to the next reduction. This costs the
-// memory of unsharded gradients and saves one collective for each micro-batch.
+// Gradients between backward and the optimizer. With gradient sync, the gradients of a unit are
+// reduced at once. Without gradient sync, the gradients are set aside unsharded and added to the
+// next reduction. This costs the memory of unsharded gradients and saves one collective for each
+// micro-batch.
 
 namespace {
 
-/// A unit saves a copy of its smallest gradient if it has at most this many elements. The weight of
-/// a norm, or a bias, usually has fewer.
+/// The largest size, in elements, of a gradient of which a unit saves a copy. The weight of a norm,
+/// or a bias, usually has fewer elements.
 constexpr std::int64_t kSampleNumel = 8192;
 
 }  // namespace
 
-/// Before the first forward the unsharded tensors are undefined.
 bool GradientState::any_unsharded() const {
   return std::ranges::any_of(shards_->parameters(), [](const ShardedParameter& parameter) {
     return parameter.unsharded().defined() && parameter.unsharded().grad().defined();
@@ -538,13 +538,13 @@ void GradientState::drop_all() {
   }
 }
 
-/// Sets gradients aside in reduce_dtype, in which they will be summed; a narrower type would lose
+/// Sets gradients aside in reduce_dtype, the type of the later sum; a narrower type would lose
 /// bits.
 void GradientState::set_aside() {
   const c10::AutoGradMode no_grad(false);
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // Whether a gradient was computed differs between ranks. Whether one may be computed is the
-    // same on all ranks, so the condition uses only that.
+    // The condition uses only whether a gradient may be computed, which is the same on all ranks.
+    // Whether a gradient was computed differs between ranks.
     if (!parameter.left_out() && (parameter.trainable() || parameter.has_unreduced())) {
       const c10::ScalarType dtype = shards_->layout().reduce_dtype();
       parameter.add_unreduced(parameter.take_unsharded(dtype), dtype);
@@ -560,8 +560,8 @@ void GradientState::restore_accumulated_grads() {
 }
 
 bool GradientState::awaits_reduction() const {
-  // Must not depend on whether this rank has a gradient, because a rank that used no parameter must
-  // still take part.
+  // The result must not depend on whether this rank has a gradient, because a rank that used no
+  // parameter must still take part in the reduction.
   return std::ranges::any_of(shards_->parameters(), [this](const ShardedParameter& parameter) {
     return !parameter.left_out() && (parameter.has_unreduced() ||
                                      (settings_->all_reduce && parameter.has_left_to_replicas()));
@@ -574,7 +574,7 @@ void GradientState::mark_expected() {
   }
 }
 
-/// The options of a reduction that starts now; a later change of the settings applies to the next
+/// The options of a reduction that starts now. A later change of the settings applies to the next
 /// reduction.
 ReductionOptions GradientState::reduction_options() const {
   const auto ranks = static_cast<double>(batch_ranks_.value_or(shards_->mesh().ranks()));
@@ -585,8 +585,8 @@ ReductionOptions GradientState::reduction_options() const {
           .settings = settings_};
 }
 
-/// Warns about NaN and Inf before the reduction, which spreads them to all ranks. The host waits
-/// for the device, so it is done only with debug checks.
+/// Warns about NaN and Inf before the reduction spreads them to all ranks. Runs only with debug
+/// checks, because the host waits for the device.
 void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
                                       const at::Tensor& gradient) const {
   if (tessera::detail::debug_checks() && gradient.defined() &&
@@ -597,8 +597,7 @@ void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
   }
 }
 
-/// Takes this backward's gradient, adds the gradients of earlier backwards that were set aside, and
-/// returns the sum.
+/// The gradient of this backward plus the gradients of earlier backwards that were set aside.
 UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter) const {
   const c10::ScalarType dtype = shards_->layout().reduce_dtype();
   UnshardedGradient gradient = parameter.take_unsharded(dtype);
@@ -612,10 +611,10 @@ UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter)
   return converted(std::move(gradient), sum.group(), dtype);
 }
 
-/// Saves the group's smallest unreduced gradient, which later tells whether this rank produced a
-/// NaN. After the reduction a NaN is on all ranks. Before it, a NaN is in all gradients that the
-/// NaN's rows reached, so checking the smallest gradient is enough; checking all would slow down
-/// every step.
+/// Saves the group's smallest unreduced gradient, which later shows whether this rank produced a
+/// NaN. The reduction spreads a NaN to all ranks. Before the reduction, all gradients that the
+/// NaN's rows reached contain a NaN, so checking the smallest gradient is enough; checking all
+/// gradients would slow down every step.
 void GradientState::keep_sample(const std::vector<ShardedParameter*>& parameters,
                                 const std::vector<UnshardedGradient>& gradients) {
   sampled_.reset();
@@ -638,8 +637,8 @@ void GradientState::start_reduce(CommContext& context) {
   std::vector<ShardedParameter*> trainable;
   std::vector<UnshardedGradient> gradients;
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // Includes every parameter that may have a gradient on any rank, because what is sent must not
-    // depend on the rank. A parameter that was frozen in the meantime still has the gradients of
+    // Includes every parameter that may have a gradient on any rank, because all ranks must send
+    // the same parameters. A parameter that was frozen in the meantime still has the gradients of
     // earlier micro-batches.
     if (parameter.left_out()) {
       continue;
@@ -667,21 +666,22 @@ void GradientState::finish_reduce(CommContext& context) {
 void GradientState::forget_reduction(CommContext& context) {
   reduction_.reset();
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // The pending sums contain pointers to these parameters.
+    // The pending sums are forgotten, because they contain pointers to the parameters of the group.
     context.sums().forget(&parameter);
     parameter.forget_arrivals();
   }
 }
 
 // A parameter group as the rest of FSDP sees it: its shards, its gathered state and its gradient
-// state. prepare() is the only function that lays all three out again.
+// state. prepare() is the only function that lays out all three again.
 
 namespace {
 
 std::unique_ptr<ParameterGroupShards> shard_all(const std::vector<ParameterSpec>& specs,
                                                 const MixedPrecisionPolicy& policy) {
-  // ShardedParameter's constructor puts each shard into its slot, so from here on the model is
-  // sharded. checked_spec has already rejected everything that would fail halfway.
+  // The constructor of ShardedParameter puts the shard into its slot, so from here on the model is
+  // sharded. checked_spec() has already rejected all parameters for which the constructor would
+  // fail.
   std::vector<ShardedParameter> parameters;
   for (const ParameterSpec& spec : specs) {
     parameters.emplace_back(spec);
@@ -700,7 +700,8 @@ ParameterGroup::ParameterGroup(const std::vector<ParameterSpec>& specs,
       gradients_(*shards_, settings) {}
 
 void ParameterGroup::prepare(CommContext& context) {
-  // Cheap if nothing has changed, since every iteration begins with it: only pointers are compared.
+  // The comparison is cheap if nothing has changed, because every iteration begins with it: only
+  // pointers are compared.
   const bool replaced = shards_->adopt();
   if (!replaced && shards_->laid_out()) {
     return;

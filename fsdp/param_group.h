@@ -34,22 +34,22 @@ class CommContext {
   BufferPool& pool() { return pool_; }
   tessera::detail::DeferredSums& sums() { return sums_; }
 
-  /// Starts the reduction of these groups. First finishes the reductions that were started before,
+  /// Starts the reduction of `groups`. First finishes the reductions that were started before,
   /// so that at most one unit's gradients, or one bucket's, are being reduced.
   void reduce(const std::vector<ParameterGroup*>& groups);
   /// Finishes the reductions in progress and adds their results to the parameters' gradients.
   void finish_reductions();
-  /// Finishes all communication: afterwards gradients may be used on the compute lane and, if they
-  /// are copied to the host, by the host. Frees all buffers.
+  /// Finishes all communication and frees all buffers. Afterwards the compute lane may use the
+  /// gradients; the host may use gradients that are copied to the host.
   void settle();
-  /// Drops the reductions of these groups that are in progress, because their backward failed or
-  /// the groups are about to be destroyed.
+  /// Drops the reductions of `groups` that are in progress, because their backward failed or the
+  /// groups are about to be destroyed.
   void forget(std::vector<ParameterGroup>& groups);
 
-  /// The reduced gradient of `parameter` is being copied to the host: settle() waits for the copy
-  /// and calls the parameter's arrive().
+  /// To be called when the reduced gradient of `parameter` is being copied to the host. settle()
+  /// waits for the copy and calls the parameter's arrive().
   void expect_on_host(ShardedParameter& parameter) { on_host_.push_back(&parameter); }
-  /// Keeps tensors of the compute lane alive until `event`, because another lane uses them.
+  /// Keeps tensors of the compute lane alive until `event`, because another lane uses the tensors.
   void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
 
  private:
@@ -68,33 +68,33 @@ class CommContext {
 };
 using CommContextPtr = std::shared_ptr<CommContext>;
 
-/// How a group's gradients are reduced, by the settings at the start of the reduction.
+/// How the gradients of a group are reduced, according to the settings at the start of the
+/// reduction.
 struct ReductionOptions {
   c10::ScalarType dtype;
-  double divisor = 1;  ///< the sum over all ranks is divided by it
-  /// false: the sum over replicas is left to a later reduction, with the gradients until then
+  double divisor = 1;  ///< the number by which the sum over all ranks is divided
+  /// false: a later reduction computes the sum over replicas
   bool all_reduce = true;
-  bool force_sum = false;                    ///< divide only after the sum
-  std::shared_ptr<const Settings> settings;  ///< provides the label and the hook
+  bool force_sum = false;                    ///< whether to divide only after the sum
+  std::shared_ptr<const Settings> settings;  ///< contain the unit's label and the all-reduce hook
 };
 
-/// One reduction of a group's gradients in progress: a reduce-scatter over the dimension that
+/// A reduction of a group's gradients that is in progress: a reduce-scatter over the dimension that
 /// shards, an all-reduce of the shards over the dimension that replicates, and a division.
 /// Gradients are sent directly from autograd's memory if the communicator supports it and the rows
-/// divide evenly, else packed. On a mesh of one rank nothing is packed or sent.
+/// divide evenly; otherwise they are packed. On a mesh of one rank nothing is packed or sent.
 class GradientReduction {
  public:
   /// Starts the reduction. `gradients`: the gradients of the unsharded `parameters`; an undefined
-  /// gradient is sent as zeros, so that what is sent does not depend on the rank. Collective over
-  /// `mesh`. The parameters must outlive this object.
+  /// gradient is sent as zeros, so that all ranks send the same sizes. Collective over `mesh`. The
+  /// parameters must outlive this object.
   GradientReduction(std::vector<ShardedParameter*> parameters,
                     std::vector<UnshardedGradient> gradients, const DataMesh& mesh,
                     ReductionOptions options, CommContext& context);
 
-  /// Waits, and adds the result to the sharded parameters' gradients in their type. A gradient with
-  /// a pending sum over another group goes through context.sums() first. Works in the
-  /// reduce-scatter lane; on one rank, whose gradients are in the compute lane, in the compute
-  /// lane.
+  /// Waits for the reduction, and adds the result to the sharded parameters' gradients in their
+  /// type. A gradient with a pending sum over another group goes through context.sums() first. Runs
+  /// in the reduce-scatter lane, or on one rank in the compute lane, which has the gradients.
   void finish(CommContext& context);
 
  private:
@@ -112,7 +112,7 @@ class GradientReduction {
   void join_earlier();
   /// Starts the all-reduce over replicas; nullptr if it is left to a later reduction.
   comm::WorkPtr start_all_reduce();
-  /// Sums over replicas; false if this is left to a later reduction.
+  /// Sums over replicas. Returns false if the sum is left to a later reduction.
   bool reduce_over_replicas();
   void hand_out_reduced(CommContext& context);
   void cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype);
@@ -125,15 +125,16 @@ class GradientReduction {
   DataMesh mesh_;
   ReductionOptions options_;
   std::vector<Segment> segments_;
-  double pre_divisor_ = 1;                    ///< gradients are divided by it before the sum
+  double pre_divisor_ = 1;                    ///< divides gradients before the sum
   ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter divides by the divisor
   std::vector<at::Tensor> held_;              ///< gradients that the collective reads
-  std::optional<BufferPool::Buffer> buffer_;  ///< or their packed copy, (ranks, flat numel)
+  std::optional<BufferPool::Buffer> buffer_;  ///< packed gradients, (ranks, flat numel)
   at::Tensor output_;                         ///< the reduced shards, (flat numel)
   comm::WorkPtr work_;
 };
 
-/// The permanent state of a parameter group: its parameters' shards and their memory layout.
+/// The state of a parameter group between iterations: the shards of its parameters and their layout
+/// in memory.
 class ParameterGroupShards {
  public:
   /// Parameters of one type on one mesh, at least one.
@@ -144,25 +145,26 @@ class ParameterGroupShards {
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
   const DataMesh& mesh() const { return mesh_; }
   const FlatBufferLayout& layout() const { return layout_; }
-  /// This rank's shards, one after another; undefined unless layout().has_flat() and lay_out() was
-  /// called.
+  /// The shards of this rank, one after another. Undefined unless layout().has_flat() and lay_out()
+  /// was called.
   const at::Tensor& flat() const { return flat_; }
 
   /// Takes over tensors that were put into the slots since the last call; returns whether there
-  /// were any. Throws Error for a tensor whose layout differs from its shard's.
+  /// were any. Throws Error for a tensor whose layout differs from the layout of its shard.
   bool adopt();
-  /// Whether all shards are still where lay_out() put them. A converted or replaced shard is not.
+  /// Whether all shards are still where lay_out() put them, which is not true of a converted or
+  /// replaced shard.
   bool laid_out() const;
-  /// Puts the shards into a flat buffer. Reads their types again, since a model may be converted
-  /// after it was sharded. Throws Error with the parameters' names if some are still on the meta
-  /// device or on a wrong device, or if only a part of the group was converted.
+  /// Puts the shards into a flat buffer. Reads the types of the shards again, since a model may be
+  /// converted after sharding. Throws Error with the parameters' names if parameters are still on
+  /// the meta device or on a wrong device, or if only a part of the group was converted.
   void lay_out();
-  /// A number that grows with each write to a shard that autograd sees.
+  /// A number that grows with each write to a shard that autograd records.
   std::uint64_t versions() const;
   /// See ParameterGroup::begin_use and ParameterGroup::lost_write.
   void begin_use();
   std::string lost_write() const;
-  /// Whether a slot contains neither its shard nor the unsharded tensor.
+  /// Whether a slot contains a tensor that is neither the shard nor the unsharded tensor.
   bool any_replaced() const;
 
  private:
@@ -180,11 +182,13 @@ class ParameterGroupShards {
 ///
 /// The unsharded tensors share one storage, which is freed when the group is resharded. If the
 /// communicator can gather several tensors in place and all shards are rows, the all-gather writes
-/// straight into them. On a mesh of one rank nothing is communicated. If in addition the type and
-/// the device are the same, nothing is copied: the unsharded tensor is the shard.
+/// directly into these tensors. On a mesh of one rank nothing is communicated. If the shards also
+/// have the type and the device of the unsharded tensors, nothing is copied: each unsharded tensor
+/// is the shard.
 class GatheredState {
  public:
-  /// `shards` must outlive this object. `post_forward_mesh_size`: the option's value.
+  /// `shards` must outlive this object. `post_forward_mesh_size`: the value of
+  /// Options::post_forward_mesh_size.
   GatheredState(ParameterGroupShards& shards, std::int64_t post_forward_mesh_size,
                 std::shared_ptr<const Settings> settings);
 
@@ -193,29 +197,29 @@ class GatheredState {
 
   bool unsharded() const { return phase_ == GatherPhase::kUnsharded; }
   bool is_gathering() const { return phase_ == GatherPhase::kGathering; }
-  /// Whether copies of the shards' values are gathered, are being gathered, or are cached as a
-  /// piece.
+  /// Whether copies of the shards' values are gathered, are being gathered, or are cached for a
+  /// post-forward mesh.
   bool holds_copies() const {
     return !layout().shares_memory() && (phase_ != GatherPhase::kSharded || post_forward_.kept());
   }
   /// Whether the gathered copies equal the shards' current values.
   bool is_current() const;
-  /// Starts the all-gather; false if there is nothing to gather. Collective.
+  /// Starts the all-gather. Returns false if there is nothing to gather. Collective.
   bool start_unshard(CommContext& context);
   /// Fills the unsharded tensors. Collective unless start_unshard() was called before.
   void unshard(CommContext& context);
-  /// Puts the unsharded tensors into the slots while the unit computes.
+  /// Puts the unsharded tensors into the slots, for the time in which the unit computes.
   void install_unsharded();
-  /// Puts the shards into the slots; the group stays gathered. Otherwise a forward that bypasses
-  /// the hooks would use unsharded tensors, whose gradients are never reduced.
+  /// Puts the shards into the slots; the group stays gathered. Without this call, a forward that
+  /// bypasses the hooks would use unsharded tensors, whose gradients are never reduced.
   void install_sharded();
   bool installed() const { return installed_; }
   /// Calls install_sharded() and frees the gathered memory.
   void reshard(CommContext& context);
-  /// Like reshard(), for shards that will be gathered again unchanged: caches this rank's piece of
-  /// the memory for the ranks of the post-forward mesh, if there is one.
+  /// Like reshard(), for shards that will be gathered again without changes. If there is a
+  /// post-forward mesh, caches this rank's piece of the gathered memory.
   void reshard_for_now(CommContext& context);
-  /// Frees memory that was gathered ahead and not used.
+  /// Frees memory that was prefetched and not used.
   void reshard_unused(CommContext& context);
   /// Frees the gathered memory, whether the gather has succeeded or not.
   void discard(CommContext& context);
@@ -248,7 +252,8 @@ class GatheredState {
   bool installed_ = false;  ///< true only while unsharded
 
   UnshardedTensors unsharded_;
-  /// The unsharded tensors' memory, if a gather wrote into it; it belongs to the gather's lane.
+  /// The memory of the unsharded tensors, if a gather wrote into it. The lane of the gather owns
+  /// the memory.
   std::optional<BufferPool::Buffer> memory_;
   PostForwardShard post_forward_;
   std::uint64_t gathered_versions_ = 0;  ///< the shards' versions at the last gather
@@ -259,46 +264,47 @@ class GatheredState {
   comm::WorkPtr gather_;
 };
 
-/// A group's gradients between backward and the optimizer: those set aside, and the reduction in
-/// progress. Reduced gradients belong to the sharded parameters.
+/// The gradients of a group between backward and the optimizer: gradients that were set aside, and
+/// the reduction in progress. Reduced gradients belong to the sharded parameters.
 class GradientState {
  public:
   /// `shards` must outlive this object.
   GradientState(ParameterGroupShards& shards, std::shared_ptr<const Settings> settings)
       : shards_(&shards), settings_(std::move(settings)) {}
 
-  /// Whether an unsharded parameter has a gradient.
+  /// Whether any unsharded parameter has a gradient.
   bool any_unsharded() const;
   /// Drops the gradients that a failed backward left in the unsharded parameters.
   void drop_unsharded();
   /// Like drop_unsharded(), and also drops the results of earlier backwards, reduced or not.
   void drop_all();
-  /// Sets the unsharded gradients aside, to be added to the gradients of later backwards
-  /// (UnreducedGradient).
+  /// Sets the gradients of the unsharded parameters aside. They will be added to the gradients of
+  /// later backwards (UnreducedGradient).
   void set_aside();
   /// To be called before backward reaches the unsharded parameters. Where possible, backward then
   /// adds directly to the gradients that were set aside.
   void restore_accumulated_grads();
-  /// Whether gradients that were set aside, or that wait for the replicas, would be completed by a
-  /// reduction now. The same on all ranks, whichever parameters they used.
+  /// Whether a reduction now would complete gradients that were set aside or that wait for the sum
+  /// over replicas. The result is the same on all ranks, whichever parameters they used.
   bool awaits_reduction() const;
-  /// A backward has ended and may have left reductions in progress
+  /// To be called when a backward has ended that may have left reductions in progress
   /// (ShardedParameter::mark_expected).
   void mark_expected();
 
-  /// Sets the number of ranks that each compute a loss; the model's loss is the mean of these.
-  /// Default: the number of ranks of the group's mesh.
+  /// Sets the number of ranks that each compute a loss. The model's loss is the mean of these
+  /// losses. Default: the number of ranks of the group's mesh.
   void set_batch_ranks(std::int64_t ranks) { batch_ranks_ = ranks; }
 
-  /// Starts the reduction of the trainable parameters' gradients, including those set aside.
-  /// Collective.
+  /// Starts the reduction of the trainable parameters' gradients, including gradients that were set
+  /// aside. Collective.
   void start_reduce(CommContext& context);
-  /// Waits for the reduction and adds its results (see GradientReduction).
+  /// Waits for the reduction and adds the reduced gradients to the parameters (see
+  /// GradientReduction).
   void finish_reduce(CommContext& context);
   /// Drops the reduction in progress.
   void forget_reduction(CommContext& context);
-  /// Whether this rank's own gradient of the parameter in `slot` was saved from the last reduction
-  /// (a group saves its smallest gradient) and is not finite. Waits for the device.
+  /// Whether this rank's own gradient of the parameter in `slot` is saved and is not finite. Each
+  /// group saves its smallest gradient of the last reduction. Waits for the device.
   bool brought_nonfinite(const nn::ParameterSlot& slot) const;
 
  private:
@@ -316,12 +322,12 @@ class GradientState {
   at::Tensor sample_;    ///< an unreduced gradient; undefined if none was small enough
 };
 
-/// Parameters of one type, on one mesh, that one all-gather gathers and one reduce-scatter reduces:
-/// their shards, their gathered state, and their gradients.
+/// Parameters of one type, on one mesh, that one all-gather gathers and one reduce-scatter reduces.
+/// Has the shards, the gathered state and the gradients of these parameters.
 class ParameterGroup {
  public:
-  /// Shards the parameters, at least one. Not collective. `post_forward_mesh_size`: the option's
-  /// value.
+  /// Shards the parameters (at least one). Not collective. `post_forward_mesh_size`: the value of
+  /// Options::post_forward_mesh_size.
   ParameterGroup(const std::vector<ParameterSpec>& specs, const MixedPrecisionPolicy& policy,
                  std::int64_t post_forward_mesh_size,
                  const std::shared_ptr<const Settings>& settings);
@@ -336,24 +342,24 @@ class ParameterGroup {
 
   /// Lays out the shards and the unsharded tensors again if a tensor was put into a slot or
   /// converted since the last call. To be called before the first unshard of an iteration. Throws
-  /// what ParameterGroupShards::adopt and lay_out throw. Collective unless it throws.
+  /// what ParameterGroupShards::adopt and lay_out throw. Collective unless an error is thrown.
   void prepare(CommContext& context);
 
   /// Marks the beginning of a forward that uses the unsharded parameters.
   void begin_use() { shards_->begin_use(); }
   /// The name of an unsharded parameter that was written since begin_use(), if the write would be
-  /// lost; "" if there is none.
+  /// lost; "" if no write would be lost.
   std::string lost_write() const { return shards_->lost_write(); }
 
   /// Appends the process groups over which this group gathers and reduce-scatters.
   void add_sharding_groups(std::vector<comm::Communicator*>& groups) {
     gathered_.add_groups(groups);
   }
-  /// Appends the process group, if any, over which this group all-reduces.
+  /// Appends the process group over which this group all-reduces, if there is one.
   void add_replica_groups(std::vector<comm::Communicator*>& groups);
 
  private:
-  /// on the heap, so that its address survives a move
+  /// allocated on the heap, so that the address survives a move
   std::unique_ptr<ParameterGroupShards> shards_;
   GatheredState gathered_;
   GradientState gradients_;
@@ -363,39 +369,40 @@ class ParameterGroup {
 // and which parameters they used. All exchanges are between the hosts: they send no tensor and wait
 // for no GPU.
 
-/// Lets the ranks of each process group agree on their calls. Visits each group once: groups that
-/// shard before groups that replicate, small before large, so that later groups learn what earlier
-/// ones found. Then throws the first Error; throws PeerError at once. Collective over all of the
-/// groups, which must be listed in the same order on all ranks. `settings`: the root's, for the
-/// hint in the message.
+/// Lets the ranks of each process group agree on their collective calls. Visits each group once:
+/// groups that shard before groups that replicate, small before large, so that later groups learn
+/// what earlier groups found. Then throws the first Error; throws PeerError at once. Collective
+/// over all of the groups, which must be listed in the same order on all ranks. `settings`: the
+/// settings of the root, for the hint in the message.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating, const Settings& settings);
 
 /// Frees, on all ranks, the gathered memory of each group whose shards were written on any rank.
-/// All ranks must free it, because the next gather is collective. `groups` must be the same on all
-/// ranks. Collective over their meshes. Throws PeerError.
+/// All ranks must free the memory, because the next gather is collective. `groups` must be the same
+/// on all ranks. Collective over the meshes of the groups. Throws PeerError.
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context);
 
 /// The agreement on which parameters were used, among the ranks that have a part of a parameter
-/// (including tensor parallelism's ranks). A parameter that no rank used gets no gradient, although
-/// zeros were reduced for it; a parameter that any rank used gets a gradient on all of them. In its
-/// first exchange for a parameter, it also agrees on how gradients arrive under tensor parallelism
-/// (PartialGradGroup). One exchange for each process group, whatever the number of parameters.
+/// (including the ranks of tensor parallelism). A parameter that no rank used gets no gradient,
+/// although zeros were reduced for it. A parameter that any rank used gets a gradient on all ranks.
+/// The first exchange for a parameter also agrees on how gradients arrive under tensor parallelism
+/// (PartialGradGroup). One exchange serves all parameters of a process group.
 class UseAgreement {
  public:
   /// Adds the parameters of `group`, which must outlive this object.
   void add(ParameterGroup& group);
-  /// Exchanges the uses. Collective over the parameters' meshes. Throws PeerError.
+  /// Exchanges which parameters were used. Collective over the parameters' meshes. Throws
+  /// PeerError.
   void settle();
 
  private:
-  /// Parameters whose parts are on the same ranks.
+  /// Parameters whose parts are on one set of ranks.
   struct Peers {
     DeviceMesh mesh;
     std::vector<ShardedParameter*> parameters;
   };
 
-  std::vector<Peers> peers_;  ///< in the order of the modules
+  std::vector<Peers> peers_;  ///< the sets of ranks, in the order of the modules
 };
 
 }  // namespace tessera::fsdp

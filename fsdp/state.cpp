@@ -15,9 +15,9 @@
 
 namespace tessera::fsdp {
 
-// The tables of legal transitions, and Phase::enter, the only function that changes a phase. All of
-// FSDP's control flow goes through it, so an unexpected order of calls is an error that names both
-// phases, and not a wrong gradient.
+// The tables of legal transitions, and Phase::enter, the only function that changes a phase.
+// Because all of FSDP's control flow passes through Phase::enter, an unexpected order of calls is
+// an error that names both phases, and not a wrong gradient.
 
 namespace {
 
@@ -34,7 +34,7 @@ std::string successors_of(P phase) {
 
 }  // namespace
 
-// The causes equal those in docs/fsdp.md; fsdp_test compares them.
+// The causes in the tables are those in docs/fsdp.md; fsdp_test compares them.
 
 template <>
 const std::vector<Transition<IterationPhase>>& legal_transitions() {
@@ -138,14 +138,14 @@ void Phase<P>::enter(P next, const std::string& whose) {
   now_ = next;
 }
 
-// The template is defined here, next to the tables, and instantiated for the only three phase
+// Phase::enter is defined here, next to the tables, and instantiated for the only three phase
 // types.
 template class Phase<IterationPhase>;
 template class Phase<UnitPhase>;
 template class Phase<GatherPhase>;
 
-// The order stores positions and not a successor for each unit, because a unit may run more than
-// once in a forward.
+// GatherOrder stores positions instead of a successor for each unit, because a unit may run more
+// than once in a forward.
 
 void GatherOrder::begin() {
   running_.clear();
@@ -180,7 +180,7 @@ void GatherOrder::end() {
   follows_ = false;
 }
 
-// The options as text, in the order of their fields.
+// The text form of Options, with the fields in the order of their declarations.
 
 namespace {
 

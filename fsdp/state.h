@@ -20,29 +20,30 @@ namespace tessera::fsdp {
 // state.cpp say which phase may follow which, and why; docs/fsdp.md draws them. Recoveries (after a
 // failed forward or backward, or an iteration without its backward) are transitions like any other.
 
-/// Phases of a root and all units below it.
+/// Phases of a root and of all units below the root.
 enum class IterationPhase : std::uint8_t {
   kIdle,              ///< neither forward nor backward runs or is expected
   kForward,           ///< the root's forward runs
-  kAwaitingBackward,  ///< the root's forward has ended, and a result of it needs a gradient
+  kAwaitingBackward,  ///< the root's forward has ended, and one of its results needs a gradient
   kBackward,          ///< backward has reached a unit and has not ended
 };
 
 /// Phases of one unit.
 enum class UnitPhase : std::uint8_t {
-  kNew,               ///< its shards are not laid out yet
-  kIdle,              ///< neither forward nor backward is in the unit
-  kForward,           ///< its modules run; no result so far needs a gradient
-  kForwardRecorded,   ///< its modules run; a result needs a gradient, so backward will come
-  kAwaitingBackward,  ///< its modules have run, and backward will come
-  kBackward,          ///< backward has reached the unit and has not passed it
+  kNew,      ///< the unit's shards are not laid out yet
+  kIdle,     ///< neither forward nor backward is in the unit
+  kForward,  ///< the unit's modules run; no result so far needs a gradient
+  /// The unit's modules run; a result needs a gradient, so a backward will follow.
+  kForwardRecorded,
+  kAwaitingBackward,  ///< the unit's modules have run, and a backward will follow
+  kBackward,          ///< backward has reached the unit and has not passed the unit
 };
 
 /// Phases of the parameters of one group.
 enum class GatherPhase : std::uint8_t {
   kSharded,    ///< the slots contain the shards, and nothing else uses memory
-  kGathering,  ///< an all-gather is in progress, or done and not waited for
-  kUnsharded,  ///< the unsharded tensors are filled, and in the slots while the unit computes
+  kGathering,  ///< an all-gather has started and has not been waited for
+  kUnsharded,  ///< the unsharded tensors are filled, and are in the slots while the unit computes
 };
 
 /// The name of the enumerator: "kForward".
@@ -68,7 +69,7 @@ const std::vector<Transition<UnitPhase>>& legal_transitions();
 template <>
 const std::vector<Transition<GatherPhase>>& legal_transitions();
 
-/// A phase that changes only by enter(). Not thread-safe.
+/// A phase that only enter() can change. Not thread-safe.
 template <class P>
 class Phase {
  public:
@@ -76,8 +77,8 @@ class Phase {
 
   P now() const { return now_; }
   friend bool operator==(const Phase& phase, P value) { return phase.now_ == value; }
-  /// Enters `next`. If the table lacks the transition, throws Error with both phases and `whose`
-  /// phase it is ("unit 'a'"), and changes nothing.
+  /// Enters `next`. If the table lacks the transition, throws Error and changes nothing. The
+  /// message has both phases and `whose`, the owner of the phase ("unit 'a'").
   void enter(P next, const std::string& whose);
 
  private:
@@ -121,23 +122,23 @@ struct Settings {
   std::optional<bool> reshard_after_forward;  ///< default: true except for the root
   bool reshard_after_backward = true;
   bool gradient_sync = true;
-  bool all_reduce = true;  ///< false: reductions skip the replicas until it is true again
+  bool all_reduce = true;  ///< false: reductions skip the replicas until the setting is true again
   bool last_backward = true;
   bool unshard_in_backward = true;
-  bool unshard_async_op = false;           ///< true: gathers run in the compute lane
-  bool force_sum = false;                  ///< divide only after the sum
+  bool unshard_async_op = false;           ///< whether gathers run in the compute lane
+  bool force_sum = false;                  ///< whether to divide gradients only after the sum
   std::optional<double> gradient_divisor;  ///< default: the number of ranks of each group's mesh
-  /// The event that the next forward's gathers wait for; default: all work issued so far.
+  /// The event for which the gathers of the next forward wait; default: all work issued so far.
   std::optional<comm::StreamEventPtr> post_optim_event;
-  /// empty: the unit that ran next in the last forward
+  /// Units to prefetch in forward; empty: the unit that ran next in the last forward.
   std::vector<std::weak_ptr<Unit>> forward_prefetch;
-  /// empty: the unit that ran before this one in forward
+  /// Units to prefetch in backward; empty: the unit that ran before this unit in forward.
   std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
   /// The names of the model's units that have Options::may_be_unused; all units share the list.
   std::shared_ptr<const std::vector<std::string>> may_be_unused;
 
-  /// A hint to append to `error`, an error about ranks that call different collectives. Empty if
+  /// A hint to append to `error`, a message about ranks that call different collectives. Empty if
   /// `error` names a unit that has the option may_be_unused.
   std::string hint_of_unused_units(const std::string& error) const {
     const auto names = [&](const std::string& unit) {
@@ -147,7 +148,7 @@ struct Settings {
                ? ""
                : "; a unit that only some ranks run needs Options::may_be_unused";
   }
-  /// Whether more micro-batches of the step follow.
+  /// Whether more micro-batches of the optimizer step follow.
   bool step_goes_on() const { return !last_backward || !gradient_sync || !all_reduce; }
 };
 
@@ -162,13 +163,13 @@ class GatherOrder {
   void begin();
   /// To be called when an all-gather of `unit` has begun.
   void gathered(const std::shared_ptr<Unit>& unit);
-  /// To be called when `unit` is used. Returns false if this forward has not gathered it.
+  /// To be called when `unit` is used. Returns false if this forward has not gathered the unit.
   bool used(const std::shared_ptr<Unit>& unit);
-  /// The unit that the last forward used next; nullptr if there is none, or if this forward has
-  /// left the order of the last one.
+  /// The unit that the last forward used next; nullptr if there is none, or if the order in this
+  /// forward differs from the last forward.
   std::shared_ptr<Unit> next() const;
-  /// To be called when the forward has succeeded. The next forward is compared with this one,
-  /// unless this one gathered nothing.
+  /// To be called when the forward has succeeded. The next forward is compared with this forward,
+  /// unless this forward gathered nothing.
   void end();
 
  private:

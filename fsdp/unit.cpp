@@ -1,6 +1,4 @@
 #include "unit.h"
-#include "tessera/nn/detail/fqn.h"
-#include "tessera/nn/detail/recomputation.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -23,12 +21,14 @@
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/calls.h"
+#include "tessera/nn/detail/recomputation.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 
 // Moves the tensors that enter a unit's forward to the unit's device, and casts the tensors that
-// enter and leave it by the mixed-precision policy. Buffers are moved once, when the unit is made.
+// enter and leave the forward by the mixed-precision policy. Buffers are moved once, when the unit
+// is made.
 
 namespace {
 
@@ -48,7 +48,7 @@ void move_buffers_of(torch::nn::Module& module, c10::Device device,
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
     for (const auto& [name, slot] : ours->buffer_slots()) {
       if (!ignored.contains(slot) && is_elsewhere(slot->get(), device)) {
-        // The parameter is replaced through its slot, so that nn::Parameter members see the moved
+        // The buffer is replaced through its slot, so that nn::Parameter members see the moved
         // tensor.
         slot->swap(slot->get().to(device));
       }
@@ -56,36 +56,14 @@ void move_buffers_of(torch::nn::Module& module, c10::Device device,
   }
   for (const at::Tensor& buffer : module.buffers(/*recurse=*/false)) {
     if (is_elsewhere(buffer, device)) {
-      // The buffer is moved in place, because libtorch's register_buffer returned the tensor object
-      // itself to the program.
+      // The buffer is moved in place, because the program has the tensor object itself from
+      // libtorch's register_buffer.
       buffer.set_data(buffer.to(device));
     }
   }
 }
 
-}  // namespace
-
-void move_inputs(nn::TensorList inputs, c10::Device device) {
-  for (at::Tensor* input : inputs) {
-    if (is_elsewhere(*input, device)) {
-      *input = input->to(device);
-    }
-  }
-}
-
-void move_buffers(const std::vector<nn::ModuleBase*>& modules, c10::Device device,
-                  const std::unordered_set<nn::SlotPtr>& ignored) {
-  // Without gradient recording, so that a moved buffer does not become the result of an autograd
-  // operator.
-  const c10::AutoGradMode no_grad(false);
-  const auto move = [&](const std::string&, torch::nn::Module& module) {
-    move_buffers_of(module, device, ignored);
-  };
-  for (nn::ModuleBase* module : modules) {
-    nn::visit_modules(*module, move, outside_of_units());
-  }
-}
-
+/// The type of the first floating-point tensor.
 std::optional<c10::ScalarType> floating_type(nn::TensorList tensors) {
   const auto first = std::ranges::find_if(tensors, is_floating);
   if (first == tensors.end()) {
@@ -94,6 +72,8 @@ std::optional<c10::ScalarType> floating_type(nn::TensorList tensors) {
   return (*first)->scalar_type();
 }
 
+/// Casts the floating-point tensors among `tensors` to `dtype`, differentiably. Does nothing if
+/// `dtype` is empty.
 void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype) {
   if (!dtype) {
     return;
@@ -105,19 +85,17 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
   }
 }
 
-// How a unit learns where backward is. libtorch's C++ modules have no backward hooks, so the unit's
-// arguments pass through an autograd node of FSDP, and its results get tensor hooks. The other
-// files of this folder see only the callbacks.
-
-namespace {
+// How a unit learns where backward is. libtorch's C++ modules have no backward hooks, so the
+// arguments of a unit pass through an autograd node of FSDP, and the results of the unit get tensor
+// hooks.
 
 using tessera::detail::variable_list;
 
 /// A callback that receives gradients, some of which may be undefined.
 using GradientHook = std::function<void(nn::TensorList gradients)>;
 
-/// An identity node that calls a callback in backward. Its sequence number is lower than that of
-/// every node made after it, so the engine runs it after all of those nodes that are ready.
+/// An identity node that calls a callback in backward. The node's sequence number is lower than
+/// that of every later node, so the engine runs this node after all later nodes that are ready.
 struct CallAfter final : tessera::detail::Node {
   explicit CallAfter(GradientHook then) : callback(std::move(then)) {}
 
@@ -143,10 +121,10 @@ bool needs_gradient(const at::Tensor* tensor) {
   return tensor->defined() && tensor->requires_grad();
 }
 
-/// Calls `callback` with the gradients of `tensors` once all have been computed, which means that
-/// backward has passed through everything that was computed from the tensors. Replaces the tensors
-/// by views behind a new autograd node, which autograd refuses to change in place. Does nothing if
-/// no tensor requires a gradient.
+/// Calls `callback` with the gradients of `tensors` once all of them have been computed, which
+/// means that backward has passed through everything that was computed from the tensors. Replaces
+/// the tensors by views behind a new autograd node; autograd throws if such a view is changed in
+/// place. Does nothing if no tensor requires a gradient.
 void call_after_backward(nn::TensorList tensors, GradientHook callback) {
   // Only tensors that need a gradient become inputs of the node. The positions of the gradients do
   // not matter, because no callback uses them.
@@ -169,14 +147,14 @@ void call_after_backward(nn::TensorList tensors, GradientHook callback) {
   }
 }
 
-/// Calls `callback` when backward reaches any of `tensors`, once for each tensor reached. Returns
-/// false if no tensor requires a gradient.
+/// Calls `callback` each time backward reaches one of `tensors`. Returns false if no tensor
+/// requires a gradient.
 bool call_before_backward(nn::TensorList tensors, const std::function<void()>& callback) {
   bool any = false;
   for (const at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
-      // Adds a hook to each result, because it is unknown which result backward reaches first, and
-      // it may never reach some. pre_backward() ignores all calls after the first.
+      // Every result gets a hook, because it is unknown which result backward reaches first, and
+      // backward may never reach some results. pre_backward() ignores all calls after the first.
       tessera::detail::add_own_hook(*tensor, tessera::detail::OwnHook::kNotice,
                                     [callback](const at::Tensor& gradient) {
                                       callback();
@@ -188,15 +166,11 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
   return any;
 }
 
-}  // namespace
-
 // What a unit does before and after the forward and the backward of its modules: gather, prefetch,
-// free, reduce. Each hook first checks UnitPhase, because the same hook is called in forward, in a
+// free, reduce. Each hook first checks UnitPhase, because one hook is called in forward, in a
 // recomputation and in a backward of a backward.
 
-namespace {
-
-/// A prefetch: starts the units' all-gathers and waits for none. Skips units that have been
+/// Prefetches units: starts their all-gathers and waits for none. Skips units that have been
 /// destroyed.
 void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   for (const std::weak_ptr<Unit>& unit : units) {
@@ -206,8 +180,8 @@ void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   }
 }
 
-/// Adds the operation `what` and the unit's name `label` to a libtorch exception (out of memory,
-/// for example).
+/// Runs `act`. Adds the operation `what` and the unit's name `label` to a libtorch exception (out
+/// of memory, for example).
 template <class Act>
 auto naming(const char* what, const std::string& label, Act&& act) {
   try {
@@ -233,6 +207,27 @@ std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
 
 }  // namespace
 
+void move_inputs(nn::TensorList inputs, c10::Device device) {
+  for (at::Tensor* input : inputs) {
+    if (is_elsewhere(*input, device)) {
+      *input = input->to(device);
+    }
+  }
+}
+
+void move_buffers(const std::vector<nn::ModuleBase*>& modules, c10::Device device,
+                  const std::unordered_set<nn::SlotPtr>& ignored) {
+  // Gradient recording is off, so that a moved buffer does not become the result of an autograd
+  // operator.
+  const c10::AutoGradMode no_grad(false);
+  const auto move = [&](const std::string&, torch::nn::Module& module) {
+    move_buffers_of(module, device, ignored);
+  };
+  for (nn::ModuleBase* module : modules) {
+    nn::visit_modules(*module, move, outside_of_units());
+  }
+}
+
 Unit::Unit(const UnitSpec& spec)
     : modules_(spec.modules),
       mp_policy_(spec.options.mp_policy),
@@ -244,7 +239,7 @@ Unit::Unit(const UnitSpec& spec)
       buckets_left_(groups().size()) {}
 
 void Unit::install() {
-  // The hooks capture a raw pointer: the modules own both this unit and the hooks.
+  // The hooks may capture a raw pointer, because the modules own both this unit and the hooks.
   for (nn::ModuleBase* module : modules_) {
     constexpr auto kCalls = nn::HookedCalls::kEveryMethod;
     module->add_forward_pre_hook([this](auto&, nn::TensorList inputs) { pre_forward(inputs); },
@@ -263,7 +258,7 @@ bool Unit::runs_forward() const {
   return phase_ == UnitPhase::kForward || phase_ == UnitPhase::kForwardRecorded;
 }
 
-/// The check is needed because the transition from kIdle to kIdle is not legal.
+/// Checks the phase first, because the transition from kIdle to kIdle is not legal.
 void Unit::reset_to_idle() {
   if (phase() != UnitPhase::kIdle) {
     enter(UnitPhase::kIdle);
@@ -271,7 +266,7 @@ void Unit::reset_to_idle() {
 }
 
 void Unit::prepare() {
-  // Ranks compare their parameters only in the first call, because the exchange has a cost.
+  // Ranks compare their parameters only in the first call, because the exchange takes time.
   groups_.prepare(phase_ == UnitPhase::kNew);
   reset_to_idle();
 }
@@ -305,12 +300,10 @@ void Unit::free_idle_buffers() {
   }
 }
 
-// The hooks around forward.
-
-/// Warns once if the ranks had different numbers of rows in the previous training forward and
-/// nothing weighs the ranks' losses. The warning comes one forward late, because by then the
-/// program has computed its loss and may have weighed it. It comes once, because the program may
-/// intend the difference.
+/// Warns once if the ranks had different numbers of rows in the previous training forward and the
+/// losses of the ranks are not weighted. The warning appears one forward late, because by then the
+/// program has computed its loss and may have weighted the loss. It appears once, because the
+/// program may intend the difference.
 void Unit::warn_of_uneven_rows() {
   const auto [least, most] = random_agreement_.rows();
   const bool said = settings_->gradient_divisor || nn::weighs_ranks();
@@ -323,9 +316,9 @@ void Unit::warn_of_uneven_rows() {
              "CrossEntropyOptions::over (of a loss that is a sum, set_gradient_divide_factor)");
 }
 
-/// Begins the scope in which random operators draw by rows of the batch. The batch's rows are those
-/// of the root's input, even if the root is called within the forward of another model, or those of
-/// the input of a unit that is called directly.
+/// Begins the scope in which random operators draw by rows of the batch. The rows are those of the
+/// root's input, even if the root is called within the forward of another model. For a unit that is
+/// called directly, the rows are those of the unit's input.
 void Unit::begin_random_region(nn::TensorList inputs) {
   const detail::RandomRegionPtr& outer = detail::random_region();
   const std::shared_ptr<detail::BatchRows> known = outer != nullptr ? outer->rows() : nullptr;
@@ -339,9 +332,9 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   const auto rows = std::make_shared<detail::BatchRows>(dims, sizes);
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
-  // The ranks exchange their rows only in a root's training forward. Replicas may evaluate
-  // independently. A recomputation uses the random positions of its forward. After an error of this
-  // rank alone, the other ranks are in other exchanges.
+  // The ranks exchange their numbers of rows only in a root's training forward: replicas may
+  // evaluate independently, and a recomputation uses the random positions of its forward. After an
+  // error on this rank alone, the other ranks are in other exchanges.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -355,7 +348,7 @@ void Unit::begin_random_region(nn::TensorList inputs) {
 }
 
 void Unit::end_call() {
-  // May be empty, because another hook may have thrown before FSDP's hook ran.
+  // The list may be empty, because another hook may have thrown before FSDP's hook ran.
   if (!random_regions_.empty()) {
     random_regions_.pop_back();
   }
@@ -363,7 +356,7 @@ void Unit::end_call() {
 
 void Unit::pre_forward(nn::TensorList inputs) {
   random_regions_.emplace_back();
-  // Activation checkpointing runs a part of the forward again, maybe before the gradient of this
+  // Activation checkpointing runs a part of the forward again, maybe before the gradient of the
   // unit's results has been computed.
   if (nn::is_recomputing()) {
     pre_backward(nullptr);
@@ -372,7 +365,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
   }
   begin_random_region(inputs);
   if (is_root()) {
-    // Only the root moves its inputs: units below receive what the model has computed.
+    // Only the root moves its inputs: units below the root receive tensors that the model has
+    // computed.
     move_inputs(inputs, groups_.mesh().device());
   }
   if (mp_policy_.restore_input_dtype) {
@@ -385,7 +379,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (phase_ == UnitPhase::kBackward) {
     unshard();
     if (nn::is_recomputing()) {
-      // As in forward, because a tensor-parallel product looks up the node that made its input.
+      // The node is added as in forward, because a tensor-parallel product looks up the node that
+      // made its input.
       call_after_backward(inputs, [](nn::TensorList) {});
     }
   } else if (!runs_forward()) {
@@ -396,15 +391,15 @@ void Unit::pre_forward(nn::TensorList inputs) {
 void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
   std::ranges::for_each(groups(), &ParameterGroup::begin_use);
-  // The prefetch starts after this unit's own all-gathers, which are needed first and use the same
-  // lane.
+  // The prefetch starts after this unit's own all-gathers, which are needed first and run in the
+  // same lane.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // or if a backward ran between two of the modules
+  if (to_run_.empty()) {  // also true if a backward ran between two of the modules
     to_run_.insert(modules_.begin(), modules_.end());
   }
-  // Without gradients no backward follows. If no input needs a gradient, no hook is set either, and
-  // end_backward() settles the unit.
+  // Without gradient recording no backward follows. If no input needs a gradient, no hook is set,
+  // and end_backward() reduces the unit's gradients.
   if (c10::GradMode::is_enabled()) {
     call_after_backward(inputs, [unit = shared_from_this()](nn::TensorList gradients) {
       unit->post_backward(gradients);
@@ -428,7 +423,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A method that has called forward ends after it (register_forward_method).
+  // A registered method that has called forward ends after forward (register_forward_method).
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);
@@ -444,7 +439,7 @@ void Unit::await_backward(nn::TensorList outputs) {
   if (!c10::GradMode::is_enabled()) {
     return;
   }
-  // The token is owned by the graph of the results and expires with it.
+  // The graph of the results owns the token, which expires with the graph.
   const auto token = std::make_shared<RecordedCall>();
   for (const at::Tensor* output : outputs) {
     if (output->defined() && output->grad_fn() != nullptr) {
@@ -455,12 +450,12 @@ void Unit::await_backward(nn::TensorList outputs) {
       outputs, [unit = shared_from_this(), token] { unit->pre_backward(token.get()); });
   std::erase_if(recorded_calls_, [](const auto& call) { return call.expired(); });
   recorded_calls_.push_back(token);
-  // In a unit of several modules the first result records the unit in the forward order; one entry
-  // is enough.
+  // In a unit of several modules only the first result adds the unit to the forward order.
   if (!hooked || phase_ == UnitPhase::kForwardRecorded) {
     return;
   }
-  // A unit that only some ranks ran must not change what these ranks prefetch.
+  // A unit that only some ranks ran is not recorded, because it must not change what these ranks
+  // prefetch.
   if (!may_be_unused_) {
     iteration_->ran_forward(*this, token);
   }
@@ -481,7 +476,7 @@ void Unit::end_partial_forward() {
   if (runs_forward()) {
     end_forward();
   } else if (phase_ != UnitPhase::kBackward) {
-    // In kBackward the memory is not freed here, because a backward runs between two of the unit's
+    // In phase kBackward the memory is not freed, because a backward runs between two of the unit's
     // modules.
     free_after_forward();
   }
@@ -490,7 +485,7 @@ void Unit::end_partial_forward() {
 void Unit::end_forward() {
   const std::string lost = lost_write("forward of " + label());
   TESSERA_CHECK(lost.empty(), lost, " (stock Embedding: leave out max_norm)");
-  // The unit's phase changes first, because the end of the iteration depends on it.
+  // The phase of the unit changes first, because the end of the iteration depends on it.
   enter(phase_ == UnitPhase::kForwardRecorded ? UnitPhase::kAwaitingBackward : UnitPhase::kIdle);
   if (is_root()) {
     iteration_->end_forward(/*backward_comes=*/phase_ == UnitPhase::kAwaitingBackward);
@@ -499,8 +494,7 @@ void Unit::end_forward() {
   free_idle_buffers();
 }
 
-/// Frees the unsharded parameters after forward, to gather them again in backward; this is the
-/// memory that ZeRO-3 saves.
+/// Frees the unsharded parameters after forward, to gather them again in backward (ZeRO-3).
 void Unit::free_after_forward() {
   if (may_be_unused_) {
     install_sharded();  // the memory is freed when backward or the iteration ends
@@ -512,8 +506,6 @@ void Unit::free_after_forward() {
     install_sharded();
   }
 }
-
-// The hooks around backward.
 
 /// Whether the running backward will also reach another call of this unit. Autograd then
 /// accumulates the parameters' gradients of all calls and makes them available after the last one.
@@ -541,8 +533,8 @@ void Unit::pre_backward(RecordedCall* call) {
   // Reductions finish before more is gathered, because the packed gradients of the previous
   // reduction still use memory.
   comm_context().finish_reductions();
-  // Accumulated gradients are restored after finish_reductions(), which calls the program's hooks
-  // on other units' gradients.
+  // Accumulated gradients are restored after finish_reductions(), because finish_reductions() calls
+  // the program's hooks on other units' gradients.
   groups_.each(&GradientState::restore_accumulated_grads);
   begin_buckets();
   // The prefetch is last, because this unit's own gather is needed first.
@@ -562,15 +554,15 @@ void Unit::prefetch_for_backward() {
 }
 
 void Unit::post_backward(nn::TensorList gradients) {
-  // Ranks that did not run this unit have no hook here. So a unit that may be unused is reduced at
-  // the end of backward, which all ranks reach.
+  // Ranks that did not run this unit have no hook here. Therefore a unit that may be unused is
+  // reduced at the end of backward, which all ranks reach.
   if (phase_ == UnitPhase::kBackward && !may_be_unused_) {
     enter(UnitPhase::kIdle);
     awaits_call_ = is_called_again();
     awaits_call_ ? free_after_backward() : settle_gradients();
   }
   // With create_graph, the graph of the gradients reads the parameters again, so the unit is
-  // gathered for it.
+  // gathered again for a backward of that graph.
   call_before_backward(gradients, [unit = shared_from_this()] { unit->pre_backward(nullptr); });
 }
 
@@ -626,7 +618,7 @@ std::vector<ParameterGroup*> Unit::groups_to_reduce() {
 void Unit::settle_gradients() {
   // Frees the unsharded parameters first, so that the reduction's buffers can use their memory.
   free_after_backward();
-  // Collective, in the order in which backward passes the units, which is the same on all ranks.
+  // The reduction is collective. All ranks reduce in the order in which backward passes the units.
   naming("reduction", label(), [this] {
     settings_->gradient_sync ? comm_context().reduce(groups_to_reduce())
                              : groups_.each(&GradientState::set_aside);
@@ -639,10 +631,10 @@ void Unit::end_backward() {
     enter(UnitPhase::kIdle);
   }
   const bool awaited_call = std::exchange(awaits_call_, false);
-  // True for a unit whose inputs need no gradient, or whose parameters got their gradients after
-  // its inputs did.
+  // `late` is true for a unit whose inputs need no gradient, or whose parameters got their
+  // gradients after the inputs got theirs.
   const bool late = groups_.any(&GradientState::any_unsharded);
-  // True also for a unit that only an earlier micro-batch used.
+  // `awaits` is also true for a unit that only an earlier micro-batch used.
   const bool awaits = settings_->gradient_sync && groups_.any(&GradientState::awaits_reduction);
   if (was_in_backward || late || awaits || may_be_unused_ || awaited_call) {
     settle_gradients();
@@ -654,226 +646,6 @@ void Unit::end_backward() {
 void Unit::free_after_backward() {
   settings_->reshard_after_backward ? groups_.each(&GatheredState::reshard, comm_context())
                                     : install_sharded();
-}
-
-// A unit in the iteration of its root: how the first call of a root finds its units, how an
-// iteration begins and is abandoned, and which calls are rejected before it begins.
-
-namespace {
-
-// If only parts of a model were made units, each rank would train the other parts separately,
-// without an error. Only the module whose forward was called can see those parts.
-
-/// At most three names, "'a', 'b', 'c', ...", which is enough to identify the part of the model.
-std::string first_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
-    text += (i == 0 ? "'" : ", '") + names[i] + "'";
-  }
-  return names.size() > 3 ? text + ", ..." : text;
-}
-
-/// Throws Error with the names of trainable parameters below `module` that are in no unit and not
-/// in Options::ignored, if a unit on `mesh` runs in its forward: their gradients would not be
-/// reduced over the ranks. `again`: an earlier check found all parameters in units. Not collective;
-/// the result is the same on all ranks.
-void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh, bool again) {
-  std::unordered_set<nn::SlotPtr> meant;
-  for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
-    meant.insert(unit->ignored().begin(), unit->ignored().end());
-  }
-  std::vector<std::string> forgotten;
-  nn::visit_modules(module, [&](const std::string& fqn, const nn::ModuleBase& below) {
-    for (const auto& [name, slot] : below.slots()) {
-      // A slot with a persistent tensor belongs to a unit.
-      if (slot->get().requires_grad() && !slot->has_persistent() && !meant.contains(slot)) {
-        forgotten.push_back(nn::join_fqn(fqn, name));
-      }
-    }
-  });
-  TESSERA_CHECK(forgotten.empty(), "forward of a ", module.name(), ": ", forgotten.size(),
-                " of its parameters are trained but in no unit of FSDP (", first_of(forgotten),
-                "), so that each of the ", mesh.ranks(), " ranks would train its own copy; ",
-                again ? "they were registered, replaced or unfrozen (requires_grad_) after an "
-                        "earlier forward, and units do not take them in: complete and unfreeze the "
-                        "model before fully_shard"
-                      : "apply fully_shard or replicate to a module that holds them, and register "
-                        "all modules before",
-                "; or freeze them, or name them in Options::ignored of a unit");
-}
-
-void mix(std::uint64_t& hash, std::uint64_t value) {
-  hash = (hash ^ value) * 0x9E3779B97F4A7C15U;
-  hash ^= hash >> 32U;
-}
-
-/// Mixes into `hash` the slots below `module`, their units and whether they are trainable. Cheap,
-/// because every forward calls it.
-void mix_slots(std::uint64_t& hash, const torch::nn::Module& module) {
-  if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
-    for (const auto& [name, slot] : ours->slots()) {
-      mix(hash, reinterpret_cast<std::uintptr_t>(slot.get()));
-      mix(hash, (slot->get().requires_grad() ? 1U : 0U) + (slot->has_persistent() ? 2U : 0U));
-    }
-  }
-  for (const std::shared_ptr<torch::nn::Module>& child : module.children()) {
-    mix_slots(hash, *child);
-  }
-}
-
-}  // namespace
-
-void Unit::make_iteration() {
-  TESSERA_CHECK(modules_.size() == 1,
-                "forward of a module that is a unit together with others was called before that "
-                "of the root; apply fully_shard to the module that holds them and call that");
-  // A unit that is called before it knows a root takes itself as the root. If it is not the model's
-  // root, the model's root assigns it to another iteration at its own first call.
-  const nn::ModuleBase& root = *modules_.front();
-  const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
-  iteration_ = std::make_shared<IterationState>(units);
-  const ModuleTree tree(root, false);
-  const auto may_be_unused = std::make_shared<std::vector<std::string>>();
-  for (const std::shared_ptr<Unit>& unit : units) {
-    unit->iteration_ = iteration_;
-    unit->groups_.set_comm_context(groups_.shared_comm_context());
-    unit->groups_.set_batch_mesh(groups_.mesh());
-    // A unit is labelled by the first of its modules that is below the root, because its other
-    // modules may be in another tree.
-    const auto below = std::ranges::find_if(
-        unit->modules_, [&](const nn::ModuleBase* module) { return tree.find(module); });
-    unit->settings_->label =
-        unit->is_root() ? "the root unit" : "unit '" + tree.find(*below)->fqn + "'";
-    if (unit->may_be_unused_) {
-      may_be_unused->push_back(unit->label());
-    }
-  }
-  for (const std::shared_ptr<Unit>& unit : units) {
-    unit->settings_->may_be_unused = may_be_unused;
-  }
-}
-
-/// The message about a write to an unsharded parameter that would be lost; "" if there was none.
-/// `writer`: the subject of the message.
-std::string Unit::lost_write(const std::string& writer) const {
-  for (const ParameterGroup& group : groups_.groups()) {
-    if (const std::string name = group.lost_write(); !name.empty()) {
-      return tessera::detail::concat(
-          writer, " wrote to its parameter '", name,
-          "', which is a gathered copy there, so that the write would be lost; write to "
-          "slot->persistent() outside of forward");
-    }
-  }
-  return "";
-}
-
-/// Only outside of forward and backward, where the unit itself has put the unsharded parameters
-/// into the slots.
-std::string Unit::write_by_hand() const {
-  const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
-  return computes || !installed() ? ""
-                                  : lost_write("the program, after unshard of " + label() + ",");
-}
-
-/// Checked before anything is gathered, because the next gather may free the written memory.
-void Unit::refuse_write_by_hand() const {
-  const std::string lost = write_by_hand();
-  TESSERA_CHECK(lost.empty(), lost);
-}
-
-void Unit::enter_as_root() {
-  if (iteration_ == nullptr) {
-    make_iteration();
-  }
-  if (is_root()) {
-    check_all_in_units();
-    for (const std::shared_ptr<Unit>& unit : iteration_->units()) {
-      unit->refuse_write_by_hand();
-    }
-    // Prepares every unit, including this one. Throws if called within this root's own backward.
-    follows_abandoned_ = iteration_->begin_forward();
-    return;
-  }
-  refuse_write_by_hand();
-  if (!iteration_->is_under_way()) {
-    await_compute();
-  } else if (!iteration_->runs()) {
-    refuse_outdated();
-  }
-}
-
-void Unit::await_compute() {
-  const bool between = iteration_ == nullptr || !iteration_->is_under_way();
-  // Outside of an iteration the shards may have been written since the pieces were cached. Within
-  // an iteration they must not be written, and backward needs the pieces.
-  if (between) {
-    groups_.each(&GatheredState::drop_piece);
-  }
-  if (between || !iteration_->runs()) {
-    std::vector<ParameterGroup*> holding;
-    for (ParameterGroup& group : groups()) {
-      if (group.gathered().holds_copies()) {
-        holding.push_back(&group);
-      }
-    }
-    free_outdated(holding, comm_context());
-  }
-  groups_.follow_compute();
-}
-
-/// Throws Error if this rank has written to shards whose old values are still gathered. Unlike
-/// await_compute(), the ranks exchange nothing, because a loss may call the unit many times.
-void Unit::refuse_outdated() {
-  for (const ParameterGroup& group : groups()) {
-    TESSERA_CHECK(!group.gathered().holds_copies() || group.gathered().is_current(), "forward of ",
-                  label(),
-                  ", whose parameters were written since they were gathered for a "
-                  "backward that is still to come; run that, or free them by fsdp::reshard");
-  }
-}
-
-/// In training, checks that all trainable parameters of the called module are in units, and checks
-/// again whenever a slot or a requires_grad has changed. Only the module whose forward was called
-/// can see parameters outside the units.
-void Unit::check_all_in_units() {
-  if (!c10::GradMode::is_enabled() || groups_.mesh().ranks() == 1) {
-    return;
-  }
-  const nn::ModuleBase* outermost = nn::detail::outermost_call();
-  const nn::ModuleBase& module = outermost == nullptr ? *modules_.front() : *outermost;
-  std::uint64_t slots = 0;
-  mix_slots(slots, module);
-  if (checked_slots_ != slots) {
-    refuse_forgotten_parameters(module, groups_.mesh(), checked_slots_.has_value());
-    checked_slots_ = slots;
-  }
-}
-
-void Unit::abandon_iteration() {
-  groups_.each(&GradientState::drop_unsharded);
-  groups_.each(&GatheredState::reshard, comm_context());
-}
-
-void Unit::begin_iteration() {
-  // A forward or backward that failed may have left this state anywhere.
-  to_run_.clear();
-  awaits_call_ = false;
-  buckets_left_ = groups().size();
-  buckets_backward_ = -1;
-  if (phase_ != UnitPhase::kNew) {
-    reset_to_idle();
-  }
-  prepare();
-  gather_on_all_ranks();
-}
-
-/// Gathers a unit that may be unused. The gather is not recorded in the gather order, which has
-/// only units that all ranks run.
-void Unit::gather_on_all_ranks() {
-  if (may_be_unused_) {
-    groups_.start_unshard();
-    groups_.each(&GatheredState::unshard, comm_context());
-  }
 }
 
 }  // namespace tessera::fsdp

@@ -29,22 +29,22 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
-/// The parameters of `modules` and of modules below them that belong to no unit yet and are not
-/// ignored. Throws Error for a parameter that a module outside of `modules` shares.
+/// The parameters of `modules` and of the modules below that belong to no unit yet and are not in
+/// Options::ignored. Throws Error for a parameter that a module outside of `modules` shares.
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options);
 
-/// The results of the options' functions for one parameter. Each function is called once.
+/// The results for one parameter of the functions in Options. Each function is called once.
 struct ParameterChoice {
-  Placement placement;  ///< on the dimension that shards; a valid dimension is >= 0
+  Placement placement;  ///< the placement on the dimension that shards; a valid dimension is >= 0
   DataMesh mesh;
 };
 
-/// The choices for each of `parameters`, of a unit on `mesh`. Throws Error for a mesh that cannot
+/// The choices for each of `parameters`, for a unit on `mesh`. Throws Error for a mesh that cannot
 /// be used.
 std::vector<ParameterChoice> choose(const nn::NamedSlots& parameters, const DataMesh& mesh,
                                     const Options& options);
 
-/// All decisions about a unit, made before anything is changed.
+/// All decisions about a unit, which precede all changes.
 struct UnitSpec {
   std::vector<nn::ModuleBase*> modules;
   DataMesh mesh;
@@ -67,28 +67,28 @@ bool reduces_in_buckets(const UnitSpec& spec);
 /// one parameter group for each.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec);
 
-/// The modules below a root, by FQN: those in no unit yet, or all of them.
+/// The modules below a root, by FQN: either all modules, or only those in no unit yet.
 class ModuleTree {
  public:
   struct Node {
     std::string fqn;  ///< the first FQN that leads to the module
     nn::ModuleBase* module;
     std::vector<std::size_t> children;  ///< the nearest ModuleBases below that have no other parent
-    /// all FQNs of the module, one for each place where it is registered
+    /// all FQNs of the module, one for each place where the module is registered
     std::vector<std::string> paths;
 
-    /// Whether each FQN in `inner` is this module or is below it.
+    /// Whether each FQN in `inner` is the FQN of this module or of a module below it.
     bool holds(const std::vector<std::string>& inner) const;
   };
 
-  /// `skip_units`: leaves out modules that are units, and the modules below them.
+  /// `skip_units`: whether to leave out modules that are units, and the modules below such modules.
   ModuleTree(const nn::ModuleBase& root, bool skip_units);
 
   /// All nodes, children before their parents; the root is the last.
   const std::vector<Node>& nodes() const { return nodes_; }
   /// The node at `fqn`; nullptr if there is none.
   const Node* find(const std::string& fqn) const;
-  /// The node of `module`; nullptr if it is not in this tree.
+  /// The node of `module`; nullptr if the tree does not contain `module`.
   const Node* find(const nn::ModuleBase* module) const;
 
  private:
@@ -99,19 +99,18 @@ class ModuleTree {
   std::vector<std::size_t> parentless_;  ///< while the tree is built: nodes without a parent yet
 };
 
-// Features of libtorch's modules that are incompatible with FSDP.
-
 /// Throws Error with the parameter's name for a parameter that gets sparse gradients. Reductions
 /// split gradients by rows, and a sparse gradient does not store all rows.
 void refuse_sparse_gradients(const nn::NamedSlots& parameters);
 
 /// Warns of the first batch norm, at or below `root` and in no unit yet, whose statistics cover
-/// only one rank's part of a batch that is spread over several `ranks`.
+/// only one rank's part of the batch if the batch is spread over `ranks` ranks.
 void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks);
 
-/// The parameters of a unit, in parameter groups, and their communication context. A unit usually
-/// has one group, and several if its parameters differ in type or mesh (experts). Every operation
-/// visits the groups in the order of the parameters, which is the same on all ranks.
+/// The parameters of a unit, in parameter groups, and the communication context of these groups. A
+/// unit usually has one group, or several groups if its parameters differ in type or mesh
+/// (experts). Every operation visits the groups in the order of the parameters, which is the same
+/// on all ranks.
 class UnitParameterGroups {
  public:
   /// Shards the parameters. Not collective.
@@ -124,10 +123,10 @@ class UnitParameterGroups {
   std::vector<ParameterGroup>& groups() { return groups_; }
   const std::vector<ParameterGroup>& groups() const { return groups_; }
 
-  /// The communication context; created at the first call if none was set.
+  /// The communication context; the first call creates it if no context was set.
   const CommContextPtr& shared_comm_context();
   CommContext& comm_context() { return *shared_comm_context(); }
-  /// Replaces the context. Work in progress on the old context is finished first.
+  /// Replaces the communication context. First finishes the work in progress on the old context.
   void set_comm_context(CommContextPtr context);
 
   /// Calls `act` on each group's gathered state or gradient state.
@@ -151,17 +150,19 @@ class UnitParameterGroups {
   void prepare(bool is_first);
   /// Throws Error if copies of parameters, or of their gradients, differ between ranks. Collective.
   void compare_copies() const;
-  /// Later gathers read the shards as the compute lane leaves them.
+  /// Makes later gathers wait for the work that the compute lane has issued, which may write the
+  /// shards.
   void follow_compute();
-  /// Starts the all-gathers of all groups; returns whether any was started. All are started before
-  /// the first is waited for.
+  /// Starts the all-gathers of all groups before the first is waited for. Returns whether any was
+  /// started.
   bool start_unshard();
 
-  /// Sets the mesh whose ranks each have a part of the batch. The groups' meshes may be slices of
-  /// it.
+  /// Sets the mesh whose ranks each have a part of the batch. The meshes of the groups may be
+  /// slices of that mesh.
   void set_batch_mesh(const DataMesh& batch);
 
-  /// Whether `tensor` is the unsharded tensor of the parameter in `slot`, allocated or not.
+  /// Whether `tensor` is the unsharded tensor of the parameter in `slot`, whether its memory is
+  /// allocated or not.
   bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const;
   /// Drops the reductions that a failed backward left in progress.
   void forget_reductions();
@@ -192,41 +193,40 @@ struct RowRange {
 };
 
 /// What the ranks exchange about random numbers when a training forward of a model begins: how many
-/// rows each has, and how many random operators it has counted. A rank that skipped some operators,
-/// for example a rank without rows, continues with the other ranks' counts.
+/// rows each rank has, and how many random operators each rank has counted. A rank that skipped
+/// some operators, for example a rank without rows, continues with the other ranks' counts.
 class RandomAgreement {
  public:
-  /// A training forward of the model of `modules` begins on the ranks of `dims`, which together
-  /// have `rows`; this rank has `count` of these. The first exchange includes the origins of the
-  /// parameters of `groups`, which must be the same on all ranks. Collective over the ranks,
-  /// between the hosts, in the first two forwards; in later ones only if the model has drawn random
-  /// numbers, which all ranks then know. A model without random numbers costs nothing. Throws
-  /// PeerError. Throws Error on all ranks that share a parameter whose shards come from different
-  /// tensors.
+  /// To be called when a training forward of the model of `modules` begins on the ranks of `dims`.
+  /// The ranks together have `rows`; this rank has `count` rows. The first exchange includes the
+  /// origins of the parameters of `groups`, which must be the same on all ranks. The first two
+  /// forwards are collective over the ranks, between the hosts. Later forwards are collective only
+  /// if the model has drawn random numbers, which all ranks then know. Throws PeerError. Throws
+  /// Error on all ranks that share a parameter whose shards are parts of different tensors.
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
                      const ParameterGroupsToCompare& groups);
-  /// How many rows the ranks had when they last compared them.
+  /// The numbers of rows of the ranks when the ranks last compared them.
   const RowRange& rows() const { return rows_; }
 
  private:
   using Counts = std::vector<std::int64_t>;
 
   bool compared_origins_ = false;
-  Counts agreed_;       ///< the counts that were compared last; empty before the first comparison
+  Counts agreed_;       ///< the counts at the last comparison; empty before the first comparison
   bool draws_ = false;  ///< whether any rank has drawn random numbers
   RowRange rows_;
-  bool quiet_ = false;  ///< two forwards have compared the counts, and nothing was drawn
-  /// The rows of the previous forward, if its ranks did not compare them.
+  bool quiet_ = false;  ///< whether two forwards have compared the counts and nothing was drawn
+  /// The rows of the previous forward, if the ranks did not compare these rows.
   std::shared_ptr<tessera::detail::BatchRows> unasked_;
 };
 
 class TESSERA_API Unit;
 
 /// The state that the units of one model share: the phase of the iteration, the order in which the
-/// units ran forward (by which backward and the next forward prefetch), and the work at the end of
-/// backward. Not thread-safe.
+/// units ran forward (for prefetches in backward and in the next forward), and the work at the end
+/// of backward. Not thread-safe.
 class IterationState : public std::enable_shared_from_this<IterationState> {
  public:
   /// The units in the order of the model's modules, the root first.
@@ -235,7 +235,8 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   IterationPhase phase() const { return phase_.now(); }
   /// Whether a forward or backward has begun that has failed or has not ended.
   bool is_open() const;
-  /// Whether backward has thrown. The phase then stays kBackward until the root's next forward.
+  /// Whether the running backward has thrown. The phase then stays kBackward until the root's next
+  /// forward.
   bool backward_failed() const;
   bool is_under_way() const { return is_open() && !backward_failed(); }
   /// Whether the root's forward or a backward is running.
@@ -246,25 +247,26 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   std::vector<std::shared_ptr<Unit>> units() const;
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
-  /// The root's forward begins: prepares all units. If an earlier iteration never had its backward,
-  /// frees what it left gathered, because the shards may have changed, and returns true. Throws
-  /// Error, and changes nothing, within this root's backward.
+  /// To be called when the root's forward begins. Prepares all units. If an earlier iteration had
+  /// no backward, frees what that iteration left gathered, because the shards may have changed, and
+  /// returns true. Within this root's backward, throws Error and changes nothing.
   bool begin_forward();
-  /// The root's forward has ended. Ends the forward of units of several modules of which some did
-  /// not run. Throws Error on all ranks if they have not gathered the same units. If no backward
-  /// follows, frees what is still gathered.
+  /// To be called when the root's forward has ended. Ends the forward of units of several modules
+  /// of which some did not run. Throws Error on all ranks if the ranks have not gathered the same
+  /// units. If no backward follows, frees what is still gathered.
   void end_forward(bool backward_comes);
   /// To be called when an all-gather of `unit` has begun.
   void began_gather(Unit& unit);
   /// To be called when `unit` begins its forward. Returns the next unit to prefetch, or nullptr.
   std::shared_ptr<Unit> gather_ahead(Unit& unit);
-  /// To be called when `unit` has run forward; backward may reach it as long as `token` is alive.
+  /// To be called when `unit` has run forward. Backward may reach the unit as long as `token` is
+  /// alive.
   void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
 
   /// To be called when backward has reached a unit.
   void enter_backward();
-  /// The unit whose forward ran before that of `unit`, or nullptr. Removes `unit` and all later
-  /// units from the order.
+  /// The unit whose forward ran before the forward of `unit`, or nullptr. Removes `unit` and all
+  /// later units from the forward order.
   std::shared_ptr<Unit> ran_before(const Unit& unit);
 
  private:
@@ -281,7 +283,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// Drops the reductions that a failed backward left in progress.
   void forget_reductions() const;
   void end_backward();
-  /// Ends the iteration when no work is in progress any more.
+  /// Ends the iteration.
   void close();
   template <class Act>
   void for_each_group(Act&& act) const;
@@ -295,15 +297,15 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   std::vector<Ran> forward_order_;  ///< forwards whose graphs may still get a backward
   GatherOrder gather_order_;
   std::weak_ptr<Unit> ahead_;  ///< the unit that forward prefetched last
-  /// A token owned by autograd's callback for the end of the running backward; it expires with the
-  /// callback.
+  /// A token that autograd's callback for the end of the running backward owns. The token expires
+  /// with the callback.
   std::weak_ptr<void> backward_;
   Phase<IterationPhase> phase_{IterationPhase::kIdle};
 };
 
-/// The result of fully_shard for one module, or for several modules that run one after another:
-/// their parameters, except those of units below, and the hooks that gather and reduce them.
-/// docs/fsdp.md draws its phases (UnitPhase). Not thread-safe.
+/// The result of fully_shard for one module, or for several modules that run one after another: the
+/// parameters of these modules, except those of units below, and the hooks that gather and reduce
+/// the parameters. docs/fsdp.md draws the phases of a unit (UnitPhase). Not thread-safe.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   /// Shards the parameters. Not collective.
@@ -314,10 +316,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void install();
 
   Settings& settings() { return *settings_; }
-  /// The unit's name in messages: its FQN once a root is known; before that, its class.
+  /// The unit's name in messages: its FQN once a root is known, before that the class of its
+  /// module.
   const std::string& label() const { return settings_->label; }
   bool may_be_unused() const { return may_be_unused_; }
-  /// The parameters that Options::ignored named.
+  /// The parameters and buffers in Options::ignored.
   const std::unordered_set<nn::SlotPtr>& ignored() const { return ignored_; }
   UnitPhase phase() const { return phase_.now(); }
   UnitParameterGroups& parameters() { return groups_; }
@@ -328,16 +331,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Whether the unit has several buckets. The gradient hooks of its parameters then call
   /// note_gradient().
   bool in_buckets() const { return in_buckets_ && groups_.groups().size() > 1; }
-  /// Backward has computed the gradient of `parameter`, and adds it to `.grad` next. Reduces the
-  /// buckets that were complete before.
+  /// To be called when backward has computed the gradient of `parameter` and will add the gradient
+  /// to `.grad` next. Reduces the buckets that were complete before.
   void note_gradient(const ShardedParameter& parameter);
-  /// Whether another unit is known to be this unit's root.
+  /// Whether the root of this unit is known and is another unit.
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }
   bool unsharded() const { return groups_.all(&GatheredState::unsharded); }
 
-  /// For gathers outside of a root's forward, which itself does the same: later gathers read the
-  /// shards as the compute lane leaves them, and copies of shards that were written since they were
-  /// gathered are freed. Collective outside of forward and backward.
+  /// To be called before a gather outside of a root's forward. Later gathers wait for the compute
+  /// lane, and gathered copies of shards that were written since the gather are freed. Collective
+  /// outside of forward and backward.
   void await_compute();
   void start_unshard();
   void unshard();
@@ -347,30 +350,29 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Puts the shards into the slots, as between calls. The gathered memory stays allocated for
   /// backward.
   void install_sharded() { groups_.each(&GatheredState::install_sharded); }
-  /// A message if the program has written to parameters that it had unsharded by hand, and the
-  /// write would be lost; "" otherwise.
+  /// A message if the program has written to parameters that the program had unsharded by hand, and
+  /// the write would be lost; "" otherwise.
   std::string write_by_hand() const;
 
   // Hooks around each call of a module's method that uses the module's parameters.
   void pre_forward(nn::TensorList inputs);
   void post_forward(nn::ModuleBase& module, nn::TensorList outputs);
-  /// Called after the other hooks, also if one of them or the method has thrown.
+  /// Called after the other hooks, even if another hook or the method has thrown.
   void end_call();
 
   // IterationState calls the functions below for all units.
 
-  /// Frees what an earlier iteration without its backward left gathered.
+  /// Frees what an earlier iteration that had no backward left gathered.
   void abandon_iteration();
   /// Called when the root's forward begins.
   void begin_iteration();
-  /// Gathers a unit that may be unused, which only some ranks may reach; does nothing if it is
-  /// unsharded. Collective.
+  /// Gathers a unit that may be unused, which only some ranks may reach. Does nothing if the unit
+  /// is unsharded. Collective.
   void gather_on_all_ranks();
-  /// Called when the root's forward has ended: warns of modules of this unit that did not run, and
+  /// Called when the root's forward has ended. Warns of modules of this unit that did not run, and
   /// ends the unit's forward.
   void end_partial_forward();
-  /// Called when backward has ended: reduces the remaining gradients and frees what is still
-  /// gathered.
+  /// Called when backward has ended. Reduces the remaining gradients and frees gathered memory.
   void end_backward();
 
  private:
@@ -395,13 +397,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void free_after_backward();
   void free_idle_buffers();
 
-  /// A call of the unit that autograd has recorded; the call's graph owns this object.
+  /// A call of the unit that autograd has recorded. The graph of the call owns this object.
   struct RecordedCall {
     std::vector<const tessera::detail::Node*> results;  ///< the nodes that made the call's results
     int backward = -1;  ///< the last backward that has reached the call
   };
-  /// `call`: the call whose results' gradient was computed; nullptr if the gradient is of something
-  /// else.
+  /// `call`: the call whose results now have a gradient; nullptr for the gradient of another
+  /// tensor.
   void pre_backward(RecordedCall* call);
   bool is_called_again() const;
   void post_backward(nn::TensorList gradients);
@@ -420,19 +422,19 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
   UnitParameterGroups groups_;
-  std::shared_ptr<IterationState> iteration_;  ///< nullptr until a root is known
+  std::shared_ptr<IterationState> iteration_;  ///< nullptr until the root is known
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 
   std::optional<c10::ScalarType> restored_dtype_;  ///< the result type of the current call
   /// Modules of this unit that have not run yet in the current forward.
   std::unordered_set<const nn::ModuleBase*> to_run_;
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;
-  // The buckets are reduced from the last to the first, in which order backward usually completes
-  // them. The order is fixed, so that it is the same on ranks that use different parameters.
-  /// The groups that the current backward has not reduced are the first buckets_left_.
+  // Buckets are reduced from the last to the first, the order in which backward usually completes
+  // buckets. The order is fixed, so that it is the same on ranks that use different parameters.
+  /// The number of groups, from the first, that the current backward has not reduced.
   std::size_t buckets_left_;
   int buckets_backward_ = -1;  ///< the backward that may reduce buckets early; -1: none
-  /// The parameters whose gradients that backward has computed.
+  /// The parameters whose gradients backward number buckets_backward_ has computed.
   std::unordered_set<const ShardedParameter*> noted_;
   bool awaits_call_ = false;  ///< gradients are reduced when backward has passed another call
   bool warned_ = false;       ///< has warned about modules that did not run
@@ -440,23 +442,24 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
   RandomAgreement random_agreement_;  ///< used only in the root
   bool warned_of_rows_ = false;
-  /// In the root: a hash of the model's slots when they were last checked (check_all_in_units).
+  /// In the root: a hash of the model's slots at the last check (check_all_in_units).
   std::optional<std::uint64_t> checked_slots_;
-  bool follows_abandoned_ = false;  ///< in the root: the previous iteration had no backward
+  bool follows_abandoned_ = false;  ///< in the root: whether the previous iteration had no backward
 };
 
-/// Makes a unit of modules that are not units yet, and attaches it to them. Not collective.
+/// Makes a unit of modules that are not units yet, and attaches the unit to the modules. Not
+/// collective.
 void make_unit(const UnitSpec& spec);
 
-/// The unit of `module`. Throws Error if there is none; `caller` is the called function's name for
-/// the message.
+/// The unit of `module`. Throws Error if there is none; `caller` is the name of the called function
+/// in the message.
 std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller);
 
-/// The units of `module` and, with `recurse`, of the modules below it, each once, in the order of
+/// The units of `module` and, with `recurse`, of the modules below, each once, in the order of
 /// registration.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse);
-/// Like the other overload, but throws Error if there is no unit; `caller` is the called function's
-/// name for the message.
+/// Like the overload without `caller`, but throws Error if there is no unit; `caller` is the name
+/// of the called function in the message.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
                                             const char* caller);
 
@@ -464,24 +467,18 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
 nn::ModuleWalk outside_of_units();
 
 // The tensors that enter and leave a unit's forward. The unit computes on its device, in the type
-// of its mixed-precision policy. A tensor that already fits stays the same object. Tensors without
-// values (meta) are not moved, nor are distributed tensors, whose mesh has a device.
+// of its mixed-precision policy. A tensor that already has this device and type stays the same
+// object. Tensors without values (meta) are not moved, nor are distributed tensors, whose mesh has
+// a device.
 
 /// Moves the arguments of a forward to `device`, differentiably.
 void move_inputs(nn::TensorList inputs, c10::Device device);
 
-/// Moves the buffers of `modules` and of the modules below them, except the buffers of units and
-/// those in `ignored`. All references to a buffer (an nn::Parameter, or a tensor that libtorch's
+/// Moves the buffers of `modules` and of the modules below, except the buffers of units and the
+/// buffers in `ignored`. All references to a buffer (an nn::Parameter, or a tensor that libtorch's
 /// register_buffer returned) see the moved buffer.
 void move_buffers(const std::vector<nn::ModuleBase*>& modules, c10::Device device,
                   const std::unordered_set<nn::SlotPtr>& ignored);
-
-/// Casts the floating-point tensors among `tensors` to `dtype`, differentiably. Does nothing if
-/// `dtype` is empty.
-void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype);
-
-/// The type of the first floating-point tensor.
-std::optional<c10::ScalarType> floating_type(nn::TensorList tensors);
 
 }  // namespace tessera::fsdp
 TESSERA_API_FOR_TEST_END

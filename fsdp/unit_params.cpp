@@ -31,10 +31,10 @@ namespace tessera::fsdp {
 namespace {
 
 // Compares the copies of parameters on FSDP's ranks by a hash. Training would continue without an
-// error with a copy that differs, because gradients are averaged over copies but values are not.
+// error with a different copy, because gradients are averaged over copies but values are not.
 
-// With replicas (HSDP, replicate()) ranks have copies of all parameters. Without, the ranks that
-// shard have copies of the parameters that are not split.
+// With replicas (HSDP, replicate()) ranks have copies of all parameters. Without replicas, the
+// ranks that shard have copies of the parameters that are not split.
 
 using tessera::detail::Equality;
 using tessera::detail::Replica;
@@ -50,8 +50,8 @@ Replica copy_of(const ShardedParameter& parameter, Of of) {
   return {"the gradient of " + name, gradient.defined() ? local_tensor(gradient) : at::Tensor()};
 }
 
-/// The copies of parameters to compare. `all`: of every parameter; otherwise only of parameters
-/// that are not split.
+/// The copies to compare: with `all` of every parameter, otherwise of the parameters that are not
+/// split.
 std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   std::vector<Replica> replicas;
   for (const ShardedParameter& parameter : group.parameters()) {
@@ -62,7 +62,7 @@ std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   return replicas;
 }
 
-/// Compares the copies of each parameter, or of its gradient, of the unit named `label`. If they
+/// Compares the copies of each parameter, or of its gradient, of the unit named `label`. If copies
 /// differ, throws Error on all ranks that have the copies. Collective over the groups' meshes. Does
 /// nothing where there are no copies.
 void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, Of of,
@@ -87,12 +87,12 @@ void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, 
 
 // A debug check at a unit's first gather that all ranks have built the same model. Shards are
 // padded to one size, so collectives of different parameters may succeed and give each rank the
-// values of another parameter, and nothing else would detect it.
+// values of another parameter, which no other check detects.
 
 using Numbers = std::vector<std::int64_t>;
 
-/// The hash of a parameter's description. Ranks exchange hashes and not texts, whose lengths
-/// differ, and print only their own text.
+/// The hash of a parameter's description. Ranks exchange hashes instead of texts, whose lengths
+/// differ; each rank prints its own text.
 std::int64_t hash_of_line(const std::string& text) {
   return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
 }
@@ -110,9 +110,9 @@ std::vector<std::string> lines_of(const std::vector<const ParameterGroup*>& grou
   return lines;
 }
 
-/// Returns the difference that the ranks of `mesh` found, or an empty string. The text is the same
-/// on all ranks except for each rank's own parameters. `earlier`: the result for smaller meshes.
-/// Collective.
+/// Compares the parameters of the ranks of `mesh`. Returns a text about a difference, or an empty
+/// string. The text is the same on all ranks except for each rank's own parameters. `earlier`: the
+/// result for smaller meshes. Collective.
 std::string compare(const DeviceMesh& mesh, c10::Device device,
                     const std::vector<std::string>& lines, const std::string& earlier) {
   Numbers hashes;
@@ -124,8 +124,8 @@ std::string compare(const DeviceMesh& mesh, c10::Device device,
   };
   const auto name = [&](std::size_t rank) { return mesh.ranks()[rank]; };
 
-  // Exchanges the counts first, because gather_values needs the same number of values from every
-  // rank.
+  // The numbers of parameters are exchanged first, because gather_values needs the same number of
+  // values from every rank.
   comm::Communicator& group = flush_pending_transfers(mesh.group_of_all_ranks());
   const std::vector<Numbers> counts = comm::gather_values(
       group, device, {static_cast<std::int64_t>(lines.size()), earlier.empty() ? 0 : 1});
@@ -135,8 +135,8 @@ std::string compare(const DeviceMesh& mesh, c10::Device device,
   }
   const auto mismatched =
       std::ranges::find_if(counts, [](const Numbers& own) { return own[1] != 0; });
-  // The earlier result is exchanged with the counts, so that ranks of a larger mesh learn what a
-  // smaller one found and all of them throw.
+  // The earlier result is exchanged with the numbers, so that all ranks of a larger mesh learn of a
+  // difference that a smaller mesh found, and all of them throw.
   if (!earlier.empty()) {
     return earlier;
   }
@@ -158,9 +158,8 @@ std::string compare(const DeviceMesh& mesh, c10::Device device,
 }
 
 /// With TESSERA_DEBUG=1, checks that in the unit named `label` all ranks of `mesh`, and of the
-/// groups' own meshes, have parameters of the same names, sizes and types; otherwise throws Error
-/// on all of these ranks. The check is needed because different parameters may have padded shards
-/// of equal size. Collective with TESSERA_DEBUG=1; else does nothing.
+/// groups' own meshes, have parameters with equal names, sizes and types. Otherwise throws Error on
+/// all of these ranks. Collective with TESSERA_DEBUG=1; without it, does nothing.
 void check_same_parameters(std::vector<ParameterGroup>& groups, const DataMesh& mesh,
                            const std::string& label) {
   if (!tessera::detail::debug_checks()) {
@@ -194,7 +193,7 @@ void check_same_parameters(std::vector<ParameterGroup>& groups, const DataMesh& 
 }
 
 /// Disables inference mode while this object exists. Tensors made in this scope outlive the call,
-/// and training uses them too.
+/// and training also uses them.
 class OutsideInferenceMode {
  public:
   OutsideInferenceMode() {
@@ -212,14 +211,14 @@ class OutsideInferenceMode {
 UnitParameterGroups::UnitParameterGroups(const UnitSpec& spec,
                                          std::shared_ptr<const Settings> settings)
     : mesh_(spec.mesh), settings_(std::move(settings)) {
-  // Groups are made once: a later conversion changes their layout but never their members.
+  // Groups are made once: a later conversion changes the layout of a group but never its members.
   const Options& options = spec.options;
   for (const std::vector<ParameterSpec>& parameters : grouped(spec)) {
     groups_.emplace_back(parameters, options.mp_policy, options.post_forward_mesh_size, settings_);
   }
-  // Expert parameters: other slices of the unit's mesh have other parameters, so norms must count
-  // all of them. If one tensor is split over these slices as well, its own mesh contains this
-  // information.
+  // Other slices of the unit's mesh have other expert parameters, so norms must count the
+  // parameters of all slices. If one tensor is split over these slices as well, the mesh of the
+  // tensor contains this information.
   for (const ParameterSpec& parameter : spec.parameters) {
     if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
       parameter.slot->set_distinct_along(mesh_.all);
@@ -228,7 +227,8 @@ UnitParameterGroups::UnitParameterGroups(const UnitSpec& spec,
 }
 
 UnitParameterGroups::~UnitParameterGroups() {
-  // The context contains pointers to the gradient states of these groups.
+  // Drops the reductions, because the context contains pointers to the gradient states of these
+  // groups.
   forget_reductions();
 }
 
@@ -259,8 +259,8 @@ void UnitParameterGroups::prepare(bool is_first) {
   for (ParameterGroup& group : groups_) {
     group.prepare(comm_context());
   }
-  // Copies are compared at the first prepare() and not earlier, because shards may have been put
-  // into the slots since the unit was made.
+  // Copies are compared at the first prepare(), because the program may have put other values into
+  // the slots since the unit was made.
   if (is_first) {
     check_copies(groups_, Equality::kBitwise, Of::kValues, settings_->label);
   }
@@ -271,7 +271,7 @@ void UnitParameterGroups::compare_copies() const {
   check_copies(groups_, Equality::kRounded, Of::kGradients, settings_->label);
 }
 
-/// Orders the all-gather lane after the compute lane. Gathers in the compute lane need no order.
+/// Orders the all-gather lane after the compute lane. Gathers in the compute lane need no wait.
 void UnitParameterGroups::follow_compute() {
   if (!settings_->unshard_async_op) {
     comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
@@ -288,7 +288,7 @@ bool UnitParameterGroups::start_unshard() {
 }
 
 /// Expert parameters are reduced over the ranks that have the same experts. The loss is the mean
-/// over all ranks with different data, so the gradient is divided by their number.
+/// over all ranks with different data, so gradients are divided by the number of these ranks.
 void UnitParameterGroups::set_batch_mesh(const DataMesh& batch) {
   for (ParameterGroup& group : groups_) {
     if (is_slice(group.mesh().all, batch.all)) {
@@ -312,10 +312,10 @@ void UnitParameterGroups::forget_reductions() {
   }
 }
 
-// Whether a model draws random numbers is unknown before its forward. A rank may skip all random
-// operators, so a comparison that starts at the first random operator could wait for that rank
-// forever. So the ranks compare when the forward begins, until it is known that the model draws
-// nothing.
+// The ranks compare their random counts when a forward begins, until it is known that the model
+// draws nothing. Whether a model draws random numbers is unknown before its forward. A rank may
+// skip all random operators, so a comparison that starts at the first random operator could wait
+// for that rank forever.
 
 namespace {
 
@@ -357,7 +357,7 @@ std::int64_t hash_of(const Counts& counts) {
   return static_cast<std::int64_t>(hash);
 }
 
-/// Sets each of `counts` to its maximum over all ranks of `dims`. Collective.
+/// Sets each of `counts` to the maximum of that count over all ranks of `dims`. Collective.
 void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
   for (const DeviceMesh& dim : dims) {
     if (dim.size() == 1) {
@@ -370,9 +370,9 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
 }
 
 // The shards of one parameter must be parts of one tensor: of a tensor that all ranks had, or of
-// values from one seed. Parts of different tensors also fit together, and training would continue
-// without an error. The shards' values do not show the mistake, so the ranks compare the origins of
-// the values.
+// values from one seed. Parts of different tensors have fitting sizes too, and training would
+// continue without an error. The values of the shards do not show the mistake, so the ranks compare
+// the origins of the values.
 
 /// The hash of the origins (ShardedParameter::origin) of all parameters of `groups` on this rank.
 std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
@@ -385,7 +385,7 @@ std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
 }
 
 /// Describes the parameters of `group` whose origins differ between ranks; empty if there are none.
-/// A rank without a part, or that loaded its part, has no origin to compare.
+/// A rank that has no part, or that loaded its part, has no origin to compare.
 std::string different_origins(const ParameterGroup& group) {
   const DeviceMesh& mesh = group.mesh().shard;
   if (mesh.size() == 1) {
@@ -398,8 +398,8 @@ std::string different_origins(const ParameterGroup& group) {
   return nn::detail::different_origins(mesh, origins);
 }
 
-/// Compares origins parameter by parameter, for ranks whose hashes differ. Throws Error, on all
-/// ranks that share the parameter, for a parameter whose shards come from different tensors.
+/// Compares the origins of each parameter, for ranks whose hashes differ. If the shards of a
+/// parameter are parts of different tensors, throws Error on all ranks that share the parameter.
 /// Collective over the groups' meshes, between the hosts.
 void check_origins(const std::vector<const ParameterGroup*>& groups) {
   std::string difference;
@@ -427,9 +427,9 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   }
   const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
   Counts counts = counts_of(dropouts);
-  // Usually all ranks have the same counts. The exchange of the rows also carries the counts' hash
-  // and its complement, which gives the hash's maximum and minimum. The counts themselves are
-  // exchanged only if the hashes differ.
+  // Usually all ranks have the same counts. The exchange of the rows also contains the hash of the
+  // counts and its complement, which gives the maximum and the minimum of the hash. The counts
+  // themselves are exchanged only if the hashes differ.
   const std::int64_t hash = hash_of(counts);
   const bool first = !compared_origins_;
   const auto compared = first ? groups() : std::vector<const ParameterGroup*>();
@@ -437,7 +437,7 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   const auto largest = rows->settle({hash, ~hash, origin, ~origin, count, ~count});
   rows_ = {~largest[5], largest[4]};
   if (largest[0] != ~largest[1]) {
-    // A rank that skipped a random operator has a lower count than the others.
+    // A rank that skipped a random operator has a lower count than the other ranks.
     raise_to_largest(counts, dims);
     set_counts(dropouts, counts);
   }

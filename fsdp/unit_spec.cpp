@@ -17,19 +17,19 @@
 
 namespace tessera::fsdp {
 
-// Turns options into the decisions for a unit: its parameters, and for each parameter its
-// placement, mesh and device. All functions of the caller are called, and all results checked,
-// before a parameter is changed. A wrap plan uses the same functions.
+// Turns options into the decisions for a unit: its parameters, and for each parameter the
+// placement, mesh and device. Before a parameter is changed, all functions in the options are
+// called and all results are checked. A wrap plan uses the same functions.
 
 namespace {
 
-/// The parameter slots of a module and of its submodules, except those in units.
+/// The parameter slots of a module and of its submodules, except the slots that belong to units.
 struct Territory {
   nn::NamedSlots slots;
   std::unordered_set<const nn::ModuleBase*> modules;
   std::unordered_set<const nn::ParameterSlot*> seen;
 
-  /// `prefix`: prepended to the parameter names.
+  /// `prefix` is prepended to the parameter names.
   void add(const nn::ModuleBase& root, const std::string& prefix) {
     const auto add_module = [&](const std::string& fqn, const nn::ModuleBase& module) {
       modules.insert(&module);
@@ -45,8 +45,8 @@ struct Territory {
 
 void check_owned(const Territory& territory, const std::string& name,
                  const nn::ParameterSlot& slot) {
-  // A module outside of the unit that shares the parameter would run with the shard instead of the
-  // parameter.
+  // A module outside of the unit that shares the parameter would compute with the shard instead of
+  // the parameter.
   for (const nn::ParameterSlot::Owner& owner : slot.owners()) {
     TESSERA_CHECK(territory.modules.contains(owner.module), "fully_shard: parameter '", name,
                   "' is shared with a ", owner.module->name(),
@@ -54,10 +54,10 @@ void check_owned(const Territory& territory, const std::string& name,
   }
 }
 
-/// The placement of `tensor` on the dimension that shards, by the option's function.
+/// The placement of `tensor` on the dimension that shards, chosen by Options::shard_placement.
 Placement placement_of(const std::string& name, const at::Tensor& tensor,
                        const PlacementFunction& function) {
-  // A scalar has no dimension to split, so the option's function is not called.
+  // A scalar has no dimension to split, so Options::shard_placement is not called for it.
   if (tensor.dim() == 0) {
     return Replicate{};
   }
@@ -80,7 +80,7 @@ DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMe
   return DataMesh(*own);
 }
 
-/// The dimension to shard; nullopt to replicate.
+/// The dimension to shard; nullopt if the parameter is replicated.
 std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor& tensor,
                                       const Placement& placement) {
   if (is_replicate(placement)) {
@@ -94,8 +94,8 @@ std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor&
   return shard->dim;
 }
 
-/// Throws Error unless `size` divides the number of ranks, so that the post-forward meshes of
-/// neighbouring ranks all have the same size.
+/// Throws Error unless `size` divides the number of ranks. Otherwise the post-forward meshes of
+/// neighbouring ranks would differ in size.
 void check_post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   TESSERA_CHECK(size >= 1 && mesh.shard.size() % size == 0,
                 "fully_shard: post_forward_mesh_size = ", size, " does not divide the ",
@@ -116,14 +116,14 @@ ShardHome home_of(const DataMesh& mesh, const Options& options) {
   if (!options.offload_policy) {
     return {.device = device};
   }
-  // Page-locked memory speeds up copies to a GPU, so it is not used if the unit computes on a CPU.
+  // Page-locked memory speeds up copies to a GPU, so a unit that computes on a CPU does not use it.
   return {.device = c10::kCPU,
           .pinned = options.offload_policy->pin_memory && !device.is_cpu(),
           .offloaded = true};
 }
 
-/// Throws Error if the tensor is already split on a dimension of the mesh, because a joined mesh
-/// would name that dimension twice.
+/// Throws Error if the tensor is already split on a dimension of `mesh`, because a joined mesh
+/// would contain that dimension twice.
 void check_not_split(const std::string& name, const nn::ParameterSlot& slot, const DataMesh& mesh) {
   const at::Tensor& tensor = slot.persistent();
   if (!tessera::is_distributed(tensor)) {
@@ -146,8 +146,8 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
   Territory territory;
   for (std::size_t i = 0; i < modules.size(); ++i) {
     modules[i]->named_slots();  // throws for modules whose parameters have no slots
-    // The modules of one unit may have parameters of the same name, so the prefix distinguishes
-    // them in messages.
+    // The prefix distinguishes parameters in messages, because the modules of one unit may have
+    // parameters of the same name.
     territory.add(*modules[i], modules.size() == 1 ? "" : std::to_string(i) + ".");
   }
   nn::NamedSlots parameters;
@@ -181,8 +181,8 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, slot] = parameters[i];
     const ParameterChoice& choice = choices[i];
-    // A parameter on its own mesh caches its post-forward pieces on that mesh, which has other
-    // ranks.
+    // A parameter on its own mesh caches its post-forward pieces on that mesh, whose ranks differ
+    // from the ranks of the unit's mesh.
     check_post_forward_mesh(choice.mesh, options.post_forward_mesh_size);
     check_not_split(name, *slot, choice.mesh);
     const std::optional<std::int64_t> dim = shard_dim(name, slot->get(), choice.placement);
@@ -273,7 +273,7 @@ ModuleTree::ModuleTree(const nn::ModuleBase& root, bool skip_units) {
     const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module);
     return skip_units && ours != nullptr && ours->attached<Unit>() != nullptr;
   };
-  // const_cast because units are made of the modules found here; building the tree changes no
+  // const_cast because units are made of the modules in the tree; building the tree changes no
   // module.
   nn::visit_modules(const_cast<nn::ModuleBase&>(root),
                     [this](const std::string& fqn, nn::ModuleBase& module) { add(fqn, module); },
@@ -282,8 +282,8 @@ ModuleTree::ModuleTree(const nn::ModuleBase& root, bool skip_units) {
 }
 
 void ModuleTree::add(const std::string& fqn, nn::ModuleBase& module) {
-  // The nearest ModuleBases below, even with stock libtorch modules in between. The walk visits
-  // children first, so the nodes below this one are the last that were added.
+  // The children are the nearest ModuleBases below, even with stock libtorch modules in between.
+  // The walk visits children first, so the nodes below this node are the last that were added.
   const auto first = std::ranges::find_if(
       parentless_, [&](std::size_t node) { return leads_through(fqn, nodes_[node].fqn); });
   std::vector<std::size_t> children(first, parentless_.end());
@@ -310,7 +310,7 @@ const ModuleTree::Node* ModuleTree::find(const nn::ModuleBase* module) const {
 
 namespace {
 
-/// The module that an nn::Hooked adopts; any other module itself.
+/// The module that an nn::Hooked adopts; for any other module, the module itself.
 const torch::nn::Module& adopted_or_own(const torch::nn::Module& module) {
   const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
   return holder == nullptr ? module : holder->adopted_module();
@@ -323,8 +323,8 @@ bool makes_sparse_gradients(const torch::nn::Module& module) {
          (bag != nullptr && bag->options.sparse());
 }
 
-/// Whether `module` is a batch norm that takes statistics of the batch. In eval mode a batch norm
-/// takes the running statistics, if it has them.
+/// Whether `module` is a batch norm that uses statistics of the batch. In eval mode a batch norm
+/// uses its running statistics, if it has any.
 template <class Norm>
 bool is_batch_norm(const torch::nn::Module& module) {
   const auto* norm = module.as<Norm>();

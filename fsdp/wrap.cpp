@@ -1,7 +1,7 @@
-// Wrap plans: which modules of a tree become units. plan_units queries a policy for each module and
-// puts every parameter into the lowest unit that contains it. apply_plan checks a plan, which the
-// caller may have changed or made for another tree, and makes the units. Only apply_plan changes
-// the model.
+// Wrap plans: which modules of a tree become units. plan_units calls a policy for each module and
+// puts every parameter into the lowest unit that contains the parameter. apply_plan checks a plan,
+// which the caller may have changed or made for another tree, and makes the units. Only apply_plan
+// changes the model.
 
 #include <algorithm>
 #include <map>
@@ -25,8 +25,8 @@ std::string name_of(const std::string& fqn) {
   return fqn.empty() ? "the root" : "'" + fqn + "'";
 }
 
-// Policies. Policies with a pattern have named types, which for_each_pattern finds inside of
-// std::function, so that a pattern that matches no module is an error.
+// Policies with a pattern have named types, which for_each_pattern finds inside of a std::function,
+// so that a pattern that matches no module is an error.
 
 std::optional<Options> own_or_root(const std::optional<Options>& own, const Candidate& candidate) {
   return own ? own : candidate.root_options;
@@ -86,8 +86,6 @@ void check_patterns(const nn::ModuleBase& root, const Policy& policy) {
   });
 }
 
-// Reading the module tree.
-
 /// The modules of `root` that are in no unit. Throws Error if `root` is a unit. `call`: the
 /// caller's name in messages.
 ModuleTree plannable_tree(const nn::ModuleBase& root, const char* call) {
@@ -101,7 +99,7 @@ ModuleTree plannable_tree(const nn::ModuleBase& root, const char* call) {
 struct TreeParameter {
   std::string fqn;
   nn::SlotPtr slot;
-  std::vector<std::string> owners;  ///< all FQNs of all modules that share it
+  std::vector<std::string> owners;  ///< all FQNs of all modules that share the parameter
 };
 
 std::vector<std::string> owners_of(const nn::ParameterSlot& slot, const std::string& fqn,
@@ -118,8 +116,9 @@ std::vector<std::string> owners_of(const nn::ParameterSlot& slot, const std::str
   return owners;
 }
 
-/// Every parameter once, in the order of the tree's modules, under its first FQN. Throws Error for
-/// a parameter that a module outside of the tree shares, and for a parameter without a slot.
+/// Every parameter once, in the order of the tree's modules, under the parameter's first FQN.
+/// Throws Error for a parameter that a module outside of the tree shares, and for a parameter
+/// without a slot.
 std::vector<TreeParameter> parameters_of(const ModuleTree& tree) {
   tree.nodes().back().module->named_slots();  // throws for modules whose parameters have no slots
   std::vector<TreeParameter> parameters;
@@ -136,15 +135,13 @@ std::vector<TreeParameter> parameters_of(const ModuleTree& tree) {
   return parameters;
 }
 
-// The steps of plan_units.
-
 /// The units that `policy` chooses. Visits children first, so that a policy by size sees only the
 /// parameters that the units below have not taken.
 WrapPlan chosen_units(const ModuleTree& tree, const Policy& policy, const Options& root_options) {
   WrapPlan plan;
-  std::vector<std::int64_t> left(tree.nodes().size());  // elements in no unit yet, by node
+  std::vector<std::int64_t> left(tree.nodes().size());  // per node: elements in no unit yet
   std::set<const nn::ParameterSlot*> counted;
-  for (std::size_t i = 0; i + 1 < tree.nodes().size(); ++i) {  // the last is the root
+  for (std::size_t i = 0; i + 1 < tree.nodes().size(); ++i) {  // the last node is the root
     const ModuleTree::Node& node = tree.nodes()[i];
     for (const auto& [name, slot] : node.module->slots()) {
       left[i] += counted.insert(slot.get()).second ? slot->get().numel() : 0;
@@ -164,8 +161,8 @@ WrapPlan chosen_units(const ModuleTree& tree, const Policy& policy, const Option
   return plan;
 }
 
-/// Puts each parameter into the lowest unit that contains all modules that own it. The plan lists
-/// children first, so the first such unit is the lowest.
+/// Puts each parameter into the lowest unit that contains all modules that own the parameter. The
+/// plan lists children first, so the first such unit is the lowest.
 std::map<std::string, nn::SlotPtr> distribute(const ModuleTree& tree, WrapPlan& plan) {
   std::vector<const ModuleTree::Node*> nodes;
   for (const PlannedUnit& unit : plan) {
@@ -176,7 +173,8 @@ std::map<std::string, nn::SlotPtr> distribute(const ModuleTree& tree, WrapPlan& 
     if (plan.back().options.ignored.contains(parameter.slot)) {
       continue;
     }
-    // Always found, because the root is the last unit and contains every module of the tree.
+    // The search always succeeds, because the root is the last unit and contains every module of
+    // the tree.
     const auto lowest = std::ranges::find_if(
         nodes, [&](const ModuleTree::Node* node) { return node->holds(parameter.owners); });
     PlannedUnit& unit = plan[static_cast<std::size_t>(lowest - nodes.begin())];
@@ -189,9 +187,9 @@ std::map<std::string, nn::SlotPtr> distribute(const ModuleTree& tree, WrapPlan& 
   return slots;
 }
 
-/// Throws Error for a unit with both frozen and trainable parameters. Such a unit is gathered in
-/// every backward, with its frozen parameters. In a unit of their own, frozen parameters would be
-/// gathered only if a gradient passes through the unit.
+/// Throws Error for a unit with both frozen and trainable parameters. The frozen parameters of such
+/// a unit are gathered in every backward. In a separate unit, frozen parameters are gathered only
+/// if a gradient passes through the unit.
 void check_frozen(const PlannedUnit& unit, const std::map<std::string, nn::SlotPtr>& slots) {
   if (unit.options.allow_mixed_frozen || unit.frozen_numel == 0 ||
       unit.frozen_numel == unit.numel) {
@@ -212,13 +210,11 @@ void check_frozen(const PlannedUnit& unit, const std::map<std::string, nn::SlotP
        "set Options::allow_mixed_frozen");
 }
 
-// The steps of apply_plan.
-
 /// A unit of a plan, found in the module tree.
 struct Target {
   const PlannedUnit* unit;
   nn::ModuleBase* module;
-  nn::NamedSlots parameters;  ///< with their names within the unit
+  nn::NamedSlots parameters;  ///< the parameters with their names within the unit
 };
 
 /// Finds the modules and parameters of a wrap plan, each once.
@@ -249,7 +245,8 @@ class TargetFinder {
     TESSERA_CHECK(units_.insert(unit.fqn).second, "apply_plan: the plan has a unit ",
                   name_of(unit.fqn), " twice; remove one");
     Target target{&unit, node->module, {}};
-    // Names within a unit are relative to its module; the plan has names relative to the root.
+    // Names within a unit are relative to the unit's module; names in the plan are relative to the
+    // root.
     const std::size_t prefix = unit.fqn.empty() ? 0 : unit.fqn.size() + 1;
     for (const std::string& fqn : unit.parameters) {
       target.parameters.emplace_back(fqn.substr(prefix), take(fqn, *node));
@@ -270,7 +267,7 @@ class TargetFinder {
     return found->second.slot;
   }
 
-  /// Throws Error for a parameter in no unit: each rank would have the whole parameter, and its
+  /// Throws Error for a parameter in no unit. Each rank would have the whole parameter, whose
   /// gradient would not be reduced.
   void check_covered(const WrapPlan& plan) const {
     for (const auto& [fqn, parameter] : parameters_) {
@@ -285,7 +282,8 @@ class TargetFinder {
 
   const ModuleTree& tree_;
   std::map<std::string, TreeParameter> parameters_;  ///< all parameters of the tree, by FQN
-  std::map<std::string, std::string> taken_;         ///< FQN of a parameter to its unit
+  /// The FQN of each parameter that a unit has, and the name of that unit.
+  std::map<std::string, std::string> taken_;
   std::set<std::string> units_;
 };
 
@@ -331,7 +329,7 @@ WrapPlan plan_units(const nn::ModuleBase& root, const Policy& policy, const Opti
 void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& plan) {
   const ModuleTree tree = plannable_tree(root, "apply_plan");
   const DataMesh data_mesh(mesh);
-  // All units are checked before the first is made.
+  // All units are checked before the first unit is made.
   std::vector<UnitSpec> specs;
   for (const Target& target : TargetFinder(tree).find(plan)) {
     const Options& options = target.unit->options;
@@ -339,7 +337,8 @@ void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& pl
                                  choose(target.parameters, data_mesh, options), data_mesh,
                                  options));
   }
-  // The batch-norm warning is shown once for the whole plan, with the name relative to its root.
+  // The batch-norm warning is shown once for the whole plan, with a name relative to the plan's
+  // root.
   warn_of_batch_norm(root, mesh.size());
   std::ranges::for_each(specs, make_unit);
 }

@@ -1,6 +1,6 @@
 // The gathered input of column-wise products. Forward does not save the gathered tensor; backward
-// gathers it again, or in activation checkpointing takes it from the recomputation. Autograd's
-// graph for one input x and one product y_i per weight:
+// gathers the input again, or takes it from the recomputation in activation checkpointing.
+// Autograd's graph for one input x and one product y_i per weight:
 //
 //   x shard <- GatherBackward <- x whole <- LinearInputBackward <- ProductBackward_i <- y_i
 //                                            weight_i <- WeightBackward_i <-|
@@ -51,18 +51,20 @@ void check_first_order() {
                 "without create_graph, or set .regather = false in the styles");
 }
 
-/// `gradient` as a distributed tensor. A plain gradient is the same on all ranks.
+/// `gradient` as a distributed tensor on `mesh`. A plain gradient counts as replicated, because it
+/// is the same on all ranks.
 DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient) {
   return tessera::is_distributed(gradient)
              ? DistributedTensor(gradient)
              : DistributedTensor::from_local(gradient, mesh, {Replicate{}});
 }
 
-/// The product functions of a Linear, for one type of product; `bias` may be undefined.
+/// The functions that compute the products of a Linear, for one type of product. `bias` may be
+/// undefined.
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   nn::detail::SharedInputNode::AddTerm add_of_input;
-  /// Computes the weight's gradient, for a node whose first input is the weight.
+  /// Computes the gradient of the weight, for a node whose first input is the weight.
   at::Tensor (*of_weight)(Node& node, const at::Tensor& gradient, const at::Tensor& x);
 };
 
@@ -81,10 +83,10 @@ constexpr Products kFp8Products{
       return tessera::detail::fp8_linear_weight_grad(gradient, x);
     }};
 
-/// The input of one gather. It saves the shard between forward and backward, and stores the
-/// gathered tensor while backward computes the gradients of the weights. In activation
-/// checkpointing the gathered tensor is saved instead: the recomputation of the block makes it
-/// anyway, so a second gather would only add traffic.
+/// The input of one gather. Stores the shard between forward and backward, and the gathered tensor
+/// while backward computes the gradients of the weights. In activation checkpointing the gathered
+/// tensor is saved instead: the recomputation of the block makes that tensor anyway, so a second
+/// gather would only add traffic.
 class GatheredInput {
  public:
   GatheredInput(const DistributedTensor& shard, const at::Tensor& whole)
@@ -107,7 +109,7 @@ class GatheredInput {
     }
   }
 
-  /// The graph is freed, so no further backward will run.
+  /// Called when the graph is freed, so that no further backward will run.
   void release() {
     released_ = true;
     release_if_unused();
@@ -147,7 +149,7 @@ struct GatherBackward final : Node {
   std::uint64_t late_number;  ///< the sequence number of the WeightBackward nodes
 };
 
-/// Computes the weight's gradient: (gradient of y)^T x.
+/// Computes the gradient of the weight: (gradient of y)^T x.
 struct WeightBackward final : Node {
   WeightBackward(std::uint64_t number, std::shared_ptr<GatheredInput> i, const Products& p)
       : Node(number), products(p), input(std::move(i)) {}
@@ -164,7 +166,8 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// Passes the gradient of y on to the nodes of x and of the weight, and sums its rows for the bias.
+/// Passes the gradient of y on to the nodes of x and of the weight, and sums the rows of the
+/// gradient for the bias.
 struct ProductBackward final : Node {
   ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
       : input(std::move(i)), output(std::move(o)) {}
@@ -195,7 +198,7 @@ struct ProductBackward final : Node {
   ShardingSpec output;
 };
 
-/// Whether each rank's elements of `bias` are exactly those of its rows of the weight.
+/// Whether the elements of `bias` on each rank belong to the rows of the weight on that rank.
 bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
   if (!tessera::is_distributed(bias)) {
     return false;
@@ -206,7 +209,7 @@ bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
          of_bias.layout->digits(0) == of_weight.layout->digits(0);
 }
 
-/// The node of the gather that made x; nullptr if x must be saved for backward.
+/// The node of the gather that made x; nullptr if x did not come from a gather and must be saved.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight,
                                                    const at::Tensor& bias) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
@@ -218,8 +221,8 @@ tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at
   return columns ? tessera::detail::node_cast<GatherBackward>(x.grad_fn()) : nullptr;
 }
 
-/// The product of the local tensors, below autograd. The result's last dimension is distributed
-/// like the weight's first.
+/// The product of the local tensors, below autograd. The last dimension of the result is
+/// distributed like the first dimension of the weight.
 at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const Products& products) {
   const c10::NoGradGuard no_grad;
@@ -228,8 +231,8 @@ at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at
   dims.back() = spec.layout->digits(0);
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
-  // Includes the bias, as aten::linear does: a bias that is added after the product would be
-  // rounded twice.
+  // The product includes the bias, as in aten::linear: a bias that is added after the product would
+  // be rounded twice.
   const at::Tensor local = products.of_output(local_tensor(x), local_tensor(weight),
                                               bias.defined() ? local_tensor(bias) : at::Tensor());
   return make_distributed(local,
@@ -280,8 +283,8 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;  ///< the gradient node of the
-                                                                    ///< last product's input
+  /// The gradient node of the last product's input.
+  tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;
 };
 
 std::unique_ptr<nn::detail::LinearProducts> make_regathered_products() {

@@ -8,22 +8,23 @@
 namespace tessera::tensor_parallel {
 
 /// Gathers `shard`, a shard on a 1-D mesh, on every rank. Collective. Only the shard is saved for
-/// backward, which gathers it again (Korthikanti et al. 2022, section 4.2.2). All products by
-/// regathered_product() share this second gather. Gradient: an asynchronous reduce-scatter, which
-/// overlaps the gradients of the weights.
+/// backward, which gathers the shard again (Korthikanti et al. 2022, section 4.2.2). All products
+/// by regathered_product() share this second gather. Gradient: an asynchronous reduce-scatter,
+/// which overlaps the gradients of the weights.
 at::Tensor gather_again_in_backward(const DistributedTensor& shard);
 
 /// The product of `linear` with a weight that is sharded over its outputs. If x comes from
-/// gather_again_in_backward(), only the weight is saved for backward. Otherwise the product is
-/// aten::linear, or the fp8 product if convert_to_fp8 has converted the module. Backward throws
+/// gather_again_in_backward(), only the weight is saved for backward. Otherwise the product is that
+/// of aten::linear, or the fp8 product if convert_to_fp8 has converted the module. Backward throws
 /// Error under create_graph.
 nn::LinearProduct regathered_product(const nn::Linear& linear);
 
-/// Makes an nn::Linear use regathered_product() if `regather`. Does nothing for other modules.
+/// Makes an nn::Linear use regathered_product() if `regather` is true. Does nothing for other
+/// modules.
 void set_regathered_product(nn::ModuleBase& module, bool regather);
 
-/// Adds a hook that replicates the first argument of `module` before each call, by prepare_input().
-/// `plain`: the placement of a plain argument.
+/// Adds a hook that, before each call of `module`, replicates the first argument with
+/// prepare_input(). `plain`: the placement of a plain argument.
 void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
                         bool regather);
 

@@ -1,10 +1,10 @@
 // The losses of a language model. cross_entropy reduces the losses per row of the operator in
-// src/dtensor/fused/losses.cpp. linear_cross_entropy computes the output head and the loss
-// in chunks of tokens.
+// src/dtensor/fused/losses.cpp. linear_cross_entropy computes the output head and the loss in
+// chunks of tokens.
 //
 // linear_cross_entropy computes the gradients in forward, as if the loss of each row had the factor
-// 1. Backward multiplies them by the actual factor, which is one number. So nothing is computed
-// twice, and values that are rounded to a half type have the magnitude of probabilities.
+// 1. Backward multiplies these gradients by the actual factor, which is one number. So nothing is
+// computed twice, and values that are rounded to a half type have the magnitude of probabilities.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_assert_async.h>
@@ -40,13 +40,11 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-// Options, targets and reductions that both losses share.
-
-/// The sharding of the rows over their mesh; nullopt: the rows are plain.
+/// The sharding of the rows (tokens) over their mesh; nullopt if the rows are plain.
 using TokenSharding = std::optional<ShardingSpec>;
 
 /// Throws Error if the ranks ignore different numbers of targets. FSDP averages the gradients of
-/// the ranks' means with equal weights, which would then be wrong.
+/// the ranks' means with equal weights, which would be wrong for different numbers.
 void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   const std::int64_t ranks = nn::batch_ranks();
   if (ranks == 1 || count.is_meta()) {
@@ -83,11 +81,11 @@ at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   if (flat.size() > 1) {
     flat.group().all_reduce(sum, ReduceOp::kSum)->wait();
   }
-  // At least 1: if no token counts, the sum of the losses is 0.
+  // The count is at least 1: if no token counts, the sum of the losses is 0.
   return sum.clamp_min(1).div_(flat.size());
 }
 
-/// The options that apply to each row.
+/// The parts of `options` that apply to each row.
 tessera::detail::RowLossOptions row_options(const CrossEntropyOptions& options) {
   return {options.ignore_index, options.label_smoothing, options.z_loss};
 }
@@ -105,7 +103,7 @@ void check_options(const CrossEntropyOptions& options) {
                 options.tokens.sizes());
 }
 
-/// The sharding of a tensor whose dimension 0 is the tokens.
+/// The sharding of the rows of a tensor whose dimension 0 is the tokens.
 TokenSharding token_sharding(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return std::nullopt;
@@ -135,9 +133,9 @@ at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
   return rows ? tessera::detail::targets_of_rows(targets, *rows) : targets;
 }
 
-/// With TESSERA_DEBUG=1: throws Error, on all ranks, if the ranks that shard the vocabulary
-/// (dimension `dim` of `sharded`) have different targets for the same rows. In this mode
-/// collective.
+/// With TESSERA_DEBUG=1, throws Error, on all ranks, if the ranks that shard the vocabulary
+/// (dimension `dim` of `sharded`) have different targets for the same rows. Collective with
+/// TESSERA_DEBUG=1; without it, does nothing.
 void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, int dim) {
   if (!tessera::detail::debug_checks() || !tessera::is_distributed(sharded)) {
     return;
@@ -152,12 +150,12 @@ void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, i
   }
 }
 
-/// The result for kNone: plain if every rank has all rows.
+/// The losses of all rows, for kNone: plain if every rank has all rows.
 at::Tensor losses_of_rows(const at::Tensor& losses) {
   return are_split(token_sharding(losses)) ? losses : whole(losses);
 }
 
-/// The result for kSum or kMean, one plain number. `sum`: the sum of the losses, plain or Partial.
+/// The loss for kSum or kMean, one plain number. `sum`: the sum of the losses, plain or Partial.
 /// Differentiable.
 at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
                         const CrossEntropyOptions& options) {
@@ -179,8 +177,8 @@ at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
   return all.div(count.clamp_min(1));
 }
 
-/// Throws Error for layouts that the operator would have to reduce or gather, because logits are
-/// the largest tensors of a model.
+/// Throws Error for layouts of the logits that the operator would have to reduce or gather, because
+/// logits are the largest tensors of a model.
 void check_layout(const at::Tensor& logits) {
   if (!tessera::is_distributed(logits)) {
     return;
@@ -191,14 +189,12 @@ void check_layout(const at::Tensor& logits) {
   tessera::detail::check_consecutive_columns(spec, 1);
 }
 
-// linear_cross_entropy: the output head and the loss.
-
 using tessera::detail::RowLosses;
 using tessera::detail::VocabularyShard;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// One rank's rows and columns, as plain tensors.
+/// The inputs of linear_cross_entropy on one rank: its rows and columns, as plain tensors.
 struct HeadProblem {
   at::Tensor hidden, weight, targets;
   VocabularyShard shard;
@@ -208,13 +204,13 @@ struct HeadProblem {
 
 struct HeadResults {
   at::Tensor losses;           ///< the loss of each row: (tokens)
-  at::Tensor hidden_gradient;  ///< gradient of the sum of the losses; undefined if not needed
+  at::Tensor hidden_gradient;  ///< the gradient of the sum of the losses; undefined if not needed
   at::Tensor weight_gradient;  ///< like hidden_gradient, but in the type of the losses
 };
 
 /// sum = left^T right, or with `adds` sum += left^T right. The sum of products of a half type is
-/// fp32: bf16 would round it once per chunk, and fp16 has too small a range for a sum over tokens.
-/// Only on CUDA can a product of half types have an fp32 result. Elsewhere the factors are
+/// fp32: bf16 would round the sum once per chunk, and fp16 has too small a range for a sum over
+/// tokens. Only on CUDA can a product of half types have an fp32 result. Elsewhere the factors are
 /// converted to fp32, half of the columns of `left` at a time, so that the copy of `left` needs no
 /// more memory than `left`.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right,
@@ -253,8 +249,8 @@ HeadResults allocate_results(const HeadProblem& problem, bool of_hidden, bool of
   return results;
 }
 
-/// Computes losses and gradients chunk by chunk, below autograd. The logits' gradient overwrites
-/// the logits.
+/// Computes losses and gradients chunk by chunk, below autograd. The gradient of the logits
+/// overwrites the logits.
 HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weight) {
   const auto& [hidden, weight, targets, shard, options, step] = problem;
   HeadResults results = allocate_results(problem, of_hidden, of_weight);
@@ -290,7 +286,7 @@ at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::Scalar
   return tensor.defined() ? kernels::scaled(tensor, factor, type) : at::Tensor();
 }
 
-/// The autograd function: the sum of the losses of this rank's rows.
+/// The autograd function that returns the sum of the losses of this rank's rows.
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
@@ -312,14 +308,14 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-/// The placements of the hidden states and the weight on their mesh; empty for plain tensors.
+/// The placements on the mesh of the hidden states and of the weight; empty for plain tensors.
 struct HeadPlacements {
   Placements hidden, hidden_gradient, weight_gradient;
 };
 
-/// On each mesh dimension at most one of the two tensors is split. If the weight is split, the
-/// gradient of the hidden states is Partial. If the tokens are split, the gradient of the weight is
-/// Partial.
+/// The placements of both tensors. On each mesh dimension at most one of the two tensors is split.
+/// If the weight is split, the gradient of the hidden states is Partial. If the tokens are split,
+/// the gradient of the weight is Partial.
 HeadPlacements head_placements(const DistributedTensor& hidden, const DistributedTensor& weight) {
   HeadPlacements result{hidden.placements(), hidden.placements(), weight.placements()};
   const Placements of_weight = weight.placements();
@@ -362,13 +358,13 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
                 "; pass both plain, or both on one mesh");
 }
 
-/// This rank's losses as a shard of the losses of all rows; plain if this rank has all rows.
+/// The losses of this rank as a shard of the losses of all rows; plain if this rank has all rows.
 at::Tensor distributed_losses(const at::Tensor& losses, const TokenSharding& rows,
                               std::int64_t tokens) {
   return are_split(rows) ? DistributedTensor::from_local(losses, *rows, {tokens}).tensor() : losses;
 }
 
-/// The sum of this rank's losses as a Partial tensor; plain if this rank has all rows.
+/// The sum of the losses of this rank as a Partial tensor; plain if this rank has all rows.
 at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   if (!are_split(rows)) {
     return sum;
@@ -380,8 +376,8 @@ at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   return DistributedTensor::from_local(sum, rows->mesh, terms).tensor();
 }
 
-/// The number of rows in a chunk. Depends on sizes only, so that it is the same on every rank that
-/// has the tokens, even with uneven columns.
+/// The number of rows in a chunk. Depends on sizes only, so that the number is the same on every
+/// rank that has the tokens, even with uneven columns.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {
   const std::int64_t tokens = hidden.size(0);
@@ -392,7 +388,7 @@ std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shar
   const std::int64_t columns = std::max<std::int64_t>(1, detail::ceil_div(shard.vocabulary, ranks));
   const auto bytes = columns * static_cast<std::int64_t>(hidden.element_size());
   const std::int64_t most = std::max<std::int64_t>(1, options.chunk_bytes / bytes);
-  // A multiple of the tile size of GPU matrix products.
+  // The number of rows is a multiple of the tile size of GPU matrix products.
   for (const std::int64_t tiles : {1024, 128}) {
     if (most >= tiles) {
       return most / tiles * tiles;

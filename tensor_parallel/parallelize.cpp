@@ -1,6 +1,6 @@
-// Tensor-parallel plans and parallelize_module: plans that modules declare, and plans of the blocks
-// of nn. parallelize_module checks the plan, then distributes all parameters, then adds hooks, so
-// that a plan with an error changes nothing.
+// Tensor-parallel plans and parallelize_module: plans that modules declare, and plans for the
+// blocks of the layer nn. parallelize_module checks the plan, then distributes all parameters, then
+// adds hooks, so that a plan with an error changes nothing.
 
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/nn/detail/attention.h"
@@ -33,7 +33,8 @@ namespace {
 using tessera::detail::RandomRegion;
 using tessera::detail::RandomRegionScope;
 
-/// Makes a parameter plain again that an earlier plan replicated because it did not name it.
+/// Makes a parameter plain again that an earlier plan replicated because the plan did not name the
+/// parameter.
 void make_plain(nn::ParameterSlot& slot) {
   const at::Tensor before = slot.get();
   slot.swap(local_tensor(before).detach().requires_grad_(before.requires_grad()));
@@ -59,11 +60,11 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   }
 }
 
-/// Declares that, in the forward of `module` and in its other hooked methods, plain tensors are the
-/// same on every rank of `mesh`.
+/// Declares that plain tensors are the same on every rank of `mesh`, in the forward of `module` and
+/// in its other hooked methods.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // A stack of scopes, since the module may call itself; nullptr for a call within the forward of
-  // another parallel module.
+  // The scopes form a stack, since the module may call itself. An entry is nullptr for a call
+  // within the forward of another parallel module.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
       [scopes, mesh](auto&, nn::TensorList) {
@@ -91,16 +92,17 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
                         const ParallelizePlan& plan) {
   const CheckedPlan checked = check_plan(module, mesh, plan);
   distribute_parameters(checked, mesh);
-  // Added first, so that the hooks of the styles run inside this scope.
+  // This scope is added first, so that the hooks of the styles run inside this scope.
   add_parallel_forward(module, mesh);
   const auto replicas = std::make_shared<ReplicaCheck>(module, mesh);
   for (const Application& application : checked.applications) {
     nn::ModuleBase& target = *application.target.module;
-    // A module with a style may be called directly instead of through the root.
+    // A module with a style also starts the comparison, because it may be called directly instead
+    // of through the root.
     if (replicas->add(target, application.target.fqn) && &target != &module) {
       add_parallel_forward(target, mesh);
     }
-    // A module inside an nn::Hooked runs no hooks.
+    // A module inside an nn::Hooked is skipped, because it runs no hooks.
     if (dynamic_cast<const nn::AdoptedModule*>(&target) == nullptr) {
       application.style->apply(target, mesh);
     }
@@ -137,8 +139,9 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// Makes the block's input distributed, once for all projections. With sequence parallelism they
-/// share one gather. Without it they share the all-reduce of the input's gradient.
+/// Makes the input of a block distributed, once for all projections. With sequence parallelism the
+/// projections share one gather. Without sequence parallelism they share the all-reduce of the
+/// input's gradient.
 std::pair<std::string, StylePtr> shared_input(const std::string& fqn,
                                               const BlockPlanOptions& options) {
   return {fqn, prepare_module_input({.input_layouts = {Replicate{}},
@@ -178,7 +181,7 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
     plan.emplace_back(below(names.value), kv_heads);
   }
   if (o.qk_norm) {
-    // activations are (batch, tokens, heads, head_dim)
+    // the shape of the activations is (batch, tokens, heads, head_dim)
     const StylePtr norm = sequence_parallel({.sequence_dim = 2});
     plan.emplace_back(below("q_norm"), norm);
     plan.emplace_back(below("k_norm"), norm);

@@ -1,5 +1,5 @@
 // Checks a tensor-parallel plan before anything is changed: which modules its patterns match,
-// whether the styles are applicable to them, and which placement each parameter gets.
+// whether the styles are applicable to these modules, and which placement each parameter gets.
 
 #include "plan.h"
 
@@ -27,14 +27,14 @@ std::string quoted(const std::string& fqn) {
 
 namespace {
 
-// Pattern matching. Stock modules of libtorch are matched too, so that the error can name them.
+// The error for a pattern also names stock modules of libtorch, so these modules are matched too.
 
 struct Match {
   std::string fqn;
   torch::nn::Module* module = nullptr;
 };
 
-/// All matches of a pattern. A shared module is found at each of its FQNs.
+/// All matches of a pattern. A shared module appears once for each of its FQNs.
 std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern) {
   std::vector<Match> places;
   nn::visit_modules(root,
@@ -47,7 +47,7 @@ std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern)
   return places;
 }
 
-/// Keeps each module once, at its first FQN.
+/// The modules in `places`, each once, at the module's first FQN.
 std::vector<Match> first_places(std::vector<Match> places) {
   std::unordered_set<const torch::nn::Module*> found;
   std::erase_if(places,
@@ -55,19 +55,19 @@ std::vector<Match> first_places(std::vector<Match> places) {
   return places;
 }
 
-/// Removes the last segment: "layers.*.up" -> "layers.*", "layers" -> "".
+/// Removes the last segment of a pattern: "layers.*.up" -> "layers.*", "layers" -> "".
 std::string without_last_segment(const std::string& pattern) {
   const std::size_t dot = pattern.rfind('.');
   return dot == std::string::npos ? "" : pattern.substr(0, dot);
 }
 
-/// Throws the error for a pattern without a match. Shortens the pattern from its end until it
-/// matches a module; the message lists this module's children.
+/// Throws the error for a pattern without a match. Shortens the pattern from the end until it
+/// matches a module; the message lists the children of that module.
 [[noreturn]] void fail_unmatched(nn::ModuleBase& root, const std::string& pattern) {
   std::string reached = pattern;
   std::vector<Match> parents;
   std::string segment;
-  while (parents.empty()) {  // ends at the root at the latest, since "" matches it
+  while (parents.empty()) {  // "" matches the root, so the loop ends at the root at the latest
     const std::string shorter = without_last_segment(reached);
     segment = reached.substr(shorter.empty() ? 0 : shorter.size() + 1);
     reached = shorter;
@@ -89,9 +89,9 @@ std::type_index class_of(const Match& place) {
   return typeid(module);
 }
 
-/// Throws Error if some of the modules that `prefix` matches have no match below them, while others
-/// of the same class have one. `places`: the matches of `prefix`, the beginning of `pattern`;
-/// `matches`: those of the whole pattern.
+/// Throws Error if some modules that match `prefix` have a match of `pattern` below them, while
+/// others of the same class have none. `prefix`: the beginning of `pattern`; `places`: the matches
+/// of `prefix`; `matches`: the matches of `pattern`.
 void check_all_match(const std::string& pattern, const std::string& prefix,
                      const std::vector<Match>& places, const std::vector<Match>& matches) {
   const auto has_match = [&matches](const Match& place) {
@@ -165,8 +165,6 @@ std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& 
   return modules;
 }
 
-// Placements of parameters.
-
 /// Throws Error for a style with hooks on a module inside an nn::Hooked, whose hooks never run.
 void check_is_called(const NamedModule& target, const ParallelStyle& style) {
   TESSERA_CHECK(
@@ -185,7 +183,7 @@ void check_gradients_are_dense(const nn::ModuleBase& module) {
                 "module with sparse(false)");
 }
 
-/// Applies a style to get its placements, and adds the FQN to its errors.
+/// The placements of a style for a module. Adds the FQN to errors of the style.
 Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
   try {
     check_is_called(target, *style);
@@ -214,8 +212,8 @@ bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
                              [&](const auto& owner) { return owner.module == &module; });
 }
 
-/// If the entries of a container and of a module below it place the same parameter, the inner entry
-/// wins.
+/// Removes placements that two entries of the plan make for one parameter, for a container and for
+/// a module below the container: the entry of the module below wins.
 void leave_to_inner(std::vector<Application>& applications) {
   for (Application& outer : applications) {
     std::erase_if(outer.parameters, [&](const auto& placed) {
@@ -235,7 +233,8 @@ class PlacementTable {
 
   void add(const Application& application) {
     const auto& placements = application.parameters;
-    // A module may have several styles, but at most one that places parameters.
+    // An entry without placements is skipped: a module may have several styles, but at most one
+    // style that places parameters.
     if (placements.empty()) {
       return;
     }
@@ -248,7 +247,7 @@ class PlacementTable {
     }
   }
 
-  /// Placements in the order of the plan, which is the same on every rank.
+  /// The placements in the order of the plan, which is the same on every rank.
   std::vector<std::pair<nn::SlotPtr, Placement>> take() { return std::move(placed_); }
 
  private:
@@ -271,7 +270,7 @@ class PlacementTable {
                   quoted(application.target.fqn),
                   " belong to an FSDP unit; call parallelize_module before fully_shard");
     const at::Tensor& tensor = slot.get();
-    // Throws for a placement that the tensor's sizes do not permit.
+    // The call throws for a placement that the sizes of the tensor do not permit.
     const LayoutPtr layout = to_layout({mesh_.size()}, {placement}, tensor.sizes());
     if (!tessera::is_distributed(tensor)) {
       return;
@@ -323,7 +322,7 @@ CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
   TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
                 mesh ? to_string(mesh) : "undefined",
                 "; pass one dimension of it, for example mesh[\"tp\"]");
-  module.named_slots();  // called because it throws for parameters without slots
+  module.named_slots();  // called because named_slots() throws for parameters without slots
   CheckedPlan checked;
   PlacementTable placements(mesh);
   for (const auto& [pattern, style] : plan) {

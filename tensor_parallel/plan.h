@@ -16,19 +16,20 @@ struct NamedModule {
   nn::ModuleBase* module = nullptr;
 };
 
-/// One plan entry, applied to one module that its pattern matches.
+/// One entry of a plan, applied to one module that the pattern of the entry matches.
 struct Application {
   NamedModule target;
   StylePtr style;
-  /// The placements by the style, except for parameters that the entry of a module below places.
+  /// The placements that the style chooses, except for parameters that the entry of a module below
+  /// places.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 
 struct CheckedPlan {
-  std::vector<Application> applications;                      ///< the plan's entries applied to
-                                                              ///< modules, in the order of the plan
-  std::vector<std::pair<nn::SlotPtr, Placement>> parameters;  ///< placement of each parameter,
-                                                              ///< once, in the order of the plan
+  /// The plan's entries applied to modules, in the order of the plan.
+  std::vector<Application> applications;
+  /// Placement of each parameter, once, in the order of the plan.
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
   /// Parameters that no entry names and that become replicated. Excludes parameters that are
   /// already distributed or that differ on each rank.
   nn::NamedSlots unnamed;
@@ -40,7 +41,7 @@ std::string quoted(const std::string& fqn);
 /// Whether the parameter differs on each rank of `mesh` (ParameterSlot::set_distinct_along).
 bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
-/// Checks the plan without changes and without communication. Throws the same Errors as
+/// Checks the plan without changes and without communication. Throws the Errors of
 /// parallelize_module().
 CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh, const ParallelizePlan& plan);
 

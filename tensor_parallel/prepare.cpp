@@ -31,7 +31,7 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                            bool regather = false) {
   const ShardingSpec& spec = tensor.spec();
   const LayoutPtr layout = to_layout(spec.layout->mesh_sizes(), {desired}, tensor.tensor().sizes());
-  // Returns early, which saves an autograd node that does nothing.
+  // Returns early to save an autograd node that does nothing.
   if (spec.layout == layout) {
     return tensor.tensor();
   }
@@ -40,7 +40,7 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                              : tensor.redistribute(layout).tensor();
 }
 
-/// Makes a plain tensor distributed, with the placement `layout`.
+/// Makes a distributed tensor with the placement `layout` from a plain tensor.
 DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& tensor,
                              const DeviceMesh& mesh, const Placement& layout,
                              std::optional<std::vector<std::int64_t>> sizes) {
@@ -58,7 +58,7 @@ DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& ten
   return DistributedTensor::from_local(tensor, mesh, {layout}, std::move(sizes));
 }
 
-/// Whether `module` is an nn::Hooked that wraps an M, or represents an M inside one.
+/// Whether `module` is an nn::Hooked that wraps an M, or represents an M inside an nn::Hooked.
 template <class M>
 bool wraps(const nn::ModuleBase& module) {
   const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
@@ -114,7 +114,7 @@ class Prepare final : public ParallelStyle {
   }
 
  private:
-  /// Converts one tensor per placement. Tensors beyond the last placement stay unchanged.
+  /// Converts one tensor for each placement. Tensors beyond the last placement stay unchanged.
   void convert(const nn::ModuleBase& module, nn::TensorList tensors, const DeviceMesh& mesh) const {
     TESSERA_CHECK(tensors.size() >= layouts_.size(), name(), " has placements for ",
                   layouts_.size(), " tensors, but the call has ", tensors.size(),

@@ -1,5 +1,5 @@
-// Checks that ranks have equal data where tensor parallelism requires it. One rank alone cannot see
-// a difference, and the loss of such a run may look right.
+// Checks that ranks have equal data where tensor parallelism requires equal data. One rank alone
+// cannot find a difference, and the loss of a run with different data may look right.
 
 #include "replica_check.h"
 #include "tessera/kernels/detail/fake_state.h"
@@ -45,8 +45,8 @@ constexpr const char* kSameInput =
     "pass "
     "the part of each rank by DistributedTensor::from_local or prepare_module_input";
 
-/// The parameters below `root` that have slots, each once. named_slots() would throw for parameters
-/// without slots.
+/// The parameters below `root` that have slots, each once. named_slots() is not used, because it
+/// throws for parameters without slots.
 nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   nn::NamedSlots found;
   nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
@@ -60,7 +60,7 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
 }
 
 /// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is assumed
-/// to have this rank's position in another slice of the same mesh.
+/// to have the position of this rank in another slice of the same mesh.
 bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
@@ -78,7 +78,7 @@ bool has_same_shard(const ShardingSpec& spec, int rank) {
   return true;
 }
 
-/// Whether the tensor is replicated over `mesh`; FSDP may have sharded it over further mesh
+/// Whether the tensor is replicated over `mesh`. FSDP may have sharded the tensor over other mesh
 /// dimensions.
 bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
@@ -88,7 +88,7 @@ bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   return std::ranges::all_of(mesh.ranks(), [&](int rank) { return has_same_shard(spec, rank); });
 }
 
-/// The parameter's gradient. Undefined also while FSDP has not reduced it.
+/// The gradient of a parameter; undefined while FSDP has not reduced the gradient.
 at::Tensor gradient_of(const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   return gradient.defined() && nn::placeholder(gradient) == nullptr ? gradient : at::Tensor();
@@ -110,7 +110,8 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
 
 /// Registers the module's name for error messages of operators in its forward.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // The number of running calls of the module; 0 if an earlier hook threw.
+  // The number of running calls of the module. The number is 0 in the hook after a call if an
+  // earlier hook threw.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;
@@ -204,7 +205,7 @@ void ReplicaCheck::compare_before_forward(nn::TensorList inputs) {
   }
 }
 
-/// Throws Error unless the shards of each parameter are parts of the same tensor.
+/// Throws Error unless the shards of each parameter are parts of one tensor.
 void ReplicaCheck::compare_origins() const {
   if (mesh_.size() == 1) {
     return;

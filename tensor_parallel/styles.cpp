@@ -31,17 +31,17 @@ void require_tensor(const nn::ModuleBase& module, nn::TensorList tensors, const 
                 ", but its style converts the first one; remove the module from the plan");
 }
 
-// Column-wise: each rank computes a part of the output features from the whole input. The input's
-// gradient is a sum over the ranks.
+// Column-wise: each rank computes a part of the output features from the whole input. The gradient
+// of the input is a sum over the ranks.
 
-/// The column-wise style. In the notation x W of Megatron-LM it shards the columns of W.
+/// The column-wise style. In Megatron-LM's notation x W, the style shards the columns of W.
 class Colwise final : public ParallelStyle {
  public:
   explicit Colwise(ColwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "colwise_parallel"; }
-  /// Whether hooks are needed. With the default options the operator itself redistributes as the
-  /// hooks would.
+  /// Whether hooks are needed. With the default options the operator itself redistributes like the
+  /// hooks.
   bool adds_hooks() const override {
     return !is_replicate(options_.input_layouts) || !is_shard(options_.output_layouts, -1) ||
            options_.use_local_output;
@@ -49,7 +49,7 @@ class Colwise final : public ParallelStyle {
 
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     if (is_embedding(module)) {
-      // weight is (vocabulary, features)
+      // the weight of an embedding is (vocabulary, features)
       return {{module.slot("weight"), Shard{1}}};
     }
     if (!is_linear(module)) {
@@ -59,7 +59,7 @@ class Colwise final : public ParallelStyle {
                   " of an nn::FusedLinear would cut its parts; use fused_colwise_parallel()");
     SlotPlacements placements;
     for (const auto& [name, slot] : module.slots()) {
-      // weight is (out, in), bias is (out)
+      // the weight of a Linear is (out, in), its bias is (out)
       placements.emplace_back(slot, Shard{0});
     }
     place_adapter(module, Replicate{}, Shard{0}, placements);
@@ -75,7 +75,8 @@ class Colwise final : public ParallelStyle {
     set_regathered_product(module, options_.regather);
     add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      // A plain output is left unchanged: the module computed it from its features, such as a loss.
+      // A plain output is left unchanged, because the module computed it from the features, as a
+      // loss for example.
       if (tessera::is_distributed(*outputs[0])) {
         *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
       }
@@ -86,8 +87,8 @@ class Colwise final : public ParallelStyle {
   ColwiseOptions options_;
 };
 
-/// Shards the output features of each part of a fused weight. A contiguous shard of the weight's
-/// rows would contain pieces of only one or two parts.
+/// Shards the output features of each part of a fused weight. A contiguous shard of the rows of the
+/// weight would contain pieces of only one or two parts.
 class FusedColwise final : public ParallelStyle {
  public:
   explicit FusedColwise(FusedColwiseOptions options) : options_(options) {}
@@ -121,7 +122,7 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// The placement along `dim`, the dimension of the output features. A weight in groups is split
+  /// The placement on `dim`, the dimension of the output features. A weight in groups is split
   /// contiguously.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
@@ -176,8 +177,8 @@ at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mes
   return DistributedTensor::from_local(own, mesh, {Shard{0}}, std::move(sizes)).tensor();
 }
 
-/// Each rank computes one head of a Linear. Several ranks compute the same head, because there are
-/// fewer heads than ranks.
+/// The style for a Linear with fewer heads than ranks: each rank computes one head, and several
+/// ranks compute the same head.
 class ReplicatedHeads final : public ParallelStyle {
  public:
   explicit ReplicatedHeads(ReplicatedHeadsOptions options) : options_(options) {}
@@ -231,17 +232,18 @@ class ReplicatedHeads final : public ParallelStyle {
   ReplicatedHeadsOptions options_;
 };
 
-// Row-wise: each rank computes one term of the whole output from its part of the input features or
-// of the vocabulary. The redistribution to output_layouts sums the terms: an all-reduce, or with
-// sequence parallelism a reduce-scatter.
+// Row-wise: each rank computes one term of the output from its part of the input features or of the
+// vocabulary. The redistribution to output_layouts sums the terms: by an all-reduce, or with
+// sequence parallelism by a reduce-scatter.
 
 /// The placement that a plain input is assumed to have.
 Placement placement_of_plain(const RowwiseOptions& options) {
   return options.input_layouts.value_or(Replicate{});
 }
 
-/// The global sizes of a Linear's plain input that is sharded in its last dimension. They come from
-/// the module, because local shards may be uneven. nullopt: the last dimension is not sharded.
+/// The global sizes of a plain input that is sharded in its last dimension, for a Linear. The sizes
+/// come from the module, because local shards may be uneven. nullopt: the last dimension is not
+/// sharded.
 std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linear,
                                                      const at::Tensor& input,
                                                      const Placement& placement) {
@@ -264,7 +266,8 @@ void check_features(const nn::ModuleBase& linear, const at::Tensor& input,
                 "style before, or input_layouts = Shard{-1} here if it is this rank's part");
 }
 
-/// The row-wise style. It shards the rows of W in Megatron-LM's x W, or the rows of a vocabulary.
+/// The row-wise style. In Megatron-LM's notation x W, the style shards the rows of W; for an
+/// embedding, the rows of the vocabulary.
 class Rowwise final : public ParallelStyle {
  public:
   explicit Rowwise(RowwiseOptions options) : options_(options) {}
@@ -289,7 +292,7 @@ class Rowwise final : public ParallelStyle {
     }
     SlotPlacements placements;
     for (const auto& [name, slot] : module.slots()) {
-      // Every rank needs the whole bias, since it is added after the sum.
+      // Every rank needs the whole bias, since the bias is added after the sum.
       placements.emplace_back(slot, name == "weight" ? Placement(Shard{1}) : Replicate{});
     }
     place_adapter(module, Shard{1}, Replicate{}, placements);
@@ -313,7 +316,7 @@ class Rowwise final : public ParallelStyle {
 
  private:
   void apply_to_linear(nn::ModuleBase& linear, const DeviceMesh& mesh) const {
-    // Defers the bias, because at::linear would add it to the term of each rank.
+    // The bias is deferred, because at::linear would add the bias to the term of each rank.
     dynamic_cast<nn::detail::DeferredBias&>(linear).set_defer_bias(true);
     linear.add_forward_pre_hook([mesh, options = options_](auto& module, nn::TensorList inputs) {
       check_features(module, *inputs[0], options);
@@ -331,7 +334,8 @@ class Rowwise final : public ParallelStyle {
     });
   }
 
-  /// Each rank looks up its own rows of the table; the result has zeros for all other indices.
+  /// Makes each rank look up its own rows of the table. The result of a rank has zeros for all
+  /// other indices.
   void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
     add_gathering_hook(embedding, mesh, placement_of_plain(options_), /*regather=*/false);
     embedding.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
@@ -342,11 +346,9 @@ class Rowwise final : public ParallelStyle {
   RowwiseOptions options_;
 };
 
-// Styles with replicated parameters.
-
-/// The style for modules that process each token independently. The activations are replicated, or
-/// sharded along the sequence (Korthikanti et al. 2022). With a sharded sequence the gradients of
-/// the parameters are Partial.
+/// The style for modules with replicated parameters that process each token independently. The
+/// activations are replicated, or sharded along the sequence (Korthikanti et al. 2022). With a
+/// sharded sequence the gradients of the parameters are Partial.
 class ReplicatedParameters final : public ParallelStyle {
  public:
   ReplicatedParameters(std::string name, Placement activations, bool use_local_output)
@@ -381,8 +383,8 @@ class ReplicatedParameters final : public ParallelStyle {
   bool use_local_output_;
 };
 
-/// Places parameters without adding hooks, so that it is also applicable to modules that are never
-/// called.
+/// Places parameters without adding hooks, so that the style is also applicable to modules that are
+/// never called.
 class PlaceParameters final : public ParallelStyle {
  public:
   explicit PlaceParameters(PlaceOptions options) : options_(std::move(options)) {}
@@ -394,7 +396,7 @@ class PlaceParameters final : public ParallelStyle {
     TESSERA_CHECK(!module.slots().empty(), name(), ": a ", module.name(),
                   " has no parameters of its own; name the modules below it that have some");
     for (const auto& [parameter, placement] : options_.placements) {
-      module.slot(parameter);  // called because it throws for an unknown name
+      module.slot(parameter);  // called because slot() throws for an unknown name
     }
     SlotPlacements placements;
     for (const auto& [parameter, slot] : module.slots()) {

@@ -25,7 +25,6 @@
 
 #include "ranks.h"
 #include "save.h"
-#include "save_plan.h"
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/streams.h"
 #include "tessera/comm/trace.h"
@@ -42,18 +41,18 @@ struct Mapping {
   std::size_t size = 0;
 };
 
-/// Memory mappings that no save uses at the moment. The kernel may reclaim their pages (MADV_FREE).
-/// The next save reuses the remaining pages without clearing them.
+/// Memory mappings that no save uses at the moment. The kernel may reclaim the pages of these
+/// mappings (MADV_FREE). The next save reuses the remaining pages without clearing them.
 class KeptMappings {
  public:
   static KeptMappings& instance() {
-    // Never destroyed, because a save may end after main().
+    // The object is never destroyed, because a save may end after main().
     static auto* const kept = new KeptMappings;
     return *kept;
   }
 
-  /// Returns a cached mapping of this size. If there is none, the state's size has changed, and all
-  /// cached mappings are unmapped.
+  /// Returns a cached mapping of `size` bytes. If there is none, the size of the state has changed,
+  /// and all cached mappings are unmapped.
   Mapping take(std::size_t size) {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find(kept_, size, &Mapping::size);
@@ -90,12 +89,12 @@ Mapping new_mapping(std::size_t size) {
 }
 
 /// One mapping for all copies of a save, in 2 MiB pages if the kernel has them: clearing 512 small
-/// pages takes as long as the copy that fills them. When no tensor uses the mapping, the kernel may
-/// reclaim its pages; the next save of the same size reuses the remaining pages.
+/// pages takes as long as the copy that fills the pages. When no tensor uses the mapping, the
+/// kernel may reclaim its pages; the next save of equal size reuses the remaining pages.
 class HostMemory {
  public:
-  /// `bytes`: of all tensors, each rounded up by rounded(). Throws Error if memory cannot be
-  /// allocated.
+  /// `bytes`: the bytes of all tensors, each rounded up by rounded(). Throws Error if memory cannot
+  /// be allocated.
   explicit HostMemory(std::int64_t bytes);
 
   static std::int64_t rounded(std::int64_t bytes);
@@ -138,7 +137,8 @@ at::Tensor HostMemory::take(at::IntArrayRef sizes, c10::ScalarType dtype) {
   return at::from_blob(place, sizes, [memory = memory_](void*) {}, at::dtype(dtype));
 }
 
-/// A save on a separate thread. Not thread safe: use it from one thread at a time.
+/// A save on a separate thread. Not thread safe: only one thread at a time may call a
+/// BackgroundSave.
 class BackgroundSave {
  public:
   /// Creates the thread, which waits for begin(). Throws Error if the thread cannot be created.
@@ -149,12 +149,12 @@ class BackgroundSave {
   /// becomes a warning.
   ~BackgroundSave();
 
-  /// Starts the save. Call it once, after all ranks have created their threads.
+  /// Starts the save. To be called once, after all ranks have created their threads.
   void begin();
   bool done() const { return done_; }
   /// Waits for the save, and throws its error.
   void wait();
-  /// Like wait(), but throws the save's error only at the first call.
+  /// Like wait(), but throws the error of the save only at the first call.
   void wait_once();
 
  private:
@@ -188,8 +188,8 @@ HostMemory memory_for_copies(const std::vector<ShardFile>& files) {
   return HostMemory(bytes);
 }
 
-/// Replaces each block by a copy on the host; copies from a GPU are in page-locked memory. When
-/// this returns, the model and the optimizer may change.
+/// Replaces each block by a copy on the host; copies from a GPU are in page-locked memory. After
+/// this call, the model and the optimizer may change.
 void copy_to_host(std::vector<ShardFile>& files) {
   HostMemory memory = memory_for_copies(files);
   std::optional<c10::Device> device;
@@ -214,7 +214,7 @@ void copy_to_host(std::vector<ShardFile>& files) {
   }
 }
 
-/// The pending save of each process group. A save ends before its group is destroyed.
+/// The pending save of each process group. A save ends before its process group is destroyed.
 class PendingSaves {
  public:
   static PendingSaves& instance() {
@@ -330,7 +330,7 @@ namespace {
 std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
                                            PreparedSave prepared) {
   std::shared_ptr<BackgroundSave> save;
-  // Threads wait for begin(): if one rank cannot create its thread, no rank may start to save.
+  // Each thread waits for begin(): if one rank cannot create its thread, no rank may start to save.
   run_or_fail_on_all(*hosts, [&] {
     copy_to_host(prepared.files);
     save = std::make_shared<BackgroundSave>(hosts, std::move(prepared));

@@ -142,17 +142,17 @@ using Item = SafetensorsWriter::Item;
 using nlohmann::ordered_json;
 
 constexpr const char* kConfigFile = "config.json";
-/// An upper limit far above the size of any real config.json.
+/// The largest accepted size of config.json, far above the size of any real config.json.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Whether a file is a shard that an export wrote, this export or another. The pattern is narrow,
+/// Whether an export, this one or an earlier one, wrote the file as a shard. The pattern is narrow,
 /// because other files in the folder belong to the user.
 bool is_shard(const std::string& name) {
   static const std::regex shard(R"(model-([0-9a-f]{8}-)?\d{5}-of-\d{5}\.safetensors)");
   return std::regex_match(name, shard);
 }
 
-/// Bytes of a tensor's values.
+/// The bytes of the values of a tensor.
 std::int64_t bytes_of(const Item& item) {
   return product(item.sizes) * static_cast<std::int64_t>(c10::elementSize(item.dtype));
 }
@@ -203,9 +203,9 @@ const char* torch_name(c10::ScalarType dtype) {
   }
 }
 
-/// Weights and configuration are two files and cannot be replaced atomically. If both changed, a
-/// reader could combine the old file with the new one, so a different configuration in the folder
-/// is an error.
+/// Throws Error if the folder has a model with a different configuration. Weights and configuration
+/// are separate files and cannot be replaced atomically, so a reader could combine an old file with
+/// a new file.
 void check_same_config(const std::filesystem::path& folder, const std::string& config_json,
                        const char* config_file) {
   const std::filesystem::path path = folder / config_file;
@@ -224,8 +224,8 @@ bool is_of_adapter(const std::string& name) {
   return name == kAdapterConfig || name == kAdapterFile;
 }
 
-/// Throws Error if the folder of a model has an adapter, or the reverse: readers of such a folder
-/// confuse the two.
+/// Throws Error if the folder of a model has an adapter, or the folder of an adapter has a model:
+/// readers of such a folder confuse the two.
 void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
   std::error_code missing;
   for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
@@ -302,8 +302,8 @@ bool lacks_head(const std::string& config_json, const std::vector<std::string>& 
     return false;
   }
   apart["tie_word_embeddings"] = false;
-  // Compares with the untied configuration, in which a missing key has the default of the model's
-  // class.
+  // The comparison uses the untied configuration, in which a missing key has the default of the
+  // model's class.
   return config_change(config_json, apart.dump()).empty();
 }
 
@@ -353,7 +353,7 @@ void ExportFolder::write(const std::string& name, std::span<const std::int64_t> 
 }
 
 void ExportFolder::publish() {
-  // Makes all files durable before the first rename.
+  // All files become durable before the first rename.
   for (auto& writer : writers_) {
     writer.seal();
   }
@@ -367,14 +367,15 @@ void ExportFolder::publish() {
     remove(kIndexFile);
   }
   remove_older_shards();
-  // Writing config.json turns a new folder into a model. An existing configuration is equal: see
-  // check_export_folder().
+  // config.json is written last, because it turns a new folder into a model. An existing
+  // configuration is equal: see check_export_folder().
   if (!std::filesystem::exists(folder_ / kConfigFile)) {
     files::write_file(folder_ / kConfigFile, config_json_);
   }
 }
 
-/// The first model in a folder uses the usual shard names; later models use other names.
+/// The prefix of shard names. The first model in a folder uses the usual shard names; later models
+/// use other names.
 std::string ExportFolder::shard_prefix() const {
   bool first = true;
   std::error_code ignored;  // an error is ignored here: opening the first file reports it
@@ -384,7 +385,7 @@ std::string ExportFolder::shard_prefix() const {
   return first ? "model-" : fmt::format("model-{:08x}-", std::random_device()());
 }
 
-/// The index, sorted by tensor name, as `transformers` writes it.
+/// The text of the index file, sorted by tensor name, as `transformers` writes the index.
 std::string ExportFolder::index_json() const {
   ordered_json index;
   index["metadata"]["total_size"] = total_bytes_;
@@ -402,7 +403,7 @@ void ExportFolder::remove(const std::string& name) const {
   }
 }
 
-/// Removes shards of earlier exports, including exports that were killed.
+/// Removes shards of earlier exports, including exports whose process was killed.
 void ExportFolder::remove_older_shards() const {
   std::set<std::string> older;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
@@ -423,10 +424,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// An upper limit far above the size of any real tokenizer.
+/// The largest accepted size of a file, far above the size of any real tokenizer.
 constexpr std::uint64_t kMaxBytes = 500'000'000;
 
-/// The file names that `transformers` uses. Additional chat templates are in a subfolder.
+/// The names that `transformers` uses for the files of a tokenizer. Additional chat templates are
+/// in a subfolder.
 constexpr std::array kNames = {"tokenizer.json",
                                "tokenizer.model",
                                "tokenizer_config.json",
@@ -442,8 +444,8 @@ std::string content_of(const fs::path& path) {
   return files::read_file(path, "a file of a model", kMaxBytes);
 }
 
-/// The files of this kind in a folder. Symbolic links are listed even if their target does not
-/// exist.
+/// The files in a folder other than weights and configuration. Symbolic links are listed even if
+/// their target does not exist.
 FilesBesideWeights files_in(const fs::path& folder) {
   FilesBesideWeights files;
   for (const char* name : kNames) {

@@ -26,8 +26,9 @@ namespace tessera::checkpoint {
 
 /// Throws Error if an export of `bytes` bytes of weights with this configuration cannot be written
 /// to `folder`: if the folder cannot be created or written, if its file system has too little free
-/// space, or if it has a model with another configuration or an adapter (for the export of an
-/// adapter: a model). Writes nothing. `config_file`: the configuration's file name.
+/// space, or if the folder has a model with another configuration or has an adapter. For the export
+/// of an adapter, throws Error if the folder has a model. Writes nothing. `config_file`: the
+/// configuration's file name.
 void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
                          std::int64_t bytes, const char* config_file = "config.json");
 
@@ -36,27 +37,27 @@ void check_export_folder(const std::filesystem::path& folder, const std::string&
 /// support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
-/// Returns the configuration with "model_type": "llama", which readers need, if it has no type and
-/// the tensors have a Llama's names.
+/// Returns `config_json` with "model_type": "llama", which readers need, if `config_json` has no
+/// type and the tensors have the names of a Llama.
 std::string with_model_type(const std::string& config_json,
                             const std::vector<SafetensorsWriter::Item>& items);
 
-/// Whether the exported files lack the head's weights: the configuration says that head and
+/// Whether the exported files lack the weights of the head: the configuration says that head and
 /// embedding are untied, but in the model the head is tied to the embedding. Readers would
 /// initialize a new head.
 bool lacks_head(const std::string& config_json, const std::vector<std::string>& tied);
 
-/// Whether readers would ignore the head's weights: the configuration says that head and embedding
-/// are tied, but the export has separate tensors.
+/// Whether readers would ignore the weights of the head: the configuration says that head and
+/// embedding are tied, but the export has separate tensors for them.
 bool drops_head(const std::string& config_json, const std::vector<SafetensorsWriter::Item>& items);
 inline constexpr const char* kEmbedding = "model.embed_tokens.weight";
 inline constexpr const char* kHead = "lm_head.weight";
 
-/// The total bytes of the tensors' values.
+/// The total number of bytes of the tensors' values.
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
 
-/// The files of one export, on the rank that writes them. Until publish(), only temporary files
-/// exist.
+/// The files of one export, on the rank that writes the files. Until publish(), only temporary
+/// files exist.
 class ExportFolder {
  public:
   /// Opens all files and reserves their disk space, so that a full disk is detected before any data
@@ -70,9 +71,9 @@ class ExportFolder {
 
   /// Makes the export visible. A reader that opens the folder at any moment, or after a crash,
   /// finds either the older or the new model, complete. The rename of the single file or of the
-  /// index switches between them. New shards never take the name of an older shard. The older
-  /// model's shards are removed last, so a reader that has opened the older index finds either all
-  /// its shards or an error.
+  /// index switches between the two models. New shards never take the name of an older shard. The
+  /// shards of the older model are removed last, so a reader that has opened the older index either
+  /// finds all shards of this index or gets an error.
   void publish();
 
  private:
@@ -94,7 +95,7 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::checkpoint {
 
-/// A parameter and the file tensors that store it.
+/// A parameter, and the tensors that store the parameter in files.
 struct SentParameter {
   nn::SlotPtr slot;
   std::vector<StoredTensor> tensors;
@@ -103,16 +104,16 @@ struct SentParameter {
 /// Lists the parameters, each under its first name.
 std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& parameters);
 
-/// The type in which floating-point values are written. nullopt: fp64 for fp64 values, fp32 for all
-/// others, which represents every 16-bit value exactly.
+/// The type in which floating-point values are written. nullopt: fp64 for fp64 values, and fp32 for
+/// all other values, because fp32 represents every 16-bit value exactly.
 using SentType = std::optional<c10::ScalarType>;
 
 /// The tensors to be written to files. Throws Error for parameters that cannot be saved.
 std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& parameters,
                                               SentType dtype = {});
 
-/// Writes tensors on rank 0. After a failed write, it still receives the remaining blocks, so that
-/// the sending ranks don't hang.
+/// Writes tensors on rank 0. After a failed write, the receiver still accepts the remaining blocks,
+/// so that the sending ranks do not wait forever.
 class Receiver {
  public:
   using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
@@ -129,8 +130,8 @@ class Receiver {
   std::exception_ptr failure_;
 };
 
-/// Sends the parameters to rank 0. The receiver gets them under the names of items_of(), in pieces
-/// of bounded size. Collective over `world`.
+/// Sends the parameters to rank 0. `receiver` gets the parameters under the names of items_of(), in
+/// pieces of bounded size. Collective over `world`.
 void send_all(const std::vector<SentParameter>& parameters, comm::World& world, Receiver& receiver,
               SentType dtype = {});
 

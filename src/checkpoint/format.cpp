@@ -22,7 +22,7 @@ namespace {
 
 using SizesRef = std::span<const std::int64_t>;
 
-/// Strides, in elements, of a row-major tensor.
+/// The strides, in elements, of a row-major tensor.
 std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   std::vector<std::int64_t> strides(sizes.size(), 1);
   for (std::size_t dim = sizes.size(); dim-- > 1;) {
@@ -31,8 +31,9 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// Number of leading dimensions to iterate over when a block is split into contiguous runs. In all
-/// later dimensions the block is complete, except that it may cover a range of the first of them.
+/// The number of leading dimensions to iterate over when a block is split into contiguous runs. In
+/// all later dimensions the block is complete, except that the block may cover only a range of the
+/// first later dimension.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {
@@ -41,8 +42,8 @@ std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   return dim == 0 ? 0 : dim - 1;
 }
 
-/// Advances `index` to the next position in `block`, in row-major order; false after the last
-/// position.
+/// Advances `index` to the next position in `block`, in row-major order. Returns false after the
+/// last position.
 bool advance(std::vector<std::int64_t>& index, SizesRef block) {
   for (std::size_t dim = index.size(); dim-- > 0;) {
     if (++index[dim] < block[dim]) {
@@ -70,8 +71,8 @@ void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
   }
 }
 
-/// A contiguous run covers the trailing dimensions that the block spans completely, and the
-/// dimension before them. The index iterates over the remaining leading dimensions.
+/// Visits contiguous runs. A run covers the trailing dimensions that the block spans completely,
+/// and the dimension before these. The index iterates over the remaining leading dimensions.
 void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
                   const std::function<void(std::int64_t, std::int64_t)>& visit) {
   // Returns early for an empty block, because the loop below visits at least one run.
@@ -84,7 +85,7 @@ void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
   const auto first =
       std::inner_product(offset.begin(), offset.end(), strides.begin(), std::int64_t{0});
   std::vector<std::int64_t> index(outer, 0);
-  // For a scalar, the index is empty and advance() returns false, so the loop visits once.
+  // For a scalar, the index is empty and advance() returns false, so the loop visits one run.
   do {
     visit(std::inner_product(index.begin(), index.end(), strides.begin(), first), count);
   } while (advance(index, block.first(outer)));
@@ -123,7 +124,8 @@ std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   return place;
 }
 
-/// Usually returns one box. Some layouts split a rank's part into several boxes: see owned_boxes().
+/// Usually returns one box. Some layouts split the part of a rank into several boxes: see
+/// owned_boxes().
 std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const std::vector<std::int64_t> zeros(sizes.size(), 0);
@@ -146,14 +148,15 @@ at::Tensor block_at(const at::Tensor& tensor, SizesRef offset, SizesRef sizes) {
   return block;
 }
 
-/// Indexes in local coordinates; box.global_offset is the corresponding position in the file.
+/// The local_offset of `box` is the position in the local tensor; the global_offset is the position
+/// in the file.
 at::Tensor local_block(const at::Tensor& local, const Box& box) {
   return block_at(local, box.local_offset, box.sizes);
 }
 
 namespace {
 
-/// Number of bytes that are read and summed at once: 256 KiB, an eighth of a 2 MiB L2 cache.
+/// The number of bytes that are read and summed at once: 256 KiB, an eighth of a 2 MiB L2 cache.
 /// Summing whole 1 MiB granules took 1.9 times as long.
 constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
 
@@ -225,7 +228,7 @@ void CheckedFile::read_part(std::uint64_t index, std::uint64_t within,
 }
 
 void CheckedFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
-  // For a range beyond the end of the file, InputFile throws the error.
+  // A range beyond the end of the file goes to InputFile, which throws the error.
   if (offset + out.size() > size()) {
     return file_.read_at(offset, out);
   }
@@ -249,8 +252,8 @@ namespace {
 
 using c10::ScalarType;
 
-/// The types of the format, sorted as in the reference implementation's enum, because the order of
-/// tensors in a file depends on it.
+/// The types of the format, sorted as in the enum of the reference implementation, because the
+/// order of the tensors in a file depends on this order.
 constexpr SafetensorsDtype kDtypes[] = {
     {"BOOL", 8, ScalarType::Bool, 0},
     {"F4", 4, ScalarType::Undefined, 1},
@@ -309,7 +312,8 @@ const SafetensorsDtype* find_dtype(std::string_view name) {
 }
 
 const SafetensorsDtype* find_dtype(c10::ScalarType type) {
-  // Several rows of the table have Undefined, which means "libtorch lacks this type".
+  // Undefined is excluded, because several rows of the table have Undefined for "libtorch lacks
+  // this type".
   if (type == ScalarType::Undefined) {
     return nullptr;
   }
@@ -341,8 +345,8 @@ bool has_control_character(std::string_view text) {
   return false;
 }
 
-/// The format allows any string as a tensor name. Programs use names as file names and print them
-/// to terminals, so unsafe names are rejected.
+/// Throws Error for an unsafe tensor name. The format allows any string, but programs use names as
+/// file names and print them to terminals.
 void check_tensor_name(std::string_view name) {
   constexpr std::size_t kMaxNameBytes = 4096;
   TESSERA_CHECK(!name.empty(), "a tensor's name is empty");
@@ -358,13 +362,13 @@ void check_tensor_name(std::string_view name) {
 
 namespace {
 
-/// The maximum number of dimensions of libtorch's operators (at::dim_bitset_size).
+/// The maximum number of dimensions that libtorch's operators support (at::dim_bitset_size).
 constexpr std::size_t kMaxDims = 64;
 
 }  // namespace
 
-/// The JSON parser classifies a number as unsigned only if it is a natural number that fits 64
-/// bits.
+/// The value of a natural number in JSON. The JSON parser classifies a number as unsigned only if
+/// it is a natural number that fits in 64 bits.
 std::int64_t natural_number(const nlohmann::json& value, const char* what) {
   TESSERA_CHECK(value.is_number_unsigned(), what, " holds ",
                 value.is_number() ? value.dump() : value.type_name(),
@@ -389,7 +393,8 @@ namespace {
 
 using nlohmann::json;
 
-/// Depth 3: the top-level object, a tensor's object, and lists in it.
+/// The limits of a header. Depth 3: the top-level object, the object of a tensor, and the lists in
+/// this object.
 constexpr JsonLimits kHeaderLimits{.depth = 3, .keys = 1'000'000, .values = 4'000'000};
 
 /// Parses a tensor's type. Types that libtorch lacks are accepted here; only reading such a tensor
@@ -413,7 +418,7 @@ TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
   TensorEntry entry{std::string(dtype.name), dtype.scalar_type,
                     natural_numbers(field(value, "shape"), "its shape")};
   const auto& offsets = field(value, "data_offsets");
-  // The three required fields are present, so a fourth field is unknown.
+  // The three required fields are present, so any fourth field is unknown.
   TESSERA_CHECK(value.size() == 3, "its entry has fields besides dtype, shape and data_offsets");
   TESSERA_CHECK(offsets.is_array() && offsets.size() == 2, "its data_offsets are not two numbers");
   const auto begin = natural_number(offsets[0], "its data_offsets");
@@ -428,7 +433,7 @@ TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
   return entry;
 }
 
-/// null counts as no metadata, as in Hugging Face's reader.
+/// Parses "__metadata__". null counts as no metadata, as in Hugging Face's reader.
 std::map<std::string, std::string> parse_metadata(const json& value) {
   TESSERA_CHECK(value.is_object() || value.is_null(), "__metadata__ is not an object");
   std::map<std::string, std::string> metadata;
@@ -488,7 +493,8 @@ namespace {
 
 using Item = SafetensorsWriter::Item;
 
-/// Finds a format type by libtorch's type; complex double and quantized types have none.
+/// The format's type for libtorch's type. Throws Error for complex double and quantized types,
+/// which the format lacks.
 const SafetensorsDtype& dtype_of(const Item& item) {
   const auto* dtype = find_dtype(item.dtype);
   TESSERA_CHECK(dtype != nullptr, "tensor '", item.name, "' has the type ",
@@ -496,7 +502,8 @@ const SafetensorsDtype& dtype_of(const Item& item) {
   return *dtype;
 }
 
-/// A JSON string literal. nlohmann escapes it as the format requires, and throws for invalid UTF-8.
+/// Returns `text` as a JSON string literal. nlohmann escapes the text as the format requires, and
+/// throws for invalid UTF-8.
 std::string json_text(const std::string& text) {
   try {
     return nlohmann::json(text).dump();
@@ -505,7 +512,7 @@ std::string json_text(const std::string& text) {
   }
 }
 
-/// "__metadata__" comes first in the header, as in the reference implementation.
+/// The text of "__metadata__", which comes first in the header, as in the reference implementation.
 std::string metadata_json(const std::map<std::string, std::string>& metadata) {
   std::vector<std::string> pairs;
   for (const auto& [key, value] : metadata) {

@@ -28,7 +28,7 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// The number of elements of a block with these sizes.
+/// The number of elements of a block with `sizes`.
 std::int64_t product(std::span<const std::int64_t> sizes);
 
 /// Throws Error unless the block [offset, offset + block) is inside a tensor of `sizes`.
@@ -52,17 +52,17 @@ void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_eleme
                     const std::function<void(std::span<const std::int64_t> offset,
                                              std::span<const std::int64_t> sizes)>& visit);
 
-/// `from` + `by`, elementwise.
+/// The elementwise sum of `from` and `by`.
 std::vector<std::int64_t> moved(std::span<const std::int64_t> from,
                                 std::span<const std::int64_t> by);
 
 /// The blocks of a tensor that this rank has: one block for a plain tensor; none if the rank is not
 /// on the tensor's mesh.
 std::vector<Box> owned_blocks(const at::Tensor& tensor);
-/// Returns a view of the block [offset, offset + sizes) of a tensor.
+/// Returns a view of the block [offset, offset + sizes) of `tensor`.
 at::Tensor block_at(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                     std::span<const std::int64_t> sizes);
-/// Returns a view of the part of a local tensor that a box describes.
+/// Returns a view of the part of the local tensor that `box` describes.
 at::Tensor local_block(const at::Tensor& local, const Box& box);
 
 }  // namespace tessera::checkpoint
@@ -86,7 +86,7 @@ TESSERA_API_FOR_TEST_BEGIN
 /// Computes the CRC-32C of each granule of a file that is written sequentially.
 class GranuleSums {
  public:
-  /// Throws Error if `bytes` do not continue the preceding bytes.
+  /// Adds the next bytes of the file. Throws Error if `bytes` do not continue the preceding bytes.
   void add(std::uint64_t offset, std::span<const std::byte> bytes);
 
   std::uint64_t bytes() const { return bytes_; }
@@ -102,7 +102,7 @@ TESSERA_API_FOR_TEST_END
 class CheckedFile {
  public:
   /// `sums`: the checksum of each granule; if empty, nothing is verified. Throws Error if the
-  /// number of checksums does not fit the file's size.
+  /// number of checksums does not fit the size of the file.
   CheckedFile(files::InputFile file, std::vector<std::uint32_t> sums);
 
   const std::filesystem::path& path() const { return file_.path(); }
@@ -112,7 +112,7 @@ class CheckedFile {
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
 
  private:
-  /// A granule that was read although only a part of it was needed.
+  /// A granule of which only a part was needed when it was read.
   struct CachedGranule {
     std::vector<std::byte> bytes;
     std::uint64_t index = UINT64_MAX;
@@ -125,8 +125,8 @@ class CheckedFile {
 
   files::InputFile file_;
   std::vector<std::uint32_t> sums_;
-  // The last granule that each thread has read: threads read short runs in ascending order. The
-  // mutex guards only the map, so that threads do not wait for each other's reads.
+  // The last granule that each thread has read, because threads read short runs in ascending order.
+  // The mutex protects only the map, so that no thread waits for the reads of another.
   mutable std::mutex mutex_;
   mutable std::map<std::thread::id, CachedGranule> cache_;
 };
@@ -135,7 +135,7 @@ class CheckedFile {
 struct SafetensorsDtype {
   std::string_view name;
   int bits;
-  c10::ScalarType scalar_type;  ///< libtorch's type; Undefined if it has no such type
+  c10::ScalarType scalar_type;  ///< libtorch's type; Undefined if libtorch lacks the type
   int order;                    ///< sort key: tensors are written by descending order, then by name
 };
 
@@ -144,38 +144,38 @@ const SafetensorsDtype* find_dtype(std::string_view name);
 /// Finds a type by libtorch's type; nullptr if there is none.
 const SafetensorsDtype* find_dtype(c10::ScalarType type);
 
-/// Bytes of a tensor of these sizes. Throws Error if the product of the sizes (zeros counted as
+/// The bytes of a tensor of these sizes. Throws Error if the product of the sizes (zeros counted as
 /// ones) or the number of bits overflows 64 bits, or if the tensor is not a whole number of bytes.
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype);
 
-/// Whether UTF-8 text has a control character or a bidirectional override: in a message, it could
-/// break the line or display a different name.
+/// Whether UTF-8 text has a control character or a bidirectional override, which could break the
+/// line of a message or make a terminal display a different name.
 bool has_control_character(std::string_view text);
 
-/// Throws Error for an unsafe tensor name: one that is empty, longer than 4 KiB, contains a control
-/// character, a bidirectional override, a path separator or "..", or equals the header's own entry
-/// "__metadata__".
+/// Throws Error for an unsafe tensor name: a name that is empty, is longer than 4 KiB, contains a
+/// control character, a bidirectional override, a path separator or "..", or equals "__metadata__",
+/// the name of the header's own entry.
 void check_tensor_name(std::string_view name);
 
-/// Throws Error, naming `what` ("its shape"), unless `value` is a natural number of at most 2^63 -
-/// 1.
+/// The value of a natural number in JSON. Throws Error, naming `what` ("its shape"), unless `value`
+/// is a natural number of at most 2^63 - 1.
 std::int64_t natural_number(const nlohmann::json& value, const char* what);
 
-/// Parses a list of natural numbers, one per dimension of a tensor. Also throws Error for more
+/// Parses a list of natural numbers, one for each dimension of a tensor. Also throws Error for more
 /// dimensions than libtorch's operators support.
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
 
-/// The reference implementation's limit of the header size.
+/// The limit that the reference implementation sets for the size of a header.
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 struct SafetensorsHeader {
-  std::map<std::string, TensorEntry> tensors;  ///< tensors by name; offsets are from the start of
-                                               ///< the data
+  /// Tensors by name; offsets are from the start of the data.
+  std::map<std::string, TensorEntry> tensors;
   std::map<std::string, std::string> metadata;
 };
 
 /// Parses and checks the header of a file with `data_bytes` bytes of data. Throws Error, with the
-/// tensor's name, for everything that the format forbids.
+/// name of the tensor, for everything that the format forbids.
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes);
 
 /// The header of a file with these tensors, padded with spaces to a multiple of 8 bytes, and the

@@ -39,28 +39,11 @@
 
 namespace tessera::checkpoint {
 
-/// Reads the manifest of a step, or makes one from the shards of PyTorch's writer.
-Manifest manifest_in(const std::filesystem::path& folder);
-
-/// The bytes of all values of a tensor, in the tensor's stored type.
-std::uint64_t bytes_of_tensor(const ManifestTensor& tensor);
-
-/// The type of a tensor. Throws Error, with the tensor's name, for a type that libtorch lacks.
-c10::ScalarType scalar_type_of(const std::string& name, const ManifestTensor& tensor);
-
-/// Reads the tensors for which `wanted(name)` is true, one file after another. Every byte is read
-/// once and verified against its checksum. Each element is passed to `visit(name, offset, block)`
-/// in exactly one block, in the file's type; a block has at most 8 MiB and 2 Mi elements.
-void read_blocks(const std::filesystem::path& folder, const Manifest& manifest,
-                 const std::function<bool(const std::string&)>& wanted,
-                 const std::function<void(const std::string&, std::span<const std::int64_t>,
-                                          const at::Tensor&)>& visit);
-
 namespace {
 
 constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
-/// Blocks are also limited in their number of elements, because comparisons convert small types to
-/// wider ones.
+/// The largest number of elements in a block. Limited in addition to the bytes, because comparisons
+/// convert small types to wider types.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
 
 using Chunks = std::vector<std::pair<const std::string*, const ManifestChunk*>>;
@@ -90,16 +73,17 @@ void read_chunk(const SafetensorsFile& file, const std::string& name, c10::Scala
   });
 }
 
-}  // namespace
-
+/// Reads the manifest of a step, or makes one from the shards of PyTorch's writer.
 Manifest manifest_in(const std::filesystem::path& folder) {
   return has_torch_hf_shards(folder) ? manifest_of_shards(folder) : read_manifest(folder);
 }
 
+/// The bytes of all values of a tensor, in the type in which the tensor is stored.
 std::uint64_t bytes_of_tensor(const ManifestTensor& tensor) {
   return tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));
 }
 
+/// The type of a tensor. Throws Error, with the tensor's name, for a type that libtorch lacks.
 c10::ScalarType scalar_type_of(const std::string& name, const ManifestTensor& tensor) {
   const c10::ScalarType type = find_dtype(tensor.dtype)->scalar_type;
   TESSERA_CHECK(type != c10::ScalarType::Undefined, "tensor '", name,
@@ -108,6 +92,9 @@ c10::ScalarType scalar_type_of(const std::string& name, const ManifestTensor& te
   return type;
 }
 
+/// Reads the tensors for which `wanted(name)` is true, one file after another. Every byte is read
+/// once and verified with its checksum. Each element is passed to `visit(name, offset, block)` in
+/// exactly one block, in the file's type; a block has at most 8 MiB and 2 Mi elements.
 void read_blocks(const std::filesystem::path& folder, const Manifest& manifest,
                  const std::function<bool(const std::string&)>& wanted,
                  const std::function<void(const std::string&, std::span<const std::int64_t>,
@@ -126,9 +113,7 @@ void read_blocks(const std::filesystem::path& folder, const Manifest& manifest,
   }
 }
 
-namespace {
-
-/// Lists the tensors with bytes in [begin, end) of a file, with the offset within each tensor.
+/// Lists the tensors that have bytes in [begin, end) of a file, with the offset in each tensor.
 std::string tensors_at(const SafetensorsFile& file, std::uint64_t begin, std::uint64_t end) {
   std::vector<std::string> names;
   for (const auto& [name, entry] : file.tensors()) {
@@ -150,7 +135,8 @@ Manifest manifest_to_inspect(const std::filesystem::path& folder) {
   return read_manifest(folder);
 }
 
-/// JSON in ASCII: the text may come from an untrusted file and is printed to a terminal.
+/// Returns JSON as ASCII, because the text may come from an untrusted file and is printed to a
+/// terminal.
 std::string escaped(const nlohmann::json& value) {
   return value.dump(-1, ' ', /*ensure_ascii=*/true);
 }
@@ -199,8 +185,8 @@ class Verification {
     }
   }
 
-  /// The names of the tensors with bytes in [begin, end) of a file; "" if the header can no longer
-  /// be read.
+  /// The names of the tensors that have bytes in [begin, end) of a file; "" if the header can no
+  /// longer be read.
   static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
                               std::uint64_t end) {
     try {
@@ -225,7 +211,8 @@ class Verification {
                   file.tensors().size(), " tensors, but the manifest says ", expected);
   }
 
-  /// Reports shards that the manifest lacks: PyTorch's reader reads every shard in the folder.
+  /// Reports shards that the manifest lacks, because PyTorch's reader reads every shard in the
+  /// folder.
   void check_others() {
     std::set<std::string> known;
     for (const FileRecord& file : manifest_.files) {
@@ -284,8 +271,9 @@ bool is_integer(const at::Tensor& values) {
   return c10::isIntegralType(values.scalar_type(), /*includeBool=*/true);
 }
 
-/// Elementwise |a - b|. The result is NaN if a value is NaN or both are infinite. Integers of equal
-/// sign are subtracted as integers, because a double cannot represent every integer beyond 2^53.
+/// Elementwise |a - b|. The result is NaN if a value is NaN or both values are infinite. Integers
+/// of equal sign are subtracted as integers, because a double cannot represent every integer beyond
+/// 2^53.
 at::Tensor distance_of(const at::Tensor& a, const at::Tensor& b) {
   at::Tensor rounded = a.to(at::kDouble).sub(b.to(at::kDouble)).abs();
   if (!is_integer(a) || !is_integer(b)) {
@@ -303,10 +291,10 @@ at::Tensor parts_of(const at::Tensor& values) {
 /// The accumulated difference of two tensors.
 struct Difference {
   double absolute = 0;
-  double relative = 0;  ///< relative difference, to the larger of the two values
+  double relative = 0;  ///< the difference divided by the larger of the two values
 
-  /// Adds a pair of blocks. A NaN on one side only, and unequal infinities, count as an infinite
-  /// difference. Real and imaginary parts of complex numbers are compared separately.
+  /// Adds the difference of two blocks. A NaN on one side only, and unequal infinities, count as an
+  /// infinite difference. Real and imaginary parts of complex numbers are compared separately.
   void add(const at::Tensor& a, const at::Tensor& b) {
     if (a.numel() == 0 || at::equal(a, b)) {
       return;
@@ -430,7 +418,7 @@ std::string text_of_first_rank(comm::World& world, const std::function<std::stri
   return comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text);
 }
 
-/// The run_id of a complete step; nullopt if the step does not exist or is invalid.
+/// The run_id of a complete step; nullopt if the step does not exist or has an invalid manifest.
 std::optional<std::string> run_of_whole_step(const fs::path& folder) {
   try {
     return lacks_manifest(folder) ? std::nullopt : std::optional(read_manifest(folder).run_id);
@@ -482,7 +470,7 @@ std::string run_of_step(comm::World& world, const fs::path& dir, std::int64_t st
 }
 
 std::optional<std::string> unfinished_run(comm::World& world, const fs::path& dir) {
-  // A run_id may be empty, so the result needs a separate mark for "none".
+  // A separate mark means "none", because a run_id may be empty.
   const std::string found = text_of_first_rank(world, [&] {
     for (const auto& [step, folder] : steps_in(dir)) {
       const std::optional<std::string> marker = marker_of(folder);

@@ -47,7 +47,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Throws Error unless all ranks requested the same load. Rank 0 chooses the step, but each rank
-/// applies its own LoadOptions: ranks with different options would get a mixture of old and new
+/// applies its own LoadOptions. With different options the ranks would get a mixture of old and new
 /// values.
 void check_same_request(comm::World& world, const fs::path& path, const LoadOptions& options) {
   std::int64_t own = 0;
@@ -65,13 +65,13 @@ void check_same_request(comm::World& world, const fs::path& path, const LoadOpti
                 "partial or partial_names: pass the same on all ranks");
 }
 
-/// Opens the step that rank 0 chooses and broadcasts its manifest. On a network file system, other
-/// ranks may still see an older state of the folder.
+/// Opens the step that rank 0 chooses. Rank 0 broadcasts the manifest, because on a network file
+/// system other ranks may still see an older state of the folder.
 StoredStep open_step(comm::World& world, const fs::path& path) {
   std::string folder;
   std::string text;
-  // Only rank 0 knows whether a manifest of a Tessera save or PyTorch's shards were read, and so
-  // whether checksums are required.
+  // Checksums are required for a save by Tessera, but not for shards of PyTorch. Only rank 0 knows
+  // which of the two it has read.
   Checksums checksums = Checksums::kOptional;
   run_or_fail_on_all(world, [&] {
     if (world.rank() == 0) {
@@ -96,12 +96,12 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
 struct Filling {
   StateEntry entry;
   std::string name;
-  /// Further checkpoint tensors of an entry that is tied in this model but was untied in the saved
-  /// one.
+  /// Further tensors of the checkpoint for an entry that is tied in this model but was untied in
+  /// the saved model.
   std::vector<std::string> copies;
 };
 
-/// Compares a state with a step: determines which tensors to fill, and the report.
+/// Compares a state with a step: decides which tensors are filled, and makes the report.
 class Comparison {
  public:
   Comparison(const StoredStep& step, const LoadOptions& options) : step_(step), options_(options) {
@@ -122,13 +122,13 @@ class Comparison {
   }
 
   /// Whether all values of the parameter are valid after the load. Parts that the step lacks are
-  /// valid only if they had values before.
+  /// valid only if they had values before the load.
   bool will_be_whole(const nn::ParameterSlot& slot) const {
     const auto found = incomplete_.find(&slot);
     return found == incomplete_.end() || found->second;
   }
 
-  /// Throws Error for names that do not fit, unless the options allow it.
+  /// Throws Error for names, sizes or types that do not fit, unless the options allow them.
   void finish(const StateDict& state) {
     for (const auto& [name, tensor] : step_.manifest().tensors) {
       const bool known = known_.contains(name) || std::ranges::any_of(tensor.tied, [&](auto& tied) {
@@ -173,7 +173,7 @@ class Comparison {
     }
   }
 
-  /// The names of a state entry in the step: one name per distinct stored tensor.
+  /// The names of a state entry in the step: one name for each distinct stored tensor.
   std::vector<std::string> names_in_step(const StateEntry& entry) const {
     std::vector<std::string> names;
     std::set<const ManifestTensor*> tensors;
@@ -220,7 +220,8 @@ class Comparison {
   std::vector<std::string> different_;
   std::set<std::string> known_;
   std::vector<Filling> fillings_;
-  /// Parameters that the step fills only partly; the value says whether they had values before.
+  /// Parameters that the step fills only partly; the value says whether the parameter had values
+  /// before.
   std::map<const nn::ParameterSlot*, bool> incomplete_;
 };
 
@@ -250,7 +251,8 @@ at::Tensor values_in(StoredStep& step, const std::string& name,
   return values;
 }
 
-/// Whether two stored tensors have equal values in the parts that this rank needs.
+/// Whether the two stored tensors of a tied entry have equal values in the parts that this rank
+/// needs.
 bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep& step) {
   const c10::ScalarType type = filling.entry.tensor.scalar_type();
   const std::int64_t most = kMostPieceBytes / static_cast<std::int64_t>(sizeof(double));
@@ -292,8 +294,8 @@ void set_filled(const Comparison& comparison) {
   }
 }
 
-/// Marks parameters as unfilled before they are loaded. A parameter whose optimizer state alone is
-/// loaded retains its values.
+/// Marks parameters as unfilled before their values are loaded. A parameter of which only the
+/// optimizer state is loaded keeps its values.
 void set_unfilled(const std::vector<Filling>& fillings) {
   for (const Filling& filling : fillings) {
     if (filling.entry.is_parameter) {
@@ -326,7 +328,7 @@ LoadReport load(comm::World& world, const fs::path& dir_or_step, const StateDict
     lost = lost_by_ties(comparison.fillings(), step);
   });
   run_or_fail_on_all(world, [&] { TESSERA_CHECK(lost.empty(), lost); });
-  // Objects are loaded first, so that their errors appear before a parameter changes.
+  // Objects are loaded before parameters, so that their errors appear before a parameter changes.
   run_or_fail_on_all(
       world, [&] { load_objects(step.manifest(), state, options, world.rank(), world.size()); });
   try {

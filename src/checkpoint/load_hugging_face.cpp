@@ -1,6 +1,6 @@
-// Loads in three passes: match parameters with the files' tensors and compare sizes and types;
-// check that the parameters can be written; fill them. The first two passes change nothing. Filling
-// begins only after all ranks have finished the first two passes.
+// load_hugging_face() has three passes: match parameters with the tensors in the files, and compare
+// sizes and types; check that the parameters can be written; fill the parameters. The first two
+// passes change nothing. Filling begins only after all ranks have finished the first two passes.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -36,7 +36,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// A tensor and its name in the file.
+/// A tensor, and the name of the tensor in the file.
 struct FileTensor {
   const SafetensorsFile* file = nullptr;
   std::string name;
@@ -48,13 +48,13 @@ std::string text_of(const NamePair& pair) {
   return "{\"" + pair.first + "\", \"" + pair.second + "\"}";
 }
 
-/// The pairs of names of one load, which must each match a tensor.
+/// The pairs of names of one load. Each pair must match a tensor.
 class Renaming {
  public:
   explicit Renaming(const HuggingFaceOptions& options)
       : pairs_(options.names), used_(options.names.size()) {}
 
-  /// The model's name of a tensor; "" if the tensor is to be skipped.
+  /// The name that the model has for a tensor; "" if the tensor is to be skipped.
   std::string name_of(const std::string& tensor) {
     std::optional<std::size_t> taken;
     std::string name = tensor;
@@ -88,8 +88,8 @@ class Renaming {
   std::vector<bool> used_;
 };
 
-/// The files' tensors under the model's names (see HuggingFaceOptions::names). Throws Error for
-/// pairs that contradict each other or match nothing.
+/// The tensors in the files under the names of the model (see HuggingFaceOptions::names). Throws
+/// Error for pairs that contradict each other or match nothing.
 std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
                                                   const HuggingFaceOptions& options) {
   Renaming renaming(options);
@@ -107,8 +107,8 @@ std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
   return tensors;
 }
 
-/// A parameter, and the file tensor that fills it or a part of it. For a tied parameter, `stored`
-/// belongs to the parameter's name that the files have.
+/// A parameter, and the file tensor that fills the parameter or a part of it. For a tied parameter,
+/// `stored` belongs to the name under which the files have the parameter.
 struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;
@@ -136,8 +136,8 @@ void compare(const Match& match, Mismatch& mismatch) {
   }
 }
 
-/// Advice for names that do not fit. If the names differ only by a prefix (a wrapper's "module." in
-/// a state_dict), the advice is the pair of names that removes the prefix.
+/// Advice for names that do not fit. If the names differ only by a prefix (the "module." of a
+/// wrapper in a state_dict), the advice is the pair of names that removes the prefix.
 std::string advice(const Mismatch& mismatch, bool nothing_fits, const HuggingFaceOptions& options) {
   if (!options.names.empty()) {
     return ": correct the pairs of names";
@@ -174,7 +174,7 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   Mismatch mismatch;
   std::set<std::string> known;
   for (const auto& [slot, names, is_buffer] : model_slots(module)) {
-    // The tensors that store the parameter, one or several, for each of its names.
+    // The tensors that store the parameter, one or several for each name of the parameter.
     std::vector<std::vector<StoredTensor>> by_name;
     for (const std::string& name : names) {
       by_name.push_back(stored_tensors(name, *slot));
@@ -190,7 +190,7 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
       if (!found.empty()) {
         matches.push_back(found.front());
         matches.back().copies.assign(found.begin() + 1, found.end());
-        // A missing buffer is allowed, because some programs don't save buffers.
+        // A missing buffer is allowed, because some programs do not save buffers.
       } else if (!is_buffer) {
         mismatch.missing.push_back(by_name.front()[i].name);
       }
@@ -209,8 +209,8 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   return matches;
 }
 
-/// If the files have two tensors for a tied parameter, they must be equal. Each rank compares its
-/// local part.
+/// Throws Error if the files have two different tensors for a tied parameter. Each rank compares
+/// its local part.
 void check_copies(const Match& match) {
   const at::Tensor& tensor = match.slot->persistent();
   const auto read = [&](const Match& from, auto offset, auto sizes) {
@@ -238,7 +238,7 @@ void check_copies(const Match& match) {
   }
 }
 
-/// Fills the parameters. Reads only this rank's blocks, in the order of the files.
+/// Fills the parameters. Reads only the blocks of this rank, in the order of the files.
 void fill(std::vector<Match> matches) {
   std::ranges::stable_sort(matches, {}, [](const Match& match) {
     const auto& [file, name] = match.in_file;
@@ -258,12 +258,13 @@ void fill(std::vector<Match> matches) {
   reads.run();
 }
 
-/// Runs a load, on all ranks or on this rank alone; `run` runs one pass.
+/// Runs one pass of a load, either on all ranks or on this rank alone.
 using RunStep = std::function<void(const std::function<void()>& step)>;
 
 void load(nn::ModuleBase& module, const std::filesystem::path& folder,
           const HuggingFaceOptions& options, const RunStep& run) {
-  // No gradients: filling a leaf that requires grad would otherwise throw.
+  // Gradient recording is off, because filling a leaf that requires a gradient would throw
+  // otherwise.
   const at::NoGradGuard no_grad;
   std::optional<ModelFiles> files;
   std::vector<Match> matches;

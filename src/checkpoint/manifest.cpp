@@ -1,4 +1,5 @@
-// The manifest's text is one JSON object. Its last member is the CRC-32C of all text before it.
+// The text of a manifest is one JSON object, whose last member is the CRC-32C of all text before
+// this member.
 
 #include <fmt/format.h>
 
@@ -21,12 +22,12 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Limits the pairs of chunks that are compared, to bound the time for untrusted manifests. A
-/// matrix of 300 x 300 chunks needs fewer.
+/// The maximum number of pairs of chunks that are compared, which bounds the time for untrusted
+/// manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
 /// The dimension along which the chunks have the most distinct offsets, so that few chunks overlap
-/// along it.
+/// along this dimension.
 std::size_t widest_dim(const ManifestTensor& tensor) {
   std::size_t widest = 0;
   std::size_t most = 0;
@@ -65,8 +66,8 @@ std::optional<Box> common_block(std::span<const std::int64_t> offset,
 }
 
 /// Chunks are sorted by their offsets along one dimension. A chunk can overlap only later chunks
-/// that begin before it ends. If no chunks overlap, they cover the tensor exactly if their element
-/// counts add up.
+/// that begin before the chunk ends. If no chunks overlap, they cover the tensor exactly if their
+/// element counts add up to that of the tensor.
 void check_tiling(const ManifestTensor& tensor) {
   tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if a product overflows
   const std::int64_t all = product(tensor.sizes);
@@ -106,7 +107,8 @@ namespace {
 using nlohmann::json;
 
 constexpr int kVersion = 1;
-/// A hundred times the manifest of a model with 400 billion parameters.
+/// The largest accepted size of a manifest: a hundred times the manifest of a model with 400
+/// billion parameters.
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 32;
 constexpr JsonLimits kManifestLimits{.depth = 32, .keys = 50'000'000, .values = 200'000'000};
 
@@ -123,7 +125,7 @@ std::uint32_t parse_hex(std::string_view text) {
   return number;
 }
 
-/// The end of the manifest's text: the checksum of `body`.
+/// The end of the text of a manifest, which has the checksum of `body`.
 std::string ending(std::string_view body) {
   return ",\"crc32c\":\"" + hex(detail::crc32c(std::as_bytes(std::span(body)))) + "\"}\n";
 }
@@ -184,7 +186,7 @@ ManifestTensor parse_tensor(const json& value, std::size_t files) {
   return tensor;
 }
 
-/// Reads members that manifests of older versions lack.
+/// Parses the members of a manifest that older versions did not write.
 void parse_objects(Manifest& manifest, const json& root) {
   manifest.stateful = root.value("stateful", json::object());
   manifest.rank_states = root.value("rank_states", json::object());

@@ -1,5 +1,5 @@
-// manifest.json: the contents of a step and their places in files, with checksums of every byte
-// including the manifest's own.
+// manifest.json: the contents of a step and their places in files, with checksums of every byte,
+// including the bytes of the manifest.
 
 #pragma once
 
@@ -36,11 +36,11 @@ struct ManifestChunk {
   std::vector<std::int64_t> offset, sizes;
 };
 
-/// A tensor of a step. Its chunks cover each element exactly once.
+/// A tensor of a step. The chunks cover each element exactly once.
 struct ManifestTensor {
   std::string dtype;  ///< the type's name in safetensors
   std::vector<std::int64_t> sizes;
-  std::vector<std::string> tied;  ///< further names of the tensor, if it is tied
+  std::vector<std::string> tied;  ///< further names of a tied tensor
   std::vector<ManifestChunk> chunks;
 };
 
@@ -48,14 +48,14 @@ struct Manifest {
   std::string run_id;
   std::int64_t step = 0;
   int world_size = 0;
-  /// The mesh that the step was saved on; empty if there was none.
+  /// The sizes of the mesh on which the step was saved; empty if there was no mesh.
   std::vector<std::int64_t> mesh_sizes = {};
   std::vector<std::string> mesh_names = {};
   std::vector<FileRecord> files = {};
   std::map<std::string, ManifestTensor> tensors = {};
   nlohmann::json entries = nlohmann::json::object();
   nlohmann::json stateful = nlohmann::json::object();  ///< states of Stateful objects, by name
-  /// States of RankState objects: by name, a list with each rank's state.
+  /// States of RankState objects: for each name, a list with the state of each rank.
   nlohmann::json rank_states = nlohmann::json::object();
   /// The number of calls of each nn::Dropout, by FQN.
   nlohmann::json dropout_calls = nlohmann::json::object();
@@ -66,19 +66,20 @@ bool is_shard_name(std::string_view name);
 
 std::string to_text(const Manifest& manifest);
 
-/// Whether a manifest's files must have checksums. Files of other writers may lack them.
+/// Whether the files in a manifest must have checksums. Files of other writers may lack checksums.
 enum class Checksums { kRequired, kOptional };
 
-/// Whether the checksum at the end of a manifest's text is correct.
+/// Whether the checksum at the end of the text of a manifest is correct.
 bool is_as_written(std::string_view text);
 
-/// Throws Error, with `path`, for a text that is not a valid manifest: a wrong checksum, an unknown
-/// version, file names that lead out of the folder, files without checksums, and chunks that
-/// overlap or leave holes.
+/// Parses a manifest. Throws Error, with `path`, for a wrong checksum, an unknown version, file
+/// names that lead out of the folder, files without checksums, and chunks that overlap or leave
+/// holes.
 Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
                         Checksums checksums = Checksums::kRequired);
 
-/// The text of the manifest in a step's folder. Throws Error if the manifest is a symbolic link.
+/// The text of the manifest in the folder of a step. Throws Error if the manifest is a symbolic
+/// link.
 std::string read_manifest_text(const std::filesystem::path& folder);
 Manifest read_manifest(const std::filesystem::path& folder);
 
@@ -87,15 +88,15 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::checkpoint {
 
-/// The overlap of two blocks of one tensor, or nullopt. The result's `local_offset` is relative to
-/// the second block.
+/// The overlap of two blocks of one tensor, or nullopt. The `local_offset` of the result is
+/// relative to the second block.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes,
                                 std::span<const std::int64_t> other_offset,
                                 std::span<const std::int64_t> other_sizes);
 
-/// Throws Error unless the chunks, which must be inside the tensor, cover each element exactly
-/// once.
+/// Throws Error unless the chunks cover each element of the tensor exactly once. All chunks must be
+/// inside the tensor.
 void check_tiling(const ManifestTensor& tensor);
 
 }  // namespace tessera::checkpoint

@@ -1,5 +1,5 @@
-// A model folder may come from an untrusted source, such as a download, so everything that its
-// index claims is checked against the files.
+// A model folder may come from an untrusted source, such as a download, so everything in the index
+// is checked against the files.
 
 #include <c10/util/Exception.h>
 #include <nlohmann/json.hpp>
@@ -21,20 +21,21 @@ namespace {
 using nlohmann::json;
 using WeightMap = std::map<std::string, std::string>;
 
-/// The safetensors header limit, far above the size of any real index.
+/// The largest accepted size of an index, far above the size of any real index.
 constexpr std::uint64_t kMaxIndexBytes = 100'000'000;
 
 struct Index {
-  WeightMap weight_map;  ///< tensor name -> shard's file name
+  WeightMap weight_map;  ///< maps the name of each tensor to the file name of its shard
   std::optional<std::uint64_t> total_size;
 };
 
-/// A tensor's name as ASCII JSON, so that a message stays on one line and shows unusual characters.
+/// The name of a tensor as ASCII JSON, so that a message stays on one line and shows unusual
+/// characters.
 std::string quoted(const std::string& name) {
   return json(name).dump(-1, ' ', true);
 }
 
-/// Throws Error unless the shard's name is a plain file name, not a path.
+/// Throws Error unless the name of the shard is a plain file name, not a path.
 void check_shard_name(const std::string& name) {
   const bool path = name.empty() || name == "." || name.find("..") != std::string::npos ||
                     name.find_first_of("/\\") != std::string::npos;
@@ -42,7 +43,8 @@ void check_shard_name(const std::string& name) {
                 " is not the name of a file in this folder");
 }
 
-/// total_size is optional, because only some exporters write it. Other metadata are ignored.
+/// Parses an index. total_size is optional, because only some exporters write it. Other metadata
+/// are ignored.
 Index parse_index(const json& root) {
   Index index;
   const auto map = root.find("weight_map");
@@ -62,7 +64,7 @@ Index parse_index(const json& root) {
   return index;
 }
 
-/// Reads an index; each error names the file.
+/// Reads an index; each error message names the file.
 Index read_index(const std::filesystem::path& path) {
   const std::string text = files::read_file(path, "an index of weights", kMaxIndexBytes);
   try {
@@ -83,7 +85,7 @@ void check_link(const std::filesystem::path& path) {
                 "link");
 }
 
-/// The file to open for a shard. A link is followed only from a snapshot of a Hugging Face cache
+/// The file to open for a shard. A link is followed only from a snapshot in a Hugging Face cache
 /// into the blobs of the same model.
 std::filesystem::path shard_path(const std::filesystem::path& folder, const std::string& name) {
   auto path = folder / name;
@@ -101,7 +103,7 @@ std::filesystem::path shard_path(const std::filesystem::path& folder, const std:
   return cached ? target : path;
 }
 
-/// The bytes of a file's tensors: the file's contribution to the index's total_size.
+/// The number of bytes of the tensors in a file, which total_size of the index includes.
 std::uint64_t bytes_of(const SafetensorsFile& file) {
   std::uint64_t bytes = 0;
   for (const auto& [name, entry] : file.tensors()) {
@@ -129,7 +131,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder) : folder_(folder) {
   TESSERA_CHECK(single || std::filesystem::exists(folder / kIndexFile), "the model folder '",
                 folder.string(), "' has neither ", kSingleFile, " nor ", kIndexFile,
                 ": give the folder of a Hugging Face model in safetensors format");
-  // A folder may have both; `transformers` also prefers the single file.
+  // A folder may have both a single file and an index; `transformers` also prefers the single file.
   single ? open_single() : open_index();
 }
 
@@ -150,7 +152,7 @@ void ModelFiles::open_index() {
     if (shards.contains(shard)) {
       continue;
     }
-    // kRefuse: shard_path() has already resolved every permitted link.
+    // Symlinks::kRefuse is used, because shard_path() has already resolved every permitted link.
     const auto& file = files_.emplace_back(shard_path(folder_, shard), Symlinks::kRefuse);
     shards.emplace(shard, &file);
     bytes += bytes_of(file);
@@ -161,12 +163,12 @@ void ModelFiles::open_index() {
                     "' does not list it: copy or write the model again");
     }
   }
-  // The reverse check: entry() throws for a tensor that the index lists and its shard lacks.
+  // Also checks the reverse: entry() throws for a tensor that the index lists and the shard lacks.
   for (const auto& [tensor, shard] : weight_map) {
     shards.at(shard)->entry(tensor);
     tensors_.emplace(tensor, shards.at(shard));
   }
-  // total_size is only compared: the sizes in each shard's header are used for reading.
+  // total_size is only compared; reads use the sizes in the header of each shard.
   if (index.total_size && *index.total_size != bytes) {
     TORCH_WARN("the index '", path.string(), "' claims ", *index.total_size,
                " bytes of tensors, but its shards hold ", bytes, ", which are read");

@@ -15,21 +15,21 @@ namespace tessera::checkpoint {
 
 inline constexpr const char* kSingleFile = "model.safetensors";
 inline constexpr const char* kIndexFile = "model.safetensors.index.json";
-/// PEFT's file names for adapters.
+/// The file names of PEFT for adapters.
 inline constexpr const char* kAdapterFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 
 /// The weights of a Hugging Face model folder: model.safetensors, or the shards listed in
 /// model.safetensors.index.json. The constructor reads all headers and checks them against the
 /// index. The index is not trusted: a shard must be a file in this folder, not a path or a link out
-/// of it (links into the blobs of a Hugging Face cache are followed). Throws Error with the file's
-/// name. Also throws Error for a folder with an adapter, which other programs would load together
-/// with its base model.
+/// of the folder (links into the blobs of a Hugging Face cache are followed). Throws Error with the
+/// file's name. Also throws Error for a folder with an adapter, which other programs would load
+/// together with its base model.
 class ModelFiles {
  public:
   explicit ModelFiles(const std::filesystem::path& folder);
 
-  /// Every tensor, and the file that stores it.
+  /// Every tensor by name, with the file that stores the tensor.
   const std::map<std::string, const SafetensorsFile*>& tensors() const { return tensors_; }
   const std::filesystem::path& folder() const { return folder_; }
 
@@ -38,8 +38,8 @@ class ModelFiles {
   void open_index();
 
   std::filesystem::path folder_;
-  /// The opened files. A deque, because `tensors_` has pointers to its elements while more are
-  /// added.
+  /// The opened files, in a deque, because `tensors_` has pointers to the elements while elements
+  /// are added.
   std::deque<SafetensorsFile> files_;
   std::map<std::string, const SafetensorsFile*> tensors_;
 };

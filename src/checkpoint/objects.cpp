@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-/// The manifest's maximum depth minus the levels above a state.
+/// The limits of a saved state: the maximum depth of a manifest minus the levels above a state.
 constexpr JsonLimits kStateLimits{.depth = 29};
 
 std::string text_of(const json& state) {
@@ -34,7 +34,7 @@ bool survives_text(const json& state) {
 
 /// The JSON path of the first number that is NaN or infinite: "/loss/0"; "" if there is none.
 std::string path_of_nonfinite(const json& state) {
-  // A named variable, because items() does not extend a temporary's lifetime.
+  // `flat` is a named variable, because items() does not extend the lifetime of a temporary.
   const json flat = state.flatten();
   for (const auto& [path, value] : flat.items()) {
     if (value.is_number_float() && !std::isfinite(value.get<double>())) {
@@ -56,8 +56,8 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
       patterns, [&name](const std::string& pattern) { return nn::matches_fqn(pattern, name); });
 }
 
-/// Adds to `report` which of `names` are missing in `saved`, an object by name, and which of its
-/// names are unexpected.
+/// Adds to `report` which of `names` are missing in `saved`, an object whose keys are names, and
+/// which keys of `saved` are unexpected.
 void compare(const json& saved, const std::set<std::string>& names, const LoadOptions& options,
              LoadReport& report) {
   for (const std::string& name : names) {
@@ -91,7 +91,7 @@ void add_all_names(const Manifest& manifest, const StateDict& state, std::set<st
   add(state.rank_states);
 }
 
-/// Loads an object; an error gets the object's name.
+/// Loads an object. An error message gets the name of the object.
 template <class Object, class Load>
 void load_object(const std::string& name, Object& object, const json& saved, const Load& load) {
   try {

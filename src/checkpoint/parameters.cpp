@@ -29,8 +29,8 @@ bool is_plain_float(c10::ScalarType type) {
 
 }  // namespace
 
-/// Visits a tied parameter at every place in the module tree, because files may store it under any
-/// of its names.
+/// Visits a tied parameter at every place in the module tree, because files may use any of its
+/// names.
 std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::vector<std::string>> names;
   nn::visit_modules(module,
@@ -92,7 +92,7 @@ void check_filled(const std::vector<NamedParameter>& parameters) {
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
   TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
                 "' has no storage: call nn::to_empty() before loading");
-  // A load fills the shard, but forward or backward would still use the old gathered values.
+  // A load fills the shard, so forward or backward would still use the old gathered values.
   TESSERA_CHECK(!slot.role.gathered, "parameter '", name,
                 "' is gathered: load before the first forward, or call fsdp::reshard() first");
 }
@@ -139,8 +139,8 @@ std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::Param
 
 namespace {
 
-/// How the optimizer state of a parameter is stored. State with the parameter's sizes is stored in
-/// parts, like a fused parameter; a counter is stored once per part.
+/// How files store the optimizer state of a parameter. State with the sizes of the parameter is
+/// stored in parts, like a fused parameter; a counter is stored once for each part.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
   std::vector<StoredTensor> stored = stored_tensors(fqn, slot);
@@ -152,8 +152,8 @@ std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::Parame
   return stored;
 }
 
-/// Adds the entries of `tensor`, which is the parameter itself or its optimizer state, named
-/// `prefix` FQN `suffix`.
+/// Adds the entries of `tensor`, which is the parameter itself or a tensor of its optimizer state.
+/// The name of an entry is `prefix`, the FQN and `suffix` joined.
 void add_entries(std::vector<StateEntry>& entries, const NamedParameter& parameter,
                  const at::Tensor& tensor, const std::string& prefix, const std::string& suffix) {
   const std::size_t begin = entries.size();

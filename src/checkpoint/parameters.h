@@ -21,25 +21,25 @@
 
 namespace tessera::checkpoint {
 
-/// A parameter and every FQN that leads to it; a tied parameter has several.
+/// A parameter, and every FQN that leads to the parameter; a tied parameter has several.
 struct NamedParameter {
   nn::SlotPtr slot;
   std::vector<std::string> names;  ///< all FQNs; the first is the name in named_slots()
   bool is_buffer = false;
 };
 
-/// The parameters of a module, in its order, each once.
+/// The parameters of a module, each once, in the order of the module.
 std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module);
 
-/// All parameters, then the persistent buffers. Buffers of torch::nn modules get temporary slots
-/// that share their memory.
+/// All parameters of a module, then its persistent buffers. Buffers of torch::nn modules get
+/// temporary slots that share the memory of the buffers.
 std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module);
 
 /// The part of saved_slots() that model files contain: everything except adapters (nn::apply_lora).
 std::vector<NamedParameter> model_slots(const nn::ModuleBase& module);
 
-/// Returns the element of `of_parameters` for the parameter whose optimizer state is named `state`
-/// ("FQN.exp_avg"). Throws Error if there is none.
+/// Returns the element of `of_parameters` for the parameter whose optimizer state has the name
+/// `state` ("FQN.exp_avg"). Throws Error if there is none.
 template <class T>
 T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& state) {
   const std::size_t dot = state.rfind('.');
@@ -52,59 +52,62 @@ T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& st
 }
 
 /// Throws Error for a parameter that is Partial or marked as different between ranks
-/// (set_distinct_along), because a file has one value per name.
+/// (set_distinct_along), because a file has one value for each name.
 void check_one_value(const nn::ParameterSlot& slot, const std::string& name);
 /// Throws Error if a parameter was never filled.
 void check_filled(const std::vector<NamedParameter>& parameters);
-/// Throws Error if the parameter's values cannot be set now, because it is on the meta device or
-/// gathered.
+/// Throws Error if the values of the parameter cannot be set now, because the parameter is on the
+/// meta device or gathered.
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name);
 
-/// Whether a load may convert between the types. Only floating-point types are converted; other
-/// conversions could lose values.
+/// Whether a load may convert values of type `from` to type `to`. Only floating-point types are
+/// converted; other conversions could lose values.
 bool is_convertible_type(c10::ScalarType from, c10::ScalarType to);
 
-/// The tensors in which a model and its files differ.
+/// The names of the tensors in which a model and its files differ.
 struct Mismatch {
   std::vector<std::string> missing, unexpected, different;
 
   bool empty() const { return missing.empty() && unexpected.empty() && different.empty(); }
 };
-/// "; missing: a, b": the first names, and the number of further names. "" if `names` is empty.
+/// A text such as "; missing: a, b": the first of `names`, and the number of further names. "" if
+/// `names` is empty.
 std::string listed(const char* what, const std::vector<std::string>& names);
 
-/// A tensor in files: a parameter, or the rows of a fused parameter that belong to one of its parts
-/// (nn::StoredParts).
+/// A tensor in files: a whole parameter, or the rows of a fused parameter that belong to one of its
+/// parts (nn::StoredParts).
 struct StoredTensor {
   std::string name;
   std::vector<std::int64_t> sizes;
-  std::optional<PartRows> rows{};  ///< the rows of the parameter that this tensor stores; nullopt:
-                                   ///< all
+  /// The rows of the parameter that the tensor stores; nullopt: all rows.
+  std::optional<PartRows> rows{};
 
-  /// Receives an offset in this tensor, and the part of `block` that belongs there.
+  /// A function that receives an offset in the stored tensor, and the part of `block` at this
+  /// offset.
   using Visit = std::function<void(std::span<const std::int64_t> offset, const at::Tensor& part)>;
-  /// Calls `visit` for the overlap of this tensor with the parameter's block at `offset`.
+  /// Calls `visit` for the overlap of the stored tensor with the parameter's block at `offset`.
   void visit(std::span<const std::int64_t> offset, const at::Tensor& block,
              const Visit& visit) const;
 };
 
-/// The tensors that store a parameter in files: one under its FQN or, for a fused parameter, one
-/// per part. The parts' modules are siblings of the parameter's module ("layers.0.qkv.weight" is
-/// stored as "layers.0.q.weight" and so on).
+/// The tensors that store a parameter in files: one tensor under the FQN of the parameter or, for a
+/// fused parameter, one tensor for each part. The modules of the parts are siblings of the
+/// parameter's module ("layers.0.qkv.weight" is stored as "layers.0.q.weight" and so on).
 std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot);
 
-/// A tensor of a checkpoint, and the state tensor that it stores completely or partly. The parts of
-/// a fused parameter are stored separately, so that models with and without fusion can load them.
+/// A tensor of a checkpoint, and the state tensor of which it stores all or a part. The parts of a
+/// fused parameter are stored separately, so that models with and without fusion can load the
+/// parts.
 struct StateEntry {
-  nn::SlotPtr slot;          ///< the parameter's slot, also for its optimizer state
+  nn::SlotPtr slot;          ///< the slot of the parameter, also for its optimizer state
   bool is_parameter = true;  ///< false: optimizer state; true: a parameter or a buffer
   at::Tensor tensor;
-  StoredTensor stored;             ///< how files store the entry, under its first name
+  StoredTensor stored;             ///< how files store the entry under its first name
   std::vector<std::string> names;  ///< the entry's names; several for tied parameters
 };
 
-/// The list is equal on every rank if the ranks have the same state. Throws Error for optimizer
-/// state of a parameter that the model lacks.
+/// The entries of a state. The list is equal on every rank if the ranks have the same state. Throws
+/// Error for optimizer state of a parameter that the model lacks.
 std::vector<StateEntry> state_entries(const StateDict& state);
 
 }  // namespace tessera::checkpoint

@@ -23,10 +23,10 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// What a failed read proves about a step's files.
+/// What a failed read shows about the files of a step.
 struct Proof {
   bool damaged = false;
-  std::string missing;  ///< path of the file that does not exist
+  std::string missing;  ///< the path of the file that does not exist
 };
 
 void read(const std::function<void()>& work, Proof& proof) {
@@ -87,9 +87,9 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// A rank with elements of a tensor that no earlier rank has.
+/// A rank that has elements of a tensor that no earlier rank has.
 struct PartHolder {
-  std::size_t index;  ///< index of the rank in the mesh's ranks
+  std::size_t index;  ///< the index of the rank in the mesh's ranks
   Sizes coordinate;
   Sizes local_sizes;
 
@@ -100,7 +100,7 @@ struct PartHolder {
   }
 };
 
-/// The ranks at coordinate 0 of each replicating mesh dimension. Every rank computes the list
+/// The ranks at coordinate 0 of each mesh dimension that replicates. Every rank computes the list
 /// without communication.
 std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::int64_t> sizes) {
   const auto& shape = spec.mesh.shape();
@@ -111,7 +111,7 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
     for (int dim = 0; dim < shape.ndim(); ++dim) {
       replica |= spec.layout->sharded_dim(dim) < 0 && coordinate[static_cast<std::size_t>(dim)] > 0;
     }
-    // Skip this rank: an earlier rank has the same elements.
+    // This rank is skipped, because an earlier rank has the same elements.
     if (replica) {
       continue;
     }
@@ -121,8 +121,9 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
   return parts;
 }
 
-/// The part of a box that is in local rows [begin, end); one of its sizes is 0 if there is none.
-/// The result's local offset is relative to row `begin`, as in the tensor that one round transfers.
+/// The part of `box` that is in local rows [begin, end). If the box has no such rows, one size of
+/// the result is 0. The local offset of the result is relative to row `begin`, as in the tensor
+/// that one round transfers.
 Box clipped(Box box, std::int64_t begin, std::int64_t end) {
   if (box.sizes.empty()) {
     return box;
@@ -138,8 +139,8 @@ Box clipped(Box box, std::int64_t begin, std::int64_t end) {
 /// Gathers one tensor on rank 0.
 class Gather {
  public:
-  // A part is sent only if rank 0 is on the mesh. As ranks.h says, a submesh without rank 0 must
-  // have the same values as the submesh with it.
+  // A part is sent only if rank 0 is on the mesh. A submesh without rank 0 must have the same
+  // values as the submesh with rank 0 (see gather_blocks).
   Gather(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
          c10::DeviceType device, const BlockVisitor& visit)
       : tensor_(tensor),
@@ -160,7 +161,7 @@ class Gather {
   }
 
   // A round transfers a range of rows of every part. The largest part determines the number of
-  // rounds, so it is equal on every rank; smaller parts send nothing in the last rounds.
+  // rounds, so the number is equal on every rank; smaller parts send nothing in the last rounds.
   void run(std::int64_t round_elements) {
     std::int64_t rows = 0, row_elements = 1;
     for (const auto& part : parts_) {
@@ -168,7 +169,7 @@ class Gather {
       row_elements = std::max(row_elements, part.row_elements());
     }
     const auto count = static_cast<std::int64_t>(parts_.size());
-    // Rank 0 receives from all parts at once, so they share the limit on elements per round.
+    // Rank 0 receives from all parts at once, so the parts share the limit on elements per round.
     const auto step = std::max<std::int64_t>(1, round_elements / (row_elements * count));
     for (std::int64_t begin = 0; begin < rows; begin += step) {
       round(begin, begin + step);
@@ -178,10 +179,10 @@ class Gather {
  private:
   /// Transfers local rows [begin, end) of every part.
   void round(std::int64_t begin, std::int64_t end) {
-    // Every rank of the world takes part in the all-to-all, even with nothing to send.
+    // Every rank of the world takes part in the all-to-all, even if it has nothing to send.
     const at::Tensor sent = mine_ == nullptr ? at::empty({0}, options()) : rows_of(begin, end);
     std::vector<std::int64_t> out(static_cast<std::size_t>(world_.size()), 0), in = out;
-    // All elements go to rank 0.
+    // All elements are sent to rank 0.
     out[0] = sent.numel();
     if (world_.rank() == 0) {
       for (const auto& part : parts_) {
@@ -196,8 +197,8 @@ class Gather {
     }
   }
 
-  // On rank 0: passes the received blocks to the visitor, in the order of world ranks, which is the
-  // order of the all-to-all. The mesh's order may differ.
+  // Passes the blocks that rank 0 has received to the visitor, in the order of world ranks, which
+  // is the order of the all-to-all. The order of the mesh may differ.
   void deliver(const at::Tensor& received, const std::vector<std::int64_t>& counts,
                std::int64_t begin, std::int64_t end) {
     for (const auto& part : parts_) {
@@ -214,7 +215,7 @@ class Gather {
     }
   }
 
-  // Sizes of the rows [begin, end) of a part, clipped to the rows that the part has.
+  // The sizes of the rows [begin, end) of a part, limited to the rows that the part has.
   Sizes clipped_sizes(const PartHolder& part, std::int64_t begin, std::int64_t end) const {
     Sizes sizes = part.local_sizes;
     if (!sizes.empty()) {
@@ -226,7 +227,7 @@ class Gather {
     return product(clipped_sizes(part, begin, end));
   }
 
-  // The sender converts the type, so that this work is spread over the ranks.
+  // The sender converts the type, so that the conversions are spread over the ranks.
   at::Tensor rows_of(std::int64_t begin, std::int64_t end) const {
     at::Tensor local = local_tensor(tensor_).detach();
     if (local.dim() > 0) {
@@ -250,7 +251,7 @@ class Gather {
   c10::DeviceType device_;
   const BlockVisitor& visit_;
   std::vector<PartHolder> parts_;
-  const PartHolder* mine_ = nullptr;  ///< this rank's part; nullptr if it sends none
+  const PartHolder* mine_ = nullptr;  ///< the part of this rank; nullptr if this rank sends nothing
 };
 
 /// Whether every rank, including rank 0, has the whole tensor.
@@ -270,7 +271,8 @@ void check_gatherable(const at::Tensor& tensor, const std::string& name) {
 
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit, std::int64_t round_elements) {
-  // is_whole() is equal on every rank, so either all ranks or none call the collective.
+  // The result of is_whole() is equal on every rank, so either all ranks or none call the
+  // collective.
   if (!is_whole(tensor)) {
     Gather(tensor, dtype, world, device, visit).run(round_elements);
   } else if (world.rank() == 0) {

@@ -19,39 +19,40 @@ class World;
 
 namespace tessera::checkpoint {
 
-/// The process group of all ranks. It connects every rank that saves or loads with rank 0, also if
-/// the world is larger than the model's meshes. Collective at the first call.
+/// The process group of all ranks. It connects every rank that saves or loads with rank 0, even if
+/// the world is larger than the meshes of the model. Collective at the first call.
 comm::CommunicatorPtr all_ranks(comm::World& world);
 
-/// A host-memory process group of all ranks, used only by sharded saves: a background save uses it
-/// while the program uses the other groups. Collective at the first call.
+/// A process group of all ranks in host memory, used only by sharded saves: a background save uses
+/// this group while the program uses the other groups. Collective at the first call.
 comm::CommunicatorPtr hosts_of_saves(comm::World& world);
 
-/// Runs `work`, which must not communicate, on every rank. If it throws on one rank, all ranks
-/// throw an Error with that rank's message, so that no rank waits for a failed peer. Collective
-/// over `world`.
+/// Runs `work`, which must not communicate, on every rank. If `work` throws on one rank, all ranks
+/// throw an Error with the message of that rank, so that no rank waits for a failed peer.
+/// Collective over `world`.
 void run_or_fail_on_all(comm::World& world, const std::function<void()>& work);
-/// Like the overload for a world, over a process group between hosts.
+/// Like run_or_fail_on_all() for a world, over a process group between hosts.
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work);
 
-/// Like run_or_fail_on_all(), for work that reads a step's files. All ranks throw DamagedStep if
-/// bytes do not match their checksums, or if a file does not exist for rank 0 either. A file that
-/// exists but could not be read proves no damage and is a plain Error.
+/// Like run_or_fail_on_all(), for work that reads the files of a step. All ranks throw DamagedStep
+/// if bytes do not match their checksums, or if a file does not exist for rank 0 either. A file
+/// that exists but could not be read is no proof of damage and throws a plain Error.
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
-/// Called on rank 0 with a block of the global tensor that begins at `offset`.
+/// Called on rank 0 with a block of the global tensor; the block begins at `offset`.
 using BlockVisitor =
     std::function<void(std::span<const std::int64_t> offset, const at::Tensor& block)>;
 
-/// Throws Error if the tensor is Partial and so cannot be gathered. Not collective.
+/// Throws Error if the tensor is Partial, because a Partial tensor cannot be gathered. Not
+/// collective.
 void check_gatherable(const at::Tensor& tensor, const std::string& name);
 
 /// Sends a tensor, plain or distributed, to world rank 0, converted to `dtype`. On rank 0, `visit`
 /// gets every element in exactly one block, in pieces of bounded size. Other ranks receive nothing,
 /// and only one of several replicas is sent. Collective over `world`, whose tensors are on
 /// `device`, unless rank 0 has the whole tensor. A submesh without rank 0 must have the same values
-/// as the submesh with it. `round_elements`: approximate number of elements that rank 0 receives at
-/// once, at least one row per rank.
+/// as the submesh with rank 0. `round_elements`: approximate number of elements that rank 0
+/// receives at once, at least one row per rank.
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit,
                    std::int64_t round_elements = std::int64_t{64} << 20);

@@ -25,8 +25,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Joins reads of nearby runs. A shard of columns consists of thousands of short runs; one system
-// call per run would take longer than reading the gaps between them.
+// Joins reads of nearby runs. A shard of columns consists of thousands of short runs, and one
+// system call for each run would take longer than reading the gaps between runs.
 
 /// Reads runs of a file, given in ascending order, into consecutive memory. Nearby runs are read
 /// with one call `read(file offset, out, count)`.
@@ -36,7 +36,8 @@ class RunReader {
   RunReader(std::byte* out, ReadBytes read) : out_(out), read_(std::move(read)) {}
 
   void add(std::uint64_t offset, std::uint64_t count) {
-    // A run must not begin before the end of the preceding run, because the difference is unsigned.
+    // A run must not begin before the end of the preceding run, because the gap is computed as an
+    // unsigned number.
     const bool near = !runs_.empty() && offset - end_ <= kMaxGap &&
                       offset + count - runs_.front().offset <= kMaxSpan;
     if (!near) {
@@ -46,7 +47,8 @@ class RunReader {
     end_ = offset + count;
   }
 
-  /// A single run is read directly into its destination; several runs are read through the buffer.
+  /// Reads the collected runs: a single run directly into its destination, several runs through the
+  /// buffer.
   void flush() {
     if (runs_.size() == 1) {
       read_(end_ - runs_[0].count, out_, runs_[0].count);
@@ -61,11 +63,11 @@ class RunReader {
   }
 
  private:
-  /// Runs with a smaller gap are read together. Reading an eighth of the columns (3.5 KiB of every
-  /// 28 KiB) from a cold disk took 0.08 s instead of 0.8 s; with gaps of 100 KiB, joint reads took
-  /// longer.
+  /// The largest gap between two runs that are read together. Reading an eighth of the columns (3.5
+  /// KiB of every 28 KiB) from a cold disk took 0.08 s instead of 0.8 s; with gaps of 100 KiB,
+  /// joint reads took longer.
   static constexpr std::uint64_t kMaxGap = std::uint64_t{64} << 10;
-  /// Maximum bytes of a joint read, which limits the buffer.
+  /// The maximum number of bytes of a joint read, which limits the size of the buffer.
   static constexpr std::uint64_t kMaxSpan = 1 << 20;
 
   struct Run {
@@ -84,10 +86,10 @@ class RunReader {
     }
   }
 
-  /// Destination in memory of the next run.
+  /// The destination in memory of the next run.
   std::byte* out_;
   ReadBytes read_;
-  /// End in the file of the last added run.
+  /// The offset in the file at which the last added run ends.
   std::uint64_t end_ = 0;
   std::vector<Run> runs_;
   std::vector<std::byte> buffer_;
@@ -106,8 +108,8 @@ struct SafetensorsFile::Impl {
   CheckedFile file;
   SafetensorsHeader header;
 
-  /// Errors about the content name the file and give advice here; errors of opening and reading
-  /// have their own messages.
+  /// Reads and checks the header. Errors about the content name the file and give advice here;
+  /// errors of opening and reading have their own messages.
   void read_header();
 
  private:
@@ -122,7 +124,7 @@ void SafetensorsFile::Impl::read_header() {
   TESSERA_CHECK(file_bytes >= sizeof(header_bytes), invalid(), "it has only ", file_bytes,
                 " bytes: it is truncated", kAdvice);
   file.read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
-  // Checked before memory is allocated, because the number comes from the file.
+  // The length is checked before memory is allocated, because the length comes from the file.
   TESSERA_CHECK(header_bytes <= kMaxHeaderBytes, invalid(), "its header claims ", header_bytes,
                 " bytes, more than ", kMaxHeaderBytes, kAdvice);
   const std::uint64_t data_begin = sizeof(header_bytes) + header_bytes;
@@ -143,7 +145,8 @@ void SafetensorsFile::Impl::read_header() {
 
 namespace {
 
-/// Throws Error for a bool that is neither 0 nor 1; reading one would be undefined behaviour.
+/// Throws Error for a bool that is neither 0 nor 1, because using such a bool would be undefined
+/// behaviour.
 void check_bools(const at::Tensor& tensor, const std::string& name) {
   if (tensor.scalar_type() != at::kBool) {
     return;
@@ -155,7 +158,7 @@ void check_bools(const at::Tensor& tensor, const std::string& name) {
                 "' of type BOOL holds a byte that is neither 0 nor 1: write the file again");
 }
 
-/// Whether a file's bytes can be read directly into `block`. Bools are excluded, because their
+/// Whether bytes of a file can be read directly into `block`. Bools are excluded, because their
 /// bytes are checked first.
 bool takes_bytes(const at::Tensor& block, c10::ScalarType type) {
   return block.is_cpu() && block.is_contiguous() && block.scalar_type() == type &&
@@ -198,7 +201,7 @@ const TensorEntry& SafetensorsFile::entry_with(const std::string& name,
   TESSERA_CHECK(item.dtype != c10::ScalarType::Undefined, "tensor '", name, "' of '",
                 path().string(), "' has the type ", item.dtype_name,
                 ", which libtorch lacks: convert the file first");
-  // Together with the header's checks, this guarantees that every run of the block is inside the
+  // With the checks of the header, this check guarantees that every run of the block is inside the
   // file.
   check_block(item.sizes, offset, sizes);
   return item;
@@ -240,8 +243,8 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
   const TensorEntry& item = entry_with(name, offset, sizes);
   if (takes_bytes(block, item.dtype)) {
     read_bytes(item, offset, block);
-    tessera::detail::count_write(block);  // the direct read counts as an in-place write, as copy_()
-                                          // does
+    // The direct read counts as an in-place write, as copy_() does.
+    tessera::detail::count_write(block);
   } else {
     block.copy_(read(name, offset, sizes));
   }
@@ -259,7 +262,7 @@ struct SafetensorsWriter::Impl {
       : path(path.string()), plan(std::move(planned)), file(path), on_write(std::move(observer)) {
     const std::uint64_t header_bytes = plan.json.size();
     data_begin = sizeof(header_bytes) + header_bytes;
-    // Reserving space throws Error for a full disk now, and not after all data were gathered.
+    // If the disk is full, reserving space throws Error now, before all data were gathered.
     file.reserve(data_begin + plan.data_bytes);
     write_at(0, std::as_bytes(std::span(&header_bytes, 1)));
     write_at(sizeof(header_bytes), std::as_bytes(std::span(plan.json)));
@@ -338,7 +341,7 @@ void SafetensorsWriter::write(const std::string& name, std::span<const std::int6
                 ": convert it first");
   const std::span<const std::int64_t> sizes(block.sizes().data(), block.sizes().size());
   check_block(entry.sizes, offset, sizes);
-  // The bytes of a conjugated or negated view differ from its values, so they are resolved.
+  // Conjugated and negated views are resolved, because their bytes differ from their values.
   const auto local = block.detach().resolve_conj().resolve_neg().cpu().contiguous();
   impl_->count(name, local.nbytes());
   std::span bytes(static_cast<const std::byte*>(local.const_data_ptr()), local.nbytes());
@@ -348,13 +351,14 @@ void SafetensorsWriter::write(const std::string& name, std::span<const std::int6
     impl_->write_at(
         impl_->data_begin + entry.offset + static_cast<std::uint64_t>(element) * itemsize,
         bytes.first(run));
-    // Runs are visited in the block's row-major order, so its bytes are consumed sequentially.
+    // Runs are visited in the row-major order of the block, so the bytes of the block are used
+    // sequentially.
     bytes = bytes.subspan(run);
   });
 }
 
-/// Syncs before publish() renames the file: after a crash, the final name must not refer to an
-/// incomplete file.
+/// Syncs the temporary file before publish() renames it: after a crash, the final name must not
+/// refer to an incomplete file.
 void SafetensorsWriter::seal() {
   for (const auto& [name, bytes] : impl_->missing) {
     TESSERA_CHECK(bytes == 0, bytes, " bytes of tensor '", name, "' were not written to '",

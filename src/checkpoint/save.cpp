@@ -24,7 +24,6 @@
 #include "parameters.h"
 #include "ranks.h"
 #include "save.h"
-#include "save_plan.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/agreement.h"
@@ -60,7 +59,8 @@ void check_entries(const std::vector<StateEntry>& entries) {
 }
 
 /// Throws Error unless all ranks plan the same save. Ranks with different models would write parts
-/// that contradict the manifest; a rank with another step would overwrite files of an older step.
+/// that contradict the manifest; a rank with another step would overwrite the files of an older
+/// step.
 void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
   const auto others = comm::ranks_that_differ(hosts, c10::kCPU, own);
   TESSERA_CHECK(
@@ -81,8 +81,8 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
       buffers.insert(each.names.front());
     }
   }
-  std::set<tessera::detail::TensorIdentity>
-      known;  // parts of a fused parameter are several entries of one tensor
+  // Parts of a fused parameter are several entries of one tensor.
+  std::set<tessera::detail::TensorIdentity> known;
   std::vector<nn::detail::CopiedTensor> tensors;
   for (const StateEntry& entry : entries) {
     if (buffers.contains(entry.names.front()) ||
@@ -101,14 +101,14 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
   return tensors;
 }
 
-/// Throws Error if copies of a tensor differ between ranks. A file has one value per element, so
-/// differing copies would be saved as a mixture.
+/// Throws Error if copies of a tensor differ between ranks. A file has one value for each element,
+/// so a save of different copies would be a mixture.
 void check_copies(comm::Communicator& hosts, const std::vector<nn::detail::CopiedTensor>& tensors) {
   nn::detail::check_copies({&hosts, comm::ranks_of_world(hosts.size()), c10::kCPU}, tensors,
                            {.what = "checkpoint::save"});
 }
 
-/// Records the mesh of the first distributed tensor in the manifest, for information only.
+/// Records in the manifest the mesh of the first distributed tensor, for information only.
 void set_mesh(Manifest& manifest, const std::vector<StateEntry>& entries) {
   for (const StateEntry& entry : entries) {
     if (tessera::is_distributed(entry.tensor)) {
@@ -181,7 +181,8 @@ PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path
 
 namespace {
 
-/// Metadata for PyTorch's HuggingFaceStorageReader: the offset of each block in its tensor.
+/// The metadata that PyTorch's HuggingFaceStorageReader needs: the offset of each block in its
+/// tensor.
 std::string sharding_info(const ShardFile& file) {
   nlohmann::json info;
   for (const FileChunk& chunk : file.chunks) {
@@ -234,7 +235,7 @@ std::vector<FileRecord> write_shards(const std::filesystem::path& folder,
 
 namespace {
 
-/// Serializes records for rank 0, one line per file: name, size and checksums.
+/// Serializes file records for rank 0, one line for each file: name, size and checksums.
 std::string to_lines(const std::vector<FileRecord>& records) {
   std::ostringstream lines;
   for (const FileRecord& record : records) {
@@ -247,7 +248,7 @@ std::string to_lines(const std::vector<FileRecord>& records) {
   return lines.str();
 }
 
-/// Fills the manifest's file records from the lines of all ranks.
+/// Fills the file records of the manifest from the lines of all ranks.
 void complete_files(Manifest& manifest, const std::vector<std::string>& lines) {
   std::map<std::string, FileRecord*> by_name;
   for (FileRecord& file : manifest.files) {
@@ -268,7 +269,7 @@ void complete_files(Manifest& manifest, const std::vector<std::string>& lines) {
   }
 }
 
-/// Writes all files and commits the step. Rank 0 receives the records of all ranks as text.
+/// Writes all files and commits the step. Rank 0 receives the file records of all ranks as text.
 /// `committed` becomes true on rank 0 as soon as the step exists.
 void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& committed) {
   std::vector<FileRecord> records;
@@ -278,9 +279,9 @@ void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& commi
     if (hosts.rank() == 0) {
       complete_files(save.manifest, lines);
       const std::string text = to_text(save.manifest);
-      parse_manifest(
-          text,
-          save.folder.path() / kManifestFile);  // never commit a manifest that load() would reject
+      parse_manifest(text,
+                     // A manifest that load() would reject is never committed.
+                     save.folder.path() / kManifestFile);
       save.folder.commit(text);
       committed = true;
     }
@@ -311,7 +312,8 @@ void save_step(comm::Communicator& hosts, PreparedSave save) {
   try {
     write_and_commit(hosts, save, committed);
   } catch (const comm::PeerError&) {
-    // Other ranks may still be writing or may have committed. The next save removes leftovers.
+    // The folder is not removed, because other ranks may still write or may have committed. The
+    // next save removes leftovers.
     throw;
   } catch (...) {
     if (hosts.rank() == 0 && !committed) {

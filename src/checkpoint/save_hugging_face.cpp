@@ -85,8 +85,8 @@ void Receiver::check() const {
 }
 
 /// Sends parameters in the same order on every rank, because gather_blocks() is collective. If a
-/// rank fails (for example, out of memory), it aborts the others, which would otherwise wait for
-/// its blocks.
+/// rank fails (out of memory, for example), it aborts the other ranks, which would otherwise wait
+/// for its blocks.
 void send_all(const std::vector<SentParameter>& parameters, comm::World& world, Receiver& receiver,
               SentType dtype) {
   const auto group = all_ranks(world);
@@ -111,8 +111,8 @@ void send_all(const std::vector<SentParameter>& parameters, comm::World& world, 
 
 namespace {
 
-/// The type to write to the configuration: the widest of the weights' types, so that readers that
-/// convert to it lose nothing.
+/// The type to write to the configuration: the widest type of the weights, so that readers that
+/// convert to this type lose nothing.
 c10::ScalarType type_of_weights(const std::vector<SafetensorsWriter::Item>& items) {
   const bool wide =
       std::ranges::any_of(items, [](const auto& item) { return item.dtype == c10::kDouble; });
@@ -161,8 +161,8 @@ void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
   const comm::CallerScope caller("save_hugging_face");
   const at::NoGradGuard no_grad;
   std::vector<SentParameter> parameters;
-  // Exists on rank 0 only. The destructor removes the temporary files if an exception is thrown
-  // below.
+  // `files` exists on rank 0 only. If an exception is thrown below, the destructor removes the
+  // temporary files.
   std::optional<ExportFolder> files;
   run_or_fail_on_all(world, [&] {
     const std::vector<NamedParameter> named = model_slots(module);
@@ -196,8 +196,8 @@ std::int64_t rank_of(const LoraLinear& each) {
   return each.branch->a->out_features();
 }
 
-/// Throws Error unless two adapters have equal settings, because PEFT's file has one value for all
-/// adapters.
+/// Throws Error unless two adapters have equal settings, because the file of PEFT has one value for
+/// all adapters.
 void check_alike(const LoraLinear& each, const LoraLinear& first) {
   TESSERA_CHECK(rank_of(each) == rank_of(first) && each.branch->scale == first.branch->scale &&
                     each.branch->dropout == first.branch->dropout,
@@ -219,7 +219,7 @@ std::string last_segment(const std::string& fqn) {
   return fqn.substr(fqn.rfind('.') + 1);  // for an FQN without a dot, npos + 1 is 0
 }
 
-/// The FQNs of a module in Hugging Face's model; for a FusedLinear, the FQNs of its parts.
+/// The FQNs of a module in the model of Hugging Face; for a FusedLinear, the FQNs of its parts.
 std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn::Module& module) {
   const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
   if (fused == nullptr) {
@@ -234,11 +234,12 @@ std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn:
   return names;
 }
 
-/// PEFT applies a target name to all modules whose FQN equals or ends with it. Returns the last
-/// segment ("q_proj") if every module with this name has an adapter, else full FQNs.
+/// The target names for PEFT, which applies a name to all modules whose FQN equals the name or ends
+/// with it. Returns the last segment ("q_proj") if every module with this name has an adapter, else
+/// full FQNs.
 std::vector<std::string> target_modules(const nn::ModuleBase& module,
                                         const std::vector<LoraLinear>& adapters) {
-  // Number of modules with this name but without an adapter.
+  // The number of modules with a name that have no adapter.
   std::map<std::string, std::ptrdiff_t> without;
   nn::visit_modules(module, [&](const std::string& fqn, const torch::nn::Module& each) {
     for (const std::string& stored : stored_modules(fqn, each)) {
@@ -287,8 +288,8 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Adds an adapter under the file names of its Linear's weight (several for a fused Linear): A is
-/// the same for all parts, B is split as the weight's rows are.
+/// Adds an adapter under the file names of the weight of its Linear (several names for a fused
+/// Linear). All parts have the same A; B is split like the rows of the weight.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.branch->a->weight.slot(), {}};
   SentParameter b{each.branch->b->weight.slot(),
@@ -341,8 +342,8 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
   const at::NoGradGuard no_grad;
   std::vector<SentParameter> parameters;
   std::string config;
-  // Exists on rank 0 only. The destructor removes the temporary file if an exception is thrown
-  // below.
+  // `file` exists on rank 0 only. If an exception is thrown below, the destructor removes the
+  // temporary file.
   std::optional<SafetensorsWriter> file;
   run_or_fail_on_all(world, [&] {
     adapters_of(module);
@@ -362,8 +363,8 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
     if (file) {
       receiver.check();
       file->finish();
-      // Writing the configuration turns a new folder into an adapter. An existing configuration is
-      // equal.
+      // The configuration is written last, because it turns a new folder into an adapter. An
+      // existing configuration is equal.
       files::write_file(folder / kAdapterConfig, config);
     }
   });

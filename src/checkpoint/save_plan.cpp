@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "format.h"
-#include "save_plan.h"
+#include "save.h"
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
@@ -19,15 +19,16 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// The ranks that have the same part of a tensor, and the part's coordinate on the tensor's mesh.
+/// The ranks that have one part of a tensor, and the coordinate of the part on the tensor's mesh.
 struct Holders {
-  std::vector<std::int64_t> coordinate;  ///< the part's mesh coordinate; empty for a plain tensor
-  std::vector<int> ranks;                ///< world ranks with the part, ascending
+  /// The mesh coordinate of the part; empty for a plain tensor.
+  std::vector<std::int64_t> coordinate;
+  std::vector<int> ranks;  ///< the world ranks that have the part, ascending
 };
 
 using Coordinate = std::vector<std::int64_t>;
 
-/// The coordinates of a mesh's ranks on `root`, in the mesh's order.
+/// The coordinates on `root` of the ranks of `mesh`, in the order of `mesh`.
 std::vector<Coordinate> coordinates_on(const DeviceMesh& root, const DeviceMesh& mesh) {
   std::vector<Coordinate> coordinates;
   const std::vector<int>& ranks = root.ranks();
@@ -38,7 +39,7 @@ std::vector<Coordinate> coordinates_on(const DeviceMesh& root, const DeviceMesh&
   return coordinates;
 }
 
-/// The dimensions along which the coordinates differ.
+/// The dimensions along which any two of `coordinates` differ.
 std::vector<std::size_t> varying_dims(const std::vector<Coordinate>& coordinates) {
   std::vector<std::size_t> dims;
   for (std::size_t dim = 0; dim < coordinates.front().size(); ++dim) {
@@ -52,8 +53,8 @@ std::vector<std::size_t> varying_dims(const std::vector<Coordinate>& coordinates
   return dims;
 }
 
-/// For each position of a mesh, the ranks at this position: in the mesh itself, and in the sibling
-/// slices of the same root mesh.
+/// For each position in a mesh, the ranks at this position, in the mesh itself and in the sibling
+/// slices of its root mesh.
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
   const auto coordinates = coordinates_on(root, mesh);
@@ -85,19 +86,19 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   return ranks;
 }
 
-/// The ranks that have each part of a tensor. Computed from the layout alone, so the result is
+/// The ranks that have each part of a tensor. The result depends on the layout alone, so it is
 /// equal on every rank of the world. Sibling slices of a sliced mesh have copies. Throws Error for
 /// a mesh whose sibling slices have unknown ranks.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
-  // Rank 0's plain tensors are saved: plain buffers may differ between ranks, for example the
+  // Plain tensors are saved from rank 0: plain buffers may differ between ranks, for example the
   // running statistics of a norm.
   if (!tessera::is_distributed(tensor)) {
     return {{{}, {0}}};
   }
   const ShardingSpec& spec = sharding_spec(tensor);
   const auto positions = ranks_by_position(spec.mesh);
-  // Groups ranks by their coordinate along the sharding dimensions. Ranks that differ only along
-  // other dimensions have copies.
+  // Ranks are grouped by their coordinate along the sharding dimensions. Ranks that differ only
+  // along other dimensions have copies.
   std::map<Coordinate, Holders> holders;
   for (std::size_t position = 0; position < positions.size(); ++position) {
     Coordinate coordinate = spec.mesh.shape().coordinate(static_cast<std::int64_t>(position));
@@ -120,8 +121,8 @@ std::vector<Holders> holders_of(const at::Tensor& tensor) {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// Smaller chunks are not divided, because each part needs an entry in a header and in the
-/// manifest.
+/// The smallest chunk that is divided between ranks. A smaller part is not worth its entry in a
+/// header and in the manifest.
 constexpr std::int64_t kLeastDividedBytes = std::int64_t{1} << 20;
 
 constexpr int kWeightsFile = 1;
@@ -141,15 +142,15 @@ std::vector<Box> boxes_at(const at::Tensor& tensor, const Sizes& coordinate) {
   return boxes;
 }
 
-/// Whether `next` begins where `chunk` ends.
+/// Whether the block `next` begins where the block `chunk` ends.
 bool continues(const PlannedChunk& chunk, const PlannedChunk& next) {
   return !chunk.sizes.empty() && next.offset[0] == chunk.offset[0] + chunk.sizes[0] &&
          std::equal(chunk.offset.begin() + 1, chunk.offset.end(), next.offset.begin() + 1) &&
          std::equal(chunk.sizes.begin() + 1, chunk.sizes.end(), next.sizes.begin() + 1);
 }
 
-/// Appends a block that consists of one part; merges it into the last block if it continues that
-/// block.
+/// Appends a block that consists of one part, or merges the block into the last block if it
+/// continues there.
 void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   if (chunks.empty() || !continues(chunks.back(), next)) {
     chunks.push_back(std::move(next));
@@ -161,7 +162,7 @@ void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   chunk.parts.push_back(std::move(next.parts[0]));
 }
 
-/// The chunks of an entry at one coordinate of its tensor's mesh.
+/// The chunks of an entry at one coordinate of the mesh of the entry's tensor.
 std::vector<PlannedChunk> chunks_at(const StateEntry& entry, std::size_t index,
                                     const Sizes& coordinate) {
   std::vector<PlannedChunk> chunks;
@@ -191,7 +192,7 @@ std::int64_t bytes_of_chunk(const StateEntry& entry, const PlannedChunk& chunk) 
                          std::multiplies<>());
 }
 
-/// Rows [begin, begin + count) of a chunk.
+/// The rows [begin, begin + count) of a chunk.
 PlannedChunk rows_of_chunk(const PlannedChunk& chunk, std::int64_t begin, std::int64_t count) {
   PlannedChunk rows = chunk;
   rows.offset[0] += begin;
@@ -221,8 +222,8 @@ class Writers {
     const bool divide = holders > 1 && !chunk.sizes.empty() && chunk.sizes[0] >= holders &&
                         bytes_of_chunk(entries_[chunk.entry], chunk) >= kLeastDividedBytes;
     for (std::int64_t i = 0; divide && i < holders; ++i) {
-      // Divides rows evenly. With chunks of ceil(rows / holders) rows, the last ranks would get
-      // fewer rows.
+      // Rows are divided evenly. With chunks of ceil(rows / holders) rows, the last ranks would get
+      // fewer rows than the others.
       const std::int64_t begin = chunk.sizes[0] * i / holders;
       const std::int64_t end = chunk.sizes[0] * (i + 1) / holders;
       assign(rows_of_chunk(chunk, begin, end - begin), ranks[static_cast<std::size_t>(i)]);
@@ -234,7 +235,7 @@ class Writers {
     }
   }
 
-  /// Assigns large chunks first, so that small chunks even out the differences.
+  /// Assigns large chunks first, so that small chunks can even out the differences between ranks.
   std::vector<PlannedChunk> finish() {
     std::ranges::stable_sort(shared_, std::greater<>(), [this](const auto& shared) {
       return bytes_of_chunk(entries_[shared.first.entry], shared.first);
@@ -256,13 +257,13 @@ class Writers {
   }
 
   const std::vector<StateEntry>& entries_;
-  std::vector<std::int64_t> bytes_;  ///< bytes that each rank has to write so far
+  std::vector<std::int64_t> bytes_;  ///< the bytes assigned to each rank so far
   std::vector<std::pair<PlannedChunk, std::vector<int>>> shared_;
   std::vector<PlannedChunk> chunks_;
 };
 
-/// Assigns files to chunks. A file can have a name only once, so the second block of a tensor goes
-/// to another file.
+/// Assigns chunks to files. A file can have a name only once, so the second block of a tensor is
+/// stored in another file.
 void number_files(SavePlan& plan, const std::vector<StateEntry>& entries) {
   std::map<std::pair<std::size_t, int>, int> boxes;
   for (PlannedChunk& chunk : plan.chunks) {

@@ -1,4 +1,5 @@
-// In-memory state dicts. The set_...() functions compare everything before they change anything.
+// In-memory state dicts. set_model_state_dict() and set_optimizer_state_dict() compare everything
+// before they change anything.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -35,28 +36,21 @@
 
 namespace tessera::checkpoint {
 
-/// A tensor of a model or an optimizer, and its names in a state dict.
+namespace {
+
+/// A tensor of a model or an optimizer, and the names of the tensor in a state dict.
 struct StateItem {
-  nn::SlotPtr slot;  ///< the parameter's slot, also for its optimizer state
+  nn::SlotPtr slot;  ///< the slot of the parameter, also for its optimizer state
   at::Tensor tensor;
   std::vector<std::string> names;  ///< the item's names; several for tied parameters
   bool is_left_out = false;        ///< whether the options exclude the item
 };
 
-/// The list is equal on every rank if the ranks have the same model.
-std::vector<StateItem> model_items(const nn::ModuleBase& model, const StateDictOptions& options);
-/// Throws Error for state of a parameter that the model lacks.
-std::vector<StateItem> optimizer_items(const nn::ModuleBase& model, const NamedTensors& named_state,
-                                       const StateDictOptions& options);
-
-namespace {
-
 bool is_left_out(const nn::ParameterSlot& slot, const StateDictOptions& options) {
   return options.ignore_frozen_params && !slot.persistent().requires_grad();
 }
 
-}  // namespace
-
+/// The tensors of a model. The list is equal on every rank if the ranks have the same model.
 std::vector<StateItem> model_items(const nn::ModuleBase& model, const StateDictOptions& options) {
   std::vector<StateItem> items;
   for (NamedParameter& parameter : saved_slots(model)) {
@@ -67,6 +61,7 @@ std::vector<StateItem> model_items(const nn::ModuleBase& model, const StateDictO
   return items;
 }
 
+/// The tensors of an optimizer state. Throws Error for state of a parameter that the model lacks.
 std::vector<StateItem> optimizer_items(const nn::ModuleBase& model, const NamedTensors& named_state,
                                        const StateDictOptions& options) {
   std::map<std::string, nn::SlotPtr> slots;
@@ -80,8 +75,6 @@ std::vector<StateItem> optimizer_items(const nn::ModuleBase& model, const NamedT
   }
   return items;
 }
-
-namespace {
 
 using Items = std::function<std::vector<StateItem>()>;
 
@@ -166,9 +159,8 @@ TensorDict get_optimizer_state_dict(comm::World& world, const nn::ModuleBase& mo
 
 namespace {
 
-using Items = std::function<std::vector<StateItem>()>;
-
-/// Rank 0's dict: its tensors on rank 0, meta tensors of the same sizes and types on other ranks.
+/// The dict of rank 0: the tensors on rank 0, and meta tensors of the same sizes and types on the
+/// other ranks.
 TensorDict outline_of_rank0(comm::World& world, const TensorDict& state) {
   nlohmann::json outline = nlohmann::json::object();
   for (const auto& [name, tensor] : state) {
@@ -189,13 +181,13 @@ TensorDict outline_of_rank0(comm::World& world, const TensorDict& state) {
   return tensors;
 }
 
-/// A tensor to fill, and the value for it.
+/// A tensor to fill, and the value that fills the tensor.
 struct Source {
   const StateItem* item;
   at::Tensor value;
 };
 
-/// Throws Error if the value does not fit.
+/// Throws Error if the value does not fit the tensor.
 void check_source(const Source& source, const StateDictOptions& options) {
   const at::Tensor& into = source.item->tensor;
   const at::Tensor& value = source.value;
@@ -238,7 +230,7 @@ void check_ties(const StateItem& item, const TensorDict& state, const std::strin
   }
 }
 
-/// Matches a state dict with the tensors that it fills.
+/// Finds the value in a state dict for each tensor that is filled.
 std::vector<Source> compare_state(const std::vector<StateItem>& items, const TensorDict& state,
                                   const StateDictOptions& options, IncompatibleKeys& keys) {
   std::vector<Source> sources;
@@ -272,7 +264,7 @@ std::vector<Source> compare_state(const std::vector<StateItem>& items, const Ten
   return sources;
 }
 
-/// Copies this rank's part of a piece of a tensor. The piece begins at `offset`.
+/// Copies this rank's part of `piece`, a block of a tensor that begins at `offset`.
 void fill_piece(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                 const at::Tensor& piece) {
   const at::Tensor local = local_tensor(tensor).detach();
@@ -313,7 +305,7 @@ void fill(comm::World& world, const Source& source, const StateDictOptions& opti
   }
 }
 
-/// `fills_slots`: whether the items are parameters.
+/// Fills `items` from a state dict. `fills_slots`: whether the items are parameters.
 IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
                                 const StateDictOptions& options, const Items& items_of,
                                 bool fills_slots) {

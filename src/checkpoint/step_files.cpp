@@ -21,8 +21,8 @@
 
 namespace tessera::checkpoint {
 
-/// Checks the file's size before its header: a file of another size is truncated, or is a different
-/// file.
+/// Checks the size of the file before the header: a file of another size is truncated, or is a
+/// different file.
 SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record) {
   const std::filesystem::path path = folder / record.name;
   std::error_code error;
@@ -74,7 +74,7 @@ std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::
   }
 }
 
-/// Adds the blocks of one file to a manifest. A tensor's sizes are the maximum extent of its
+/// Adds the blocks of one file to a manifest. The sizes of a tensor are the maximum extent of its
 /// blocks.
 void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
@@ -100,7 +100,7 @@ void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   }
 }
 
-/// Whether a shard was written by a Tessera save: PyTorch's writer records its version in a shard.
+/// Whether a save by Tessera wrote a shard: PyTorch's writer records its version in a shard.
 bool is_of_a_save(const SafetensorsFile& file) {
   return file.metadata().contains("format") && !file.metadata().contains("DCP_VERSION");
 }

@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 /// header whose bytes do not match their checksum.
 SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record);
 
-/// Throws Error unless a file has this chunk of the tensor as the manifest describes it.
+/// Throws Error unless `file` has this chunk of the tensor as the manifest describes the chunk.
 void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,
                  const ManifestChunk& chunk);
 
@@ -28,11 +28,11 @@ namespace tessera::checkpoint {
 /// shards, but no manifest and no marker of an unfinished Tessera save.
 bool has_torch_hf_shards(const std::filesystem::path& folder);
 
-/// Throws Error for a folder in torch.distributed.checkpoint's own format, because Tessera does not
-/// read pickles. The message names a converter.
+/// Throws Error for a folder in the format of torch.distributed.checkpoint, because Tessera does
+/// not read pickles. The message names a converter.
 void refuse_torch_checkpoint(const std::filesystem::path& folder);
 
-/// Makes a manifest, without checksums, from PyTorch's shards. A missing last shard can't be
+/// Makes a manifest, without checksums, from the shards of PyTorch. A missing last shard cannot be
 /// distinguished from a smaller tensor. Throws Error for invalid files, for files without block
 /// offsets, for files of a Tessera save whose manifest is missing, and for blocks that overlap or
 /// leave holes.

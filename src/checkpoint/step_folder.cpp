@@ -36,7 +36,7 @@ constexpr const char* kMarker = "INCOMPLETE";
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::uint64_t kMaxMarkerBytes = 10'000;
 
-/// Whether a folder has the marker of this run's unfinished save or removal.
+/// Whether a folder has the marker of an unfinished save or removal by this run.
 bool is_marked_by(const fs::path& folder, const std::string& run_id) {
   return marker_of(folder) == run_id;
 }
@@ -66,8 +66,9 @@ void remove_under_marker(const fs::path& folder) {
   std::ranges::for_each(files, remove_file);
 }
 
-/// Throws Error if the step cannot be removed. Call it before the manifest is removed, so that such
-/// a step stays complete. Saves create no subfolders, so a subfolder is not removed.
+/// Throws Error if the step cannot be removed. To be called before the manifest is removed, so that
+/// a step that cannot be removed stays complete. Saves create no subfolders, so a step with a
+/// subfolder is not removed.
 void check_removable(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     TESSERA_CHECK(!fs::is_directory(entry.symlink_status()), "it has the folder '",
@@ -76,8 +77,8 @@ void check_removable(const fs::path& folder) {
   }
 }
 
-/// Whether this process has not yet printed the warning, because every save finds the same folder
-/// again.
+/// Whether this process has not printed `warning` yet. Every save finds the same folder again, so a
+/// warning would be repeated.
 bool is_new(const std::string& warning) {
   static std::mutex mutex;
   static std::set<std::string> warnings;
@@ -85,8 +86,8 @@ bool is_new(const std::string& warning) {
   return warnings.insert(warning).second;
 }
 
-/// Removes the manifest first, so that the step no longer exists. Removes the marker last, so that
-/// the run's next save finds the remaining files if this removal is interrupted.
+/// Removes a step: the manifest first, so that the step no longer exists, and the marker last, so
+/// that the run's next save finds the remaining files if this removal is interrupted.
 void remove_step(const fs::path& folder) {
   remove_file(folder / kManifestFile);
   files::sync_folder(folder);
@@ -97,8 +98,9 @@ void remove_step(const fs::path& folder) {
                 "': ", std::strerror(errno), ": remove it yourself");
 }
 
-/// Returns the manifest of a complete step. nullopt if there is no manifest; nullopt and a warning
-/// if it is invalid. Throws ReadError if it cannot be read at the moment, because it may be valid.
+/// Returns the manifest of a complete step; nullopt if there is no manifest, or, with a warning, if
+/// the manifest is invalid. Throws ReadError for a manifest that cannot be read at the moment,
+/// because it may be valid.
 std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   if (lacks_manifest(folder)) {
     return std::nullopt;
@@ -180,7 +182,7 @@ StepFolder::StepFolder(const fs::path& dir, std::int64_t step, std::string run_i
       path_(dir_ / step_folder_name(step)),
       run_id_(std::move(run_id)) {}
 
-/// The marker decides between runs that start the same step at the same time.
+/// Creates the marker, which decides between runs that start the same step at the same time.
 void StepFolder::claim() const {
   files::create_folders(dir_);
   TESSERA_CHECK(mkdir(path_.c_str(), 0777) == 0 || errno == EEXIST, "cannot make the folder '",
@@ -242,7 +244,7 @@ void StepFolder::withdraw() const {
 void StepFolder::discard() const noexcept {
   try {
     remove_step(path_);
-  } catch (const std::exception&) {  // errors are ignored, as the header documents
+  } catch (const std::exception&) {  // errors are ignored, as step_folder.h documents
   }
 }
 
@@ -282,8 +284,8 @@ void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, i
     files::write_file(folder / kMarker, run_id_);
     remove_step(folder);
   } else if (marked) {
-    remove_file(folder / kMarker);  // the marker was left by a save that was killed after its
-                                    // commit
+    // The marker was left by a save that was killed after its commit.
+    remove_file(folder / kMarker);
   }
 }
 

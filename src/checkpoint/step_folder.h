@@ -1,6 +1,6 @@
-// The folders of steps, on the rank that creates and removes them. A step exists if its manifest
-// exists; until then its folder has a marker. Folders are never renamed, and no file records the
-// newest step, because some network file systems can do neither atomically.
+// The folders of steps, on the rank that creates and removes the folders. A step exists if its
+// manifest exists; until then its folder has a marker. Folders are never renamed, and no file
+// records the newest step, because some network file systems can do neither atomically.
 
 #pragma once
 
@@ -19,22 +19,22 @@ namespace tessera::checkpoint {
 
 /// Whether a text is a valid run_id: at most 200 printable ASCII characters.
 bool is_run_id(const std::string& text);
-/// A run_id as ASCII, for messages, because files may have any text.
+/// A run_id as ASCII, for messages, because a run_id in a file may contain any characters.
 std::string quoted_run(const std::string& run_id);
 
 /// The folder of a step that is being saved.
 class StepFolder {
  public:
-  /// A relative `dir` is resolved now, so a later chdir() has no effect.
+  /// A relative `dir` is resolved in the constructor, so a later chdir() has no effect.
   StepFolder(const std::filesystem::path& dir, std::int64_t step, std::string run_id);
 
   const std::filesystem::path& path() const { return path_; }
 
   /// Creates the folder with its marker. Removes the remains of an unfinished save of the same run.
-  /// Throws Error if the step exists or belongs to another run, including a run that started the
+  /// Throws Error if the step exists or belongs to another run, including a run that started this
   /// step at the same time.
   void claim() const;
-  /// Writes the manifest. From then on the step exists, also after a crash.
+  /// Writes the manifest. From this call on the step exists, even after a crash.
   void commit(const std::string& manifest) const;
   /// Removes the marker of a complete step.
   void release() const;
@@ -42,19 +42,20 @@ class StepFolder {
   /// and the highest others, `keep` steps in total (0: removes no step). A step that cannot be
   /// removed is left in place, with a warning the first time. Symbolic links are not removed.
   void clean_up_others(int keep) const;
-  /// Removes the folder and ignores errors. The marker is removed last, so that the run's next save
-  /// finds any remains.
+  /// Removes the folder and ignores errors. The marker is removed last, so that the next save of
+  /// the run finds any remains.
   void discard() const noexcept;
 
-  /// Throws Error if the step has the manifest of another run or step, or a manifest that can't be
-  /// read. A damaged manifest is accepted, because its run is unknown.
+  /// Throws Error if the step has the manifest of another run or step, or a manifest that cannot be
+  /// read. A damaged manifest is accepted, because it does not show which run wrote it.
   void check_withdrawable() const;
   /// Removes the manifest of a step of this run, so that the folder counts as an unfinished save.
-  /// Throws as check_withdrawable() does.
+  /// Throws the errors of check_withdrawable().
   void withdraw() const;
 
  private:
-  /// Cleans up one other step. `kept`: the number of steps retained so far.
+  /// Removes one other step if it is not among the retained steps. `kept`: the number of steps
+  /// retained so far.
   void clean_up(const std::filesystem::path& folder, std::int64_t step, int keep, int& kept) const;
   void check_not_there() const;
 
@@ -64,7 +65,7 @@ class StepFolder {
   std::string run_id_;
 };
 
-/// The step of a folder with a name from step_folder_name(); nullopt for other names.
+/// The step number of a folder whose name is from step_folder_name(); nullopt for other names.
 std::optional<std::int64_t> step_of(const std::filesystem::path& folder);
 
 /// Whether a folder has the marker of an unfinished save or removal.
@@ -73,11 +74,11 @@ bool is_marked(const std::filesystem::path& folder);
 /// The text of the marker, which is the run_id; nullopt if there is no marker.
 std::optional<std::string> marker_of(const std::filesystem::path& folder);
 
-/// Whether a folder certainly has no manifest. False if that cannot be determined at the moment,
-/// because the step may be complete.
+/// Whether a folder certainly has no manifest. False if this cannot be determined at the moment,
+/// because the step may then be complete.
 bool lacks_manifest(const std::filesystem::path& folder);
 
-/// The folders of steps, highest step first.
+/// The folders of steps in `dir`, highest step first.
 std::map<std::int64_t, std::filesystem::path, std::greater<>> steps_in(
     const std::filesystem::path& dir);
 
@@ -86,11 +87,12 @@ std::map<std::int64_t, std::filesystem::path, std::greater<>> steps_in(
 std::optional<std::int64_t> newest_step_in(const std::filesystem::path& dir,
                                            std::optional<std::int64_t> before = std::nullopt);
 
-/// The highest step whose folder is more than the remains of an unfinished save.
+/// The highest step in `dir` whose folder has more than the remains of an unfinished save.
 std::optional<std::int64_t> last_step_in(const std::filesystem::path& dir);
 
 /// The steps after `after`, highest first, which a run that continues from `after` must withdraw.
-/// Throws Error if one of them can't be withdrawn, and for the remains of another run's save.
+/// Throws Error if one of these steps cannot be withdrawn, and for the remains of another run's
+/// save.
 std::vector<std::int64_t> steps_to_withdraw_in(const std::filesystem::path& dir, std::int64_t after,
                                                const std::string& run_id);
 

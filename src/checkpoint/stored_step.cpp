@@ -73,7 +73,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
 
 namespace {
 
-/// Fewer bytes are not worth the cost of a further thread.
+/// The least number of bytes for which a further thread saves time.
 constexpr std::int64_t kLeastBytesOfAThread = std::int64_t{4} << 20;
 
 void read_piece(const SafetensorsFile& file, const std::string& name,
@@ -89,8 +89,8 @@ void read_piece(const SafetensorsFile& file, const std::string& name,
 
 }  // namespace
 
-/// Splits a read into pieces. A piece is limited in the wider of the two types, because it is also
-/// in memory in the file's type.
+/// Splits a read into pieces. The size of a piece is limited in the wider of the two types, because
+/// the piece is also in memory in the type of the file.
 void PieceReads::add(const SafetensorsFile& file, const std::string& name,
                      std::span<const std::int64_t> from, const at::Tensor& target) {
   const std::int64_t width = std::max(
@@ -105,9 +105,9 @@ void PieceReads::add(const SafetensorsFile& file, const std::string& name,
   bytes_ += static_cast<std::int64_t>(target.nbytes());
 }
 
-/// Every thread that needs a part of a 1 MiB granule reads the whole granule. So a thread takes
-/// several neighbouring pieces at a time. There are more shares than threads, because threads may
-/// differ in speed.
+/// Reads the pieces with several threads. Every thread that needs a part of a 1 MiB granule reads
+/// the whole granule, so a thread takes several neighbouring pieces at a time. There are more
+/// shares than threads, because threads may differ in speed.
 void PieceReads::run() {
   const auto threads = std::clamp<std::int64_t>(bytes_ / kLeastBytesOfAThread, 1, limits_.threads);
   const std::int64_t bytes_of_share = std::max(bytes_ / (4 * threads), kLeastBytesOfAThread);
@@ -179,8 +179,8 @@ void StoredStep::check() const {
 void StoredStep::read(const ReadLimits& limits) {
   for (const auto& [index, wanted] : std::exchange(wanted_, {})) {
     const SafetensorsFile file = open(index, wanted);
-    // The requests are sorted by file offset, so that a granule that neighbouring chunks share is
-    // read once.
+    // Requests are sorted by file offset, so that a granule that neighbouring chunks share is read
+    // once.
     std::vector<const Wanted*> order;
     std::ranges::transform(wanted, std::back_inserter(order),
                            [](const auto& each) { return &each; });

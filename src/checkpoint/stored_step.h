@@ -32,7 +32,7 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::checkpoint {
 
-/// Each thread's read buffer has at most one piece.
+/// Limits of a read. The read buffer of each thread has at most one piece.
 struct ReadLimits {
   int threads = 4;
   std::int64_t piece_bytes = kMostPieceBytes;
@@ -44,12 +44,12 @@ class PieceReads {
  public:
   explicit PieceReads(const ReadLimits& limits = {}) : limits_(limits) {}
 
-  /// Requests that `target` be filled with the values of a tensor of `file` at `from`, converted to
-  /// its type. The file must outlive run().
+  /// Requests that `target` be filled with the values at `from` of a tensor of `file`, converted to
+  /// the type of `target`. The file must outlive run().
   void add(const SafetensorsFile& file, const std::string& name, std::span<const std::int64_t> from,
            const at::Tensor& target);
-  /// Reads the requested pieces in order. Throws the error of the first read that fails; an Error
-  /// with another cause than reading gets the tensor's name.
+  /// Reads the requested pieces in order. Throws the error of the first read that fails. If the
+  /// cause is not a failed read, the message gets the name of the tensor.
   void run();
 
  private:
@@ -67,8 +67,8 @@ class PieceReads {
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// A step on disk, for reading. Requests are collected first, so that each file is opened only
-/// once, one after another, no matter how many ranks have written the step.
+/// A step on disk, for reading. Requests are collected before reading, so that each file is opened
+/// only once, no matter how many ranks have written the step.
 class StoredStep {
  public:
   StoredStep(std::filesystem::path folder, Manifest manifest);
@@ -78,23 +78,23 @@ class StoredStep {
   /// Finds a tensor by its name or a tied name; nullptr if there is none.
   const ManifestTensor* find(const std::string& name) const;
 
-  /// Requests that `block` be filled with the values of a tensor at `offset`, converted to its
-  /// type.
+  /// Requests that `block` be filled with the values at `offset` of a tensor, converted to the type
+  /// of `block`.
   void want(const std::string& name, std::span<const std::int64_t> offset, const at::Tensor& block);
-  /// Checks the headers of the files with requested tensors. Throws Error for a file that is
+  /// Checks the headers of the files that have requested tensors. Throws Error for a file that is
   /// missing, has another size, or differs from the manifest.
   void check() const;
   /// Fills the requested blocks, with several threads if there are enough bytes, and clears the
-  /// requests. Throws Error as check() does, and for bytes that do not match their checksum.
+  /// requests. Throws the errors of check(), and Error for bytes that do not match their checksum.
   void read(const ReadLimits& limits = {});
 
  private:
-  /// A part of a chunk, and its destination.
+  /// A requested part of a chunk, and the memory to fill.
   struct Wanted {
-    std::string name;  ///< the tensor's name in the file
+    std::string name;  ///< the name of the tensor in the file
     const ManifestTensor* tensor;
     const ManifestChunk* chunk;
-    std::vector<std::int64_t> from;  ///< offset of the requested part within the chunk
+    std::vector<std::int64_t> from;  ///< the offset of the requested part within the chunk
     at::Tensor target;
   };
 
@@ -106,7 +106,7 @@ class StoredStep {
   std::filesystem::path folder_;
   Manifest manifest_;
   std::map<std::string, std::string> stored_names_;
-  std::map<std::size_t, std::vector<Wanted>> wanted_;  ///< requested tensors by file
+  std::map<std::size_t, std::vector<Wanted>> wanted_;  ///< the requested tensors of each file
 };
 
 }  // namespace tessera::checkpoint

@@ -44,7 +44,8 @@ bool is_narrow(const at::Tensor& moments) {
 }
 
 /// Whether kernels::adamw() updates the batch. libtorch's kernels do not support narrow moments.
-/// For the other batches on a CPU, libtorch's kernel preserves the bits of earlier versions.
+/// For batches with other moments on a CPU, libtorch's kernel preserves the bits of earlier
+/// versions.
 bool is_for_kernel(const Batch& batch) {
   return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
 }
@@ -58,7 +59,6 @@ std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
 
 }  // namespace
 
-/// The state has the same names as in torch.optim.AdamW.
 AdamW::AdamW(std::vector<Group<AdamWOptions>> groups)
     : GroupedOptimizer(std::move(groups), {"exp_avg", "exp_avg_sq"}, /*counts_steps=*/true) {
   for (std::size_t i = 0; i < this->groups(); ++i) {
@@ -77,7 +77,7 @@ c10::ScalarType AdamW::state_dtype(std::size_t group, c10::ScalarType parameter)
   return wide == c10::ScalarType::Float ? options(group).moment_dtype : wide;
 }
 
-/// Each parameter has its own random numbers, so shards are not joined if moments are rounded.
+/// Shards are not joined if moments are rounded, because each parameter has its own random numbers.
 bool AdamW::joins_shards(std::size_t group) const {
   return !rounds(options(group));
 }
@@ -86,9 +86,9 @@ bool AdamW::takes_gradient_factor(const Batch& batch, std::size_t /*group*/) con
   return is_for_kernel(batch);
 }
 
-/// Kernels read the step from the device, so that the host does not wait for it. The counter is
-/// incremented before (SlotOptimizer::count_step), because kernels need the number of the current
-/// step, from 1.
+/// Kernels read the step number from the device, so that the host does not wait for the number.
+/// SlotOptimizer::count_step increments the counter before this call, because kernels need the
+/// number of the current step, from 1.
 void AdamW::update_batch(const Batch& batch, std::size_t group) {
   if (is_for_kernel(batch)) {
     return update_by_kernel(batch, group);
@@ -125,8 +125,9 @@ void AdamW::update_by_kernel(const Batch& batch, std::size_t group) {
                        .gradient_factor = batch.gradient_factor});
 }
 
-/// Written only if the rate has changed: if a step's launches are captured and replayed, the replay
-/// reads the rate that was written between two replays.
+/// The learning rate as a tensor on `device`. The tensor is written only if the rate has changed:
+/// if a step's kernel launches are captured and replayed, the replay reads the rate that was
+/// written between two replays.
 at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
   const double value = lr(group);
   const auto found = std::ranges::find_if(rates_, [&](const Rate& rate) {
@@ -146,7 +147,8 @@ at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
 
 namespace {
 
-/// State is created for all groups or for none, so that all batches have the same number of lists.
+/// The names of the state tensors. State is created for all groups or for none, so that all batches
+/// have the same number of state lists.
 std::vector<std::string> state_names(const std::vector<Group<SgdOptions>>& groups) {
   const bool momentum = std::ranges::any_of(
       groups, [](const Group<SgdOptions>& group) { return group.options.momentum != 0.0; });
@@ -181,7 +183,7 @@ void Sgd::update_batch(const Batch& batch, std::size_t group) {
   // Options may be changed between steps, but state names may not.
   TESSERA_CHECK(!momentum || !batch.states.empty(),
                 "SGD was made without momentum, which a group got since; make it with it");
-  // Buffers start as zeros, so that the first step needs no special case.
+  // Momentum buffers start as zeros, so that the first step needs no special case.
   at::_fused_sgd_(batch.parameters, batch.gradients,
                   momentum ? at::TensorList(batch.states[0]) : at::TensorList(), o.weight_decay,
                   o.momentum, lr(group), /*dampening=*/0.0, o.nesterov, /*maximize=*/false,

@@ -32,7 +32,8 @@
 namespace tessera::optim {
 namespace {
 
-/// Compares world ranks, because the meshes may have different roots.
+/// Whether `mesh` contains the world rank `rank`. World ranks are compared, because the meshes may
+/// have different roots.
 bool contains(const DeviceMesh& mesh, int rank) {
   return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end();
 }
@@ -79,11 +80,12 @@ class Counting {
     }
   }
 
-  /// Whether this rank counts its local tensor: it must be the first along each mesh dimension that
-  /// replicates the tensor, and its submesh must be the first of those with copies.
+  /// Whether this rank counts its local tensor: this rank must be the first along each mesh
+  /// dimension that replicates the tensor, and the tensor's submesh must be the first of the
+  /// submeshes with copies.
   bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
     const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
-    // This rank has no part of the tensor.
+    // A rank without a coordinate has no part of the tensor.
     if (coordinate.empty()) {
       return false;
     }
@@ -93,7 +95,7 @@ class Counting {
       }
     }
     const DeviceMesh& distinct = slot.distinct_along();
-    // Cached, because a model has hundreds of parameters on two or three meshes.
+    // The result is cached, because a model has hundreds of parameters on two or three meshes.
     const auto [known, is_new] = found_.try_emplace({spec.mesh, distinct}, false);
     if (is_new) {
       known->second = is_first(spec.mesh, distinct);
@@ -104,7 +106,7 @@ class Counting {
  private:
   bool is_first(const DeviceMesh& mesh, const DeviceMesh& distinct) const {
     const DeviceMesh base = base_of(mesh);
-    // This rank has no coordinate in the base mesh. The mesh that contains the root's first rank
+    // If this rank has no coordinate in the base mesh, the mesh that contains the root's first rank
     // counts.
     if (!base.contains_this_rank()) {
       return contains(mesh, mesh.root().ranks().front());
@@ -115,8 +117,8 @@ class Counting {
     std::vector<bool> skipped = varied(base, distinct);
     const std::vector<bool> own = varied(base, mesh);
     for (std::size_t d = 0; d < own.size(); ++d) {
-      // Along its own dimensions the mesh extends, so the first coordinate is used there instead of
-      // this rank's.
+      // Along the dimensions of `mesh` itself the first coordinate is used instead of this rank's
+      // coordinate.
       skipped[d] = skipped[d] && !own[d];
     }
     // The second condition is for dimensions of `base` along which `mesh` has only some of the
@@ -134,8 +136,8 @@ class Counting {
     return over_says ? options_.over : mesh.root();
   }
 
-  /// The rank with this rank's coordinate in `base`, but 0 along all dimensions except the distinct
-  /// ones and those in `skipped`. Row-major, like the ranks of a mesh.
+  /// The rank that has this rank's coordinate in `base` along the distinct dimensions and those in
+  /// `skipped`, and coordinate 0 along all other dimensions. Row-major, like the ranks of a mesh.
   int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) const {
     std::size_t index = 0;
     for (int d = 0; d < base.ndim(); ++d) {
@@ -150,8 +152,8 @@ class Counting {
     return base.ranks()[index];
   }
 
-  /// For each dimension of `base`, whether the ranks of `mesh` differ along it. Compares their
-  /// coordinates in `base` with this rank's.
+  /// For each dimension of `base`, whether the ranks of `mesh` have different coordinates along
+  /// this dimension.
   static std::vector<bool> varied(const DeviceMesh& base, const DeviceMesh& mesh) {
     std::vector<bool> differs(static_cast<std::size_t>(base.ndim()), false);
     for (const int rank : mesh.ranks()) {
@@ -175,7 +177,7 @@ class Counting {
   std::unordered_map<std::pair<DeviceMesh, DeviceMesh>, bool, MeshHash> found_;
 };
 
-/// Replaces `joint` by `mesh` if `mesh` is larger and contains it.
+/// Replaces `joint` by `mesh` if `mesh` is larger and contains `joint`.
 void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
   if (!joint || (mesh.size() > joint.size() && contains(mesh, joint))) {
     joint = mesh;
@@ -188,8 +190,8 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 
 }  // namespace
 
-/// Two passes: first all ranks determine the joint mesh, with or without gradients; then the
-/// gradients are collected, with pending sums reduced.
+/// Collects the gradients in two passes. First all ranks determine the joint mesh, with or without
+/// gradients. Then each rank collects its gradients; pending sums are reduced.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
                 "the norm of gradients was called with a null parameter; pass slots of modules, "
@@ -198,7 +200,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
   counting.check(parameters);
   GradTerms terms;
   terms.joint = options.over;
-  // Every rank takes part in the reduction, with or without gradients.
+  // Every rank takes part in the reduction of pending sums, with or without gradients.
   for (const nn::SlotPtr& slot : parameters) {
     const at::Tensor& parameter = slot->persistent();
     if (!terms.device) {
@@ -222,7 +224,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
     }
   }
   for (auto* list : {&terms.locals, &terms.plain, &terms.owned, &terms.copies}) {
-    // Joined tensors mean fewer tensors for the list kernels; elementwise terms do not change.
+    // Fewer, joined tensors make the list kernels faster; the elementwise terms stay the same.
     *list = merge_adjoining(*list);
   }
   return terms;
@@ -232,7 +234,7 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// The norm of each tensor: fp64 (n), on `device`. One list kernel for each type and device.
+/// The norm of each tensor: fp64 (n), on `device`. One list kernel runs for each type and device.
 /// Complex numbers count by their absolute values, as in PyTorch.
 at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
@@ -248,8 +250,8 @@ at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device d
   return at::cat(found);
 }
 
-/// One rank's term, to be reduced over the ranks: the sum of |x|^p, or max |x| for p = infinity;
-/// 0-d.
+/// The term of one rank, to be reduced over the ranks: the sum of |x|^p, or max |x| for p =
+/// infinity; 0-d.
 at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   if (tensors.empty()) {
     return at::zeros({}, at::dtype(kDouble).device(device));
@@ -258,7 +260,8 @@ at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Dev
   return std::isinf(p) ? each.max() : each.pow(p).sum();
 }
 
-/// Finishes pending transfers first, because ranks would otherwise wait for one another.
+/// Reduces `values` over `mesh`. Finishes pending transfers first, because ranks would otherwise
+/// wait for one another.
 void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   if (mesh.size() == 1) {
     return;
@@ -266,8 +269,8 @@ void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   flush_pending_transfers(mesh.group_of_all_ranks()).all_reduce(values, op)->wait();
 }
 
-/// The maximum over all ranks. Not every back end's maximum propagates NaN, so a second number
-/// flags NaNs.
+/// The maximum of `value` over all ranks. A second number marks NaNs, because the maximum of some
+/// back ends does not propagate NaN.
 at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   const at::Tensor nan = value.isnan();
   const at::Tensor pair = at::stack({value.masked_fill(nan, 0.0), nan.to(kDouble)});
@@ -275,7 +278,7 @@ at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   return pair[0].masked_fill(pair[1].gt(0.0), std::nan(""));
 }
 
-/// The sum over all ranks; addition propagates NaN and infinity.
+/// The sum of `value` over all ranks; addition propagates NaN and infinity.
 at::Tensor reduce_sum(const DeviceMesh& mesh, at::Tensor value) {
   all_reduce(mesh, value, ReduceOp::kSum);
   return value;
@@ -292,7 +295,7 @@ c10::Device home(const GradTerms& terms) {
   return device.type() == first.type() ? first : device;
 }
 
-/// Uses three kernel launches and one all-reduce between them.
+/// The norm by three kernel launches, with one all-reduce between them.
 kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
                                     std::optional<double> max_norm) {
   const at::Tensor squares =
@@ -303,18 +306,18 @@ kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
   return kernels::clip_norm_on_cuda(squares, max_norm.value_or(1.0));
 }
 
-/// The norm composed of libtorch's operators.
+/// The norm, computed by operators of libtorch.
 at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   at::Tensor owned = local_term(terms.owned, p, device);
   // Plain gradients are the same on every rank, so their term is added after the reduction;
-  // otherwise it would count once per rank.
+  // otherwise the term would count once per rank.
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
-    // Copies should not differ, but all ranks must see a value that is not finite on one rank only,
-    // so that they skip a step, or stop, together.
+    // Copies should not differ, but a value that is not finite on one rank must be visible to all
+    // ranks, so that all ranks skip the step, or stop, together.
     const at::Tensor uncounted = plain + local_term(terms.copies, p, device);
-    // x - x is 0 if x is finite. isfinite() has no meta kernel.
+    // The expression x - x is 0 only if x is finite; isfinite() has no meta kernel.
     const at::Tensor not_finite = uncounted.masked_fill((uncounted - uncounted).eq(0.0), 0.0);
     owned = max ? reduce_max(terms.joint, at::maximum(owned, not_finite))
                 : reduce_sum(terms.joint, owned + not_finite);
@@ -342,8 +345,8 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
 
 namespace {
 
-// The error message for a step with gradients that are not finite. A reduction spreads one rank's
-// NaN to all ranks, so FSDP records for each rank whether its gradient was finite before the
+// The error message for a step with gradients that are not finite. A reduction spreads the NaN of
+// one rank to all ranks, so FSDP records for each rank whether its gradient was finite before the
 // reduction.
 
 /// A list of parameter names, of which the first three are shown.
@@ -367,7 +370,8 @@ bool is_nonfinite(const at::Tensor& gradient) {
   return gradient.defined() && !local_tensor(gradient).isfinite().all().item<bool>();
 }
 
-/// Collects the texts `own` of all ranks, and for each text the ranks that have it.
+/// Collects the texts `own` of all ranks. The result maps each text to the ranks that have the
+/// text.
 std::map<std::string, std::vector<int>> of_all_ranks(const DeviceMesh& joint,
                                                      const std::string& own) {
   if (!joint || joint.size() == 1) {
@@ -389,7 +393,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-/// Text that lists each rank's names; "" if no rank has names.
+/// A text that lists the names of each rank; "" if no rank has names.
 std::string listed(const DeviceMesh& joint, const Names& own, const char* before,
                    const char* between) {
   std::string list;
@@ -401,8 +405,8 @@ std::string listed(const DeviceMesh& joint, const Names& own, const char* before
   return list;
 }
 
-/// Implements describe_nonfinite(). Collective over `joint`; without a joint mesh, for this rank
-/// alone.
+/// Implements describe_nonfinite(). Collective over `joint`; without a joint mesh, describes only
+/// the gradients of this rank.
 std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPtr>& parameters) {
   Names before;
   Names now;
@@ -419,7 +423,8 @@ std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPt
   return !found.empty() ? found : listed(joint, now, "not finite on ", " is that of ");
 }
 
-/// The norm is the same on every rank, so either all ranks throw or none.
+/// Checks the norm if the options request it. The norm is the same on every rank, so either all
+/// ranks throw or none.
 kernels::NormAndFactor checked_norm(const GradTerms& terms,
                                     const std::vector<nn::SlotPtr>& parameters,
                                     const NormOptions& options,
@@ -442,7 +447,7 @@ void check(const NormOptions& options) {
                 "-norm of gradients is invalid; p must be above 0 (infinity for the largest)");
 }
 
-/// The gradients, their norm, and the clip factor.
+/// The local gradients, the norm over all ranks, and the clip factor.
 std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
     const std::vector<nn::SlotPtr>& parameters, double max_norm, const NormOptions& options) {
   TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
@@ -458,7 +463,7 @@ std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
 
 }  // namespace
 
-/// fp64 internally, fp32 for the caller.
+/// The norm is computed in fp64 and returned in fp32.
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   check(options);
   const comm::CallerScope caller("grad_norm");
@@ -477,7 +482,8 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
                            const NormOptions& options) {
   const c10::AutoGradMode no_grad(false);
   const auto [terms, total] = total_and_factor(parameters, max_norm, options);
-  // Always multiplies, even by 1: testing whether it is necessary would make the host wait.
+  // The gradients are always multiplied, even by 1: a test whether this is necessary would make the
+  // host wait.
   scale_by(terms.locals, total.factor);
   return total.rounded;
 }

@@ -1,4 +1,5 @@
-// Collects the local gradients for a norm, and determines which of them this rank counts.
+// Collects the local gradients for a norm, and determines which of these gradients this rank
+// counts.
 
 #pragma once
 
@@ -14,12 +15,11 @@
 
 namespace tessera::optim {
 
-/// The gradients of some parameters on one rank, by the way they count in a norm.
+/// The gradients of some parameters on one rank, grouped by how they count in a norm.
 struct GradTerms {
-  /// All local gradients. Tensors that are adjacent in memory are joined, here and in the lists
-  /// below.
+  /// All local gradients. Tensors that are adjacent in memory are joined in all lists of GradTerms.
   std::vector<at::Tensor> locals;
-  /// Every gradient is in one of these lists: plain gradients, which are the same on every rank;
+  /// Every gradient is in one of three lists: plain gradients, which are the same on every rank;
   /// local tensors that this rank counts; and copies that another rank counts.
   std::vector<at::Tensor> plain, owned, copies;
   /// The mesh of all ranks that have distributed parameters; undefined if all parameters are plain.
@@ -28,13 +28,14 @@ struct GradTerms {
   std::optional<c10::Device> device;
 };
 
-/// Collective over the meshes of gradients that are pending sums, which are reduced. The joint mesh
-/// is options.over, by default the largest root mesh. Throws Error if it does not contain the
-/// others.
+/// Collects the gradients of `parameters`. Reduces gradients that are pending sums, which is
+/// collective over their meshes. The joint mesh is options.over, by default the largest root mesh.
+/// Throws Error if the joint mesh does not contain the other meshes.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
 
 /// The p-norm of all gradients, the same on every rank of the joint mesh, and the factor that clips
-/// them to `max_norm` (undefined without max_norm). Plain 0-d tensors. One all-reduce.
+/// the gradients to `max_norm` (undefined without max_norm). Both are plain 0-d tensors. One
+/// all-reduce.
 kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
                                   std::optional<double> max_norm = std::nullopt);
 

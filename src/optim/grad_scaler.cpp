@@ -1,6 +1,6 @@
-// Loss scaling. Gradients stay scaled until the step, which divides them in fp32 while it reads
-// them. The norm, which clipping needs anyway, shows whether a gradient overflowed: a step costs
-// one all-reduce and one wait of the host.
+// Loss scaling. Gradients stay scaled until the step, which divides the gradients in fp32 while it
+// reads them. The norm, which clipping needs anyway, shows whether a gradient overflowed. Therefore
+// a step costs one all-reduce and one wait of the host.
 
 #include "tessera/optim/grad_scaler.h"
 
@@ -23,8 +23,9 @@
 namespace tessera::optim {
 namespace {
 
-/// Throws Error if the optimizer updates a gradient outside of `parameters`: it may have overflowed
-/// undetected, or would be multiplied by a factor that was not computed for it.
+/// Throws Error if the optimizer updates a gradient that is not in `parameters`: the gradient may
+/// have overflowed undetected, or would be multiplied by a factor that was computed for other
+/// gradients.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
     return;  // the usual case: the same list of parameters
@@ -41,7 +42,7 @@ void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& o
 
 }  // namespace
 
-/// NaN fails every comparison, so it is refused too.
+/// The options are checked with comparisons that NaN fails, so NaN throws Error too.
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   TESSERA_CHECK(options.init_scale > 0.0 && std::isfinite(options.init_scale) &&
                     options.growth_factor >= 1.0 && options.backoff_factor > 0.0 &&
@@ -56,19 +57,18 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   state_.scale = options.init_scale;
 }
 
-/// Autograd then scales all gradients by the same factor.
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return enabled() ? loss * state_.scale : loss;
 }
 
-/// Throws Error at a second call: a second division would silently make the gradients too small.
+/// Throws Error at a second call in one step: a second division would make the gradients too small.
 void GradScaler::check_once() const {
   TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step were unscaled before; call ",
                 "clip_grad_norm_ or unscale_ once, then step");
 }
 
-/// Does not change the gradients: step() applies the factor that clips and unscales. 1e-6 as in
-/// torch.nn.utils.
+/// Leaves the gradients unchanged: step() applies the factor that clips and unscales. The constant
+/// 1e-6 is that of torch.nn.utils.
 at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                                        const NormOptions& options) {
   RECORD_USER_SCOPE("clip_grad_norm_");
@@ -102,7 +102,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
                   " gradients would lose small values; leave it to ",
                   "clip_grad_norm_ and step, which divide in fp32");
   }
-  // The maximum is sufficient to determine whether all gradients are finite.
+  // The largest absolute value is infinite or NaN if any gradient is, so no other norm is needed.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
   checked_ = {std::isfinite(largest.item<double>()), 1.0, parameters};
   // If a gradient is not finite, the gradients are not changed, because the step is skipped.
@@ -119,7 +119,7 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     optimizer.step();
     return true;
   }
-  // The caller neither clipped nor unscaled, so the norm is computed here.
+  // If the caller neither clipped nor unscaled, the norm is computed here.
   if (!checked_) {
     NormOptions largest = options;
     largest.norm_type = std::numeric_limits<double>::infinity();
@@ -130,7 +130,8 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     }
     checked_ = {std::isfinite(norm), 1.0 / state_.scale, optimizer.parameters()};
   }
-  // Removed before the step: if the step throws, the result must not be used in the next step.
+  // The result is removed before the step, so that a step that throws leaves no result for the next
+  // step.
   const Checked checked = *std::exchange(checked_, std::nullopt);
   check_covers(checked.parameters, optimizer);
   if (checked.finite) {
@@ -145,7 +146,7 @@ GradScaler::ClippedStep GradScaler::clip_and_step(
     const NormOptions& options, const std::function<void(const at::Tensor& norm)>& before_step) {
   if (enabled()) {
     const at::Tensor norm = clip_grad_norm_(parameters, max_norm, options);
-    // Removed temporarily, because before_step() may throw.
+    // The result is removed for the call of before_step(), which may throw.
     const std::optional<Checked> checked = std::exchange(checked_, std::nullopt);
     if (checked->finite && before_step) {
       before_step(norm);
@@ -167,14 +168,15 @@ GradScaler::ClippedStep GradScaler::clip_and_step(
   return {clip.norm, true};
 }
 
-/// All ranks have the same norm, so their scales stay equal without communication.
+/// Sets the next scale. All ranks have the same norm, so their scales stay equal without
+/// communication.
 void GradScaler::adjust(bool finite) {
   ++state_.steps_since_change;
   if (!finite) {
     back_off();
   } else if (++state_.steps_since_overflow % options_.growth_interval == 0) {
     const double grown = state_.scale * options_.growth_factor;
-    // With a larger scale the scaled loss itself would be infinite.
+    // A larger scale would make the scaled loss itself infinite.
     if (grown <= static_cast<double>(std::numeric_limits<float>::max())) {
       state_.scale = grown;
     }
@@ -182,8 +184,8 @@ void GradScaler::adjust(bool finite) {
   }
 }
 
-/// The fraction of overflows since the scale's last change decides, as in fairseq: for rare
-/// overflows steps are only skipped.
+/// Lowers the scale if the fraction of overflows since its last change is large enough, as in
+/// fairseq. Rare overflows only skip steps.
 void GradScaler::back_off() {
   state_.steps_since_overflow = 0;
   ++state_.overflows_since_change;
@@ -206,7 +208,7 @@ void GradScaler::load_state(const State& state) {
                 "GradScaler: a state with a scale of ", state.scale,
                 " was to be loaded; it must be above 0 and finite");
   state_ = state;
-  // The result belonged to gradients with the replaced scale.
+  // The result is dropped, because it belongs to gradients with the replaced scale.
   checked_.reset();
 }
 

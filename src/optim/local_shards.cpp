@@ -1,5 +1,4 @@
-// Implements local_shards.h. All functions work on local tensors; only slot_gradient() may
-// communicate.
+// Implements local_shards.h. All functions use local tensors; only slot_gradient() may communicate.
 #include "local_shards.h"
 
 #include <ATen/OpMathType.h>
@@ -22,14 +21,15 @@
 namespace tessera::optim {
 namespace {
 
-/// A tensor to be made, with the sizes of an existing one.
+/// A tensor to be made, with the sizes of an existing tensor.
 struct Piece {
   c10::IntArrayRef sizes;
   c10::Device device;
   c10::ScalarType dtype;
 };
 
-/// A buffer for several tensors. `numel` first counts the required elements, then those handed out.
+/// A buffer for several tensors. `numel` first counts the required elements, and then the elements
+/// that are in use.
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;
@@ -37,13 +37,14 @@ struct Buffer {
   at::Tensor memory = {};
 };
 
-/// The alignment of state tensors in bytes: kernels read and write vectors of 16 bytes. Shards that
-/// are updated as one tensor stay adjacent, because their sizes are multiples of it.
+/// The alignment of state tensors in bytes: kernels read and write vectors of 16 bytes. The states
+/// of shards that are updated as one tensor stay adjacent, because their sizes are multiples of the
+/// alignment.
 constexpr std::int64_t kStateAlignment = 16;
 
-/// Makes zero tensors with one allocation for each kind, in two passes: sizes, then views. Each
-/// tensor begins at a multiple of `alignment` bytes. A list of buffers instead of a map, as there
-/// are only one or two.
+/// Makes zero tensors with one allocation for each type and device, in two passes: sizes, then
+/// views. Each tensor begins at a multiple of `alignment` bytes. The buffers are a list instead of
+/// a map, because there are only one or two.
 std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t alignment) {
   std::vector<Buffer> buffers;
   const auto buffer_of = [&](const Piece& piece) -> Buffer& {
@@ -76,8 +77,9 @@ std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t ali
 
 }  // namespace
 
-/// Backward leaves a pending sum for a replicated parameter whose inputs were sharded. The reduced
-/// gradient is stored in `.grad`, so that clipping and the step reduce it only once.
+/// Redistributes a pending sum, which backward leaves for a replicated parameter with sharded
+/// inputs. The reduced gradient is stored in `.grad`, so that clipping and the step reduce it only
+/// once.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   const at::Tensor& parameter = slot.persistent();
   const at::Tensor& grad = parameter.grad();
@@ -98,7 +100,7 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   if (!tessera::is_distributed(grad) || sharding_spec(grad) == sharding_spec(parameter)) {
     return grad;
   }
-  // A gradient with autograd history would keep the graph alive.
+  // Gradient recording is off, because a gradient with autograd history would keep the graph alive.
   const c10::AutoGradMode no_grad(false);
   at::Tensor aligned =
       DistributedTensor(grad).redistribute(sharding_spec(parameter).layout).tensor();
@@ -106,15 +108,16 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   return aligned;
 }
 
-/// Compares storage and offset instead of addresses: two allocations that happen to be adjacent
-/// must not be joined.
+/// Storage and offset are compared instead of addresses, because two separate allocations that
+/// happen to be adjacent must not be joined.
 bool adjoins(const at::Tensor& first, const at::Tensor& next) {
   return first.storage().is_alias_of(next.storage()) && first.scalar_type() == next.scalar_type() &&
          first.is_contiguous() && next.is_contiguous() &&
          next.storage_offset() == first.storage_offset() + first.numel();
 }
 
-/// Below autograd, which would record the view and refuse writes to a view of a leaf.
+/// The view is made below autograd, which would record the view and reject writes to a view of a
+/// leaf.
 at::Tensor flat_view(const at::Tensor& first, std::int64_t numel) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::as_strided(first, {numel}, {1}, first.storage_offset());
@@ -134,7 +137,7 @@ std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors) 
   return runs;
 }
 
-/// The factor is a tensor, so that the host does not wait for it.
+/// The factor is a tensor, so that the host does not wait for its value.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
   // A list kernel needs tensors of one type on one device.
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
@@ -148,7 +151,7 @@ void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) 
   }
 }
 
-/// libtorch's own choice in kernels for half precision.
+/// The type of an update. The rule is that of libtorch's kernels for half precision.
 c10::ScalarType update_type(c10::ScalarType dtype) {
   return at::toOpMathType(dtype);
 }
@@ -162,8 +165,8 @@ std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
   return zeros(pieces, kStateAlignment);
 }
 
-/// Makes the counters on the shards' devices, where fused kernels read them. The counters are
-/// dense, so that one operator increments all of them.
+/// Makes the step counters on the devices of the shards, where fused kernels read them. The
+/// counters are dense, so that one operator increments all of them.
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) {
   std::vector<Piece> pieces;
   for (const at::Tensor& tensor : tensors) {
@@ -172,8 +175,8 @@ std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) 
   return zeros(pieces, /*alignment=*/1);
 }
 
-/// The state of a plain parameter is plain. The result is not a copy, so a checkpoint can load into
-/// it.
+/// The state of a plain parameter is plain. The result shares memory with `state`, so a checkpoint
+/// can load into the result.
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state) {
   if (!tessera::is_distributed(parameter)) {
     return state;

@@ -20,10 +20,10 @@ struct SpreadMatrix {
   friend bool operator==(const SpreadMatrix&, const SpreadMatrix&) = default;
 };
 
-/// Exchanges matrices for work that needs them unsharded. It assigns each matrix to one rank of the
-/// mesh, its owner, so that the work (rows * columns * min(rows, columns) for each) is balanced;
-/// sends the shards to the owners; and sends the results back. Along a mesh dimension that
-/// replicates, the owner receives the shards of its own replica, and its result goes to all
+/// Exchanges matrices for work that needs them unsharded. Assigns each matrix to one rank of the
+/// mesh, its owner, so that the work (rows * columns * min(rows, columns) for each matrix) is
+/// balanced. Sends the shards to the owners, and sends the results back. Along a mesh dimension
+/// that replicates, the owner receives the shards of its own replica, and the result goes to all
 /// replicas.
 class MatrixExchange {
  public:
@@ -32,14 +32,14 @@ class MatrixExchange {
 
   const DeviceMesh& mesh() const { return mesh_; }
   const std::vector<SpreadMatrix>& matrices() const { return matrices_; }
-  /// For each matrix, the mesh index of its owner.
+  /// For each matrix, the index in the mesh of the rank that owns the matrix.
   const std::vector<std::int64_t>& owners() const { return owners_; }
 
   using Work = std::function<at::Tensor(std::size_t matrix, const at::Tensor& whole)>;
   /// `locals`: this rank's shard of each matrix, all of one type. Calls `work` for each matrix that
   /// this rank owns; `work` returns a tensor of the same sizes and type. Returns this rank's shard
   /// of each result. Collective over the mesh: two all-to-alls. Each element is sent once to the
-  /// owner, and once to each rank that has it.
+  /// owner, and each element of the result once to each rank that has the element.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& locals, const Work& work) const;
 
  private:
@@ -61,11 +61,11 @@ class MatrixExchange {
   std::vector<SpreadMatrix> matrices_;
   std::vector<std::int64_t> owners_;
   std::int64_t self_;
-  std::vector<bool> sends_;                    ///< for each matrix, whether this rank sends its
-                                               ///< part
-  std::vector<std::size_t> owned_;             ///< matrices that this rank owns
-  std::vector<std::vector<RankShard>> parts_;  ///< for each matrix in owned_: the parts of all
-                                               ///< ranks
+  /// For each matrix, whether this rank sends its part.
+  std::vector<bool> sends_;
+  std::vector<std::size_t> owned_;  ///< matrices that this rank owns
+  /// For each matrix in owned_: the parts of all ranks.
+  std::vector<std::vector<RankShard>> parts_;
 };
 
 }  // namespace tessera::optim

@@ -1,5 +1,5 @@
 // Muon. The momentum stays sharded. Orthogonalisation needs the whole matrix, so each matrix is
-// sent to one rank, in compute_dtype.
+// sent to one rank, in the type compute_dtype.
 
 #include "tessera/optim/muon.h"
 #include "shard_update.h"
@@ -40,8 +40,8 @@ double work_of(const SpreadMatrix& matrix) {
   return rows * columns * std::min(rows, columns);
 }
 
-/// Assigns matrices to ranks greedily: the matrix with the most work first, each to the rank with
-/// the least work so far. The sort is stable and ties go to the first rank, so that every rank
+/// Assigns matrices to ranks greedily: the matrix with the most work first, each matrix to the rank
+/// with the least work so far. The sort is stable and ties go to the first rank, so that every rank
 /// computes the same assignment.
 std::vector<std::int64_t> deal(const std::vector<SpreadMatrix>& matrices, std::int64_t ranks) {
   std::vector<std::size_t> order(matrices.size());
@@ -59,7 +59,7 @@ std::vector<std::int64_t> deal(const std::vector<SpreadMatrix>& matrices, std::i
   return owners;
 }
 
-/// The block at a box's offset in a matrix, or in a rank's part of it.
+/// The block of `tensor`, a matrix or a rank's part of a matrix, that begins at `offset`.
 at::Tensor block(const at::Tensor& tensor, const std::vector<std::int64_t>& offset,
                  const std::vector<std::int64_t>& sizes) {
   return tensor.narrow(0, offset[0], sizes[0]).narrow(1, offset[1], sizes[1]);
@@ -74,7 +74,7 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
       self_(mesh.shape().index(mesh.coordinate())) {
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
     sends_.push_back(sends(i, self_));
-    // Other ranks' parts are needed only for the matrices that this rank assembles.
+    // The parts of other ranks are needed only for the matrices that this rank assembles.
     if (owners_[i] != self_) {
       continue;
     }
@@ -86,7 +86,7 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
   }
 }
 
-/// The part of a matrix that `rank`, an index in the mesh, has: a pure function of the layout.
+/// The part of a matrix on `rank`, an index in the mesh. The result depends only on the layout.
 MatrixExchange::RankShard MatrixExchange::part(std::size_t matrix, std::int64_t rank) const {
   const SpreadMatrix& m = matrices_[matrix];
   const std::array<std::int64_t, 2> sizes{m.rows, m.columns};
@@ -95,8 +95,8 @@ MatrixExchange::RankShard MatrixExchange::part(std::size_t matrix, std::int64_t 
           local_numel(*m.layout, sizes, at), sends(matrix, rank)};
 }
 
-/// Whether this rank sends its part to the owner. Along a dimension that replicates, the owner
-/// receives only its own replica's copy.
+/// Whether `rank` sends its part of the matrix to the owner. Along a dimension that replicates, the
+/// owner receives only the copy of its own replica.
 bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
   const std::vector<std::int64_t> from = mesh_.shape().coordinate(rank);
   const std::vector<std::int64_t> to = mesh_.shape().coordinate(owners_[matrix]);
@@ -109,13 +109,13 @@ bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
   return true;
 }
 
-/// Sends each rank its tensors, flattened. Returns the received elements in the order of ranks,
-/// `from_ranks` elements from each.
+/// Sends tensors, flattened, to each rank. Returns the received elements in the order of the ranks,
+/// `from_ranks` elements from each rank.
 at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& to_ranks,
                                     const std::vector<std::int64_t>& from_ranks,
                                     const at::Tensor& like) const {
-  // Starts with an empty tensor, because cat() does not accept an empty list, and a rank may have
-  // nothing to send.
+  // The list starts with an empty tensor, because cat() does not accept an empty list, and a rank
+  // may have nothing to send.
   std::vector<at::Tensor> pieces{at::empty({0}, like.options())};
   std::vector<std::int64_t> counts;
   for (const std::vector<at::Tensor>& tensors : to_ranks) {
@@ -156,8 +156,8 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
   for (const std::size_t i : owned_) {
     wholes.push_back(at::empty({matrices_[i].rows, matrices_[i].columns}, received.options()));
   }
-  // The received data is ordered by rank, and for each rank by matrix, the order in which the
-  // senders packed it.
+  // The received data is ordered by rank, and for each rank by matrix, because the senders packed
+  // it in this order.
   std::int64_t offset = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -176,11 +176,11 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
   return wholes;
 }
 
-/// This rank's part of every result, sent by the owners.
+/// This rank's part of every result, which the owners send.
 std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
                                                 const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
-  // Every rank gets its part, including replicas, whichever rank sent it to the owner.
+  // Every rank receives its part of the result, including ranks of other replicas.
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -199,7 +199,7 @@ std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& w
   }
   const at::Tensor received = exchange(to_ranks, from_ranks, locals.front());
   std::vector<std::int64_t> offsets(ranks, 0);
-  // The start of each owner's data; each cursor then advances matrix by matrix.
+  // The offsets begin at the start of each owner's data and then advance matrix by matrix.
   std::exclusive_scan(from_ranks.begin(), from_ranks.end(), offsets.begin(), std::int64_t{0});
   std::vector<at::Tensor> parts;
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -221,7 +221,7 @@ std::vector<at::Tensor> MatrixExchange::run(const std::vector<at::Tensor>& local
 
 namespace {
 
-/// Whether the matrix must be exchanged. On a mesh of one rank it is already whole.
+/// Whether the matrix must be exchanged, which is not needed on a mesh of one rank.
 bool needs_exchange(const at::Tensor& parameter) {
   return tessera::is_distributed(parameter) && sharding_spec(parameter).mesh.size() > 1;
 }
@@ -247,7 +247,8 @@ void check_matrices(const std::vector<nn::SlotPtr>& parameters) {
   }
 }
 
-/// Uses the global sizes, because a shard's sizes would give another rate on another mesh.
+/// The learning rate of a matrix. Uses the global sizes, because the sizes of a shard would give
+/// another rate on another mesh.
 double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
   const auto rows = static_cast<double>(matrix.size(0));
   const auto columns = static_cast<double>(matrix.size(1));
@@ -257,15 +258,15 @@ double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
 
 /// Approximates the orthogonal matrix nearest to `matrix` (U V^T of its singular value
 /// decomposition, with singular values of about 0.7 to 1.2), by a quintic Newton-Schulz iteration
-/// in the matrix's type: (rows, columns), plain. As in torch.optim.Muon, after Keller Jordan. Zeros
-/// give zeros.
+/// in the type of `matrix`, as in torch.optim.Muon, after Keller Jordan. `matrix`: (rows, columns),
+/// plain. A matrix of zeros gives zeros.
 at::Tensor newton_schulz(const at::Tensor& matrix, const std::array<double, 3>& coefficients,
                          int steps, double eps) {
   const auto [a, b, c] = coefficients;
   const bool tall = matrix.size(0) > matrix.size(1);
   at::Tensor x = tall ? matrix.t() : matrix;
-  // Divided by its Frobenius norm, the matrix has a spectral norm of at most 1, which the iteration
-  // requires.
+  // A matrix that is divided by its Frobenius norm has a spectral norm of at most 1, which the
+  // iteration requires.
   x = x.div(x.norm().clamp_min(eps));
   for (int i = 0; i < steps; ++i) {
     const at::Tensor gram = at::mm(x, x.t());
@@ -286,7 +287,7 @@ bool holds_embedding(const nn::ModuleBase* module) {
          dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&held) != nullptr;
 }
 
-/// Tied weights have several owners; one embedding among them is sufficient.
+/// Whether any owner of the slot is an embedding; tied weights have several owners.
 bool is_embedding(const nn::ParameterSlot& slot) {
   return std::ranges::any_of(slot.owners(), [](const nn::ParameterSlot::Owner& owner) {
     return dynamic_cast<const nn::Embedding*>(owner.module) != nullptr ||
@@ -301,13 +302,14 @@ class Muon::Exchange {
  public:
   Exchange(const DeviceMesh& mesh, c10::ScalarType dtype) : mesh_(mesh), dtype_(dtype) {}
 
-  // Whether a matrix belongs to this exchange. The matrices of one exchange are sent in one buffer.
+  // Whether a matrix of type `dtype` on `mesh` belongs to this exchange. One buffer sends all
+  // matrices of an exchange, so they need one type.
   bool takes(const DeviceMesh& mesh, c10::ScalarType dtype) const {
     return mesh_ == mesh && dtype_ == dtype;
   }
   void add(const ShardUpdate& shard) { shards_.push_back(shard); }
-  // Runs the exchange and updates the shards. Collective over the mesh. Every rank has the same
-  // matrices in it, in the same order, whether they have gradients or not
+  // Runs the exchange and updates the shards. Collective over the mesh. Every rank exchanges the
+  // same matrices in the same order, whether the matrices have gradients or not
   // (updates_without_gradient).
   void run(Muon& muon, double factor) {
     drop_unused();
@@ -370,7 +372,7 @@ Muon::Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options)
 
 Muon::~Muon() = default;
 
-/// A rank without a gradient still takes part in the exchange.
+/// True for matrices, because a rank without a gradient still takes part in the exchange.
 bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
   return parameter.requires_grad() && needs_exchange(parameter);
 }
@@ -399,7 +401,7 @@ void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
   const MuonOptions& o = options(shard.group);
   const double rate = lr(shard.group) * rate_of(o, parameters()[shard.index]->persistent());
   const at::Tensor& parameter = shard.parameter;
-  // Weight decay and update are computed in fp32 and rounded once; an fp32 shard is updated in
+  // Weight decay and update are computed in fp32 and rounded once. An fp32 shard is updated in
   // place.
   const at::Tensor wide = parameter.to(update_type(parameter.scalar_type()));
   wide.mul_(1.0 - lr(shard.group) * o.weight_decay).add_(orthogonal.to(wide.device()), -rate);
@@ -408,7 +410,8 @@ void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
   }
 }
 
-/// Exchanges are in the order of their first parameters, the same on every rank.
+/// The exchange for a mesh and a type. Exchanges are in the order of their first parameters, which
+/// is the same on every rank.
 Muon::Exchange& Muon::exchange_of(const DeviceMesh& mesh, c10::ScalarType dtype) {
   const auto found = std::ranges::find_if(
       exchanges_, [&](const Exchange& exchange) { return exchange.takes(mesh, dtype); });
@@ -426,7 +429,8 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
   for (const ShardUpdate& shard : shards) {
     const at::Tensor& parameter = parameters()[shard.index]->persistent();
-    // Tests the global tensor: a rank whose shard is empty still takes part.
+    // The size of the global tensor is tested, because a rank whose shard is empty still takes
+    // part.
     if (parameter.numel() == 0) {
       continue;
     }
@@ -443,8 +447,8 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// Decides by sizes, owner and name, because a model does not declare which layers are hidden
-/// layers.
+/// Selects matrices by sizes, owner and name, because a model does not declare which layers are
+/// hidden layers.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest) {
   const auto named = nn::detail::matched_slots(module, rest, "split_for_muon");
   MuonSplit split;

@@ -28,13 +28,14 @@
 namespace tessera::optim {
 namespace {
 
-/// The lengths of the parameter lists whose gradients were compared. Attached to the module of each
-/// list's first parameter.
+/// The lengths of the parameter lists whose gradients were compared. Attached to the module that
+/// owns the first parameter of a list.
 struct Compared {
   std::set<std::size_t> lengths;
 };
 
-/// The record for lists that start with `first`; nullptr for a parameter that no module owns.
+/// The record of the compared lists that start with `first`; nullptr for a parameter that no module
+/// owns.
 std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
   if (first.owners().empty()) {
     return nullptr;
@@ -115,7 +116,8 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   }
 }
 
-/// The flag avoids the look-up of the list in later steps.
+/// Compares gradient copies at the first step. The flag saves the search for the list in later
+/// steps.
 void Optimizer::check_copies() {
   if (!compared_ || detail::debug_checks()) {
     check_gradient_copies(parameters(), "Optimizer::step");
@@ -142,7 +144,8 @@ void Optimizer::update_scaled(const at::Tensor& gradient_factor) {
   update(1.0);
 }
 
-/// Slots instead of tensors, because FSDP and tensor parallelism replace the tensors in them.
+/// Returns slots instead of tensors, because FSDP and tensor parallelism replace the tensors in
+/// slots.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   std::vector<nn::SlotPtr> slots;
   for (auto& [name, slot] : module.named_slots()) {
@@ -151,8 +154,8 @@ std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   return slots;
 }
 
-/// Names such as "layers.0.weight.exp_avg": checkpoints store state under the parameters' names,
-/// which do not depend on the order in the optimizer.
+/// Names such as "layers.0.weight.exp_avg": checkpoints store state under the names of the
+/// parameters, which do not depend on the order of the parameters in the optimizer.
 std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer,
                                                             const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::string> names;
@@ -170,7 +173,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
   return named;
 }
 
-/// A slot in two optimizers would be updated twice per step.
+/// Rejects a slot in two optimizers, because a step would update the slot twice.
 OptimizerList::OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers)
     : optimizers_(std::move(optimizers)) {
   std::unordered_set<const nn::ParameterSlot*> seen;
@@ -219,13 +222,14 @@ Ema::Ema(std::shared_ptr<Optimizer> inner, double decay) : inner_(std::move(inne
                 " is invalid; it must be in [0, 1)");
 }
 
-/// While swapped, a step would train the averages, and a checkpoint would save them as parameters.
+/// Throws Error while parameters and averages are swapped: a step would train the averages, and a
+/// checkpoint would save the averages as parameters.
 void Ema::check_not_swapped() const {
   TESSERA_CHECK(!swapped_, "Ema: step() or state() was called while the parameters are the ",
                 "averages; call swap() again first");
 }
 
-/// Called before anything is changed, as in SlotOptimizer.
+/// Called before anything is changed, as in SlotOptimizer::check_parameter.
 void Ema::check_sizes(std::size_t index) const {
   const at::Tensor& local = local_tensor(parameters()[index]->persistent());
   const at::Tensor& average = averages_[index];
@@ -236,8 +240,8 @@ void Ema::check_sizes(std::size_t index) const {
                 "before the first step and before the first call of state()");
 }
 
-/// Makes missing averages. Not done in the constructor, because parameters are filled, sharded and
-/// moved afterwards.
+/// Makes missing averages. The constructor cannot make them, because parameters are filled, sharded
+/// and moved later.
 void Ema::make_averages() {
   averages_.resize(parameters().size());
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -252,8 +256,8 @@ void Ema::make_averages() {
   }
 }
 
-/// An average that was never written starts with the parameter's value. A load may have filled the
-/// parameter after state() created the average.
+/// Starts each average that was never written with the value of the parameter. A load may have
+/// filled the parameter after state() created the average.
 void Ema::begin_averages() {
   make_averages();
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -303,7 +307,7 @@ std::vector<StateTensor> Ema::state() {
   return all;
 }
 
-/// All parameters are checked before the first is exchanged.
+/// Checks all parameters before the first exchange, so that an error changes nothing.
 void Ema::swap() {
   const c10::AutoGradMode no_grad(false);
   begin_averages();
@@ -356,8 +360,8 @@ std::int64_t requested_decay(const LrScheduleOptions& o) {
   return std::llround(o.decay_ratio * static_cast<double>(o.steps));
 }
 
-/// Limited to the steps after the warm-up: a decay that started in the warm-up would start below
-/// the full rate, with a jump.
+/// The number of steps of the decay, at most the steps after the warm-up: a decay that started in
+/// the warm-up would begin with a jump, below the full rate.
 std::int64_t decay_steps(const LrScheduleOptions& o) {
   return std::min(requested_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
 }
@@ -379,11 +383,13 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
   }
 }
 
-/// The warm-up does not start at 0, because the first step would then do nothing.
+/// The factor at `step`. The warm-up does not start at 0, because the first step would then change
+/// nothing.
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   TESSERA_CHECK(step >= 0, "the rate of step ", step, " is invalid; steps count from 0");
-  // Checked here instead of in the constructor, because a run without steps has a schedule too.
+  // The options are checked here instead of in the constructor, because a run without steps also
+  // has a schedule.
   TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
                 " of a ", name_of(o.schedule), " schedule needs the number of the run's ",
                 "steps, but that is 0; give LrScheduleOptions::steps");
@@ -393,12 +399,13 @@ double LrSchedule::factor(std::int64_t step) const {
   if (o.schedule == Schedule::kConstant) {
     return 1.0;
   }
-  // Also covers a warm-up as long as the run, for which falling() would divide by zero.
+  // The comparison also covers a warm-up as long as the run, for which falling() would divide by
+  // zero.
   const double factor = step >= o.steps ? 0.0 : falling(step);
   return o.min_factor + (1 - o.min_factor) * factor;
 }
 
-/// The factor falls from 1 to 0 between the warm-up and the end.
+/// The factor after the warm-up, which falls from 1 to 0 at the end of the run.
 double LrSchedule::falling(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   if (o.schedule == Schedule::kWsd) {

@@ -1,7 +1,7 @@
-// The base class of the optimizers: selects the parameters that a step updates, creates state,
-// checks, and makes batches for a kernel. FSDP places the shards of a unit next to one another in
-// memory, and their state is placed in the same way. Shards that are adjacent in memory are updated
-// as one tensor, if this gives the same bits.
+// The base class of the optimizers: selects the parameters that a step updates, creates and checks
+// state, and makes batches for a kernel. FSDP places the shards of a unit next to one another in
+// memory, and the state of these shards is placed in the same way. Shards that are adjacent in
+// memory are updated as one tensor, if this gives the same bits.
 
 #include "tessera/optim/slot_optimizer.h"
 #include "shard_update.h"
@@ -27,8 +27,8 @@
 
 namespace tessera::optim {
 
-/// No state is created yet: tensor parallelism and FSDP may still be applied, which changes sizes
-/// and devices.
+/// The constructor creates no state, because tensor parallelism and FSDP, which change sizes and
+/// devices, may still be applied.
 SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
                              std::vector<std::string> state_names, bool counts_steps)
     : state_names_(std::move(state_names)), counts_steps_(counts_steps) {
@@ -53,7 +53,8 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
   states_.resize(parameters_.size());
 }
 
-/// Called before any parameter is changed, so that a failed step leaves all of them unchanged.
+/// Called for all parameters before a step changes any, so that a failed step leaves all parameters
+/// unchanged.
 void SlotOptimizer::check_parameter(std::size_t index) const {
   const nn::ParameterSlot& slot = *parameters_[index];
   TESSERA_CHECK(slot.initialized(), "an optimizer was to update ", nn::describe(slot),
@@ -90,7 +91,8 @@ void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
       dtypes.push_back(state_dtype(group_of_[index], locals.back().scalar_type()));
     }
   }
-  // One buffer for each name: states of one name are adjacent, as the kernel needs them.
+  // Each state name gets one buffer, because the kernel needs the states of one name to be
+  // adjacent.
   for (std::size_t which = 0; which < state_names_.size(); ++which) {
     const std::vector<at::Tensor> zeros = zeros_beside(locals, dtypes);
     for (std::size_t i = 0; i < missing.size(); ++i) {
@@ -118,8 +120,8 @@ void SlotOptimizer::update_scaled(const at::Tensor& gradient_factor) {
   make_step({.tensor = gradient_factor});
 }
 
-/// For shards on a CPU the factor is needed on the host, which then decides about the step. On a
-/// GPU the kernels decide, so that the host does not wait.
+/// Updates the parameters with a factor. On a CPU the host reads the factor and decides whether to
+/// step. On a GPU the kernels decide, so that the host does not wait.
 void SlotOptimizer::make_step(GradientFactor factor) {
   const comm::CallerScope caller("optimizer step");
   const c10::AutoGradMode no_grad(false);
@@ -149,14 +151,14 @@ void SlotOptimizer::update_batch(const Batch& /*batch*/, std::size_t /*group*/) 
   fail("an optimizer overrides neither update_batch() nor update_shards(); override one of them");
 }
 
-/// The shards that a step updates, with gradients and state, after all checks.
+/// The shards that a step updates, with gradients and state. All checks have passed.
 std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   check_rates();
   std::vector<ShardUpdate> shards;
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // Collective for pending sums, and therefore in the order of the parameters, the same on every
-    // rank.
+    // Getting a pending sum is collective, so gradients are visited in the order of the parameters,
+    // which is the same on every rank.
     const at::Tensor grad = slot_gradient(*parameters_[i]);
     const at::Tensor& parameter = parameters_[i]->persistent();
     if (!grad.defined() && !updates_without_gradient(parameter)) {
@@ -173,8 +175,8 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   return shards;
 }
 
-/// Creates missing state, so that a checkpoint can be loaded before the first step. The tensors
-/// share the state's memory, so a load writes into it.
+/// Creates missing state, so that a checkpoint can be loaded before the first step. A load writes
+/// directly into the state, because the tensors share the memory of the state.
 std::vector<StateTensor> SlotOptimizer::state() {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::size_t> shown;
@@ -201,7 +203,7 @@ std::vector<StateTensor> SlotOptimizer::state() {
   return list;
 }
 
-/// Waits for the device once after a load, and never in other steps.
+/// Reads the step counters if their versions have changed. Waits for the device only after a load.
 void SlotOptimizer::read_counters() {
   for (State& state : states_) {
     if (state.step.defined() && tessera::detail::writes_of(state.step) != state.writes) {
@@ -210,7 +212,7 @@ void SlotOptimizer::read_counters() {
   }
 }
 
-/// Records the counters' versions, so that later writes by others are detected.
+/// Records the versions of the step counters, so that later writes by other code are detected.
 void SlotOptimizer::note_counters() {
   for (State& state : states_) {
     state.writes = state.step.defined() ? tessera::detail::writes_of(state.step) : 0;
@@ -219,32 +221,32 @@ void SlotOptimizer::note_counters() {
 
 namespace {
 
-/// libtorch's fused CPU kernels round the elements after the last complete vector differently. A
-/// multiple of this many elements consists of complete vectors, and threads process multiples of
-/// it: a cache line of fp32.
+/// The number of fp32 elements in a cache line. libtorch's fused CPU kernels round the elements
+/// after the last complete vector differently. A multiple of this number consists of complete
+/// vectors, and each thread processes such a multiple.
 constexpr std::int64_t kCacheLine = 16;
 
-/// Joins `count` tensors that are adjacent in memory, beginning with `first`. A single shard is
-/// returned as it is, without a view.
+/// Joins `count` tensors that are adjacent in memory, beginning with `first`. A single tensor is
+/// returned without a view.
 at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
   return count == 1 ? first : flat_view(first, numel);
 }
 
-/// The kernel's view of a tensor: complex numbers are pairs of real ones, which are updated
-/// independently.
+/// The form in which a kernel updates a tensor: complex numbers become pairs of real numbers, which
+/// are updated independently.
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Increments the version counters: the kernel wrote through another tensor, or is one of
-/// libtorch's fused kernels, which do not count writes.
+/// Increments the version counters of the tensors in `run`, because the kernel wrote through
+/// another tensor, or is a fused kernel of libtorch, which does not count writes.
 void mark_changed(std::span<const ShardUpdate> run) {
   for (const ShardUpdate& shard : run) {
     tessera::detail::count_write(shard.parameter);
   }
 }
 
-/// Key of a batch: device, parameter type, and type of the state.
+/// The key of a batch: device, parameter type, and type of the state.
 using BatchKind = std::tuple<c10::DeviceType, c10::ScalarType, c10::ScalarType>;
 
 BatchKind kind_of(const at::Tensor& parameter, const std::vector<at::Tensor>& states) {
@@ -259,9 +261,9 @@ bool in_place(const ShardUpdate& shard) {
          update_type(shard.parameter.scalar_type()) == shard.parameter.scalar_type();
 }
 
-/// The shards that have elements, with gradients in the format of a list kernel. Gradients of
-/// shards that are updated in place are converted to the parameter's type here; for the others
-/// update_rounded() converts them, one run at a time.
+/// The shards that have elements, with gradients in the format of a list kernel. Converts the
+/// gradients of shards that are updated in place to the type of the parameter. For other shards,
+/// update_rounded() converts the gradients, one run at a time.
 std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
   std::vector<ShardUpdate> kept;
   for (const ShardUpdate& shard : shards) {
@@ -281,7 +283,8 @@ std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
 
 void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
                                   const GradientFactor& factor) {
-  // The shards are in the order of the parameters, group by group.
+  // Finds the shards of each group, which are consecutive because shards are in the order of the
+  // parameters, group by group.
   for (auto first = shards.begin(); first != shards.end();) {
     const std::size_t group = first->group;
     const auto last = std::find_if(
@@ -291,8 +294,9 @@ void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// Counters are incremented first, because a batch contains their values after this step. Gradients
-/// are scaled in place, since their values are not needed afterwards.
+/// Updates the shards of one group. Counters are incremented first, because a batch contains the
+/// counters after this step. Gradients are scaled in place, since their values are not needed
+/// afterwards.
 void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFactor& factor) {
   count_step(shards, factor);
   const std::vector<ShardUpdate> kept = prepared(shards);
@@ -314,7 +318,8 @@ void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFa
   std::ranges::for_each(runs, mark_changed);
 }
 
-/// Passes the factor to the kernel, or multiplies the gradients before it.
+/// Updates a batch. Passes the factor to the kernel, or multiplies the gradients before the kernel
+/// runs.
 void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
                                       const GradientFactor& factor) {
   const at::TensorOptions options =
@@ -333,8 +338,8 @@ void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
   update_batch(batch, group);
 }
 
-/// A step with a factor on a device is counted only if the factor is finite. The host does not know
-/// whether it is, so `history` identifies the steps instead of their number.
+/// Counts the step. A step with a factor on a device is counted only if the factor is finite. The
+/// host does not know the factor, so `history` identifies the steps instead of counting them.
 void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   if (!counts_steps_) {
     return;
@@ -357,11 +362,11 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   }
 }
 
-/// Whether two shards can be updated as one tensor: the shards, their gradients and their states
-/// are adjacent in memory, and they have made the same steps, since a kernel uses one step number
-/// for a tensor. The first must end with a complete vector, so that a shard's new bits
-/// never depend on its neighbours. Otherwise copies of one parameter on tensor-parallel ranks,
-/// whose neighbours have unequal sizes, would drift apart.
+/// Whether two shards can be updated as one tensor. The shards, their gradients and their states
+/// must be adjacent in memory. Both shards must have made the same steps, since a kernel uses one
+/// step number for a tensor. The first shard must end with a complete vector, so that the new bits
+/// of a shard never depend on its neighbours. Otherwise copies of one parameter on tensor-parallel
+/// ranks, whose neighbours have unequal sizes, would drift apart.
 bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
   const State& state = state_of(shard.index);
   const State& state_before = state_of(before.index);
@@ -377,8 +382,8 @@ bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdat
   return true;
 }
 
-/// Runs in the order of the shards, which is that of the parameters; only neighbours in this order
-/// are compared.
+/// The runs in the order of the shards, which is the order of the parameters. Only neighbours in
+/// this order are compared.
 std::vector<SlotOptimizer::Run> SlotOptimizer::runs_of(
     const std::vector<ShardUpdate>& shards) const {
   std::vector<Run> runs;
@@ -394,7 +399,7 @@ std::vector<SlotOptimizer::Run> SlotOptimizer::runs_of(
   return runs;
 }
 
-/// Adds a run to the batch as one tensor that covers all its shards. One step counter is
+/// Adds a run to the batch as one tensor that covers all shards of the run. One step counter is
 /// sufficient, because the counters are equal (adjoin_in_memory).
 void SlotOptimizer::add(Batch& batch, Run run) const {
   std::int64_t numel = 0;
@@ -418,21 +423,24 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // The destination of the new values: narrower than the update's type, or not contiguous.
+  // The tensor that receives the new values. It is narrower than the type of the update, or not
+  // contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
   if (factor.tensor.defined()) {
-    // Multiplied in the gradient's type, as if it had been clipped before.
+    // The gradient is multiplied in its own type, as if it had been clipped before.
     scale_by({batch.gradients[0]}, factor.tensor);
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
   if (factor.number != 1.0) {
-    // A new tensor, because the conversion above may have returned the gradient itself.
+    // The product is a new tensor, because the conversion above may have returned the gradient
+    // itself.
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   if (factor.tensor.defined() && takes_gradient_factor(batch, group)) {
-    // The gradient has been multiplied, so the kernel gets 1, or NaN if it must skip the step.
+    // The gradient has been multiplied already, so the kernel gets the factor 1, or NaN if it must
+    // skip the step.
     batch.gradient_factor =
         factor.tensor.to(batch.parameters[0].device(), at::kDouble).mul(0).add(1);
   }

@@ -68,7 +68,7 @@ class Versions(unittest.TestCase):
 
     def test_the_readme_names_the_tested_versions(self):
         readme = " ".join((ROOT / "README.md").read_text().split())
-        self.assertIn(f"those that are tested: {', '.join(known_versions())}", readme)
+        self.assertIn(f"The tested versions of libtorch are {', '.join(known_versions())};", readme)
 
 
 if __name__ == "__main__":

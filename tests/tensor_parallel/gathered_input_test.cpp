@@ -4,8 +4,8 @@
 
 #include <tuple>
 
-#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/kernels/detail/fp8.h"
+#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/fp8.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"

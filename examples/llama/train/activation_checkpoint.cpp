@@ -19,7 +19,6 @@
 #include "examples/llama/start.h"
 #include "examples/llama/train/run.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/observe/detail/progress.h"
 #include "tessera/observe/metrics.h"
 
 namespace llama {
@@ -86,7 +85,7 @@ nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
 }
 
 std::string bytes_of(const nlohmann::json& plan, const char* key) {
-  return observe::bytes_text(plan.at(key).get<double>());
+  return fmt::format("{:.2f} GiB", plan.at(key).get<double>() / 0x1p30);
 }
 
 }  // namespace

@@ -39,14 +39,14 @@ struct StateDict {
   /// The result of optim::named_state(), saved as "optimizer.state.NAME". The tensors share the
   /// optimizer's memory.
   std::vector<std::pair<std::string, at::Tensor>> optimizer = {};
-  /// A JSON object that the caller defines: schedule step, random state, position in the data. Rank
-  /// 0's object is saved.
+  /// A JSON object that the caller defines, for example with the schedule's step, random state and
+  /// the position in the data. The object of rank 0 is saved.
   nlohmann::json entries = nlohmann::json::object();
-  /// Objects whose state is equal on all ranks. Rank 0's state is saved; a load sets it on all
+  /// Objects whose state is equal on all ranks. The state of rank 0 is saved; a load sets it on all
   /// ranks.
   NamedStateful stateful = {};
-  /// Objects whose state differs between ranks, such as metrics. Names must be unique over
-  /// `stateful` and `rank_states`.
+  /// Objects whose state differs between ranks, such as metrics. A name may appear only once in
+  /// `stateful` and `rank_states` together.
   NamedRankStates rank_states = {};
 };
 
@@ -81,8 +81,8 @@ std::string step_folder_name(std::int64_t step);
 void save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
           const StateDict& state, const SaveOptions& options = {});
 
-/// Thrown if files of a step are missing or damaged although the step's manifest is valid. A file
-/// that is temporarily unreadable throws another Error.
+/// Thrown if files of a step are missing or damaged although the manifest of the step is valid. A
+/// file that is temporarily unreadable throws another Error.
 class DamagedStep : public Error {
  public:
   using Error::Error;
@@ -91,15 +91,15 @@ class DamagedStep : public Error {
 /// Options of load(): which parts of a step are loaded.
 struct LoadOptions {
   /// Patterns (nn::matches_fqn) of names that are not loaded and not reported as missing:
-  /// "optimizer.**". A pattern that matches no name in the step or in the state is an Error, except
-  /// "optimizer.**".
+  /// "optimizer.**". load() throws Error for a pattern that matches no name in the step or in the
+  /// state, except for "optimizer.**".
   std::vector<std::string> exclude = {};
-  /// Whether to load only the names that are in both the state and the checkpoint and fit.
-  /// LoadReport lists the names that were left unchanged.
+  /// Whether to load only the names that are in both the state and the checkpoint and whose sizes
+  /// and types fit. LoadReport lists the names that were left unchanged.
   bool partial = false;
-  /// Like `partial`, but only for names that match these patterns; all other names must be present
-  /// and fit. Example: a run that continues with a frozen backbone has no optimizer state for it,
-  /// and passes {"optimizer.state.backbone.**"}.
+  /// Like `partial`, but only for names that match these patterns. All other names must be present,
+  /// and their sizes and types must fit. Example: a run that continues with a frozen backbone has
+  /// no optimizer state for the backbone, and passes {"optimizer.state.backbone.**"}.
   std::vector<std::string> partial_names = {};
 };
 
@@ -107,11 +107,11 @@ struct LoadOptions {
 struct LoadReport {
   std::int64_t step = 0;
   std::string run_id;
-  nlohmann::json entries;               ///< StateDict::entries as saved
+  nlohmann::json entries;               ///< StateDict::entries as it was saved
   std::vector<std::string> missing;     ///< names in the state but not in the checkpoint
   std::vector<std::string> unexpected;  ///< names in the checkpoint but not in the state
   std::vector<std::string> cast;        ///< names converted between floating-point types
-  /// Names not loaded because of a different size or an inconvertible type.
+  /// Names that were not loaded because of a different size or an inconvertible type.
   std::vector<std::string> reshaped;
 };
 
@@ -134,8 +134,8 @@ class BackgroundSave;
 
 /// A background save, pending or finished. Copies of a SaveFuture refer to the same save. The
 /// destructor of the last copy waits for the save, and warns if the save failed and neither wait()
-/// nor a later save has thrown its error. Wait before World::shutdown(). Not thread safe: use it
-/// from one thread at a time.
+/// nor a later save has thrown the error of the save. Wait before World::shutdown(). Not thread
+/// safe: use all copies from one thread at a time.
 class SaveFuture {
  public:
   /// A SaveFuture without a save; done() is true.
@@ -166,9 +166,10 @@ class SaveFuture {
 ///   pending = checkpoint::async_save(*world, "run", step, state);
 ///   stall = pending.stall_seconds();
 ///
-/// Collective over `world`. save() and async_save() first wait for the previous save. If that save
-/// failed and wait() has not thrown its error on every rank, they throw this error on all ranks and
-/// save nothing. Also throws the errors that save() finds before it writes.
+/// Collective over `world`. save() and async_save() first wait for the previous save. If the
+/// previous save failed and wait() has not thrown its error on every rank, both functions throw
+/// this error on all ranks and save nothing. Also throws the errors that save() finds before it
+/// writes.
 [[nodiscard]] SaveFuture async_save(comm::World& world, const std::filesystem::path& dir,
                                     std::int64_t step, const StateDict& state,
                                     const SaveOptions& options = {});

@@ -28,7 +28,7 @@ struct HuggingFaceOptions {
   /// Pairs {pattern of names in the files, name in the model}, for files with other parameter
   /// names. nn::renamed_fqn describes how wildcards are substituted. An empty model name skips the
   /// matching tensors. A name that no pair matches is used unchanged. Throws Error for a tensor
-  /// that two pairs match, for two tensors renamed to one name, and for a pair that matches no
+  /// that two pairs match, for two tensors with the same new name, and for a pair that matches no
   /// tensor.
   std::vector<std::pair<std::string, std::string>> names{};
 };
@@ -50,20 +50,22 @@ struct HuggingFaceOptions {
 /// partly loaded weights.
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
                        const std::filesystem::path& folder, const HuggingFaceOptions& options = {});
-/// Like the overload with `world`, on this rank alone, for single-rank programs. Not collective.
+/// Like load_hugging_face() with `world`, on this rank alone, for single-rank programs. Not
+/// collective.
 void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder,
                        const HuggingFaceOptions& options = {});
 
 /// Writes a folder that `transformers` can load. All parameters and persistent buffers are written
 /// unsharded, to model.safetensors or, beyond `max_shard_bytes` bytes, to
-/// model-0000k-of-0000n.safetensors with an index. `config_json` is written as config.json: its
-/// "torch_dtype" or "dtype" is set to the weights' type; if it has neither, "torch_dtype" is added
-/// for types other than fp32. A missing "model_type" is set to "llama" if the weights have a
-/// Llama's names. Floating-point values are written in `dtype` (fp32, bf16, fp16 or fp64). Without
-/// `dtype`, fp64 values are written in fp64 and all others in fp32. A tied parameter is written
-/// once, under its first FQN; a fused parameter is written as the tensors of its parts.
+/// model-0000k-of-0000n.safetensors with an index. `config_json` is written as config.json:
+/// "torch_dtype" or "dtype" is set to the weights' type; if `config_json` has neither,
+/// "torch_dtype" is added for types other than fp32. A missing "model_type" is set to "llama" if
+/// the weights have a Llama's names. Floating-point values are written in `dtype` (fp32, bf16, fp16
+/// or fp64). Without `dtype`, fp64 values are written in fp64 and all others in fp32. A tied
+/// parameter is written once, under its first FQN; a fused parameter is written as the tensors of
+/// its parts.
 ///
-/// Collective over `world`. Rank 0 writes. It receives one tensor at a time, large tensors in
+/// Collective over `world`. Rank 0 writes. Rank 0 receives one tensor at a time, large tensors in
 /// blocks; the other ranks receive none. The folder is created if missing. A model in the folder is
 /// replaced if its config.json describes the same model. At any instant, also if this process is
 /// killed, the folder has either the older or the new model. A failure on one rank is an Error on
@@ -77,8 +79,8 @@ void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
                        std::optional<c10::ScalarType> dtype = {},
                        std::int64_t max_shard_bytes = std::int64_t{5} << 30);
 
-/// Checks, before a long training, whether save_hugging_face() could save to this folder, and
-/// throws its errors. Writes nothing. Call it on rank 0; not collective.
+/// Checks, before a long training, whether save_hugging_face() could save to `folder`, and throws
+/// its errors. Writes nothing. To be called on rank 0; not collective.
 void check_save_hugging_face(const nn::ModuleBase& module, const std::filesystem::path& folder,
                              const std::string& config_json,
                              std::optional<c10::ScalarType> dtype = {});
@@ -89,14 +91,14 @@ using FilesBesideWeights = std::map<std::string, std::filesystem::path>;
 /// Returns the files other than weights and config.json in a model folder. Throws Error for a
 /// broken symbolic link.
 FilesBesideWeights files_beside_weights(const std::filesystem::path& model);
-/// Copies these files into `folder`; each file appears completely or not at all. Call it on one
-/// rank before the weights are exported, so that an exported model always has its tokenizer. Files
-/// with equal bytes are left unchanged. Throws Error, before anything is written, if the folder has
-/// different or additional files of this kind, because they could not be replaced together with the
-/// weights.
+/// Copies `files` (see files_beside_weights) into `folder`. Each file appears completely or not at
+/// all. To be called on one rank before the weights are exported, so that an exported model always
+/// has its tokenizer. Files with equal bytes are left unchanged. Throws Error, before anything is
+/// written, if the folder has different or additional files of this kind, because they could not be
+/// replaced together with the weights.
 void copy_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
-/// Throws the errors of copy_beside_weights(), before a long training. Writes nothing. Not
-/// collective.
+/// Throws the errors of copy_beside_weights() without writing anything, to be called before a long
+/// training. Not collective.
 void check_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
 
 /// Compares two model configurations, both JSON objects. Returns the first key whose value changes
@@ -107,8 +109,8 @@ std::string config_change(const std::string& before, const std::string& now);
 
 /// Writes the adapters of a model (nn::apply_lora) in PEFT's format, for
 /// `PeftModel.from_pretrained(model, folder)`: adapter_model.safetensors, whose tensors are named
-/// base_model.model.FQN.lora_A.weight, and adapter_config.json. `base_model` is the folder or name
-/// of the base model; it is written to adapter_config.json.
+/// base_model.model.FQN.lora_A.weight, and adapter_config.json. `base_model`, the folder or name of
+/// the base model, is written to adapter_config.json.
 ///
 /// Collective over `world`; rank 0 writes. Like save_hugging_face(), it never leaves partial files.
 /// The adapter of an nn::FusedLinear is written as one adapter per part. Throws Error on all ranks,
@@ -118,8 +120,8 @@ std::string config_change(const std::string& before, const std::string& now);
 void save_lora(const nn::ModuleBase& module, comm::World& world,
                const std::filesystem::path& folder, const std::string& base_model);
 
-/// Checks whether save_lora() could save these adapters to this folder, and throws its errors.
-/// Writes nothing. Call it on rank 0; not collective.
+/// Checks whether save_lora() could save the adapters of `module` to `folder`, and throws its
+/// errors. Writes nothing. To be called on rank 0; not collective.
 void check_save_lora(const nn::ModuleBase& module, const std::filesystem::path& folder,
                      const std::string& base_model);
 

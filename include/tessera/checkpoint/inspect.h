@@ -16,8 +16,8 @@ class World;
 
 namespace tessera::checkpoint {
 
-/// Returns `path` if it is a step folder, else the newest step folder in it. Throws Error if there
-/// is none.
+/// Returns `path` if it is a step folder, else the newest step folder in `path`. Throws Error if
+/// there is none.
 std::filesystem::path find_step(const std::filesystem::path& path);
 
 // Inspection of sharded checkpoints, without ranks and without loading whole tensors.
@@ -43,8 +43,8 @@ std::vector<std::string> compare_steps(const std::filesystem::path& step,
                                        const std::filesystem::path& other,
                                        const Progress& progress = {});
 
-// The steps of a folder as a run sees them: the step that a run continues from, and steps that are
-// in its way.
+// The steps of a folder from the view of a run: the step from which a run continues, and steps that
+// a run must remove first.
 
 /// Draws a new unique run_id on rank 0 and broadcasts it. Collective over `world`.
 std::string new_run_id(comm::World& world);
@@ -67,8 +67,8 @@ std::optional<std::int64_t> newest_step(comm::World& world, const std::filesyste
 /// saves do not count. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
 std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
 
-/// Returns the steps after `after`, including damaged ones. A run that continues from `after` must
-/// withdraw them before it saves these steps again; a new run passes -1. Throws Error if one of
+/// Returns the steps after `after`, including damaged steps. A run that continues from `after` must
+/// withdraw these steps before it saves them again; a new run passes -1. Throws Error if one of
 /// these steps, or an unfinished save, belongs to another run, has another version, or cannot be
 /// read. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
 std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::filesystem::path& dir,
@@ -76,8 +76,8 @@ std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::files
 
 /// Withdraws a damaged step: removes its manifest, so that the folder counts as an unfinished save
 /// of this run. The run's next complete save deletes the folder; a save of the same step reuses it.
-/// Throws Error if the step belongs to another run. A step with a damaged manifest counts as this
-/// run's, so make sure that the folder belongs to this run. Call it on one rank.
+/// Throws Error if the step belongs to another run. A step with a damaged manifest counts as a step
+/// of this run, so make sure that the folder belongs to this run. To be called on one rank.
 void withdraw_step(const std::filesystem::path& dir, std::int64_t step, const std::string& run_id);
 
 }  // namespace tessera::checkpoint

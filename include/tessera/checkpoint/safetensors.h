@@ -32,15 +32,15 @@ struct TensorEntry {
 
 using files::Symlinks;
 
-/// A safetensors file, opened for reading. The constructor reads and checks the header only. It
-/// throws Error, with the file, the tensor and the fault, for everything that the format forbids
-/// (overlaps, holes, overflow, truncation, duplicate names, trailing bytes, unknown types), and if
-/// the path is not a regular file. Every length is checked against the file size before memory is
-/// allocated for it. Thread safe.
+/// A safetensors file, opened for reading. The constructor reads and checks the header only. The
+/// constructor throws Error, with the file, the tensor and the fault, for everything that the
+/// format forbids (overlaps, holes, overflow, truncation, duplicate names, trailing bytes, unknown
+/// types), and if the path is not a regular file. Every length is checked against the file size
+/// before memory of this length is allocated. Thread safe.
 class SafetensorsFile {
  public:
-  /// `sums`: the CRC-32C of each MiB of the file; all bytes read are verified against them. If
-  /// empty, nothing is verified.
+  /// `sums`: the CRC-32C of each MiB of the file; every read verifies its bytes with these
+  /// checksums. If `sums` is empty, nothing is verified.
   explicit SafetensorsFile(const std::filesystem::path& path, Symlinks symlinks = Symlinks::kFollow,
                            std::vector<std::uint32_t> sums = {});
   ~SafetensorsFile();
@@ -52,10 +52,10 @@ class SafetensorsFile {
   /// Returns the header entry of a tensor. Throws Error if no tensor has this name.
   const TensorEntry& entry(const std::string& name) const;
 
-  /// Returns the block [offset, offset + sizes) of a tensor: contiguous, on the CPU, in the file's
-  /// type. Reads only the bytes of the block, and gaps of up to 64 KiB between them, in long
-  /// sequential reads. Throws Error for a block outside the tensor, and for a file that changed
-  /// since it was opened.
+  /// Returns the block [offset, offset + sizes) of a tensor: contiguous, on the CPU, in the type of
+  /// the file. Reads only the bytes of the block, and gaps of up to 64 KiB between these bytes, in
+  /// long sequential reads. Throws Error for a block outside the tensor, and for a file that
+  /// changed since it was opened.
   at::Tensor read(const std::string& name, std::span<const std::int64_t> offset,
                   std::span<const std::int64_t> sizes) const;
   at::Tensor read(const std::string& name) const;
@@ -66,8 +66,8 @@ class SafetensorsFile {
                  const at::Tensor& block) const;
 
  private:
-  /// Returns the entry after checking that its type is known and that the block [offset, offset +
-  /// sizes) is inside the tensor.
+  /// Returns the entry of tensor `name`. Throws Error if its type is unknown or if the block
+  /// [offset, offset + sizes) is not inside the tensor.
   const TensorEntry& entry_with(const std::string& name, std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes) const;
   /// Reads the block at `offset` into the contiguous memory of `out`.
@@ -79,10 +79,10 @@ class SafetensorsFile {
 };
 
 /// Writes a safetensors file in pieces, so that only one piece is in memory. The bytes are
-/// identical to the reference implementation's. The writer uses a temporary file next to `path`,
-/// and the constructor reserves its disk space. Without finish(), the temporary file is removed; if
-/// the process is killed, the next writer of this path removes it. Not thread safe: use it from one
-/// thread at a time.
+/// identical to those that the reference implementation writes. The writer uses a temporary file
+/// next to `path`, and the constructor reserves its disk space. Without finish(), the temporary
+/// file is removed; if the process is killed, the next writer of this path removes it. Not thread
+/// safe: use a writer from one thread at a time.
 class SafetensorsWriter {
  public:
   /// The name, type and sizes of a tensor to be written.
@@ -91,7 +91,7 @@ class SafetensorsWriter {
     c10::ScalarType dtype;
     std::vector<std::int64_t> sizes;
   };
-  /// Callback after each write: the offset in the file and the bytes written there.
+  /// Callback after each write, with the offset in the file and the bytes written at this offset.
   using OnWrite = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
   /// Throws Error for duplicate or invalid names, for a type that the format lacks, and if the disk
   /// is full.
@@ -101,7 +101,7 @@ class SafetensorsWriter {
   ~SafetensorsWriter();
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
 
-  /// The names in the order in which the tensors are stored in the file.
+  /// The names of the tensors, in the order in which the file stores the tensors.
   std::vector<std::string> names() const;
   /// Writes a whole tensor from any device, with any strides. Tensors may be written in any order.
   void write(const std::string& name, const at::Tensor& tensor);
@@ -113,7 +113,7 @@ class SafetensorsWriter {
   void finish();
   /// Checks that every element was written, and syncs the temporary file to disk.
   void seal();
-  /// Renames the sealed temporary file to `path`, replacing an older file.
+  /// Renames the sealed temporary file to `path`, and replaces an older file.
   void publish();
 
  private:

@@ -19,8 +19,8 @@ class ModuleBase;
 
 namespace tessera::checkpoint {
 
-// In-memory state dicts, like torch.distributed.checkpoint.state_dict. They work before or after TP
-// and FSDP are applied, before any forward, and before the optimizer's first step.
+// In-memory state dicts, like torch.distributed.checkpoint.state_dict. The functions work before or
+// after TP and FSDP are applied, before any forward, and before the optimizer's first step.
 
 /// Tensors by name. A tied parameter appears under each of its FQNs; a fused parameter
 /// (nn::FusedLinear) appears under its own FQN, not as its parts.
@@ -28,30 +28,33 @@ using TensorDict = std::map<std::string, at::Tensor>;
 /// The result type of optim::named_state().
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// The options of PyTorch's class of the same name.
+/// The options of PyTorch's class StateDictOptions.
 struct StateDictOptions {
   /// Whether the dict has whole tensors instead of shards.
   bool full_state_dict = false;
   /// Copies the tensors to the host. With full_state_dict, only rank 0 gets the tensors; the other
   /// ranks get an empty dict and receive no part of sharded tensors.
   bool cpu_offload = false;
-  /// Whether to leave out parameters that do not require grad, and their optimizer state.
+  /// Whether to leave out parameters that do not require gradients, and the optimizer state of
+  /// these parameters.
   bool ignore_frozen_params = false;
-  /// For set_...(): missing or unexpected names throw Error.
+  /// For set_model_state_dict() and set_optimizer_state_dict(): whether missing or unexpected names
+  /// throw Error.
   bool strict = true;
-  /// For set_...() with full_state_dict: use rank 0's tensors and ignore those passed on other
-  /// ranks. Tensors are sent in pieces of at most 32 MiB, or of one row if a row is larger.
+  /// For set_model_state_dict() and set_optimizer_state_dict() with full_state_dict: uses the
+  /// tensors of rank 0 and ignores the tensors passed on other ranks. Tensors are sent in pieces of
+  /// at most 32 MiB, or of one row if a row is larger.
   bool broadcast_from_rank0 = false;
 };
 
 /// The names that differ between a state dict and the module or optimizer.
 struct IncompatibleKeys {
   std::vector<std::string> missing;  ///< names in the module or optimizer that the state dict lacks
-  std::vector<std::string> unexpected;  ///< names in the state dict that the module or optimizer
-                                        ///< lacks
+  /// Names in the state dict that the module or optimizer lacks.
+  std::vector<std::string> unexpected;
 };
 
-/// Returns the parameters and persistent buffers. Shards share the model's memory unless
+/// Returns the parameters and persistent buffers of `model`. Shards share the model's memory unless
 /// cpu_offload is set. Collective over `world`. Throws Error, on all ranks, for requested values
 /// that were never filled, and for parameters that differ between ranks.
 TensorDict get_model_state_dict(comm::World& world, const nn::ModuleBase& model,

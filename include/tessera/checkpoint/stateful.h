@@ -12,13 +12,13 @@ TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
 /// An object whose state is saved in checkpoints, for example a schedule or a loss scaler. The
-/// state is JSON and equal on every rank: rank 0's state is saved, and a load sets it on every
-/// rank.
+/// state is JSON and equal on every rank: a save stores the state of rank 0, and a load sets this
+/// state on every rank.
 class Stateful {
  public:
   virtual ~Stateful() = default;
   virtual nlohmann::json state_dict() const = 0;
-  /// Throws if the object rejects the state; the load then fails on all ranks.
+  /// Throws if the object rejects `state`; the load then fails on all ranks.
   virtual void load_state_dict(const nlohmann::json& state) = 0;
 };
 
@@ -26,10 +26,10 @@ class Stateful {
 using NamedStateful = std::vector<std::pair<std::string, Stateful*>>;
 
 /// An object whose JSON state differs between ranks, for example counts of a rank's data. A save
-/// stores each rank's state. A load on the same number of ranks restores each rank's state. On a
-/// different number of ranks, rank 0 gets merged() of all states and the other ranks are reset, so
-/// that nothing is counted twice. If the checkpoint lacks the object's state, the object is reset
-/// on all ranks.
+/// stores the state of each rank. A load on the same number of ranks restores the state of each
+/// rank. On a different number of ranks, rank 0 gets merged() of all states and the other ranks are
+/// reset, so that nothing is counted twice. If the checkpoint lacks the object's state, the object
+/// is reset on all ranks.
 class RankState {
  public:
   virtual ~RankState() = default;
@@ -39,15 +39,16 @@ class RankState {
   virtual nlohmann::json merged(const std::vector<nlohmann::json>& of_ranks) const = 0;
   /// Resets the object to its initial state.
   virtual void reset() = 0;
-  /// Whether checkpoints save the state. A load resets an object that is not persistent.
+  /// Whether checkpoints save the state of the object. A load resets an object that is not
+  /// persistent.
   virtual bool persistent() const { return true; }
 };
 
 /// RankState objects by name, for StateDict.
 using NamedRankStates = std::vector<std::pair<std::string, RankState*>>;
 
-/// A value that each rank has separately, saved per rank. T is a type that nlohmann::json can
-/// convert.
+/// A value that differs between ranks and that checkpoints save for each rank. T is a type that
+/// nlohmann::json can convert.
 ///
 ///   checkpoint::PerRank<std::int64_t> tokens(0, checkpoint::sum_of<std::int64_t>);
 ///   tokens.value += batch.numel();
@@ -78,7 +79,7 @@ class PerRank final : public RankState {
   Merge merge_;
 };
 
-/// The merge rule of PerRank for counts: the sum over the ranks.
+/// The Merge function of PerRank for counts: the sum over the ranks.
 template <class T>
 T sum_of(const std::vector<T>& of_ranks) {
   T sum{};

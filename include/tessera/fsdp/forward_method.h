@@ -11,9 +11,9 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// A callable for a method, other than forward, that uses a unit's parameters. A call behaves like
-/// forward: the parameters are unsharded during the call, and their gradients are reduced in its
-/// backward. See register_forward_method.
+/// A callable for a method, other than forward, that uses the parameters of a unit. A call behaves
+/// like forward: the parameters are unsharded during the call, and their gradients are reduced in
+/// the backward of the call. See register_forward_method.
 template <class M, class Method>
 class ForwardMethod {
  public:

@@ -20,10 +20,10 @@ namespace tessera::fsdp {
 /// below it that belong to no unit yet are split over `mesh`, on dimension 0 as torch.chunk does
 /// unless the options say otherwise (a scalar is replicated). A unit's parameters are gathered
 /// together before forward and before backward and freed afterwards. Their gradients are
-/// reduce-scattered together and averaged over `mesh`. Apply it bottom-up: blocks first, the root
-/// last. Call the root's forward as root(x), because root.forward(x) skips the hooks. Outside of
-/// forward and backward the slots contain the shards, even while a unit stays gathered. Parameters
-/// may be on the meta device.
+/// reduce-scattered together and averaged over `mesh`. Apply fully_shard bottom-up: blocks first,
+/// the root last. Call the root's forward as root(x), because root.forward(x) skips the hooks.
+/// Outside of forward and backward the slots contain the shards, even while a unit stays gathered.
+/// Parameters may be on the meta device.
 ///
 /// `mesh`: one dimension, which shards; or two dimensions, of which the first replicates and the
 /// second shards (HSDP: gradients are also all-reduced over the first). Parameters are moved to the
@@ -41,8 +41,8 @@ namespace tessera::fsdp {
 /// already a unit, and a parameter that cannot be split as requested or is shared with a module
 /// outside.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
-/// Makes several modules one unit, which is gathered before the first of them runs and freed after
-/// the last. All of them must run in each forward, and none may be the root.
+/// Makes several modules one unit, which is gathered before the first of these modules runs and
+/// freed after the last. All of the modules must run in each forward, and none may be the root.
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
                  const Options& options = {});
 
@@ -50,19 +50,19 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// parameters every rank of the 1-D `mesh` stores completely, as replicated distributed tensors.
 /// Nothing is gathered. Gradients are all-reduced in buckets (Options::bucket_cap_mb), while
 /// backward continues, and averaged. The parameters must be equal on all ranks: the first forward
-/// compares them and throws Error on all ranks if they differ. Apply it bottom-up like fully_shard;
-/// both may be used in one model. Everything said about units applies to these units, too.
+/// compares them and throws Error on all ranks if they differ. Apply replicate bottom-up like
+/// fully_shard; both may be used in one model. The rules for units of fully_shard apply to these
+/// units, too.
 ///
 /// Not collective. Throws Error as fully_shard does, for a mesh of more than one dimension, and for
 /// options that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size. Also
 /// throws Error for a bucket_cap_mb that is not positive.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
-/// The weight by which a rank multiplies the mean loss over its own `rows`, so that the average
-/// over the ranks of `mesh`, which FSDP takes of gradients, equals the mean over all rows: rows *
-/// ranks / all rows. `mesh`: the root's mesh, with any number of dimensions. A rank without rows
-/// has no mean (libtorch returns NaN); give it a zero loss, such as y.sum() of a result without
-/// rows.
+/// The weight by which a rank multiplies the mean loss over its own `rows`, so that the gradients
+/// that FSDP averages over the ranks of `mesh` are those of the mean over all rows: rows * ranks /
+/// all rows. `mesh`: the root's mesh, with any number of dimensions. A rank without rows has no
+/// mean (libtorch returns NaN); give it a zero loss, such as y.sum() of a result without rows.
 ///   (at::mse_loss(model(x), target) * fsdp::mean_weight(x.size(0), mesh)).backward();
 /// Collective, between the hosts. Throws Error on all ranks if a number of rows is negative or if
 /// no rank has rows.
@@ -70,21 +70,21 @@ double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 
 /// A mesh of all ranks of `world` with one dimension, "dp". Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
-// FSDP2 uses this mesh by default. Here the world must be passed: a process has no default world,
-// since its threads may be ranks of one or of several worlds.
-/// Like fully_shard above, on the mesh world_mesh(world).
+/// Like fully_shard with a mesh, on the mesh world_mesh(world), which is FSDP2's default. The world
+/// must be passed, because a process has no default world: its threads may be ranks of one or of
+/// several worlds.
 void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
-/// Like fully_shard above for several modules, on the mesh world_mesh(world).
+/// Like fully_shard for several modules with a mesh, on the mesh world_mesh(world).
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
                  const Options& options = {});
-/// Like replicate above, on the mesh world_mesh(world).
+/// Like replicate with a mesh, on the mesh world_mesh(world).
 void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
 
 /// Whether fully_shard or replicate was applied to exactly this module.
 bool is_fully_sharded(const nn::ModuleBase& module);
 
 /// Describes where a forward or backward of this model was interrupted by an error, for messages:
-/// "the forward of unit 'layers.3'". For nested units, the innermost one; "" if neither forward nor
+/// "the forward of unit 'layers.3'". Names the innermost of nested units; "" if neither forward nor
 /// backward has begun. Not collective.
 ///   try { loss_of(batch).backward(); } catch (const c10::Error& error) {
 ///     fail(fsdp::current_unit(*model), ": ", error.what_without_backtrace());
@@ -102,35 +102,35 @@ class Unit;
 class UnshardHandle {
  public:
   explicit UnshardHandle(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
-  /// Waits until the parameters are unsharded. Collective. Does nothing the second time, or after
-  /// the module was destroyed.
+  /// Waits until the parameters are unsharded. Collective. A second call does nothing, and so does
+  /// a call after the module was destroyed.
   void wait();
 
  private:
   std::weak_ptr<Unit> unit_;
 };
 
-/// Gathers the parameters of a unit (not of the units below it) by hand. Collective. Reads the
-/// shards as the compute lane leaves them. Does nothing if the parameters are already unsharded. If
-/// shards were written since they were gathered, the next unshard, start_unshard, UnshardScope or
-/// forward gathers them again on all ranks; the hosts compare whether any rank has written. Throws
-/// Error for a module that is not a unit, for parameters that are still on the meta device, and if
-/// ranks gather different units.
+/// Gathers the parameters of a unit (not of the units below) by hand. Collective. Waits for the
+/// work that the compute lane has issued, which may write the shards. Does nothing if the
+/// parameters are already unsharded. If shards were written since the last gather, the next
+/// unshard, start_unshard, UnshardScope or forward gathers them again on all ranks; the hosts
+/// compare whether any rank has written. Throws Error for a module that is not a unit, for
+/// parameters that are still on the meta device, and if ranks gather different units.
 void unshard(nn::ModuleBase& module);
-/// Frees a unit's unsharded parameters. Not collective; does nothing if they are not unsharded.
-/// Before a backward, either all ranks must free a unit that may be unused, or none. Unsharded
-/// parameters are copies: if the program has written to one since unshard, this throws Error after
-/// it has freed them. A forward before reshard also throws Error for such a write, and does not
-/// free them. Throws Error for a module that is not a unit.
+/// Frees the unsharded parameters of a unit. Not collective; does nothing if the parameters are not
+/// unsharded. Before a backward, either all ranks must free a unit that may be unused, or none.
+/// Unsharded parameters are copies: if the program has written to one since unshard, reshard throws
+/// Error after it has freed the parameters. A forward before reshard also throws Error for such a
+/// write, and does not free the parameters. Throws Error for a module that is not a unit.
 void reshard(nn::ModuleBase& module);
-/// Starts to gather a unit's parameters, with the values that the shards have at this call;
-/// forward, unshard or the returned handle waits for the gather. Collective. Throws what unshard
-/// throws.
+/// Starts to gather the parameters of a unit, with the values that the shards have at this call.
+/// Forward, unshard or the returned handle waits for the gather. Collective. Throws the errors of
+/// unshard.
 UnshardHandle start_unshard(nn::ModuleBase& module);
 
-/// Unshards a unit's parameters while this object exists; then frees them, unless they were
-/// unsharded before. Collective. Throws what unshard throws. The destructor warns if a parameter
-/// was written, because the write is lost.
+/// Unshards the parameters of a unit while this object exists. The destructor frees the parameters,
+/// unless they were unsharded before, and warns if a parameter was written, because the write is
+/// lost. Collective. Throws the errors of unshard.
 class UnshardScope {
  public:
   explicit UnshardScope(nn::ModuleBase& module);
@@ -139,20 +139,21 @@ class UnshardScope {
   ~UnshardScope();
 
  private:
-  std::shared_ptr<Unit> unit_;  ///< nullptr if the slots already contained them
-  bool was_unsharded_;          ///< was gathered before, for a later backward
+  std::shared_ptr<Unit> unit_;  ///< nullptr if the slots already contained the unsharded parameters
+  bool was_unsharded_;  ///< whether the parameters were already gathered, for a later backward
 };
 
-// Settings that may change between iterations. Like the collectives that they control, they must be
-// the same on every rank. A setting applies to the unit of `module` and, unless `recurse` is false,
-// to the units below it. No setter is collective. Each throws Error, before anything is changed, if
-// there is no unit.
+// Settings that may change between iterations. Settings must be the same on every rank, like the
+// collectives that they control. A setting applies to the unit of `module` and, unless `recurse` is
+// false, to the units below. No setter is collective. Each setter throws Error, before anything is
+// changed, if there is no unit.
 
-/// True frees the parameters after forward (ZeRO-3); false keeps them for backward (ZeRO-2).
+/// True frees the parameters after forward (ZeRO-3); false keeps the parameters gathered for
+/// backward (ZeRO-2).
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// False: parameters stay gathered after backward, until reshard() or a later backward frees them.
-/// Use it for micro-batches if nothing writes to the parameters between them. After a write, such
-/// as an optimizer's step, the next forward gathers the parameters again.
+/// Use false for micro-batches if nothing writes to the parameters between them. After a write,
+/// such as an optimizer's step, the next forward gathers the parameters again.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// False: backward reduces nothing, and each rank accumulates its unsharded gradients (in
 /// reduce_dtype) until the first backward with true reduces the sum. Until then `.grad` of a
@@ -160,60 +161,62 @@ void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recur
 /// the memory of unsharded gradients.
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
 /// Under HSDP, false: backward sums gradients over the ranks that shard and stores the sums, in
-/// reduce_dtype. The next backward with true adds the stored sums to its own and sums over the
-/// replicas. Micro-batches may use different parameters.
+/// reduce_dtype. The next backward with true adds the stored sums to its own sums and then sums
+/// over the replicas. Micro-batches may use different parameters.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
 /// False: the reductions of the next backwards may still be in progress when backward returns.
 /// Gradients are complete after a later backward with true. Until then `.grad` of a parameter whose
-/// reduction is in progress can be dropped (zero_grad) but not read. Use it for all micro-batches
-/// except the last. `module`: the root.
+/// reduction is in progress can be dropped (zero_grad) but not read. Use false for all
+/// micro-batches except the last. `module`: the root.
 void set_is_last_backward(nn::ModuleBase& module, bool last);
-/// False: backward does not gather the unit's parameters, because its gradients do not need them
-/// (an embedding, for example).
+/// False: backward does not gather the parameters of the unit, because the gradients can be
+/// computed without them (an embedding, for example).
 void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
-/// Sets the divisor of the sum of the ranks' gradients. Default: the number of ranks of the root's
-/// mesh; for parameters on ranks that are not all in that mesh, the number of their own ranks. Use
-/// 1 for a loss that every rank computes from the gathered features of all ranks. Throws Error for
-/// a factor that is not positive and finite.
+/// Sets the divisor of the summed gradients. Default: the number of ranks of the root's mesh; for
+/// parameters on ranks that are not all in that mesh, the number of ranks of the parameters' own
+/// mesh. Use 1 for a loss that every rank computes from the gathered features of all ranks. Throws
+/// Error for a factor that is not positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
 /// True: gradients are summed undivided and divided once, after the sum. This is the default for
-/// all types except fp16. With fp16, a part of the division comes before the sum, to avoid
-/// overflow; set true if the hardware sums in a wider type, or if the gradients are small enough.
+/// all types except fp16. With fp16, a part of the division precedes the sum, to avoid overflow;
+/// pass true if the hardware sums in a wider type, or if the gradients are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
 /// True: units gather in the compute lane, where the collective itself overlaps computation (on
 /// CUDA, in NCCL's stream) until unshard waits for it. The gathered memory then belongs to the
-/// compute lane alone, so the next layer can use it at once. But a gather begins only after the
-/// computation that was issued before it, so it overlaps only if it is started ahead. Takes effect
-/// at each unit's next gather.
+/// compute lane alone, so the next layer can use the memory at once. But a gather begins only after
+/// the computation that was issued before it, so only a gather that is started ahead overlaps.
+/// Takes effect at the next gather of each unit.
 void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse = true);
 
-/// Changes a unit's reduced gradients in place, before they are divided, for example to reduce them
-/// further over a process group of the caller. The hook gets one flat tensor with all gradients of
-/// a type, or of a bucket of replicate, in reduce_dtype; on one rank, where nothing is reduced, it
-/// gets the gradients one by one. Under HSDP they have already been all-reduced. The hook runs in
-/// the reduction's lane, and the next unit's reduction waits for it.
+/// Changes the reduced gradients of a unit in place, before they are divided, for example to reduce
+/// them further over a process group of the caller. The hook gets one flat tensor with all
+/// gradients of a type, or of a bucket of replicate, in reduce_dtype. On one rank, where nothing is
+/// reduced, the hook gets the gradients one by one. Under HSDP the gradients have already been
+/// all-reduced. The hook runs in the lane of the reduction, and the next unit's reduction waits for
+/// the hook.
 using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
-/// Sets the unit's all-reduce hook (FSDP2's set_all_reduce_hook). An empty function removes it.
+/// Sets the all-reduce hook of a unit (FSDP2's set_all_reduce_hook). An empty function removes the
+/// hook.
 ///   fsdp::set_all_reduce_hook(*model, [](const at::Tensor& gradients) { gradients.clamp_(-1, 1);
 ///   });
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
 
-/// Makes the gathers of the next forward wait for `event`, the end of the optimizer's update,
-/// instead of for all work that was issued before the forward. Applies to one forward. `root`: the
-/// root module.
+/// Makes the gathers of the next forward wait for `event`, the end of the optimizer's update.
+/// Without this call they wait for all work that was issued before the forward. Applies to one
+/// forward. `root`: the root module.
 ///   const comm::StreamsPtr streams = comm::make_streams(mesh.device());
 ///   optimizer.step();
 ///   fsdp::set_post_optim_event(*model, streams->record(comm::Lane::kCompute));
-/// Throws Error for a module that is not a unit, or whose unit ran as part of another root.
+/// Throws Error for a module that is not a unit, and for a unit that ran below another root.
 void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 
 /// Sets the units that start to gather when forward reaches the unit of `module`. By default
-/// forward starts to gather the unit that the root's last forward gathered next, one at a time.
-/// Throws Error for a module that is not a unit.
+/// forward starts to gather one unit: the unit that followed in the root's last forward. Throws
+/// Error for a module that is not a unit.
 void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
 /// Sets the units that start to gather when backward reaches the unit of `module`. By default
-/// backward starts to gather the unit that ran before it in forward.
+/// backward starts to gather the unit that ran before the unit of `module` in forward.
 void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
 
 }  // namespace tessera::fsdp

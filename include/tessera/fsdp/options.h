@@ -18,20 +18,21 @@ TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 /// The types of computation and communication. Sharded parameters, their gradients and the
-/// optimizer's state keep the type with which the parameter was made.
+/// optimizer state keep the type with which the parameter was made.
 struct MixedPrecisionPolicy {
   std::optional<c10::ScalarType> param_dtype{};  ///< the type of all-gathers and computation
   /// the type of gradient reductions; default: param_dtype
   std::optional<c10::ScalarType> reduce_dtype{};
   /// the type to which forward's floating-point results are cast
   std::optional<c10::ScalarType> output_dtype{};
-  bool cast_forward_inputs = true;  ///< floating-point arguments are cast to param_dtype
-  /// If output_dtype is not set: results are cast back to the type of the first floating-point
-  /// argument. For a unit that computes in another type than the units around it (norms in fp32).
+  bool cast_forward_inputs = true;  ///< whether to cast floating-point arguments to param_dtype
+  /// Whether results are cast back to the type of the first floating-point argument, if
+  /// output_dtype is not set. For a unit that computes in another type than the units around it
+  /// (norms in fp32).
   bool restore_input_dtype = false;
 };
 
-// Each function in the options is called once for each parameter, within fully_shard, with the
+// Each function in Options is called once for each parameter, within fully_shard, with the
 // parameter in its current state, which may be on the meta device. The result must be the same on
 // every rank.
 
@@ -44,47 +45,49 @@ struct MixedPrecisionPolicy {
 using PlacementFunction =
     std::function<std::optional<Placement>(const std::string& name, const at::Tensor& parameter)>;
 
-/// Chooses another mesh for a parameter (by its name within the unit) than the unit's mesh, for
-/// example for the experts of a mixture; nullopt means the unit's mesh. The mesh must meet the
-/// conditions of fully_shard's `mesh`.
+/// Chooses a mesh for a parameter (by its name within the unit), for example for the experts of a
+/// mixture; nullopt means the unit's mesh. The mesh must meet the conditions of fully_shard's
+/// `mesh`.
 ///   options.parameter_mesh = [mesh](const std::string& name, const at::Tensor&) {
 ///     return name.starts_with("head") ? std::optional(mesh) : std::nullopt;
 ///   };
 using MeshFunction =
     std::function<std::optional<DeviceMesh>(const std::string& name, const at::Tensor& parameter)>;
 
-/// Stores shards, and with them gradients and the optimizer's state, in host memory. Parameters are
+/// Stores shards in host memory, and also gradients and the optimizer state. Parameters are
 /// gathered on the mesh's device.
 struct OffloadPolicy {
-  /// With a CUDA device, uses page-locked memory, so that copies overlap computation.
+  /// Whether to use page-locked memory if there is a CUDA device, so that copies overlap
+  /// computation.
   bool pin_memory = true;
 };
 
 /// How a unit is sharded, gathered and reduced.
 struct Options {
   MixedPrecisionPolicy mp_policy{};
-  /// Default: shards are stored on the mesh's device.
+  /// Whether and how shards are stored in host memory. Default: shards are stored on the mesh's
+  /// device.
   std::optional<OffloadPolicy> offload_policy{};
   /// True: free the gathered parameters after forward and gather them again in backward (ZeRO-3).
-  /// False: keep them in between (ZeRO-2). Default: true, except for a root without a
-  /// post_forward_mesh_size.
+  /// False: keep the parameters gathered between forward and backward (ZeRO-2). Default: true,
+  /// except for a root without a post_forward_mesh_size.
   std::optional<bool> reshard_after_forward{};
   /// With n > 1: when the parameters are freed after forward, each of n neighbouring ranks stores
-  /// 1/n of them, so that backward gathers among these ranks only (hpZ of ZeRO++; FSDP2's
-  /// reshard_after_forward=n). n must divide the number of ranks that shard. With 1, or with all of
-  /// these ranks, only the shards are stored.
+  /// 1/n of the parameters, so that backward gathers among these ranks only (hpZ of ZeRO++; FSDP2's
+  /// reshard_after_forward=n). n must divide the number of ranks that shard. If n is 1 or the
+  /// number of all ranks that shard, only the shards are stored.
   std::int64_t post_forward_mesh_size = 1;
   /// True: some ranks may skip this unit in a forward (a branch, an expert). All ranks then gather
-  /// it when the root's forward begins, or when a backward begins for which it was freed. They
-  /// reduce it when backward ends, with zeros for parameters that a rank did not use. If the option
-  /// is false and only some ranks run the unit, the ranks call different collectives, which is an
-  /// error.
+  /// the unit when the root's forward begins, or when a backward begins and the unit was freed. All
+  /// ranks reduce the unit when backward ends, with zeros for parameters that a rank did not use.
+  /// If the option is false and only some ranks run the unit, the ranks call different collectives,
+  /// which is an error.
   bool may_be_unused = false;
   PlacementFunction shard_placement{};
-  /// Parameters with their own mesh are gathered and reduced over it. If it is a part of the unit's
-  /// mesh, other parts of the unit's mesh have other parameters, and norms of gradients count all
-  /// of them. The sums of gradients are divided by the number of ranks of the root's mesh, because
-  /// the loss is the mean over these ranks.
+  /// Parameters with their own mesh are gathered and reduced over that mesh. If that mesh is a part
+  /// of the unit's mesh, other parts of the unit's mesh have other parameters, and norms of
+  /// gradients count all of them. The sums of gradients are divided by the number of ranks of the
+  /// root's mesh, because the loss is the mean over these ranks.
   MeshFunction parameter_mesh{};
   /// Parameters and buffers that stay unchanged: not moved, sharded, gathered, cast or reduced.
   /// Also lists trainable parameters that are intentionally in no unit, wherever they are in the
@@ -92,7 +95,7 @@ struct Options {
   std::unordered_set<nn::SlotPtr> ignored{};
   /// For plan_units: true allows a unit with both frozen and trainable parameters, which is
   /// otherwise an Error. The frozen parameters of such a unit are gathered for backward with the
-  /// others; in a separate unit they would not be.
+  /// trainable parameters; a separate unit of frozen parameters would not be gathered.
   bool allow_mixed_frozen = false;
   /// For replicate, and for HSDP with one rank in the dimension that shards: gradients are
   /// all-reduced in buckets of at most this many MiB of parameters, and a larger parameter is a
@@ -103,7 +106,7 @@ struct Options {
 /// The options that differ from the default, as C++ source: "{.reshard_after_forward = true}". A
 /// function is shown as "a function".
 std::string to_string(const Options& options);
-/// Writes to_string(options).
+/// Writes to_string(options) to `stream`.
 std::ostream& operator<<(std::ostream& stream, const Options& options);
 
 }  // namespace tessera::fsdp

@@ -16,14 +16,15 @@ namespace tessera::fsdp {
 struct Candidate {
   const std::string& fqn;
   const nn::ModuleBase& module;
-  /// Elements of the parameters in the module and below it that are in no unit yet. A shared
-  /// parameter counts once, in the first module that has it.
+  /// The number of elements of the parameters, in the module and below, that are in no unit yet. A
+  /// shared parameter counts once, in the first module that has the parameter.
   std::int64_t numel;
   const Options& root_options;
 };
 
 /// Decides whether a module becomes a unit: returns the unit's options, or nullopt. plan_units
-/// calls it once for each module, children first. It must return the same on every rank.
+/// calls the policy once for each module, children first. The policy must return the same options
+/// on every rank.
 ///   const fsdp::Policy policy =
 ///       [](const fsdp::Candidate& candidate) -> std::optional<fsdp::Options> {
 ///     if (!candidate.fqn.starts_with("block") || candidate.numel < 100) {
@@ -59,16 +60,17 @@ Policy wrap_class(Options options) {
 /// Chooses modules whose FQN matches a pattern (see nn::matches_fqn), such as "model.layers.*",
 /// with the root's options. plan_units throws Error for a pattern that matches no FQN.
 Policy wrap_named(std::string pattern);
-/// Chooses modules whose FQN matches a pattern, with the given options.
+/// Chooses modules whose FQN matches `pattern` (see nn::matches_fqn), with the given options.
+/// plan_units throws Error for a pattern that matches no FQN.
 Policy wrap_named(std::string pattern, Options options);
 /// Chooses modules with at least `numel` elements that are in no unit yet, with the root's options.
 Policy wrap_larger_than(std::int64_t numel);
-/// A policy with the result of the first of `policies` that returns options.
+/// A policy that returns the result of the first of `policies` that chooses the module.
 Policy first_of(std::vector<Policy> policies);
 
 /// One unit of a wrap plan.
 struct PlannedUnit {
-  std::string fqn;  ///< "" is the root
+  std::string fqn;  ///< the FQN of the unit's module; "" is the root
   Options options;
   std::vector<std::string> parameters;  ///< the FQNs of the unit's parameters
   std::int64_t numel = 0;
@@ -78,9 +80,9 @@ struct PlannedUnit {
 /// The units of a model in the order in which they are applied: children first, the root last.
 using WrapPlan = std::vector<PlannedUnit>;
 
-/// The units that a policy chooses. The root always becomes a unit, with `root_options`. Each
+/// The units that `policy` chooses. The root always becomes a unit, with `root_options`. Each
 /// parameter is in the lowest unit that contains all modules that share the parameter. Modules that
-/// are units already, and modules below them, are left out. Changes nothing and does not
+/// are units already, and modules below such modules, are left out. Changes nothing and does not
 /// communicate. Throws Error for a unit with both frozen and trainable parameters (unless
 /// Options::allow_mixed_frozen is set), for a module that cannot be a unit, and for a parameter
 /// that is shared with a module outside of `root`.
@@ -89,12 +91,12 @@ WrapPlan plan_units(const nn::ModuleBase& root, const Policy& policy,
 
 /// Applies a wrap plan: calls fully_shard for each of its units. Not collective. Throws Error,
 /// before anything is changed, if a parameter of the model that is not ignored is not in exactly
-/// one unit, if the plan names modules or parameters that the model does not have, and in the cases
-/// in which fully_shard does.
+/// one unit, if the plan names modules or parameters that the model does not have, and throws the
+/// errors of fully_shard.
 ///   const fsdp::WrapPlan plan = fsdp::plan_units(*model, fsdp::wrap_class<Block>());
 ///   fsdp::apply_plan(*model, mesh, plan);
 void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& plan);
-/// Like apply_plan above, on the mesh world_mesh(world).
+/// Like apply_plan with a mesh, on the mesh world_mesh(world).
 void apply_plan(nn::ModuleBase& root, const comm::WorldPtr& world, const WrapPlan& plan);
 
 }  // namespace tessera::fsdp

@@ -17,7 +17,7 @@ struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;          ///< decay of the running mean of the gradients
   double beta2 = 0.999;        ///< decay of the running mean of the squared gradients
-  double eps = 1e-8;           ///< added to the root of the second mean
+  double eps = 1e-8;           ///< added to the root of the running mean of the squared gradients
   double weight_decay = 1e-2;  ///< decoupled: parameters are multiplied by 1 - lr * weight_decay
   /// The type of both running means: kFloat or kBFloat16. Running means in bf16 need half the
   /// memory, and are rounded stochastically, without bias. The means of fp64 and complex parameters
@@ -32,8 +32,9 @@ struct AdamWOptions {
 
 /// AdamW (Loshchilov & Hutter 2019) over local shards. One fused kernel call updates all parameters
 /// of a group with the same type and device; shards that are adjacent in memory are updated as one
-/// tensor. On CUDA the library's own kernel handles all types except fp64; it reads the learning
-/// rate, the step and the gradient factor on the device. State: "exp_avg", "exp_avg_sq", "step".
+/// tensor. On CUDA the library's own kernel handles all types except fp64. This kernel reads the
+/// learning rate, the step and the gradient factor on the device. State: "exp_avg", "exp_avg_sq",
+/// "step".
 ///
 /// Parameters narrower than fp32 have fp32 state, unless moment_dtype sets another type. Such
 /// parameters are updated in fp32 and rounded. No fp32 copy is stored between steps (fairseq's
@@ -41,9 +42,9 @@ struct AdamWOptions {
 ///
 /// step() is not collective, unless the layout of a gradient differs from its parameter's (a
 /// pending sum); such gradients are redistributed. Parameters without a gradient are skipped.
-/// Throws Error, before any parameter changes, for a parameter that is not filled, and for one
-/// whose local shard has changed its sizes or device since its first step. Thread safety: one
-/// thread at a time.
+/// Throws Error, before any parameter changes, for a parameter that is not filled, and for a
+/// parameter whose local shard has changed its sizes or device since the parameter's first step.
+/// Thread safety: one thread at a time.
 class AdamW : public GroupedOptimizer<AdamWOptions> {
  public:
   /// Throws Error for invalid options.
@@ -53,7 +54,7 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   AdamW(const nn::ModuleBase& module, AdamWOptions options);
 
  private:
-  /// A group's learning rate on a device, and its value on the host.
+  /// The learning rate of a group as a tensor on a device, and as a number on the host.
   struct Rate {
     std::size_t group;
     double value;
@@ -74,7 +75,7 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0.0;
-  bool nesterov = false;      ///< Nesterov momentum; requires momentum
+  bool nesterov = false;      ///< whether to use Nesterov momentum, which requires momentum
   double weight_decay = 0.0;  ///< L2: weight_decay * parameter is added to the gradient
 };
 

@@ -12,9 +12,10 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// Options of a gradient norm: which norm, over which ranks.
+/// Options of a gradient norm: the order of the norm, and the ranks over which the norm is
+/// computed.
 struct NormOptions {
-  /// p of (sum |x|^p)^(1/p): any p > 0; infinity for max |x|.
+  /// The order p of the norm (sum |x|^p)^(1/p): any p > 0; infinity for max |x|.
   double norm_type = 2.0;
   /// Whether to throw Error, on every rank, if the norm is infinite or NaN. The message names the
   /// parameters. The host then waits for the device.
@@ -26,10 +27,10 @@ struct NormOptions {
   /// Mesh dimensions along which slices of the mesh have different parameters instead of copies:
   /// "pp" for pipeline stages on mesh["dp"] of (pp, dp), "ep" for experts on mesh["edp"] of (ep,
   /// edp). A parameter on such a slice is counted at every coordinate of these dimensions, and only
-  /// at coordinate 0 of the other dimensions that the slice does not have. These are dimension
+  /// at coordinate 0 of the other dimensions that the slice does not have. The names are dimension
   /// names of `over` or of the mesh that was sliced; an unknown name is an Error, on every rank.
   /// Not needed for FSDP's parameters with their own mesh (Options::parameter_mesh), whose slots
-  /// record it.
+  /// record the mesh.
   std::vector<std::string> distinct_along = {};
 };
 
@@ -50,17 +51,17 @@ at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptio
 
 /// Multiplies all gradients by min(1, max_norm / (norm + 1e-6)), where norm is grad_norm(), and
 /// returns the norm before clipping. Collective like grad_norm(). Throws Error for a negative
-/// max_norm, and the Errors of grad_norm(); then no gradient is scaled.
+/// max_norm, and the Errors of grad_norm(); then no gradient is scaled. Equals
 /// torch.nn.utils.clip_grad_norm_.
 at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                            const NormOptions& options = {});
 
-/// The norm that clip_grad_norm_() returns and the factor that it applies, on the device of the
-/// gradients.
+/// The norm and the factor of clip_grad_norm_(), on the device of the gradients.
 struct ClipFactor {
-  at::Tensor norm;    ///< the norm before clipping: plain, 0-d fp32
-  at::Tensor factor;  ///< the factor for the gradients: plain, 0-d fp64. NaN if the norm is not
-                      ///< finite, so that Optimizer::step(factor) skips the step
+  at::Tensor norm;  ///< the norm before clipping: plain, 0-d fp32
+  /// The factor for the gradients: plain, 0-d fp64. NaN if the norm is not finite, so that
+  /// Optimizer::step(factor) skips the step.
+  at::Tensor factor;
 };
 
 /// Computes the norm and the factor of clip_grad_norm_(), but does not change the gradients. Pass

@@ -17,7 +17,8 @@ namespace tessera::optim {
 
 /// Options of GradScaler. The defaults are those of torch.amp.GradScaler.
 struct GradScalerOptions {
-  /// If false, scale() returns the loss unchanged, step() always steps, and nothing is checked.
+  /// Whether the scaler is used. If false, scale() returns the loss unchanged, step() always steps,
+  /// and nothing is checked.
   bool enabled = true;
   double init_scale = 65536.0;
   double growth_factor = 2.0;           ///< multiplies the scale after growth_interval steps
@@ -71,10 +72,10 @@ class GradScaler {
   /// Returns loss * scale().
   at::Tensor scale(const at::Tensor& loss) const;
 
-  /// Makes step() clip the unscaled gradients to a norm of `max_norm`. Returns their norm before
+  /// Makes step() clip the unscaled gradients to a norm of `max_norm`. Returns the norm before
   /// clipping, like optim::clip_grad_norm_; infinite or NaN if a gradient overflowed. Collective
-  /// like optim::clip_grad_norm_. Call it at most once per step, with all parameters that step()
-  /// will update.
+  /// like optim::clip_grad_norm_. To be called at most once per step, with all parameters that
+  /// step() will update.
   at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                              const NormOptions& options = {});
   /// Alternative to clip_grad_norm_(): divides the gradients by the scale now, in place, for code
@@ -107,7 +108,7 @@ class GradScaler {
                             double max_norm, const NormOptions& options = {},
                             const std::function<void(const at::Tensor& norm)>& before_step = {});
 
-  /// The state for saved checkpoints. Counts are numbers of steps.
+  /// The scaler's state for checkpoints. Counts are numbers of steps.
   struct State {
     double scale = 0.0;
     std::int64_t steps_since_overflow = 0;
@@ -116,11 +117,11 @@ class GradScaler {
     friend bool operator==(const State&, const State&) = default;
   };
   const State& state() const { return state_; }
-  /// Restores a state from state(). Throws Error for a scale that is not above 0.
+  /// Restores a state that state() returned. Throws Error for a scale that is not above 0.
   void load_state(const State& state);
 
  private:
-  /// The result of clip_grad_norm_ or unscale_ that step() uses.
+  /// The result of clip_grad_norm_ or unscale_, which step() uses.
   struct Checked {
     bool finite = true;
     double factor = 1.0;  ///< the factor by which step() multiplies the gradients

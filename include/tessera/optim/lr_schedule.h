@@ -17,11 +17,11 @@ Schedule parse_schedule(std::string_view name);
 /// Options of LrSchedule.
 struct LrScheduleOptions {
   Schedule schedule = Schedule::kConstant;
-  std::int64_t warmup = 0;   ///< length of the warm-up in steps
-  std::int64_t steps = 0;    ///< steps of the whole run; required unless the schedule is constant
-  double decay_ratio = 0.2;  ///< the last part of the run in which a kWsd rate falls, as a fraction
-                             ///< of the steps
-  double min_factor = 0;     ///< final rate, as a fraction of the full rate
+  std::int64_t warmup = 0;  ///< length of the warm-up in steps
+  std::int64_t steps = 0;   ///< steps of the whole run; required unless the schedule is constant
+  /// The last part of the run in which a kWsd rate falls, as a fraction of the steps.
+  double decay_ratio = 0.2;
+  double min_factor = 0;  ///< final rate, as a fraction of the full rate
 };
 
 /// Computes the factor of the learning rate at each step, for Optimizer::scale_lr, by the formulas
@@ -39,9 +39,9 @@ class LrSchedule {
   /// Throws Error for negative steps and for fractions outside [0, 1]. A warm-up of at least
   /// `steps` never ends.
   explicit LrSchedule(const LrScheduleOptions& options);
-  /// The factor at a step, a pure function. At and beyond step N it is min_factor, unless the
-  /// schedule is constant or in the warm-up. Throws Error for a step below 0, and if
-  /// LrScheduleOptions::steps is missing for a schedule that is not constant.
+  /// The factor at a step, a pure function. At and beyond step N, the end of the run, the factor is
+  /// min_factor, unless the schedule is constant or in the warm-up. Throws Error for a step below
+  /// 0, and if LrScheduleOptions::steps is missing for a schedule that is not constant.
   double factor(std::int64_t step) const;
 
  private:

@@ -14,11 +14,11 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// The factor of the learning rate for an A x B matrix.
+/// The factor of the learning rate for a matrix with A rows and B columns.
 enum class MuonRate : std::uint8_t {
-  kOriginal,       ///< sqrt(max(1, A / B)), by Keller Jordan
-  kMatchRmsAdamW,  ///< 0.2 sqrt(max(A, B)), by Moonshot AI; for learning rates and weight decay
-                   ///< tuned for AdamW
+  kOriginal,  ///< sqrt(max(1, A / B)), by Keller Jordan
+  /// 0.2 sqrt(max(A, B)), by Moonshot AI; for learning rates and weight decay tuned for AdamW.
+  kMatchRmsAdamW,
 };
 
 /// Options of Muon. The defaults are those of torch.optim.Muon.
@@ -31,18 +31,18 @@ struct MuonOptions {
   int ns_steps = 5;
   double eps = 1e-7;
   MuonRate rate = MuonRate::kOriginal;
-  /// The type of the Newton-Schulz iteration and of the data that is sent for it.
+  /// The type of the Newton-Schulz iteration and of the matrices that are sent for the iteration.
   c10::ScalarType compute_dtype = c10::ScalarType::BFloat16;
 };
 
 /// Muon (Jordan et al. 2024): the update of a matrix is the orthogonal matrix nearest to its
 /// momentum, approximated by five Newton-Schulz steps. Use it for the matrices of hidden layers,
 /// and AdamW for embeddings, the head, norms and biases (see split_for_muon and OptimizerList).
-/// torch.optim.Muon for any sharding on any mesh, with the result of one process.
+/// Like torch.optim.Muon, but for any sharding on any mesh, with the result of one process.
 ///
-/// Each matrix is assigned to one rank of its mesh, replicas included, so that it is orthogonalised
-/// once and the work is balanced. One all-to-all sends each matrix, in compute_dtype, to its rank;
-/// a second one returns the shards. State: "momentum_buffer".
+/// Each matrix is assigned to one rank of its mesh, replicas included, so that the matrix is
+/// orthogonalised once and the work is balanced. One all-to-all sends each matrix, in
+/// compute_dtype, to its rank; a second all-to-all returns the shards. State: "momentum_buffer".
 ///
 /// step(): collective over the meshes of distributed matrices that require a gradient. If a matrix
 /// has a gradient on some ranks only, the gradients of the other ranks are treated as zeros. The

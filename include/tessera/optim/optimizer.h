@@ -35,30 +35,30 @@ class Optimizer : tessera::detail::NoCopy {
   /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`
   /// (a GradScaler uses it to divide by its scale), in the type of the update: fp32 for narrower
   /// parameters. The gradients' values are unspecified afterwards: call zero_grad(). The first step
-  /// compares gradients that must be copies: on a mesh (dp, tp), those of a parameter on mesh["tp"]
-  /// for each coordinate of dp. This comparison is collective over the root meshes of distributed
-  /// parameters, and throws Error if copies differ, because nothing sums them. With TESSERA_DEBUG=1
-  /// every step compares.
+  /// compares gradients that must be copies: on a mesh (dp, tp), the gradients of a parameter on
+  /// mesh["tp"] at all coordinates of dp. This comparison is collective over the root meshes of
+  /// distributed parameters, and throws Error if copies differ, because nothing sums the copies.
+  /// With TESSERA_DEBUG=1 every step compares.
   void step(double gradient_factor = 1.0) {
     check_copies();
     update(gradient_factor);
   }
   /// step() with a factor on a device, such as ClipFactor::factor: plain, 0-d, and the same on
   /// every rank. Each product is rounded to the type of the gradient, as in clip_grad_norm_(). The
-  /// host does not wait for it. If the factor is not finite, AdamW on any device, and each
+  /// host does not wait for the factor. If the factor is not finite, AdamW on any device, and each
   /// optimizer of this library for parameters on a CPU, changes neither parameters nor state. An
-  /// Ema updates its averages all the same.
+  /// Ema updates its averages even then.
   void step(const at::Tensor& gradient_factor) {
     check_copies();
     update_scaled(gradient_factor);
   }
-  /// Clears the gradients, and the gradients that FSDP has accumulated but not reduced. Not
+  /// Clears the gradients, including the gradients that FSDP has accumulated but not reduced. Not
   /// collective.
   void zero_grad();
-  /// The parameters, each once; for clip_grad_norm_.
+  /// All parameters of the optimizer, each once, for example for clip_grad_norm_.
   virtual const std::vector<nn::SlotPtr>& parameters() const = 0;
-  /// Sets the learning rate of each group to `factor` times its options' lr; for example with
-  /// LrSchedule::factor().
+  /// Sets the learning rate of each group to `factor` times the lr in the group's options; for
+  /// example with LrSchedule::factor().
   virtual void scale_lr(double factor) = 0;
   /// The optimizer state, for a checkpoint to save, or to load before the next step. Missing state
   /// is created as zeros. Frozen parameters have no state. Not collective. Throws Error for
@@ -67,7 +67,8 @@ class Optimizer : tessera::detail::NoCopy {
 
  private:
   virtual void update(double gradient_factor) = 0;
-  /// step() with a factor on a device. By default multiplies the gradients in place first.
+  /// Implements step() with a factor on a device. By default multiplies the gradients in place
+  /// before the step.
   virtual void update_scaled(const at::Tensor& gradient_factor);
   void check_copies();
 
@@ -141,10 +142,10 @@ class Ema final : public Optimizer {
 
   std::shared_ptr<Optimizer> inner_;
   double decay_;
-  std::vector<at::Tensor> averages_;  ///< the average of each of parameters(); undefined for frozen
-                                      ///< parameters
-  bool swapped_ = false;              ///< whether the parameters currently have the averages'
-                                      ///< values
+  /// The average of each parameter, in the order of parameters(); undefined for frozen parameters.
+  std::vector<at::Tensor> averages_;
+  /// Whether the parameters currently have the values of the averages.
+  bool swapped_ = false;
 };
 
 }  // namespace tessera::optim

@@ -36,9 +36,9 @@ struct Batch {
   /// For each tensor, the index of its parameter in Optimizer::parameters(). If adjacent shards of
   /// several parameters are joined to one tensor, the index of the first parameter.
   std::vector<std::size_t> shards = {};
-  /// Plain, 0-d fp64, on the device of the batch: the factor by which update_batch() multiplies the
-  /// gradients if takes_gradient_factor(). Undefined: 1. If the factor is not finite,
-  /// update_batch() must change nothing: the step counters have not counted the step.
+  /// The factor by which update_batch() multiplies the gradients if takes_gradient_factor(): plain,
+  /// 0-d fp64, on the device of the batch. Undefined: 1. If the factor is not finite,
+  /// update_batch() must change nothing, because the step counters have not counted the step.
   at::Tensor gradient_factor = {};
 };
 
@@ -86,24 +86,25 @@ class SlotOptimizer : public Optimizer {
   /// Updates all shards of a step, after all checks; by default in batches. Override it in
   /// optimizers that need whole tensors, such as Muon. If it communicates, step() is collective.
   virtual void update_shards(const std::vector<ShardUpdate>& shards, const GradientFactor& factor);
-  /// Multiplies the gradients of the shards in place, by a factor on a device.
+  /// Multiplies the gradients of the shards in place by a 0-d tensor on a device.
   static void scale_gradients(const std::vector<ShardUpdate>& shards, const at::Tensor& factor);
   /// Whether a parameter without a gradient takes part in a step.
   virtual bool updates_without_gradient(const at::Tensor& /*parameter*/) const { return false; }
-  /// The type of the state for a local shard of `group`. By default fp32 if the shard is narrower,
-  /// otherwise the shard's type.
+  /// The type of the optimizer state for a local shard of `group`. By default fp32 if the shard is
+  /// narrower than fp32, otherwise the type of the shard.
   virtual c10::ScalarType state_dtype(std::size_t group, c10::ScalarType parameter) const;
 
-  /// The state of a local shard.
+  /// The optimizer state of one local shard.
   struct State {
     std::vector<at::Tensor> tensors;  ///< the state tensors, one for each state name
-    at::Tensor step;                  ///< the step counter: 0-d fp32, on the shard's device;
-                                      ///< undefined if steps are not counted
-    std::uint64_t history = 0;  ///< identifies the last value of `step` that was read, and the
-                                ///< steps since then: where `history` is equal, `step` is too
-    std::uint32_t writes = 0;   ///< the version of `step` that `history` corresponds to
+    /// The step counter: 0-d fp32, on the shard's device; undefined if steps are not counted.
+    at::Tensor step;
+    /// Identifies the last value of `step` that was read, and the steps since then: where `history`
+    /// is equal, `step` is too.
+    std::uint64_t history = 0;
+    std::uint32_t writes = 0;  ///< the version of `step` that `history` corresponds to
   };
-  /// The state of a parameter that an earlier step has updated.
+  /// The state of a parameter. Requires that an earlier step has updated the parameter.
   State& state_of(std::size_t parameter) { return states_[parameter]; }
   const State& state_of(std::size_t parameter) const { return states_[parameter]; }
   std::size_t group_of(std::size_t parameter) const { return group_of_[parameter]; }
@@ -138,13 +139,12 @@ class SlotOptimizer : public Optimizer {
   bool counts_steps_;
 };
 
-/// Deprecated name of SlotOptimizer.
+/// The former name of SlotOptimizer.
 using BatchedOptimizer
     [[deprecated("leave it out: GroupedOptimizer<Options> updates in batches")]] = SlotOptimizer;
 
 /// SlotOptimizer with options for each group; Options needs a member `lr`. Example of a
-/// user-defined optimizer (compiled and run by OptimizerExample in
-/// tests/optim/optimizer_test.cpp):
+/// user-defined optimizer (compiled and run by OptimizerExample in tests/optim/optimizer_test.cpp):
 ///
 ///   struct SignSgdOptions { double lr = 1e-3; };
 ///
@@ -161,13 +161,13 @@ using BatchedOptimizer
 ///     }
 ///   };
 ///
-/// The second template parameter has no effect; it is for source compatibility with version 0.2.
+/// The second template parameter has no effect; it keeps source code for version 0.2 valid.
 template <class Options, class = void>
 class GroupedOptimizer : public SlotOptimizer {
  public:
   std::size_t groups() const { return options_.size(); }
-  /// A group's options, which may be changed between steps. A step throws Error for an lr that is
-  /// negative or not finite.
+  /// The options of a group, which may be changed between steps. A step throws Error for an lr that
+  /// is negative or not finite.
   Options& options(std::size_t group = 0) {
     check_group(group);
     return options_[group];

@@ -1,5 +1,5 @@
-// Compares the calls of ranks for groups whose back end does not compare them itself (Gloo, NCCL):
-// see agree_on_calls().
+// Compares the calls of ranks for groups whose back end (Gloo, NCCL) does not compare calls: see
+// agree_on_calls().
 
 #include <ATen/core/Tensor.h>
 #include <algorithm>
@@ -30,14 +30,14 @@ namespace tessera::comm {
 /// The calls of one rank since the ranks last compared their calls.
 class CallHistory {
  public:
-  /// `call`: for example "all_gather for unit 'head'".
+  /// Adds a call, for example "all_gather for unit 'head'".
   void add(std::string call);
 
   std::uint64_t count() const { return count_; }
-  /// A hash of all calls, in order; the same in every process.
+  /// A hash of all calls, in order. Equal calls give equal hashes in every process.
   std::uint64_t hash() const { return hash_; }
-  /// The first 4096 calls. A longer history is compared by its hash only, so an error can name a
-  /// call only among these.
+  /// The first 4096 calls. An error can name a call only among these, because a longer history is
+  /// compared only by its hash.
   const std::vector<std::string>& calls() const { return calls_; }
   /// The last call; "no call" if there is none.
   const std::string& last() const { return last_; }
@@ -49,30 +49,31 @@ class CallHistory {
   std::string last_ = "no call";
 };
 
-/// Compares the histories of all ranks of `group`; `ranks` are their numbers in messages. Returns
-/// "" if they are equal; else a text such as "call 3 is all_gather for unit 'b' on this rank,
-/// all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
+/// Compares the histories of all ranks of `group`; `ranks` are the numbers of the ranks in
+/// messages. Returns "" if the histories are equal; otherwise a text such as "call 3 is all_gather
+/// for unit 'b' on this rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks);
 
-/// Records in `call` that it has returned, and later when the first wait for `work` began and
+/// Records in `call` that the call has returned, and later when the first wait for `work` began and
 /// ended. Returns `work` itself if there is no recorder (`call` is nullptr).
 WorkPtr timed(const TrafficCounterPtr& traffic, const CollectiveCallPtr& call, WorkPtr work);
 
 }  // namespace tessera::comm
 
-// The calls of a rank since the ranks last compared them: a hash of all calls and the texts of the
-// first ones. The hashes decide whether the calls differ; the texts are for the message.
+// The calls of a rank since the ranks last compared their calls: a hash of all calls, and the texts
+// of the first calls. The hashes decide whether the calls differ; the texts are for the message.
 namespace tessera::comm {
 namespace {
 
-/// Limits the memory if the ranks never compare their calls. An iteration of FSDP makes far fewer
-/// calls.
+/// The number of stored calls, which limits the memory if the ranks never compare their calls. An
+/// iteration of FSDP makes far fewer calls.
 constexpr std::size_t kStoredCalls = 4096;
 
 using Calls = std::vector<std::string>;
 
-/// The stored calls of each rank, sent as one text with a zero byte after each call.
+/// The stored calls of each rank. A rank sends its calls as one text with a zero byte after each
+/// call.
 std::vector<Calls> gather_calls(Communicator& group, const Calls& own) {
   std::string text;
   for (const std::string& call : own) {
@@ -88,7 +89,7 @@ std::vector<Calls> gather_calls(Communicator& group, const Calls& own) {
   return result;
 }
 
-/// The call at `position`; "nothing" for a rank with fewer calls.
+/// The call of a rank at `position`; "nothing" for a rank with fewer calls.
 const std::string& call_at(const Calls& calls, std::size_t position) {
   static const std::string nothing = "nothing";
   return position < calls.size() ? calls[position] : nothing;
@@ -125,7 +126,8 @@ void CallHistory::add(std::string call) {
 
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks) {
-  // Exchanges hashes first, because calls are usually equal and then their texts need not be sent.
+  // Hashes are exchanged first, because calls are usually equal, and then the texts need not be
+  // sent.
   const auto all = gather_values(
       group, c10::kCPU,
       {std::bit_cast<std::int64_t>(history.hash()), static_cast<std::int64_t>(history.count())});
@@ -139,7 +141,8 @@ std::string first_difference(const CallHistory& history, Communicator& group,
     return detail::concat("those after the first ", kStoredCalls);
   }
   const std::string& here = call_at(calls[static_cast<std::size_t>(group.rank())], position);
-  // Ranks are grouped by call, so that the message names a call once, with all ranks that made it.
+  // Ranks are grouped by call, so that the message names each call once, with all ranks that made
+  // the call.
   std::map<std::string, std::vector<int>> elsewhere;
   for (std::size_t rank = 0; rank < calls.size(); ++rank) {
     const std::string& there = call_at(calls[rank], position);
@@ -200,8 +203,9 @@ WorkPtr timed(const TrafficCounterPtr& traffic, const CollectiveCallPtr& call, W
 
 }  // namespace tessera::comm
 
-// The wrapper of every group of a world. It checks arguments and counts calls, so back ends see
-// only calls that are valid on this rank, and contain neither argument checks nor counters.
+// The wrapper of every group of a world, which checks arguments and counts calls. Therefore back
+// ends receive only calls that are valid on this rank, and contain neither argument checks nor
+// counters.
 namespace tessera::comm {
 namespace {
 
@@ -254,8 +258,8 @@ class RecordedWork final : public Work {
 
 /// Every method checks, counts, records and forwards the call; see make_checked_communicator(). The
 /// argument check is first, so that a call with an invalid argument is neither counted nor sent to
-/// other ranks. Then the call is counted and recorded. With TESSERA_DEBUG the ranks then compare
-/// the call, which is itself collective. Then the call is made.
+/// other ranks. With TESSERA_DEBUG the ranks compare the call before it is forwarded; the
+/// comparison is collective.
 class CheckedCommunicator final : public Communicator {
  public:
   CheckedCommunicator(CommunicatorPtr inner, GroupInfo group, TrafficCounterPtr traffic,
@@ -346,7 +350,7 @@ class CheckedCommunicator final : public Communicator {
     check_tensor("broadcast", tensor, "tensor");
     TESSERA_CHECK(root >= 0 && root < size(), describe(group_, "broadcast"), ": root ", root,
                   " is outside the group; pass a rank of the group, 0 to ", size() - 1);
-    // In a broadcast only the root sends bytes.
+    // Only the root of a broadcast sends bytes.
     return watched("broadcast", root == rank() ? input_bytes(tensor) : 0,
                    [&] { return inner_->broadcast(tensor, root); });
   }
@@ -360,7 +364,7 @@ class CheckedCommunicator final : public Communicator {
     });
   }
   void any_rank(std::span<std::uint8_t> flags) override {
-    // The flags are on the host, and NCCL does not accept host tensors.
+    // The flags are exchanged between the hosts, because NCCL does not accept host tensors.
     if (hosts_ != nullptr) {
       check_open("any_rank");
       hosts_->get().any_rank(flags);
@@ -376,7 +380,7 @@ class CheckedCommunicator final : public Communicator {
       group_.watch->world().give_up();
     }
     if (hosts_ != nullptr) {
-      hosts_->abort();  // first, because it takes no time
+      hosts_->abort();  // first, because this abort takes no time
     }
     inner_->abort();
   }
@@ -425,7 +429,7 @@ class CheckedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
  private:
-  /// Counts and records a call before it is made, so a call that throws counts as well.
+  /// Counts and records a call before the call is made, so that a call that throws counts as well.
   template <class Start>
   WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
     check_open(collective);
@@ -440,7 +444,7 @@ class CheckedCommunicator final : public Communicator {
     return work;
   }
 
-  /// Records the call in the flight record, from its beginning to its end.
+  /// Records a call in the flight record, from the beginning of the call to its end.
   template <class Start>
   WorkPtr recorded(const char* collective, Start&& start) {
     if (group_.watch == nullptr) {
@@ -533,11 +537,11 @@ class CheckedCommunicator final : public Communicator {
                   " elements; give one count >= 0 per rank that sum to the elements");
   }
 
-  /// With TESSERA_DEBUG, compares the call's purpose between the ranks. A back end without
-  /// comparisons would otherwise write one rank's bytes to a place where another rank expects
-  /// different ones. Collective, and not counted.
+  /// With TESSERA_DEBUG, compares the purpose of a call between the ranks. A back end without
+  /// comparisons would otherwise write the bytes of one rank to a place where another rank expects
+  /// other bytes. Collective, and not counted.
   void compare_purposes(const char* collective, const at::Tensor& like) {
-    // Uses `inner_` directly, because a call through this wrapper would be counted.
+    // `inner_` is called directly, because a call through this wrapper would be counted.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {
       return;
     }
@@ -550,17 +554,17 @@ class CheckedCommunicator final : public Communicator {
     }
   }
 
-  // The back end.
+  // The back end of the group.
   CommunicatorPtr inner_;
   GroupInfo group_;
   TrafficCounterPtr traffic_;
-  // nullptr if the back end compares each call itself.
+  // The group that compares calls; nullptr if the back end compares each call itself.
   std::unique_ptr<LazyHostGroup> hosts_;
   bool compares_purposes_ = detail::debug_checks();
-  /// Set by shutdown(), while another thread may use the group.
+  /// Whether shutdown() was called. Atomic, because another thread may use the group.
   std::atomic<bool> ended_ = false;
-  // The calls since the last agree_on_calls(). Recorded only if there is a group in which to
-  // compare them.
+  // The calls since the last agree_on_calls(). Recorded only if there is a group that compares
+  // calls.
   CallHistory history_;
 };
 

@@ -1,4 +1,4 @@
-// The layer between a world's groups and their back ends. Custom communicators that a program
+// The layer between the groups of a world and their back ends. Custom communicators that a program
 // passes to a mesh are not wrapped again, because they usually use groups that are wrapped.
 
 #pragma once
@@ -14,11 +14,11 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// Makes the wrapper of a communicator that a World makes. It checks the arguments of each call, so
-/// that an invalid call throws before any byte is moved; counts the call in `traffic`, unless the
-/// group has one rank; and forwards it to `inner`. `hosts`: the group over which agree_on_calls()
-/// compares the calls with a purpose; nullptr if `inner` compares each call itself. Every message
-/// contains the group's name and its world ranks.
+/// Makes the wrapper of a communicator that a World makes. The wrapper checks the arguments of each
+/// call, so that an invalid call throws before any byte is moved; counts the call in `traffic`,
+/// unless the group has one rank; and forwards the call to `inner`. `hosts`: the group over which
+/// agree_on_calls() compares the calls with a purpose; nullptr if `inner` compares each call
+/// itself. Every message contains the name of the group and its world ranks.
 CommunicatorPtr make_checked_communicator(CommunicatorPtr inner, GroupInfo group,
                                           TrafficCounterPtr traffic,
                                           std::unique_ptr<LazyHostGroup> hosts = nullptr);

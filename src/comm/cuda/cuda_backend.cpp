@@ -49,15 +49,15 @@ std::string cudnn_warning(const LibraryVersions& versions) {
 
 }  // namespace tessera::comm
 
-// How libtessera_cuda.so is loaded: once, at the first request for a GPU. A program that computes
-// on the CPU never maps CUDA's libraries.
+// libtessera_cuda.so is loaded once, at the first request for a GPU, so that a program on the CPU
+// never maps CUDA's libraries.
 namespace tessera::comm {
 namespace {
 
 constexpr auto kLibrary = "libtessera_cuda.so." TESSERA_SOVERSION;
 
-/// Throws an Error that says which of four things is missing: the library, a matching version of
-/// the library, CUDA support in libtorch, or a GPU.
+/// Loads libtessera_cuda.so. Throws an Error that says which of four things is missing: the
+/// library, a matching version of the library, CUDA support in libtorch, or a GPU.
 const CudaBackend& load() {
   const std::string path = detail::library_beside(reinterpret_cast<const void*>(&load), kLibrary);
   // The library is never unloaded, because its kernels and operators stay registered.
@@ -89,12 +89,13 @@ const CudaBackend& cuda_backend() {
 
 }  // namespace tessera::comm
 
-// Lanes on a CPU, and the choice of lanes by device. CUDA's lanes are in cuda/cuda_streams.cpp.
+// The lanes of a CPU, and the choice of lanes by device. The lanes of a GPU are in
+// cuda/cuda_streams.cpp.
 namespace tessera::comm {
 namespace {
 
-/// The lanes of a CPU. Work is done when its call returns, so every event has already passed and is
-/// nullptr.
+/// The lanes of a CPU. Work on a CPU is done when its call returns, so every event has already
+/// passed and is nullptr.
 class HostStreams final : public Streams {
  public:
   StreamEventPtr record(Lane) override { return nullptr; }
@@ -140,7 +141,7 @@ void Streams::end_scope() {
 }
 
 StreamsPtr make_streams(c10::Device device) {
-  // Loads libtessera_cuda.so if it is not loaded yet.
+  // This call loads libtessera_cuda.so if the library is not loaded yet.
   if (device.is_cuda()) {
     return cuda_backend().make_streams(device.index());
   }

@@ -29,7 +29,7 @@ LibraryVersions versions() {
   return versions;
 }
 
-/// The table that cuda_backend() finds.
+/// The function table that cuda_backend() finds in libtessera_cuda.so.
 constexpr CudaBackend kBackend{device_count,           set_device,          versions,
                                make_nccl_communicator, detail::nccl_record, make_cuda_streams};
 

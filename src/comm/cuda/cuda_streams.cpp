@@ -26,11 +26,11 @@ class CudaEvent final : public StreamEvent {
   std::shared_ptr<at::cuda::CUDAEvent> event_;
 };
 
-/// The lanes of a GPU. Used by the thread of forward and by the thread of backward, which never run
-/// at the same time; LaneScope checks this.
+/// The lanes of a GPU. The thread of forward and the thread of backward use the lanes, but never at
+/// the same time; LaneScope checks this.
 class CudaStreams final : public Streams {
  public:
-  // Collectives use high-priority streams, so that they start as soon as their input is ready and
+  // Collectives use high-priority streams, so that they start as soon as their input is ready, and
   // not after the kernels that are queued in the compute lane.
   explicit CudaStreams(c10::DeviceIndex device)
       : device_(device),
@@ -42,7 +42,8 @@ class CudaStreams final : public Streams {
 
   void wait(Lane lane, const StreamEventPtr& event) override {
     if (event != nullptr) {
-      // Every event passed to this class was made by record() of a CudaStreams.
+      // The cast is safe, because every event passed to this class was made by record() of a
+      // CudaStreams.
       static_cast<CudaEvent&>(*event).block(stream(lane));
     }
   }
@@ -77,8 +78,8 @@ class CudaStreams final : public Streams {
       case Lane::kCompute:
         break;
     }
-    // The compute lane is the stream that is current outside of a LaneScope, even if this is called
-    // within one.
+    // The compute lane is the stream that is current outside of a LaneScope, even if this function
+    // is called within a LaneScope.
     return compute_ ? *compute_ : c10::cuda::getCurrentCUDAStream(device_);
   }
 
@@ -86,7 +87,7 @@ class CudaStreams final : public Streams {
   CUDAStream all_gather_;
   CUDAStream reduce_scatter_;
   CUDAStream all_reduce_;
-  /// within a LaneScope: the stream that was current outside
+  /// within a LaneScope, the stream that was current before the scope
   std::optional<CUDAStream> compute_;
 };
 

@@ -1,4 +1,4 @@
-// NCCL groups. Part of libtessera_cuda.so: see cuda_backend.h.
+// NCCL groups, a part of libtessera_cuda.so: see cuda_backend.h.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -31,13 +31,14 @@
 
 namespace tessera::comm {
 
-/// NCCL's report of a communicator's health. It is separate from the group, so that the watchdog,
-/// which reads it, does not own the group; the group owns the watchdog. Thread safe.
+/// The report of NCCL on the health of a communicator. Separate from the group, because the
+/// watchdog reads the report but must not own the group: the group owns the watchdog. Thread safe.
 class NcclHealth {
  public:
   /// Throws Error for an error that NCCL has found since the last call, such as a lost connection.
   void check() const;
-  /// Sets the communicator to check. Without one (nullptr) the state counts as healthy.
+  /// Sets the communicator to check. nullptr: there is no communicator, and the state counts as
+  /// healthy.
   void set_communicator(ncclComm_t communicator);
 
  private:
@@ -45,34 +46,36 @@ class NcclHealth {
   ncclComm_t communicator_ = nullptr;
 };
 
-/// c10d's process group for NCCL, from its set-up to its end. Thread safe.
+/// The process group of c10d for NCCL, from its set-up to its end. Thread safe.
 class NcclGroup {
  public:
-  /// Makes the process group. Collective. `parent`: see NcclPlace; nullptr for none.
+  /// Makes the process group. Collective. `parent`: see NcclPlace; nullptr if there is no parent.
   NcclGroup(const detail::StorePtr& store, GroupInfo info, int device, const NcclGroup* parent);
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
-  /// Does not clean up a group that was not ended: c10d's destructor needs CUDA, and this
-  /// destructor may run when the process ends. The system cleans up instead.
+  /// Does not clean up a group that was not ended: the destructor of c10d needs CUDA, and this
+  /// destructor may run when the process ends. The operating system then cleans up.
   ~NcclGroup();
 
   const GroupInfo& info() const { return info_; }
   int device() const { return device_; }
-  /// The process group. Throws Error once the group has ended.
+  /// The process group of c10d. Throws Error once the group has ended.
   detail::NcclProcessGroupPtr get() const;
   const std::shared_ptr<NcclHealth>& health() const { return health_; }
 
   /// Closes the communicator together with all ranks of the group. If a rank fails or does not call
-  /// it within `patience`, aborts and throws PeerError. Does nothing once the group has ended.
+  /// shutdown() within `patience`, aborts and throws PeerError. Does nothing once the group has
+  /// ended.
   void shutdown(std::chrono::milliseconds patience);
   /// Ends the group without the other ranks. Errors of NCCL are ignored.
   void abort();
 
  private:
-  /// Takes ownership of the process group; nullptr if it was taken before.
+  /// Takes ownership of the process group out of this object; nullptr if the process group was
+  /// taken before.
   detail::NcclProcessGroupPtr take();
 
-  // Silences libtorch's own watchdog, which logs pages about an error that this library reports in
+  // Silences the watchdog of libtorch, which logs pages about an error that this library reports in
   // one line.
   const detail::QuietLog quiet_;
   GroupInfo info_;
@@ -92,20 +95,20 @@ using detail::NcclProcessGroup;
 using detail::NcclProcessGroupPtr;
 using std::chrono::milliseconds;
 
-/// Added to the time-out for NCCL, so that this library's time-out is first: NCCL does not know
-/// which ranks are missing.
+/// Added to the time-out for NCCL, so that the time-out of this library is first: NCCL cannot name
+/// the missing ranks.
 constexpr std::chrono::seconds kNcclPatience{30};
 
 /// Disables libtorch's error handling, which prints pages without naming the call when it ends a
-/// process; this library's watchdog prints one line. libtorch reads the setting when a process
-/// group is made. `done` makes this run once in a process.
+/// process; the watchdog of this library prints one line. libtorch reads the setting when a process
+/// group is made. The variable `done` makes the code run once in a process.
 void leave_errors_to_the_watchdog() {
   static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   static_cast<void>(done);
 }
 
-/// The place of this group in a split. The groups of one split are disjoint, so the first rank
-/// identifies a group.
+/// The place of a group in a split of the parent group. The groups of one split are disjoint, so
+/// the first rank identifies a group.
 detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
   return {.rank = info.rank,
           .size = info.size(),
@@ -116,8 +119,8 @@ detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) 
           .color = info.ranks.front()};
 }
 
-/// Runs `end` on a separate thread, because it is known to hang. A hanging thread keeps the process
-/// group alive.
+/// Runs the function `end` of a process group on a separate thread, because the function may hang.
+/// A hanging thread keeps the process group alive.
 std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*end)(),
                             int device) {
   std::packaged_task<void()> task([group = std::move(group), end, device]() mutable {
@@ -130,8 +133,8 @@ std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*
   return done;
 }
 
-/// Returns false if the group's shutdown did not return within `patience`. Throws what the shutdown
-/// or `check` throws.
+/// Shuts down a process group. Returns false if the shutdown did not return within `patience`.
+/// Throws the errors of the shutdown and of `check`.
 bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds patience,
                         const std::function<void()>& check) {
   constexpr milliseconds kLook{50};
@@ -146,8 +149,8 @@ bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds pati
   return false;
 }
 
-/// Aborts the group and waits a while for it. Errors stay on the separate thread, because the group
-/// is abandoned and this may run in a destructor.
+/// Aborts the group and waits for a limited time. Errors stay on the separate thread, because the
+/// group is abandoned and this function may run in a destructor.
 void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   constexpr milliseconds kPatience{2000};
   begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
@@ -180,7 +183,8 @@ NcclGroup::NcclGroup(const detail::StorePtr& store, GroupInfo info, int device,
   leave_errors_to_the_watchdog();
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   process_group_ = detail::make_nccl_group(store, place_of(info_, parent));
-  // Connects the GPUs now, so that a failure occurs in this set-up and not in the first collective.
+  // The GPUs are connected now, so that a failure occurs in this set-up and not in the first
+  // collective.
   detail::connect_gpu(*process_group_,
                       at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
   health_->set_communicator(detail::communicator_of(*process_group_));
@@ -239,10 +243,10 @@ namespace {
 
 using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 
-/// A flat view of `tensor` for collectives that only move data, in the widest type that NCCL knows
-/// and that fits the elements. NCCL knows neither complex numbers nor 16-bit integers. Only 1-byte
-/// elements are sent as bytes. The type depends only on the tensor's type, so that all ranks call
-/// NCCL with the same type.
+/// A flat view of `tensor` for collectives that only move data, in the widest type that NCCL
+/// supports and that fits the elements. NCCL supports neither complex numbers nor 16-bit integers.
+/// Only 1-byte elements are sent as bytes. The type of the view depends only on the type of the
+/// tensor, so that all ranks call NCCL with the same type.
 at::Tensor as_moved(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.view({-1});
   switch (tensor.element_size()) {
@@ -279,7 +283,7 @@ std::vector<std::int64_t> counts_as_moved(std::span<const std::int64_t> counts,
   return moved;
 }
 
-/// Flat views of the tensors, because shapes do not matter to a collective.
+/// Flat views of the tensors. A collective does not need the shapes.
 std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> flat;
   for (const at::Tensor& tensor : tensors) {
@@ -299,15 +303,15 @@ std::string nccl_text(const std::exception& error) {
   return text;
 }
 
-/// A running NCCL collective. wait() makes the current stream wait for NCCL's stream; the calling
-/// thread continues.
+/// A running NCCL collective. wait() makes the current stream wait for the stream of NCCL; the
+/// calling thread continues.
 class NcclWork final : public Work {
  public:
   NcclWork(NcclGroupPtr group, std::string collective, detail::GroupWorkPtr work)
       : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
 
   void wait() override {
-    // The calling thread's current GPU may be another one.
+    // The device is set, because another GPU may be current on the calling thread.
     const auto device = static_cast<c10::DeviceIndex>(group_->device());
     const c10::cuda::CUDAGuard guard(device);
     try {
@@ -316,7 +320,7 @@ class NcclWork final : public Work {
       throw PeerError(describe(group_->info(), collective_.c_str()) + ": " + nccl_text(error) +
                       "; look for the first error among the other ranks");
     }
-    // NCCL's own event is not accessible, so this event is recorded after it: the current stream
+    // The event of NCCL is not accessible, so this event is recorded in the current stream, which
     // already waits for NCCL.
     if (!detail::is_captured()) {
       reached_ = event_pool().take(device);
@@ -328,8 +332,8 @@ class NcclWork final : public Work {
     if (reached_ == nullptr) {
       return nullptr;
     }
-    // The watchdog's thread runs this. It must set the GPU, because otherwise it would create a
-    // CUDA context on GPU 0.
+    // The thread of the watchdog runs this function, which must set the GPU: otherwise it would
+    // create a CUDA context on GPU 0.
     return [event = reached_, health = group_->health(), device = group_->device()] {
       const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
       const bool done = event->query();
@@ -347,9 +351,9 @@ class NcclWork final : public Work {
   std::shared_ptr<at::cuda::CUDAEvent> reached_;
 };
 
-/// c10d's process group for NCCL, with one communicator for each group and GPU. It does not compare
-/// calls: ranks that call different collectives hang until the time-out, unless agree_on_calls()
-/// finds the difference.
+/// A communicator over c10d's process group for NCCL, with one NCCL communicator for each group and
+/// GPU. Does not compare calls: ranks that call different collectives hang until the time-out,
+/// unless agree_on_calls() finds the difference.
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(NcclGroupPtr group)
@@ -419,7 +423,7 @@ class NcclCommunicator final : public Communicator {
                [&](auto& group) { return detail::start_broadcast(group, moved, root); });
   }
 
-  // The memory pool registers its memory with the communicator, which must therefore exist.
+  // The memory pool registers its memory with the NCCL communicator, which must therefore exist.
   at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
     const at::Device device = options.device();
     if (!device.is_cuda() ||
@@ -429,8 +433,8 @@ class NcclCommunicator final : public Communicator {
     return guarded("allocate", [&](auto& group) { return group.allocateTensor(numel, options); });
   }
 
-  /// The host waits and checks the other ranks meanwhile, because c10d's barrier would wait forever
-  /// for a dead rank.
+  /// Waits on the host and checks the other ranks meanwhile, because the barrier of c10d would wait
+  /// forever for a dead rank.
   void barrier() override {
     constexpr std::chrono::microseconds kNap{50};
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(group_->device()));
@@ -451,14 +455,15 @@ class NcclCommunicator final : public Communicator {
   const NcclGroup& group() const { return *group_; }
 
  private:
-  // The Work stores the collective's name, for messages about errors that appear only later.
+  // The Work stores the name of the collective for messages, because errors may appear later than
+  // the call.
   template <class Start>
   WorkPtr run(const char* collective, Start&& start) {
     return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),
                                       guarded(collective, start));
   }
 
-  /// Calls `ask` with the process group and converts its errors into the library's.
+  /// Calls `ask` with the process group, and converts errors of c10d into errors of this library.
   template <class Ask>
   std::invoke_result_t<Ask&, detail::NcclProcessGroup&> guarded(const char* what, Ask&& ask) {
     const detail::NcclProcessGroupPtr group = group_->get();
@@ -474,7 +479,7 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  // The process group is shared with the Works, which may outlive this object.
+  // The process group is shared with the Works, which may outlive the communicator.
   NcclGroupPtr group_;
 };
 
@@ -482,7 +487,7 @@ class NcclCommunicator final : public Communicator {
 
 CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const NcclPlace& place) {
-  // The cast is safe, because every parent was made by this function.
+  // The cast is safe, because every parent was made by make_nccl_communicator().
   const auto* parent = static_cast<const NcclCommunicator*>(place.parent.get());
   try {
     return std::make_shared<NcclCommunicator>(std::make_shared<NcclGroup>(

@@ -1,5 +1,5 @@
 // Collectives of CUDA tensors over a communicator of the host, for several ranks on one GPU, as in
-// tests on one device. Each collective costs two copies and a wait for the current stream.
+// tests with one GPU. Each collective costs two copies and a wait for the current stream.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -15,15 +15,15 @@
 namespace tessera::comm {
 namespace {
 
-/// An uninitialised host tensor like `tensor`; pinned if `tensor` is on a GPU, so that copies to
-/// the device are asynchronous.
+/// An uninitialised host tensor with the sizes and type of `tensor`; pinned if `tensor` is on a
+/// GPU, so that copies to the GPU are asynchronous.
 at::Tensor host_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(),
                    tensor.options().device(at::kCPU).pinned_memory(tensor.is_cuda()));
 }
 
-/// Copies `tensor` to the host. Blocks until the current stream has made the data and the copy is
-/// complete, because the host's collective starts at once.
+/// Copies `tensor` to the host. Blocks until the current stream has computed the data and the copy
+/// is complete, because a collective on the host starts at once.
 at::Tensor to_host(const at::Tensor& tensor) {
   at::Tensor host = host_like(tensor);
   host.copy_(tensor);
@@ -49,8 +49,8 @@ class StagedWork final : public Work {
     work_->wait();
     work_.reset();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    // A host tensor may be destroyed before its copy has run, because the pinned-memory allocator
-    // reuses the memory only after the copy.
+    // A host tensor may be destroyed before its copy to the GPU has run, because the pinned-memory
+    // allocator reuses the memory only after the copy.
     for (std::size_t i = 0; i < hosts_.size(); ++i) {
       devices_[i].copy_(hosts_[i], /*non_blocking=*/true);
     }
@@ -118,7 +118,7 @@ class StagedCommunicator final : public Communicator {
     return back(host_->broadcast(result, root), result, tensor);
   }
 
-  // The inner communicator implements the calls below.
+  // The calls below are forwarded to the inner communicator.
   void set_purpose(std::string purpose) override { host_->set_purpose(std::move(purpose)); }
   bool compares_calls() const override { return host_->compares_calls(); }
   void barrier() override { host_->barrier(); }
@@ -129,7 +129,7 @@ class StagedCommunicator final : public Communicator {
   std::string name() const override { return host_->name() + " (staged)"; }
 
  private:
-  // The result is in `host`; wait() copies it to `device`.
+  // The collective writes its result into `host`; wait() copies the result to `device`.
   static WorkPtr back(WorkPtr work, at::Tensor host, at::Tensor device) {
     return std::make_shared<StagedWork>(std::move(work), std::vector{std::move(host)},
                                         std::vector{std::move(device)});

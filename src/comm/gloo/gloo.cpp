@@ -25,20 +25,22 @@
 
 namespace tessera::comm {
 
-/// Whether libtorch's Gloo implements this all-reduce. Other all-reduces are an all-gather and a
-/// local sum.
+/// Whether libtorch's Gloo implements an all-reduce of this type and operator. Other all-reduces
+/// are an all-gather and a local sum.
 bool gloo_reduces(at::ScalarType type, ReduceOp op);
 
-// The functions below return the bytes that rank `group.rank` sends to ranks on other hosts,
-// without headers. `bytes`: the size of this rank's input.
+// The functions below return the number of bytes that rank `group.rank` sends to ranks on other
+// hosts, without headers. `bytes`: the size of the input of this rank.
 
-/// A ring: this rank sends every block except the next rank's to the next rank.
+/// The bytes of an all-gather over a ring: this rank sends every block, except that of the next
+/// rank, to the next rank.
 std::int64_t all_gather_link_bytes(const GroupInfo& group, std::int64_t bytes);
-/// A ring of reduce-scatter and all-gather, or one all-gather.
+/// The bytes of an all-reduce: a ring of reduce-scatter and all-gather, or one all-gather.
 std::int64_t all_reduce_link_bytes(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op);
-/// Direct transfers between all pairs of ranks. `bytes`: the number of bytes for each rank.
+/// The bytes of an all-to-all with direct transfers between all pairs of ranks. `bytes`: the number
+/// of bytes for each rank.
 std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::int64_t> bytes);
-/// A binomial tree.
+/// The bytes of a broadcast over a binomial tree.
 std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root);
 
 namespace {
@@ -48,7 +50,7 @@ bool is_on_other_host(const GroupInfo& group, int rank) {
                                      group.hosts[static_cast<std::size_t>(group.rank)];
 }
 
-/// The bytes of a ring that this rank sends to another host: all of its bytes, or none.
+/// The bytes that this rank sends to another host in a ring: all of its bytes, or none.
 std::int64_t ring_link_bytes(const GroupInfo& group, std::int64_t bytes) {
   return is_on_other_host(group, (group.rank + 1) % group.size()) ? bytes : 0;
 }
@@ -66,7 +68,8 @@ bool gloo_reduces(at::ScalarType type, ReduceOp op) {
       return true;
     case at::kHalf:
     case at::kBFloat16:
-      // Gloo would round after every term, so sums and products are computed here, in fp32.
+      // Gloo would round after every term of a sum or product, so only maxima and minima use Gloo.
+      // Sums and products are computed here, in fp32.
       return op == ReduceOp::kMax || op == ReduceOp::kMin;
     default:
       return false;
@@ -93,8 +96,8 @@ std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::
 }
 
 std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root) {
-  // Ranks count from the root. In each round every rank that has the data sends it ahead by the
-  // number of ranks that have it.
+  // Ranks are counted from the root. In each round every rank that has the data sends the data to
+  // the rank whose distance is the number of ranks that have the data.
   const int own = (group.rank + group.size() - root) % group.size();
   std::int64_t sum = 0;
   for (int have = 1; have < group.size(); have *= 2) {
@@ -131,8 +134,8 @@ std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
   return result;
 }
 
-/// Reduces the rows. For 16-bit types at::sum() and at::prod() accumulate in fp32 and round once at
-/// the end.
+/// Reduces the rows of `parts`. For 16-bit types at::sum() and at::prod() accumulate in fp32 and
+/// round once at the end.
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {
   const at::Tensor flat = output.view({-1});
   switch (op) {
@@ -154,8 +157,8 @@ void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op)
   }
 }
 
-/// The tensor as bytes. Flattened first, because a scalar, which has no dimension, cannot be viewed
-/// in a type of another size.
+/// The tensor as bytes. The tensor is flattened first, because a scalar, which has no dimension,
+/// cannot be viewed in a type of another size.
 at::Tensor as_bytes(const at::Tensor& contiguous) {
   return contiguous.view({-1}).view(at::kByte);
 }
@@ -166,8 +169,8 @@ Communicator& LazyHostGroup::get() {
         "the group over which the hosts agree failed earlier; look for the first error");
   }
   if (made_ == nullptr) {
-    // The group is made without the lock: this may take as long as the time-out, and abort() must
-    // not wait for it.
+    // The group is made without the lock, because this may take as long as the time-out, and
+    // abort() must not wait for the lock.
     CommunicatorPtr made;
     try {
       made = make_();
@@ -195,7 +198,7 @@ void LazyHostGroup::abort() {
 }  // namespace tessera::comm
 
 // Collectives over TCP through c10d's Gloo, with three additions. Reductions work for every type
-// and round sums once. An operation fails soon after another rank has given up. The process can end
+// and round sums once. An operation fails soon after another rank has failed. The process can end
 // without waiting for operations that cannot finish.
 namespace tessera::comm {
 namespace {
@@ -204,21 +207,21 @@ using std::chrono::milliseconds;
 
 /// How often a waiting rank checks whether the other ranks may still arrive.
 constexpr milliseconds kPeerCheck{200};
-/// Data that a rank sent before it ended arrives within this time.
+/// The time within which data arrives that a rank sent before the rank ended.
 constexpr milliseconds kGrace{300};
 
-/// Gloo's own time-out must never be first, because a wait for a rank that works on files may be
-/// long.
+/// The time-out of Gloo, which must never be first, because a wait for a rank that reads or writes
+/// files may be long.
 constexpr std::chrono::hours kGlooPatience{24};
 
-/// The process group, with the state that is needed after it has failed. Shared by the communicator
-/// and its Works.
+/// The process group, with the state that is needed after it has failed. The communicator and its
+/// Works share the object.
 class GlooGroup {
  public:
   GlooGroup(const detail::StorePtr& store, GroupInfo group, const std::string& address)
       : group_(std::move(group)) {
-    // Gloo's time-out is extended, because Gloo does not know which rank is missing or what that
-    // rank does.
+    // The time-out of Gloo is very long, because Gloo knows neither which rank is missing nor what
+    // that rank does.
     process_group_ = detail::make_gloo_group(store, {.rank = group_.rank,
                                                      .size = group_.size(),
                                                      .timeout = group_.timeout + kGlooPatience,
@@ -229,9 +232,9 @@ class GlooGroup {
   GlooGroup& operator=(const GlooGroup&) = delete;
 
   ~GlooGroup() {
-    // After a failure an operation may be stuck in Gloo's thread until the time-out, and the
-    // destructor would wait for it. So the process group is not destroyed; the end of the process
-    // cleans it up.
+    // The process group is not destroyed after a failure: an operation may be stuck in a thread of
+    // Gloo until the time-out, and the destructor would wait for this operation. The end of the
+    // process cleans up.
     if (failed_) {
       process_group_.release();
     }
@@ -239,14 +242,14 @@ class GlooGroup {
 
   const GroupInfo& info() const { return group_; }
 
-  /// The number of the current call, for wait().
+  /// The number of the current call, to be passed to wait().
   std::uint64_t number() const { return group_.watch->number(); }
 
   /// Starts an operation.
   template <class Start>
   detail::GroupWorkPtr start(const char* collective, Start&& start) {
-    // After a failure Gloo's connections may contain half a message, which another operation would
-    // read.
+    // After a failure no operation starts, because the connections of Gloo may contain half a
+    // message, which the operation would read.
     if (failed_) {
       throw PeerError(describe(group_, collective) +
                       ": the group failed earlier; end this rank and start the job again");
@@ -258,7 +261,7 @@ class GlooGroup {
     }
   }
 
-  /// Waits for the operation of call `number`. Throws PeerError as PeerWait does.
+  /// Waits for the operation of call `number`. Throws the PeerError of PeerWait.
   void wait(detail::GroupWork& work, const char* collective, std::uint64_t number) {
     try {
       await(work, collective, number);
@@ -273,10 +276,12 @@ class GlooGroup {
   void abort() { failed_ = true; }
 
  private:
-  /// Returns false if the operation is not done yet. Throws what the operation threw.
+  /// Waits for at most `duration`. Returns false if the operation is not done yet. Throws what the
+  /// operation threw.
   static bool wait_a_little(detail::GroupWork& work, milliseconds duration) {
     try {
-      // GroupWork::wait throws both when the time is over and when the operation has failed.
+      // An exception of GroupWork::wait means that the time is over or that the operation has
+      // failed.
       work.wait(duration);
       return true;
     } catch (const std::exception&) {
@@ -309,7 +314,7 @@ class GlooGroup {
 
   GroupInfo group_;
   detail::GroupPtr process_group_;
-  // failed_ is also set by abort(), from another thread than the waiting one.
+  // failed_ is atomic, because abort() sets it from another thread.
   std::atomic<bool> failed_{false};
 };
 using GlooGroupPtr = std::shared_ptr<GlooGroup>;
@@ -343,7 +348,7 @@ class GlooWork final : public Work {
   std::string collective_;
   std::uint64_t number_;
   detail::GroupWorkPtr work_;
-  // finish_ runs in wait(), on the waiting thread. It owns the tensors that it writes.
+  // finish_ runs in wait(), on the waiting thread. It owns the tensors into which it writes.
   std::function<void()> finish_;
 };
 
@@ -352,7 +357,8 @@ class GlooCommunicator final : public Communicator {
   explicit GlooCommunicator(GlooGroupPtr group)
       : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
 
-  // An empty all-gather, all-reduce or reduce-scatter is empty on every rank, so nothing is sent.
+  // An all-gather, all-reduce or reduce-scatter without elements has no elements on any rank, so
+  // nothing is sent.
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return input.numel() == 0 ? done_work() : gather("all_gather", output, input);
   }
@@ -365,8 +371,8 @@ class GlooCommunicator final : public Communicator {
                                                   : gathered_all_reduce(tensor, op);
   }
 
-  // Every rank sends each other rank its part and sums the parts that it receives, so each byte is
-  // sent once.
+  // Every rank sends each other rank that rank's part, and sums the parts that it receives, so each
+  // byte is sent once.
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
     if (input.numel() == 0) {
       return done_work();
@@ -408,8 +414,8 @@ class GlooCommunicator final : public Communicator {
   std::string name() const override { return "gloo"; }
 
  private:
-  /// `start` gets the process group and starts the operation. `finish` runs once the operation is
-  /// done.
+  /// Runs one collective. `start` gets the process group and starts the operation. `finish` runs
+  /// once the operation is done.
   template <class Start>
   WorkPtr run(const char* collective, Start&& start, std::function<void()> finish = nullptr) {
     std::string text = with_purpose(collective, purpose());
@@ -442,7 +448,7 @@ class GlooCommunicator final : public Communicator {
         std::move(finish));
   }
 
-  // Gloo has no average, so the sum is divided once it has arrived.
+  // Gloo has no average, so the sum is divided after the collective.
   WorkPtr native_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const auto sum = to_c10d(op == ReduceOp::kAvg ? ReduceOp::kSum : op);
     std::function<void()> finish;
@@ -456,8 +462,8 @@ class GlooCommunicator final : public Communicator {
   }
 
   // Every rank receives all tensors, about size / 2 times the bytes of a ring all-reduce. But this
-  // works for any type, and a sum is rounded once. All ranks add in the same order and so get the
-  // same bits.
+  // all-reduce works for any type and rounds a sum once. All ranks add in the same order and so get
+  // the same bits.
   WorkPtr gathered_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor parts = at::empty({size(), tensor.numel()}, tensor.options());
@@ -469,8 +475,8 @@ class GlooCommunicator final : public Communicator {
   std::int64_t link_bytes_ = 0;
 };
 
-/// Gloo connects to every other rank and waits for each until the time-out, even if the rank is
-/// dead. So this runs on a thread that can be abandoned.
+/// Connects to the other ranks on a thread that can be abandoned: Gloo waits for every other rank
+/// until the time-out, even if the rank is dead.
 GlooGroupPtr connect(const detail::StorePtr& store, const GroupInfo& group,
                      const std::string& address) {
   std::packaged_task<GlooGroupPtr()> task(

@@ -20,18 +20,18 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// The c10d operator for `op`. NCCL implements all of them, Gloo all except the average.
+/// The operator of c10d for `op`. NCCL implements all operators, Gloo all except the average.
 detail::GroupReduceOp to_c10d(ReduceOp op);
 
 /// Converts counts of elements to counts of bytes.
 std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
                                           std::size_t item_bytes);
 
-/// A view of the elements as bytes [numel * itemsize], for collectives that only move data.
+/// A view of the elements as bytes, (numel * itemsize), for collectives that only move data.
 at::Tensor as_bytes(const at::Tensor& contiguous);
 
-/// `output` [n] = the reduction of the rows of `parts` [ranks, n] in rank order; 16-bit floats are
-/// accumulated in fp32.
+/// Sets `output`, (n), to the reduction of the rows of `parts`, (ranks, n), in rank order. 16-bit
+/// floats are accumulated in fp32.
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op);
 
 }  // namespace tessera::comm
@@ -39,23 +39,23 @@ TESSERA_API_END
 
 namespace tessera::comm {
 
-/// A second group of the same ranks on the host. It is made at the first use, since most groups
+/// A second group of the same ranks on the host. The first use makes the group, since most groups
 /// never need it.
 class LazyHostGroup {
  public:
   using Make = std::function<CommunicatorPtr()>;
 
-  /// `make` makes the group; it is collective.
+  /// `make` makes the second group. It is collective.
   explicit LazyHostGroup(Make make) : make_(std::move(make)) {}
 
-  /// The group. Collective at the first call. Throws what `make` throws.
+  /// The second group. Collective at the first call. Throws what `make` throws.
   Communicator& get();
-  /// Makes ranks that wait in the group fail. Thread safe.
+  /// Makes ranks that wait in the second group fail. Thread safe.
   void abort();
 
  private:
   Make make_;
-  // Guards `made_` in get() against an abort() from another thread.
+  // Protects `made_` in get() against an abort() from another thread.
   std::mutex mutex_;
   CommunicatorPtr made_;
   std::atomic<bool> failed_{false};

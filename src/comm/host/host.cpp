@@ -1,6 +1,7 @@
 // Reads the environment variables of launchers into one description of the job. Values are read
-// through a function, so that tests need not change the process's environment. An invalid value is
-// an error here, with the variable's name; later it would cause a rendezvous that never completes.
+// through a function, so that tests need not change the environment of the process. An invalid
+// value is an error with the name of the variable; otherwise it would cause a rendezvous that never
+// completes.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -39,24 +40,25 @@ struct Launcher {
 };
 
 /// The launchers in order of precedence, because tessera-run and torchrun may themselves run under
-/// Slurm or Open MPI. The code below refers to the first and the last launcher by position.
+/// Slurm or Open MPI. find_launcher() and its callers refer to the first and the last launcher by
+/// position.
 constexpr Launcher kLaunchers[] = {
     {"tessera-run or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    // The size is that of srun's step. A batch script has SLURM_PROCID and SLURM_NTASKS too, but is
-    // one process.
+    // The size is that of the step of srun. A batch script also has SLURM_PROCID and SLURM_NTASKS,
+    // but is one process.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
 /// The default port of torchrun.
 constexpr int kDefaultPort = 29500;
-// Slurm assigns no port, so the port is derived from the job's id. Two jobs on one node rarely
-// share the low digits of their ids.
+// Slurm assigns no port, so the port is derived from the id of the job. Two jobs on one node rarely
+// have ids with equal low digits.
 constexpr int kSlurmFirstPort = 20000;
 constexpr int kSlurmPorts = 10000;
 
-/// The integer value of a variable; nullopt if it is not set. Throws Error if it is not an integer
-/// or is out of range.
+/// The integer value of a variable; nullopt if the variable is not set. Throws Error if the value
+/// is not an integer or is out of range.
 std::optional<int> integer(const Variables& variables, const std::string& name, int least,
                            int most) {
   const auto text = variables(name);
@@ -91,8 +93,8 @@ const Launcher* find_launcher(const Variables& variables) {
   return nullptr;
 }
 
-/// Reads the rank, size and local rank. The local rank is optional: without it, it is counted from
-/// the hosts of the lower ranks (local_rank_among() in world_from_environment.cpp).
+/// Reads the rank, size and local rank. The local rank is optional; without it, local_rank_among()
+/// in world_from_environment.cpp counts the lower ranks on this host.
 void read_ranks(const Variables& variables, const Launcher& launcher, JobVariables& job) {
   job.launcher = detail::concat(launcher.rank, " and ", launcher.size, " of ", launcher.name);
   job.rank = *integer(variables, launcher.rank, 0, kAny);
@@ -113,8 +115,8 @@ bool on_one_node(const Variables& variables, const Launcher& launcher, int size)
          variables("SLURM_NNODES") == "1";
 }
 
-/// The address of rank 0's store. On one node none is needed. Ranks on several hosts need one,
-/// because they cannot reach a store on loopback.
+/// The address of the store of rank 0. On one node no address is needed. Ranks on several hosts
+/// need an address, because they cannot reach a store on loopback.
 std::string read_address(const Variables& variables, const Launcher& launcher, int size) {
   if (const auto address = variables("MASTER_ADDR")) {
     return *address;
@@ -128,8 +130,8 @@ std::string read_address(const Variables& variables, const Launcher& launcher, i
   return *slurm;
 }
 
-/// The port of rank 0's store. torchrun and tessera-run always set it. Under Slurm it is derived
-/// from the job, so that all ranks compute the same port.
+/// The port of the store of rank 0. torchrun and tessera-run always set the port. Under Slurm the
+/// port is derived from the job, so that all ranks compute the same port.
 std::uint16_t read_port(const Variables& variables, const Launcher& launcher) {
   auto port = integer(variables, "MASTER_PORT", 1, std::numeric_limits<std::uint16_t>::max());
   if (!port && &launcher == &kLaunchers[2]) {
@@ -142,8 +144,8 @@ std::uint16_t read_port(const Variables& variables, const Launcher& launcher) {
   return static_cast<std::uint16_t>(port.value_or(kDefaultPort));
 }
 
-/// A duration in seconds, fractions allowed. Zero is an error unless `may_be_zero`: a time-out of 0
-/// would fail at once.
+/// A duration in seconds, which may have a fraction. Zero is an error unless `may_be_zero` is true:
+/// a time-out of 0 would fail at once.
 std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables,
                                                       const std::string& name, bool may_be_zero) {
   const auto text = variables(name);
@@ -158,13 +160,13 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
                 ": not a number of seconds ", may_be_zero ? "from 0" : "above 0",
                 " to 1000000; correct or unset it");
   constexpr double kMillisecondsPerSecond = 1000;
-  // The time-out is rounded up, so that a very small value does not become 0.
+  // The duration is rounded up, so that a very small value does not become 0.
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
 }
 
-/// Half of a time-out of less than a minute, as the watchdog's limit; nullopt for a longer one. A
-/// short time-out is usually set to find a hang, so the watchdog's report must come before the
-/// time-out ends the job.
+/// The limit of the watchdog for a time-out of less than a minute: half of the time-out; nullopt
+/// for a longer time-out. A short time-out is usually set to find a hang, so the report of the
+/// watchdog must appear before the time-out ends the job.
 std::optional<std::chrono::milliseconds> half_of(
     const std::optional<std::chrono::milliseconds>& timeout) {
   constexpr std::chrono::minutes kShort{1};
@@ -195,12 +197,12 @@ JobVariables read_job_variables(const Variables& variables) {
   }
   job.address = read_address(variables, *launcher, job.size);
   job.port = read_port(variables, *launcher);
-  // If this is true, torchrun's agent serves the store on MASTER_PORT, and rank 0 must not try to
-  // bind the port.
+  // If this is true, the agent of torchrun serves the store on MASTER_PORT, and rank 0 must not try
+  // to bind the port.
   job.agent_store = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
   job.store_fd = integer(variables, "TESSERA_STORE_FD", 0, kAny);
-  // A restarted job may find keys of its previous run in torchrun's store, so the prefix contains
-  // the restart count.
+  // The prefix contains the restart count, because a restarted job may find keys of its previous
+  // run in the store of torchrun.
   job.key_prefix = "tessera/" + variables("TESSERA_JOB_TOKEN").value_or("") + "/" +
                    variables("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return job;
@@ -213,8 +215,8 @@ std::optional<std::string> environment_variable(const std::string& name) {
 
 namespace {
 
-/// The address as digits, "" if the conversion fails. Does not look up names, which can block for
-/// seconds if no resolver answers.
+/// The address as digits; "" if the conversion fails. Does not look up names, because a look-up can
+/// block for seconds if no resolver answers.
 std::string numeric(const sockaddr* address, socklen_t length) {
   std::array<char, NI_MAXHOST> text{};
   const int error =
@@ -241,18 +243,17 @@ std::string address_of_interface(const std::string& name) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// The addresses of a host; empty, with getaddrinfo()'s `error`, for an unknown host.
+/// The addresses of a host. Empty for an unknown host; `error` is then the error of getaddrinfo().
 AddressList look_up(const std::string& host, int& error) {
   addrinfo hints{};
-  // The port "1" below is a placeholder, because the route depends only on the host.
+  // The port "1" is a placeholder, because the route depends only on the host.
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* first = nullptr;
   error = getaddrinfo(host.c_str(), "1", &hints, &first);
   return {error == 0 ? first : nullptr, &freeaddrinfo};
 }
 
-/// The address that the kernel would send from to reach `peer`. Connecting a UDP socket sends
-/// nothing.
+/// The address from which the kernel would send to `peer`. Connecting a UDP socket sends nothing.
 std::string source_address_towards(const std::string& peer) {
   int error = 0;
   const AddressList list = look_up(peer, error);
@@ -281,14 +282,15 @@ std::string link_target(const char* path) {
   return length < 0 ? "" : std::string(text.data(), static_cast<std::size_t>(length));
 }
 
-/// The fields of a stat file in /proc, beginning with the third, the state (man 5 proc). Empty if
-/// the file does not exist.
+/// The fields of a stat file in /proc, beginning with the third field, the state (man 5 proc).
+/// Empty if the file does not exist.
 std::vector<std::string> stat_fields(const std::string& folder) {
   std::ifstream file(folder + "/stat");
   std::string line;
   std::vector<std::string> fields;
   if (std::getline(file, line)) {
-    // The second field, the program's name in brackets, may contain any characters.
+    // The second field, the name of the program in brackets, is skipped, because it may contain any
+    // characters.
     std::istringstream rest(line.substr(line.rfind(')') + 1));
     for (std::string field; rest >> field;) {
       fields.push_back(field);
@@ -306,9 +308,9 @@ std::string folder_of(std::int64_t pid) {
 
 }  // namespace
 
-/// The boot id distinguishes hosts, even those with the same name. The network namespace
+/// The boot id distinguishes hosts, even hosts with the same name. The network namespace
 /// distinguishes containers on one host, which do not share a loopback interface. Shared memory has
-/// further requirements and checks them itself.
+/// further requirements, which its set-up checks.
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
@@ -322,12 +324,12 @@ std::string host_name() {
 }
 
 std::string routable_address(const std::string& peer) {
-  // The variable that Gloo itself reads; the first interface in its list is used.
+  // Gloo itself reads GLOO_SOCKET_IFNAME; the first interface in the list is used.
   if (const auto interface = environment_variable("GLOO_SOCKET_IFNAME")) {
     return address_of_interface(interface->substr(0, interface->find(',')));
   }
   std::string address = source_address_towards(peer);
-  // The error is reported on the host that is misconfigured, because other hosts would only see a
+  // The error is thrown on the host that is misconfigured, because other hosts would only have a
   // time-out.
   TESSERA_CHECK(!address.empty() && !is_loopback(address) && address != "::1",
                 "the ranks are on several hosts, but this host has only the address '", address,
@@ -346,8 +348,8 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address.starts_with("127.");
 }
 
-/// A socket for rank 0 under a launcher that passes none. The store takes the descriptor and closes
-/// it.
+/// A listening socket for rank 0 if the launcher passes none. The store takes the descriptor and
+/// closes it.
 int listen_on_loopback(std::uint16_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -376,7 +378,7 @@ ProcessIdentity this_process() {
 }
 
 /// The start time distinguishes the process from a later process with the same pid. A zombie counts
-/// as ended: its parent has only not reaped it yet.
+/// as ended, although its parent has not reaped it yet.
 bool is_alive(const ProcessIdentity& process) {
   const auto fields = stat_fields(folder_of(process.pid));
   return fields.size() > kStartTime && std::stoull(fields[kStartTime]) == process.start_time &&

@@ -1,5 +1,5 @@
-// Properties of this host that matter to other ranks: which ranks share it, the address at which
-// others reach it, and whether a process on it is still alive.
+// Properties of this host that other ranks need: which ranks share the host, the address at which
+// other hosts reach it, and whether a process on it is still alive.
 
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace tessera::comm {
 
-/// A text that is equal for two processes if they reach each other over loopback: boot id and
-/// network namespace.
+/// A text that is equal for two processes if they can reach each other over loopback. Contains the
+/// boot id and the network namespace.
 std::string host_identity();
 
 /// The name of this host, without a guarantee that other hosts know the name.
@@ -25,23 +25,25 @@ std::string host_name();
 /// Error if there is only a loopback address.
 std::string routable_address(const std::string& peer);
 
-/// The resolver's error message for a host that it does not know; "" for a known host.
+/// The error message of the resolver for an unknown host; "" for a known host.
 std::string why_unknown(const std::string& host);
 
-/// True for "localhost" and 127.0.0.0/8.
+/// Whether `address` is "localhost" or in 127.0.0.0/8.
 bool is_loopback(const std::string& address);
 
-/// A TCP socket bound to 127.0.0.1:`port`, listening. Throws Error if the port is in use.
+/// A listening TCP socket that is bound to 127.0.0.1:`port`. Throws Error if the port is in use.
 int listen_on_loopback(std::uint16_t port);
 
-/// A process on this host. The start time distinguishes it from a later process with the same pid.
+/// A process on this host. The start time distinguishes the process from a later process with the
+/// same pid.
 struct ProcessIdentity {
   std::int64_t pid = 0;
   std::uint64_t start_time = 0;  ///< in clock ticks since boot
 };
 
 ProcessIdentity this_process();
-/// False once the process has ended, even if it has not been reaped yet.
+/// Whether the process has not ended. A process that has ended but has not been reaped counts as
+/// ended.
 bool is_alive(const ProcessIdentity& process);
 
 /// Whether a process is stopped, for example by SIGSTOP.
@@ -52,10 +54,11 @@ bool is_stopped(std::int64_t pid);
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// The value of an environment variable, or nullopt. An empty value counts as unset.
+/// A function that returns the value of an environment variable, or nullopt. An empty value counts
+/// as unset.
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
 
-/// The job as the launcher's environment variables describe it.
+/// The job as the environment variables of the launcher describe it.
 struct JobVariables {
   /// the launcher and its variables, for messages; "" without a launcher
   std::string launcher;
@@ -65,16 +68,17 @@ struct JobVariables {
   int local_size = 0;   ///< number of ranks on each node; 0 if unknown
   std::string address;  ///< address of rank 0's store; empty for a world of one rank
   std::uint16_t port = 0;
-  bool agent_store = false;     ///< torchrun's agent serves the store, not rank 0
-  std::optional<int> store_fd;  ///< a bound socket for rank 0's store, inherited from the launcher
-  std::string key_prefix;       ///< differs between jobs and between restarts of one job
+  bool agent_store = false;  ///< whether the agent of torchrun, and not rank 0, serves the store
+  /// A bound socket for the store of rank 0, inherited from the launcher.
+  std::optional<int> store_fd;
+  std::string key_prefix;  ///< differs between jobs and between restarts of one job
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<std::chrono::milliseconds> watchdog;
 };
 
-/// Reads RANK, WORLD_SIZE, … (tessera-run, torchrun), else OMPI_COMM_WORLD_*, else the variables of
-/// a srun step; without any of these, the job is a world of one rank. Throws Error for a malformed,
-/// missing or contradictory value.
+/// Reads RANK and WORLD_SIZE (tessera-run, torchrun), else OMPI_COMM_WORLD_*, else the variables of
+/// a step of srun. Without any of these, the job is a world of one rank. Throws Error for a
+/// malformed, missing or contradictory value.
 JobVariables read_job_variables(const Variables& variables);
 /// Sets the time-outs of `job` from TESSERA_TIMEOUT and TESSERA_WATCHDOG. Throws Error for a
 /// malformed value. read_job_variables calls this function.
@@ -82,7 +86,7 @@ void read_time_limits(const Variables& variables, JobVariables& job);
 /// The value of a variable in this process's environment; nullopt if it is unset or empty.
 std::optional<std::string> environment_variable(const std::string& name);
 
-/// To be called after a failure that another rank caused. Under tessera-run it waits for half a
+/// To be called after a failure that another rank caused. Under tessera-run, waits for half a
 /// second: in this time the rank that failed first prints its error, and the launcher ends this
 /// rank.
 void wait_for_first_failure();

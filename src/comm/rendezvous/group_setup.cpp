@@ -1,5 +1,5 @@
 // Chooses the back end on the host: shared memory if all ranks of a group are on one host and can
-// map it, else Gloo. All ranks choose the same back end.
+// map the memory, else Gloo. All ranks choose the same back end.
 
 #include "rendezvous/group_setup.h"
 
@@ -65,7 +65,7 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use) {
 
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make) {
-  const detail::QuietLog quiet;  // because the set-up uses the store
+  const detail::QuietLog quiet;  // because the set-up uses the store of libtorch, which logs
   if (info.watch == nullptr) {
     return make(BegunCall{});
   }

@@ -16,40 +16,42 @@
 
 namespace tessera::comm {
 
-/// A rank's knowledge of its job after the rendezvous.
+/// What a rank knows about its job after the rendezvous.
 struct JobInfo {
-  detail::StorePtr store;  ///< used only by this job's ranks
+  detail::StorePtr store;  ///< a store that only the ranks of this job use
   int rank = 0;
   int size = 1;
   int local_rank = 0;
-  /// The identity of each rank's host. Ranks on one host reach each other over loopback.
+  /// The identity of the host of each rank. Ranks on one host can reach each other over loopback.
   std::vector<std::string> hosts;
-  /// The address of this host for ranks on other hosts; may be empty if there are none.
+  /// The address of this host for ranks on other hosts; may be empty if there are no other hosts.
   std::string address;
   /// The flight records of all ranks; nullptr in a world of one rank.
   WorldWatchPtr watch;
 };
 using JobPtr = std::shared_ptr<const JobInfo>;
 
-/// A part of the job's store that only this group uses, and only for the purpose `use`.
+/// A part of the job's store that only the group `info` uses, and only for the purpose `use`.
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
-/// `info` with the ranks' hosts, and with the record in which this rank writes the group's calls.
-/// `use`: a prefix of the group's name, to distinguish several groups of the same ranks.
+/// Returns `info` with the hosts of the ranks, and with the record in which this rank writes the
+/// calls of the group. `use`: a prefix of the group's name, to distinguish several groups of the
+/// same ranks.
 GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {});
 
 /// Makes the back end of a group of CPU tensors. Collective. `use`: see watched().
 CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info,
                                        const std::string& use = {});
 
-/// Waits until all ranks of `info` have called this, then calls `make`; the flight record has an
-/// entry for the set-up. `use`: see watched(). Collective. Throws PeerError if a rank does not call
-/// it in time.
+/// Waits until all ranks of `info` have called this function, then calls `make`. The flight record
+/// has an entry for the set-up. `use`: see watched(). Collective. Throws PeerError if a rank does
+/// not call the function in time.
 using MakeGroup = std::function<CommunicatorPtr(const BegunCall& set_up)>;
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make);
 
-/// Makes a group between the hosts of the ranks of `info`, whose traffic is not counted.
+/// Makes a group between the hosts of the ranks of `info`. The traffic of this group is not
+/// counted.
 CommunicatorPtr make_host_group(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
 /// The group over which the ranks of `info` compare their calls.

@@ -17,15 +17,16 @@
 namespace tessera::comm {
 namespace {
 
-/// Disables libtorch's flight recorder, which is on by default and has data races between ranks
-/// that are threads of one process. Ranks that are processes keep it. `done` makes this run once in
-/// a process, because setenv() is unsafe while other threads read the environment.
+/// Disables the flight recorder of libtorch, which is on by default and has data races between
+/// ranks that are threads of one process. Ranks that are processes keep the recorder. The variable
+/// `done` makes the code run once in a process, because setenv() is unsafe while other threads read
+/// the environment.
 void disable_flight_recorder() {
   static const int done = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   static_cast<void>(done);
 }
 
-/// A world in which every group is a loopback group, counted like a real one.
+/// A world in which every group is a loopback group. Calls are counted as in a real world.
 class FakeWorld final : public World {
  public:
   FakeWorld(int rank, int size, const char* device, FakeStart start)
@@ -39,7 +40,7 @@ class FakeWorld final : public World {
 
   CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
     const std::lock_guard lock(mutex_);
-    // Groups are identified by ranks and name, because the name appears in the traffic counts.
+    // Groups are identified by ranks and name, because the traffic counts contain the name.
     CommunicatorPtr& known = groups_[{ranks, name}];
     if (known == nullptr) {
       const auto self = std::ranges::find(ranks, rank_);
@@ -86,8 +87,8 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
   const int number = next_world_number();
   std::vector<RecordPtr> records;
   for (int rank = 0; rank < size; ++rank) {
-    // The records are in memory and not in files, because the processes of a job share its folder,
-    // and each may have such a world.
+    // The flight records are in memory and not in files, because the processes of a job share a
+    // folder, and each process may have such a world.
     records.push_back(make_record(watch_settings(rank, number, options), size, ""));
   }
   std::vector<WorldPtr> worlds;
@@ -100,7 +101,8 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
   return worlds;
 }
 
-/// All ranks report the same host, so that their groups use shared memory as those of processes do.
+/// Makes worlds whose ranks all report one host, so that their groups use shared memory, like
+/// groups of processes.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
   TESSERA_CHECK(size >= 1, "thread_worlds: ", size, " ranks asked for; ask for at least one");
   return thread_worlds_on(std::vector<std::string>(static_cast<std::size_t>(size), "this process"),

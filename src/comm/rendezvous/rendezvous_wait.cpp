@@ -20,10 +20,10 @@ std::string arrival_key(int rank) {
   return "host/" + std::to_string(rank);
 }
 
-/// The key of an error that ends all ranks. The rank that finds the error writes it there.
+/// The key in the store for an error that ends all ranks. The rank that finds the error writes it.
 constexpr auto kFaultKey = "fault";
 
-/// The text by which a rank announces itself; one line for each field.
+/// The text with which a rank announces itself, with one line for each field.
 struct Announcement {
   std::string size;    ///< number of ranks of the job
   std::string host;    ///< host_identity()
@@ -58,7 +58,7 @@ class Arrivals {
                to_text({std::to_string(job.size), own_host(), own->handle()}));
   }
 
-  /// Checks which ranks have arrived since the last call. Returns the ranks that have not.
+  /// Checks which ranks have arrived since the last call. Returns the ranks that have not arrived.
   const std::vector<int>& look() {
     std::string fault;
     try {
@@ -110,8 +110,8 @@ class Arrivals {
 
   Arrival take_in(int rank, const Announcement& announced) {
     if (announced.size != std::to_string(job_.size)) {
-      // The other ranks have also seen this rank and would wait for ranks that do not exist, so the
-      // error is written for them.
+      // The error is written to the store for the other ranks, which have also seen this rank and
+      // would wait for ranks that do not exist.
       store_.set(
           kFaultKey,
           detail::concat("rank ", job_.rank, " of ", job_.size, " has met rank ", rank, " of ",
@@ -130,10 +130,11 @@ class Arrivals {
   detail::Store& store_;
   const JobVariables& job_;
   std::vector<Arrival> arrivals_;
-  std::vector<int> missing_;  ///< as far as known; at first all other ranks
+  /// The ranks that have not arrived as far as known; at first all other ranks.
+  std::vector<int> missing_;
 };
 
-/// The node that has exactly these ranks; nullopt if there is none.
+/// The node whose ranks are exactly `ranks`; nullopt if there is none.
 std::optional<int> node_of(const JobVariables& job, const std::vector<int>& ranks) {
   if (ranks.empty() || job.local_size == 0 || static_cast<int>(ranks.size()) != job.local_size) {
     return std::nullopt;

@@ -18,18 +18,19 @@ struct Arrival {
   RecordPtr record;  ///< nullptr for a rank on another host
 };
 
-/// Announces this rank and waits for all other ranks; element r describes rank r. One rank of each
-/// node prints the names of missing ranks. Throws Error with the ranks that do not arrive within
-/// the time-out, and PeerError for a rank that has arrived and then ended.
+/// Announces this rank and waits for all other ranks; element r of the result describes rank r. One
+/// rank of each node prints the names of missing ranks. Throws Error with the ranks that do not
+/// arrive within the time-out, and PeerError for a rank that has arrived and then ended.
 std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
                                      const WorldOptions& options, const RecordPtr& own);
 
-/// Whether to report the wait after the time `waited`: after a few seconds, and then at each of the
-/// watchdog's limits. `said` counts the reports.
+/// Whether a report on the wait is due after the time `waited`: after a few seconds, and then at
+/// each limit of the watchdog. `said` counts the reports.
 bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options, int& said);
 
-/// The text of a report: "tessera: rank 0 waits for node 1 of 2 (ranks 2-3) at HOST:PORT, as RANK
-/// and WORLD_SIZE of tessera-run or torchrun say". If `missing` is empty: "for the store".
+/// The text of a report on the wait: "tessera: rank 0 waits for node 1 of 2 (ranks 2-3) at
+/// HOST:PORT, as RANK and WORLD_SIZE of tessera-run or torchrun say". If `missing` is empty, the
+/// text says "for the store".
 std::string waiting_text(const JobVariables& job, const std::vector<int>& missing);
 
 }  // namespace tessera::comm

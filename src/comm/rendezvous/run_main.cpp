@@ -1,5 +1,5 @@
-// The end of a rank's program after an uncaught exception: one line that says which rank failed and
-// why.
+// The end of the program of a rank after an uncaught exception: one line that says which rank
+// failed and why.
 
 #include "tessera/comm/world.h"
 
@@ -16,8 +16,8 @@
 namespace tessera::comm {
 namespace {
 
-/// "rank 2 of 4: ". Empty for a world of one rank, under tessera-run, which shows the rank of each
-/// line, and if the launcher's variables are invalid.
+/// The prefix of a message: "rank 2 of 4: ". Empty for a world of one rank, under tessera-run,
+/// which shows the rank of each line, and if the variables of the launcher are invalid.
 std::string name_of_rank() {
   try {
     const JobVariables job = read_job_variables(&environment_variable);
@@ -31,7 +31,7 @@ std::string name_of_rank() {
 }  // namespace
 
 int run_main(const std::function<void()>& body) {
-  // a file above the size limit becomes a write error with a message
+  // with SIGXFSZ ignored, a file above the size limit becomes a write error with a message
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     body();

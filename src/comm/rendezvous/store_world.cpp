@@ -1,5 +1,6 @@
-// The World of processes and threads, and the choice of each group's back end: NCCL if the options
-// say so, else a back end of the host (group_setup.cpp), through host memory for tensors on a GPU.
+// The World of processes and threads, and the choice of the back end of each group: NCCL if the
+// options say so, else a back end on the host (group_setup.cpp). Tensors on a GPU then go through
+// host memory.
 
 #include "rendezvous/store_world.h"
 
@@ -30,8 +31,9 @@
 namespace tessera::comm {
 namespace {
 
-/// Gloo and the store write to sockets. If the other rank is dead, SIGPIPE would end this rank
-/// before it could report that. A handler of the program is not replaced.
+/// Ignores SIGPIPE, because Gloo and the store write to sockets: if the other rank is dead, SIGPIPE
+/// would end this rank before it could report the failure. A handler of the program is not
+/// replaced.
 void ignore_broken_pipes() {
   struct sigaction known {};
   if (sigaction(SIGPIPE, nullptr, &known) == 0 && known.sa_handler == SIG_DFL) {
@@ -51,9 +53,9 @@ class StoreWorld final : public World {
   }
   StoreWorld(const StoreWorld&) = delete;
   StoreWorld& operator=(const StoreWorld&) = delete;
-  /// Groups on the host do not need the world, and stay usable if the program still owns them. NCCL
-  /// groups are not ended together after an exception, because the other ranks will not do the
-  /// same.
+  /// Groups on the host do not need the world, and stay usable if the program still owns them.
+  /// After an exception NCCL groups are not ended in agreement with the other ranks, because the
+  /// other ranks do not end their groups at that point.
   ~StoreWorld() override {
     if (options_.backend != "nccl") {
       return;
@@ -83,7 +85,7 @@ class StoreWorld final : public World {
       const GroupInfo info = watched(members, *job_);
       CommunicatorPtr backend =
           set_up(*job_, info, "", [&](const BegunCall& call) { return make_backend(info, call); });
-      // A second group, for comparing calls. It costs nothing until it is used.
+      // A second group compares calls. The group costs nothing until it is used.
       auto hosts = backend->compares_calls() ? nullptr : make_agreement_group(job_, info);
       return make_checked_communicator(std::move(backend), info, traffic_, std::move(hosts));
     });
@@ -115,8 +117,8 @@ class StoreWorld final : public World {
 
   void shutdown() override {
     const std::lock_guard lock(mutex_);
-    // The watch ends last, even if another rank did not arrive, because this rank no longer waits
-    // for anything.
+    // The watch ends last, even if another rank did not arrive, because this rank then waits for
+    // nothing more.
     const auto end = [this] {
       if (job_->watch != nullptr) {
         job_->watch->end();
@@ -138,7 +140,7 @@ class StoreWorld final : public World {
     try {
       end_groups(kPatience);
     } catch (const std::exception&) {
-      // The program did not call shutdown(), so errors are not reported.
+      // Errors are not reported, because the program did not call shutdown().
     }
   }
 
@@ -148,8 +150,8 @@ class StoreWorld final : public World {
   template <class Make>
   CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,
                                 const std::string& name, const Make& make) {
-    // The lock is held while the group is made: the set-up is collective, and two threads of this
-    // rank must not begin it twice. abort() waits for the lock too.
+    // The lock is held while the group is made, because the set-up is collective and two threads of
+    // this rank must not begin it twice. abort() waits for the lock too.
     const std::lock_guard lock(mutex_);
     const auto key = std::make_pair(ranks, name);
     if (const auto known = groups.find(key); known != groups.end()) {
@@ -157,7 +159,7 @@ class StoreWorld final : public World {
     }
     TESSERA_CHECK(!ended_, "group '", name,
                   "': this rank's world has ended; ask for its groups before World::shutdown()");
-    // Ranks that have seen the abort will not take part.
+    // Ranks that have seen the abort will not take part in the set-up of a group.
     TESSERA_CHECK(!aborted_, "group '", name,
                   "': this rank's world has failed or was aborted; start the job again");
     const GroupInfo info = checked_info(ranks, name);
@@ -179,7 +181,7 @@ class StoreWorld final : public World {
     if (const std::string warning = cudnn_warning(versions); !warning.empty()) {
       TORCH_WARN(warning);
     }
-    // If there are more ranks than GPUs, ranks share GPUs, as in tests.
+    // If there are more ranks than GPUs, ranks share GPUs, as in tests with one GPU.
     device_index_ = job_->local_rank % cuda.device_count();
     cuda.set_device(device_index_);
     if (options_.backend == "nccl") {
@@ -190,8 +192,8 @@ class StoreWorld final : public World {
     }
   }
 
-  /// Ends groups in the reverse order of their creation. If one fails, the remaining groups are
-  /// still ended, but without waiting for other ranks. The caller must hold the lock.
+  /// Ends groups in the reverse order of their creation. If one group fails, the remaining groups
+  /// are still ended, but without waiting for other ranks. The caller must hold the lock.
   void end_groups(std::chrono::milliseconds patience) {
     if (aborted_ || std::exchange(ended_, true)) {
       return;
@@ -214,8 +216,8 @@ class StoreWorld final : public World {
     }
   }
 
-  // The ranks of a group are checked on every rank before anything is sent, so that an invalid list
-  // is an Error and not a time-out.
+  // Every rank checks the ranks of a group before anything is sent, so that an invalid list is an
+  // Error and not a time-out.
   GroupInfo checked_info(const std::vector<int>& ranks, const std::string& name) const {
     const auto self = std::ranges::find(ranks, rank());
     const bool in_range =
@@ -240,8 +242,9 @@ class StoreWorld final : public World {
     return options_.device == "cuda" ? make_staged_communicator(std::move(host)) : host;
   }
 
-  /// Makes an NCCL group. If all ranks make groups of one name now, as for a dimension of a mesh,
-  /// the groups are split from one communicator of all ranks, which is faster than making new ones.
+  /// Makes an NCCL group. If all ranks now make groups of one name, as for a dimension of a mesh,
+  /// the groups are split from one communicator of all ranks, which is faster than making new
+  /// communicators.
   CommunicatorPtr make_nccl(const GroupInfo& info, const BegunCall& set_up) {
     const bool whole = info.size() == size();
     const std::string meeting =
@@ -262,8 +265,8 @@ class StoreWorld final : public World {
     return made;
   }
 
-  /// Makes an NCCL group under the watchdog, because NCCL would wait forever for the other ranks,
-  /// even if they are dead.
+  /// Makes an NCCL group under the watchdog, because NCCL would wait forever for other ranks, even
+  /// for dead ranks.
   CommunicatorPtr nccl_group(const GroupInfo& info, const BegunCall& set_up,
                              CommunicatorPtr parent) const {
     const BlockingScope blocking(*info.watch, set_up);
@@ -272,7 +275,7 @@ class StoreWorld final : public World {
         {.device = device_index_, .parent = std::move(parent)});
   }
 
-  // The job is shared with functions that the groups run later: groups on the host may outlive the
+  // The job is shared with functions that groups run later: groups on the host may outlive the
   // world.
   JobPtr job_;
   WorldOptions options_;
@@ -282,18 +285,18 @@ class StoreWorld final : public World {
   bool aborted_ = false;
   bool ended_ = false;
   std::vector<CommunicatorPtr> in_order_;  ///< all groups, in the order of their creation
-  /// of all ranks, to split groups from; nullptr before the first use
+  /// the group of all ranks from which groups are split; nullptr before the first use
   CommunicatorPtr nccl_of_all_;
-  /// How many NCCL groups of each name this rank has made. The numbers of other ranks may differ.
+  /// The number of NCCL groups of each name that this rank has made. The numbers on other ranks may
+  /// differ.
   std::map<std::string, int> times_named_;
-  // Groups are cached for the life of the world, because meshes use the same groups again and
-  // again.
+  // Groups are cached for the life of the world, because meshes use the same groups repeatedly.
   Groups groups_, host_groups_;
 };
 
 /// Ends the worlds that the program has left open when main() returns or calls exit(), while CUDA
-/// is still usable. After that only caches of other threads own a world, and they are destroyed
-/// together with static objects, which is too late.
+/// is still usable. After that, only caches of other threads own a world, and these caches are
+/// destroyed together with static objects, which is too late.
 class LeftWorlds {
  public:
   LeftWorlds() = default;
@@ -316,7 +319,7 @@ class LeftWorlds {
 }  // namespace
 
 void check_options(const WorldOptions& options) {
-  // Every rank throws for an invalid switch before other ranks wait for it.
+  // An invalid switch is an error on every rank before any rank waits for another.
   for (const char* name : {"TESSERA_SHM", "TESSERA_STRICT", "TESSERA_DEBUG"}) {
     tessera::detail::environment_switch(name);
   }

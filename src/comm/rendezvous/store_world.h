@@ -1,4 +1,5 @@
-// The World of a job after the rendezvous. Processes share a TCP store, threads a store in memory.
+// The World of a job after the rendezvous. Ranks that are processes share a TCP store, ranks that
+// are threads a store in memory.
 
 #pragma once
 
@@ -14,13 +15,13 @@ namespace tessera::comm {
 /// Throws Error for an unknown device or back end, or a combination that is not supported.
 void check_options(const WorldOptions& options);
 
-/// The number of the next world of this process, which names its flight records. Ranks that make
-/// the same worlds in the same order get the same numbers.
+/// The number of the next world of this process, which names the flight records of the world. Ranks
+/// that make the same worlds in the same order get the same numbers.
 int next_world_number();
 WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 
-/// The world of ranks that share a store. With device "cuda" the calling thread's current device
-/// becomes the local rank's device.
+/// The world of ranks that share a store. With device "cuda" the GPU of the local rank becomes the
+/// current GPU of the calling thread.
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options);
 
 /// Like thread_worlds(), with the given host names. The ranks share a store in memory.

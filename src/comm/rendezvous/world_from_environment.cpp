@@ -1,6 +1,7 @@
-// The rendezvous: from the launcher's variables, or from a broadcast of the program, to a World.
-// Rank 0, or the launcher's agent, serves a TCP store. Every rank writes its host's identity there
-// and reads those of the other ranks. Then every rank knows which ranks share its host.
+// The rendezvous: from the variables of the launcher, or from a broadcast of the program, to a
+// World. Rank 0, or the agent of the
+// launcher, serves a TCP store. Every rank writes the identity of its host into the store and reads
+// the identities of the other hosts. Then every rank knows which ranks share its host.
 
 #include <c10/util/Exception.h>
 
@@ -32,13 +33,13 @@
 namespace tessera::comm {
 namespace {
 
-// Warnings of a job. Ranks may warn at different times, so they do not communicate with each other;
-// each checks in the store whether another rank has already shown the text.
+// The warnings of a job. Ranks may warn at different times, so the ranks do not communicate with
+// each other. Each rank checks in the store whether another rank has already shown the text.
 
 using std::chrono::milliseconds;
 
-/// Ranks that run the same code warn at about the same time. The other ranks wait this long for
-/// rank 0, so that one rank shows all common warnings.
+/// The time for which other ranks wait for rank 0, so that one rank shows all common warnings.
+/// Ranks that run the same code warn at about the same time.
 constexpr milliseconds kRankZeroFirst{500};
 constexpr milliseconds kStorePatience{1000};
 constexpr milliseconds kNap{10};
@@ -59,7 +60,7 @@ class JobWarnings final : public c10::WarningHandler {
     size_ = job.size;
   }
 
-  // Catches all exceptions, because a warning must not become an error.
+  // All exceptions are caught, because a warning must not become an error.
   void process(const c10::Warning& warning) override try {
     const std::lock_guard lock(mutex_);
     const std::string text = in_one_line(warning.msg());
@@ -83,8 +84,8 @@ class JobWarnings final : public c10::WarningHandler {
       }
       return store.add(key, 1) == 1;
     };
-    // If the store does not answer, or has ended with rank 0, the warning is shown: twice is better
-    // than never.
+    // If the store does not answer, or has ended with rank 0, the warning is shown: a repeated
+    // warning is better than a lost one.
     try {
       if (silent_) {
         return true;
@@ -108,18 +109,18 @@ class JobWarnings final : public c10::WarningHandler {
   detail::StorePtr store_;
   int rank_ = 0;
   int size_ = 1;
-  bool silent_ = false;  ///< the store did not answer and is not called again
+  bool silent_ = false;  ///< whether the store did not answer and is not called again
   std::unordered_set<std::string> shown_;
 };
 
-/// Set once the process is a rank of a job.
+/// The handler of warnings, once the process is a rank of a job; before that, nullptr.
 std::atomic<JobWarnings*> handler_of_job = nullptr;
 
 }  // namespace
 
 void take_warnings_of_thread() {
   JobWarnings* handler = handler_of_job;
-  // Replaces only libtorch's default handler, which has exactly the base class.
+  // Only the default handler of libtorch, whose class is exactly the base class, is replaced.
   const c10::WarningHandler& now = *c10::WarningUtils::get_warning_handler();
   if (handler != nullptr && typeid(now) == typeid(c10::WarningHandler)) {
     c10::WarningUtils::set_warning_handler(handler);
@@ -128,12 +129,12 @@ void take_warnings_of_thread() {
 
 namespace {
 
-/// From now on a warning on this thread (by TORCH_WARN in libtorch or Tessera) is one line on
-/// standard error: "tessera: warning: TEXT [rank 0]". Each text is shown once for the whole job: on
-/// rank 0 if it warns at about the same time as the others, else on the first rank that warns. A
+/// Makes a warning on this thread (by TORCH_WARN in libtorch or Tessera) one line on standard
+/// error: "tessera: warning: TEXT [rank 0]". Each text is shown once for the whole job: on rank 0
+/// if rank 0 warns at about the same time as the other ranks, else on the first rank that warns. A
 /// handler that the program has set is not replaced.
 void show_warnings_once(const JobInfo& job) {
-  // Never destroyed, because a thread may still warn while the process ends.
+  // The handler is never destroyed, because a thread may still warn while the process ends.
   static auto& handler = *new JobWarnings;
   handler.set_job(job);
   handler_of_job = &handler;
@@ -142,21 +143,22 @@ void show_warnings_once(const JobInfo& job) {
 
 using detail::StorePtr;
 
-/// Whether this rank serves the store. torchrun's agent does so instead if its variables say so.
+/// Whether this rank serves the store. The agent of torchrun serves the store instead if the
+/// variables of torchrun say so.
 bool serves_store(const JobVariables& job) {
   return job.rank == 0 && !job.agent_store;
 }
 
-/// The store does not wait for the ranks: they wait in await_all_ranks(), which can name missing
-/// ranks.
+/// The settings of the store. The store does not wait for the ranks, because await_all_ranks()
+/// waits and can name missing ranks.
 detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) {
   detail::TcpStore store{.address = job.address,
                          .port = job.port,
                          .serves = serves_store(job),
                          .timeout = options.timeout};
   if (store.serves) {
-    // libtorch's store listens on every interface by default, which a job on one host does not
-    // need.
+    // The store gets a socket on loopback, because by default the store of libtorch listens on
+    // every interface, which a job on one host does not need.
     store.listens_on = job.store_fd;
     if (!store.listens_on && is_loopback(job.address)) {
       store.listens_on = listen_on_loopback(job.port);
@@ -165,16 +167,16 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
   return store;
 }
 
-/// Ranks to wait for before the store is up: the ranks on rank 0's node. Empty on rank 0.
+/// The ranks that wait before the store is up: the ranks on the node of rank 0. Empty on rank 0.
 std::vector<int> ranks_of_first_node(const JobVariables& job) {
   return job.rank == 0 ? std::vector<int>() : ranks_of_world(std::max(job.local_size, 1));
 }
 
-/// Connects to the store on a thread that can be abandoned, since the client waits without end. The
+/// Connects to the store on a thread that can be abandoned, since the client may wait forever. The
 /// thread has its own copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
                          const WorldOptions& options) {
-  // the client's own time-out has the better message
+  // added to the time-out, because the client's own time-out has the better message
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
   std::packaged_task<StorePtr()> task([where] {
@@ -195,7 +197,8 @@ StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
   return store.get();
 }
 
-/// Adds to libtorch's message the address that was tried and the variables that it came from.
+/// Connects to the store. Adds to the message of libtorch the address and the variables from which
+/// the address was read.
 StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   try {
     return connect_in_time(store_of(job, options), job, options);
@@ -216,8 +219,9 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   }
 }
 
-/// A cached connection to the store, for the life of the process: other ranks may use rank 0's
-/// store after the end of rank 0's world, and a second world must not bind the port again.
+/// A connection to the store that is cached for the life of the process: other ranks may use the
+/// store of rank 0 after the end of rank 0's world, and a second world must not bind the port
+/// again.
 StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   static std::mutex mutex;
   static auto* const stores = new std::map<std::string, StorePtr>();
@@ -229,13 +233,13 @@ StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   return store;
 }
 
-/// The number of lower ranks on this rank's host, for launchers that set no local rank.
+/// The number of lower ranks on the host of `rank`, for launchers that set no local rank.
 int local_rank_among(const std::vector<std::string>& hosts, int rank) {
   return static_cast<int>(
       std::count(hosts.begin(), hosts.begin() + rank, hosts[static_cast<std::size_t>(rank)]));
 }
 
-/// Makes the object by which ranks watch each other. `store`: a connection to the job's store.
+/// Makes the object with which ranks watch each other. `store`: a connection to the job's store.
 WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> records,
                          const StorePtr& store) {
   const bool all_near = std::ranges::find(records, nullptr) == records.end();
@@ -261,8 +265,8 @@ JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& ow
   const bool one_host =
       std::ranges::adjacent_find(info.hosts, std::not_equal_to<>()) == info.hosts.end();
   if (!one_host) {
-    // The address is determined only if there are several hosts, because on one host a missing
-    // network must not be an error.
+    // The address is determined only if there are several hosts, because a missing network must not
+    // be an error on one host.
     info.address = routable_address(job.address);
   }
   return info;

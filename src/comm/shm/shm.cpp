@@ -27,11 +27,11 @@
 #include "tessera/core/placement.h"
 #include "watch/store_sync.h"
 
-// Runs one collective after another on a shared segment. ShmGroup knows only rounds and calls;
-// ShmCommunicator knows the meaning of the bytes.
+// Runs one collective after another on a shared segment. ShmGroup handles only rounds and calls;
+// ShmCommunicator interprets the bytes.
 namespace tessera::comm {
 
-/// The kind of a collective, as a number that is written to shared memory.
+/// The kind of a collective, as a number in shared memory.
 enum class ShmKind : std::int32_t {
   kAllGather,
   kAllReduce,
@@ -46,21 +46,21 @@ enum class ShmKind : std::int32_t {
 struct ShmOperation {
   ShmKind kind = ShmKind::kBarrier;
   std::int64_t elements = 0;
-  /// A c10::ScalarType.
+  /// The element type, a c10::ScalarType.
   std::int32_t dtype = 0;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
   std::int64_t rounds = 1;
   std::string purpose;
-  /// Fills this rank's slot in round 0, 1, ...
+  /// Fills the slot of this rank in rounds 0, 1 and so on.
   std::function<void(std::int64_t round, std::byte* slot)> produce;
   /// Reads the slots of all ranks, in rank order.
   std::function<void(std::int64_t round, std::span<const std::byte* const> slots)> consume;
 
-  /// Also true after a failure: an operation runs once, and each later wait() throws the same
-  /// error.
+  /// Whether the operation has ended, also by a failure: an operation runs once, and each later
+  /// wait() throws the same error.
   bool done = false;
-  std::exception_ptr error;  ///< nullptr unless it has failed
+  std::exception_ptr error;  ///< the error of the operation; nullptr unless it has failed
 };
 using ShmOperationPtr = std::shared_ptr<ShmOperation>;
 
@@ -72,10 +72,10 @@ class ShmGroup {
   const GroupInfo& info() const { return group_; }
   std::size_t slot_bytes() const { return segment_.slot_bytes(); }
 
-  /// Finishes the previous operation, then does the part of this operation that needs no other
+  /// Finishes the previous operation, then does the part of the new operation that needs no other
   /// rank.
   void start(const ShmOperationPtr& operation);
-  /// Completes the operation. Throws Error on all ranks if their calls differ; the group stays
+  /// Completes the operation. Throws Error on all ranks if their calls differ; the group then stays
   /// usable. Throws PeerError.
   void finish(ShmOperation& operation);
   void abort();
@@ -88,23 +88,24 @@ class ShmGroup {
 
   ShmSegment segment_;
   GroupInfo group_;
-  /// The slots of the current round; a member to save an allocation in each round.
+  /// The slots of the current round, a member to save an allocation in each round.
   std::vector<const std::byte*> slots_;
-  /// The last round at which this rank has arrived; wraps around.
+  /// The last round at which this rank has arrived. The number wraps around.
   std::uint32_t round_ = 0;
-  /// The number of calls so far. Ranks compare it, so that a skipped call is found at the next
-  /// call.
+  /// The number of calls so far. Ranks compare their numbers, so that a skipped call is found at
+  /// the next call.
   std::uint64_t sequence_ = 0;
-  /// Another rank has ended or was too late, so the ranks' round numbers no longer match.
+  /// Whether another rank has ended or was too late, so that the round numbers of the ranks no
+  /// longer match.
   bool failed_ = false;
-  /// The operation that has started and is not finished. There is at most one, because it uses the
-  /// slots.
+  /// The operation that has started and is not finished. At most one, because the operation uses
+  /// the slots.
   ShmOperationPtr under_way_;
 };
 
 namespace {
 
-/// The Communicator method's name, for messages.
+/// The name of the method of Communicator, for messages.
 const char* name_of(ShmKind kind) {
   switch (kind) {
     case ShmKind::kAllGather:
@@ -123,8 +124,8 @@ const char* name_of(ShmKind kind) {
   return "unknown";
 }
 
-/// Whether two ranks make the same call. Rounds are not compared, because the ranks of an
-/// all-to-all need different numbers of rounds.
+/// Whether two ranks make the same call. The numbers of rounds are not compared, because the ranks
+/// of an all-to-all need different numbers of rounds.
 bool same(const ShmCall& a, const ShmCall& b) {
   return a.sequence == b.sequence && a.elements == b.elements && a.kind == b.kind &&
          a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.purpose == b.purpose;
@@ -134,7 +135,7 @@ std::string text_of(const ShmOperation& operation) {
   return with_purpose(name_of(operation.kind), operation.purpose);
 }
 
-/// The arguments that ranks compare in a call of this kind: "12 elements of Float, sum".
+/// The arguments of a call that ranks compare, as text: "12 elements of Float, sum".
 std::string arguments_of(const ShmCall& call) {
   std::string type = c10::toString(static_cast<c10::ScalarType>(call.dtype));
   std::string elements = detail::concat(call.elements, " elements of ", type);
@@ -145,7 +146,7 @@ std::string arguments_of(const ShmCall& call) {
     case ShmKind::kBroadcast:
       return detail::concat(elements, ", root ", call.root);
     case ShmKind::kAllToAll:
-      return type;  // each rank sends different amounts
+      return type;  // the amounts are left out, because each rank sends different amounts
     case ShmKind::kBarrier:
       return "";
     case ShmKind::kAllGather:
@@ -170,7 +171,7 @@ ShmGroup::ShmGroup(ShmSegment segment, GroupInfo group)
       slots_(static_cast<std::size_t>(group_.size())) {}
 
 void ShmGroup::start(const ShmOperationPtr& operation) {
-  // The previous operation must be finished, because its slots are needed. Its error, if any, is
+  // The previous operation is finished first, because its slots are needed. Its error, if any, is
   // thrown here and again by its own wait().
   if (under_way_ != nullptr) {
     finish(*under_way_);
@@ -187,8 +188,8 @@ void ShmGroup::start(const ShmOperationPtr& operation) {
 }
 
 void ShmGroup::publish(const ShmOperation& operation) {
-  // The call of the round that produce() is about to begin. It stays valid until the round after
-  // the next one, which no rank begins before all ranks have read this call.
+  // The call is stored for the round that produce() is about to begin. The call stays valid until
+  // the round after the next, which no rank begins before all ranks have read the call.
   ShmCall& call = segment_.call(group_.rank, round_ + 1);
   call = {++sequence_,
           operation.elements,
@@ -212,14 +213,15 @@ void ShmGroup::produce(const ShmOperation& operation, std::int64_t round) {
 }
 
 void ShmGroup::finish(ShmOperation& operation) {
-  ShmOperationPtr keep;  // keeps the operation alive, which the caller may have dropped
+  // Keeps the operation alive, because the caller may have dropped its reference.
+  ShmOperationPtr keep;
   if (!operation.done) {
     operation.done = true;
     keep = std::exchange(under_way_, nullptr);
     try {
       run(operation);
-      // After a PeerError the ranks' rounds no longer match. After another Error all ranks have
-      // thrown it in the same round, so the next call can begin.
+      // After a PeerError the round numbers of the ranks no longer match. Any other Error was
+      // thrown on all ranks in the same round, so the next call can begin.
     } catch (const PeerError&) {
       failed_ = true;
       operation.error = std::current_exception();
@@ -239,7 +241,7 @@ void ShmGroup::run(ShmOperation& operation) {
     if (round > 0) {
       produce(operation, round);
     }
-    // After this wait every slot of the round can be read, until this rank arrives at the next
+    // After this wait every slot of the round can be read until this rank arrives at the next
     // round.
     segment_.wait(group_, round_, collective.c_str());
     if (round == 0) {
@@ -259,8 +261,8 @@ std::int64_t ShmGroup::agreed_rounds(const ShmOperation& operation) {
   std::int64_t rounds = operation.rounds;
   for (int rank = 0; rank < group_.size(); ++rank) {
     const ShmCall& peer = segment_.call(rank, round_);
-    // Every rank compares with every other rank, so that all of them throw and none continues
-    // alone.
+    // Every rank compares its call with that of every other rank, so that all ranks throw and none
+    // continues alone.
     TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
                   ": the ranks disagree: this one calls ", to_text(own), ", rank ",
                   group_.ranks[static_cast<std::size_t>(rank)], " calls ", to_text(peer),
@@ -276,18 +278,18 @@ void ShmGroup::abort() {
 
 }  // namespace tessera::comm
 
-// Collectives through shared memory. Each is an operation of rounds: what a rank writes to its
-// slot, and what it reads from all slots. ShmGroup runs the rounds; the classes in shm_rounds.h
-// compute the layout of slots and tensors. The end of this file decides whether the ranks can share
-// memory.
+// Collectives through shared memory. Each collective is an operation of rounds: what a rank writes
+// to its slot, and what it reads from all slots. ShmGroup runs the rounds; the classes in
+// shm_rounds.h compute the layout of slots and tensors. The end of this file decides whether the
+// ranks can share memory.
 namespace tessera::comm {
 namespace {
 
-/// Up to this size every rank reduces the whole tensor, in one round instead of two. For short
-/// tensors waiting for other ranks costs more than the additions.
+/// The largest tensor, in bytes, that every rank reduces as a whole, in one round instead of two.
+/// For short tensors waiting for other ranks costs more than the additions.
 constexpr std::int64_t kOneRoundBytes = 32 << 10;
 
-/// `whole[i]` is divided into equal parts; `own[i]` is this rank's part.
+/// Buffers in which `whole[i]` is divided into equal parts, and `own[i]` is the part of this rank.
 SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
                            const std::vector<at::Tensor>& own) {
   SplitBuffers buffers;
@@ -297,7 +299,7 @@ SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
   return buffers;
 }
 
-/// Keeps the group's memory mapped until the wait ends.
+/// A running collective. Keeps the memory of the group mapped until the wait ends.
 class ShmWork final : public Work {
  public:
   ShmWork(std::shared_ptr<ShmGroup> group, ShmOperationPtr operation)
@@ -354,7 +356,8 @@ class ShmCommunicator final : public Communicator {
     const auto rounds = std::make_shared<ExchangeRounds>(group_->info(), slot_bytes(), output,
                                                          input, output_counts, input_counts);
     auto operation = describe_operation(ShmKind::kAllToAll, {input});
-    operation->elements = 0;  // differs between ranks; the counts are checked instead
+    // Not compared, because it differs between ranks; the counts are compared instead.
+    operation->elements = 0;
     return start_rounds(std::move(operation), rounds, {output}, {input});
   }
 
@@ -365,7 +368,8 @@ class ShmCommunicator final : public Communicator {
     const auto piece = [total = bytes_of(tensor), capacity = slot_bytes()](std::int64_t round) {
       return Piece(total, capacity, round);
     };
-    // Ranks other than the root leave their slot empty, and the root copies nothing.
+    // Only the root fills its slot. The other ranks leave their slots empty, and the root copies
+    // nothing.
     const bool sends = root == rank();
     operation->produce = [=](auto round, auto* slot) {
       copy_bytes(slot, data_of(tensor) + piece(round).offset, sends ? piece(round).bytes : 0);
@@ -378,7 +382,7 @@ class ShmCommunicator final : public Communicator {
   }
 
   void barrier() override {
-    // A round without data.
+    // A barrier is a round without data.
     auto operation = std::make_shared<ShmOperation>();
     operation->produce = [](auto, auto*) {};
     operation->consume = [](auto, Slots) {};
@@ -404,8 +408,8 @@ class ShmCommunicator final : public Communicator {
     auto operation = std::make_shared<ShmOperation>();
     operation->kind = kind;
     for (const at::Tensor& tensor : tensors) {
-      // A list of tensors is compared by its total size, because lists of different sizes rarely
-      // have the same total.
+      // Lists of tensors are compared by their total size, because different lists rarely have the
+      // same total.
       operation->elements += tensor.numel();
     }
     operation->dtype = static_cast<std::int32_t>(tensors.front().scalar_type());
@@ -419,8 +423,8 @@ class ShmCommunicator final : public Communicator {
     return std::make_shared<ShmWork>(group_, std::move(operation));
   }
 
-  /// The operation's functions share `rounds`. They also own the tensors whose memory they read or
-  /// write, because the operation may outlive the call.
+  /// Makes an operation. Its functions share `rounds`, and own the tensors that they read or write,
+  /// because the operation may outlive the call.
   template <class Rounds>
   WorkPtr start_rounds(ShmOperationPtr operation, const std::shared_ptr<Rounds>& rounds,
                        const std::vector<at::Tensor>& outputs,
@@ -444,7 +448,8 @@ class ShmCommunicator final : public Communicator {
     return start(std::move(operation));
   }
 
-  /// A reduce-scatter into this rank's own part, in place, then an all-gather of the parts.
+  /// An all-reduce of two rounds: a reduce-scatter into this rank's own part, in place, then an
+  /// all-gather of the parts.
   WorkPtr all_reduce_in_parts(const at::Tensor& tensor, ReduceOp op, ReduceFunction reduce) {
     const EqualParts parts = line_parts(bytes_of(tensor), size());
     const SplitBuffers buffers{{parts, data_of(tensor), data_of(tensor) + parts.offset(rank())}};
@@ -467,11 +472,12 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<ShmGroup> group_;
 };
 
-/// The key of the segment's handle, written by the group's first rank and read by the others.
+/// The key in the store of the segment's handle, which the first rank of the group writes and the
+/// others read.
 constexpr auto kHandleKey = "handle";
 
 /// Makes the segment on the first rank and opens it on the other ranks. A rank without a segment
-/// continues to the vote, too, so that no rank waits forever.
+/// also continues to the vote, so that no rank waits forever.
 std::optional<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
@@ -484,8 +490,8 @@ std::optional<ShmSegment> reach_segment(const detail::StorePtr& store, const Gro
   return segment;
 }
 
-/// Whether every rank says `yes`. Each rank has a key for each question and reads the keys of all
-/// ranks, so all ranks get the same answer.
+/// Whether `yes` is true on every rank. Each rank has a key for each question and reads the keys of
+/// all ranks, so all ranks get the same answer.
 bool all_say(const detail::StorePtr& store, const GroupInfo& group, const std::string& question,
              bool yes) {
   tell(store, group, question + std::to_string(group.rank), yes ? "yes" : "no");
@@ -496,9 +502,9 @@ bool all_say(const detail::StorePtr& store, const GroupInfo& group, const std::s
   return result;
 }
 
-/// Whether this rank can see the processes of all other ranks. A wait for a dead rank ends because
-/// its pid no longer exists. In another pid namespace the pid is unused or belongs to another
-/// process, so such a group uses no shared memory.
+/// Whether this rank can find the processes of all other ranks. A wait for a dead rank ends because
+/// the pid of that rank no longer exists. In another pid namespace the pid is unused or belongs to
+/// another process, so such a group uses no shared memory.
 bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
   for (int rank = 0; rank < group.size(); ++rank) {
     if (!is_alive(segment.process(rank))) {
@@ -508,21 +514,22 @@ bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
   return true;
 }
 
-/// The segment of a group; nullopt on every rank if one of the ranks cannot reach it, cannot see
-/// the other ranks' processes (another pid namespace) or has TESSERA_SHM=0. Collective.
+/// The segment of a group; nullopt on every rank if any rank cannot open the segment, cannot find
+/// the processes of the other ranks (another pid namespace) or has TESSERA_SHM=0. Collective.
 std::optional<ShmSegment> negotiate_segment(const detail::StorePtr& store, const GroupInfo& group) {
   std::optional<ShmSegment> segment = reach_segment(store, group);
   if (segment) {
     segment->set_process(group.rank, this_process());
   }
-  // Other processes can be recognised only after all ranks have written their identity.
+  // Processes of other ranks can be recognised only after all ranks have written their identity.
   const bool reached = all_say(store, group, "reached", segment.has_value());
   const bool recognised =
       all_say(store, group, "recognised", reached && recognises_peers(*segment, group));
   if (!recognised) {
     return std::nullopt;
   }
-  // All ranks have opened the segment by now. From here on the mappings alone keep the memory.
+  // All ranks have opened the segment by now, so the handle is closed; the mappings alone keep the
+  // memory.
   segment->close_handle();
   return segment;
 }

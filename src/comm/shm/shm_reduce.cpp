@@ -1,7 +1,7 @@
 // Sums, averages, products, maxima and minima over the slots of the ranks, for the types that
-// training uses. The functions are plain loops over blocks that fit in the cache, which compilers
-// vectorise. find_reduce() instantiates the template for each meaningful pair of a type and an
-// operator.
+// training uses. The functions are plain loops over blocks that fit in the cache; compilers
+// vectorise these loops. find_reduce() instantiates the template for each pair of a type and an
+// operator that the type supports.
 #include "shm/shm_reduce.h"
 
 #include <c10/util/BFloat16.h>
@@ -21,7 +21,7 @@ template <class T>
 struct Accumulator {
   using type = T;
 };
-/// 16-bit floats accumulate in fp32: one rounding at the end instead of one for each rank.
+/// 16-bit floats accumulate in fp32, to round once at the end instead of once for each rank.
 template <>
 struct Accumulator<c10::Half> {
   using type = float;
@@ -30,7 +30,8 @@ template <>
 struct Accumulator<c10::BFloat16> {
   using type = float;
 };
-// Integer sums wrap around, as unsigned numbers, because signed overflow is undefined behaviour.
+// Integer sums are computed as unsigned numbers, which wrap around, because signed overflow is
+// undefined behaviour.
 template <>
 struct Accumulator<std::int32_t> {
   using type = std::uint32_t;
@@ -43,13 +44,14 @@ struct Accumulator<std::int64_t> {
 template <class T, ReduceOp kOp>
 constexpr bool kOrdered = kOp == ReduceOp::kMax || kOp == ReduceOp::kMin;
 
-/// Maxima and minima of integers compare in the type itself, because its accumulator may differ in
-/// signedness.
+/// The type in which terms are combined. Maxima and minima of integers use the type of the
+/// elements, because the accumulator may differ in signedness.
 template <class T, ReduceOp kOp>
 using Sum =
     std::conditional_t<kOrdered<T, kOp> && std::is_integral_v<T>, T, typename Accumulator<T>::type>;
 
-/// Combines two terms. For maxima and minima NaN wins, as in at::amax.
+/// Combines two terms. The result of maxima and minima is NaN if one of the terms is NaN, as in
+/// at::amax.
 template <ReduceOp kOp, class A>
 A combine(A sum, A next) {
   if constexpr (kOp == ReduceOp::kSum || kOp == ReduceOp::kAvg) {
@@ -57,8 +59,8 @@ A combine(A sum, A next) {
   } else if constexpr (kOp == ReduceOp::kProduct) {
     return sum * next;
   } else if constexpr (kOp == ReduceOp::kMax) {
-    // Only a NaN differs from itself. A NaN in `next` makes the comparison false, so `next` is
-    // taken.
+    // Only a NaN differs from itself. A NaN in `next` makes the comparison false, so the result is
+    // `next`.
     return sum >= next || sum != sum ? sum : next;
   } else {
     return sum <= next || sum != sum ? sum : next;
@@ -97,7 +99,7 @@ void reduce(std::byte* output, std::span<const std::byte* const> sources, std::s
   }
 }
 
-/// Complex numbers have no maximum or minimum.
+/// The reduction of complex numbers, which have no maximum or minimum.
 template <class T>
 ReduceFunction of_complex(ReduceOp op) {
   switch (op) {
@@ -119,7 +121,8 @@ ReduceFunction of_real(ReduceOp op) {
                                 : of_complex<T>(op);
 }
 
-/// With the values 0 and 1, "any" is the maximum; "all" is the minimum and the product.
+/// The reduction of booleans. For the values 0 and 1, "any" is the maximum, and "all" is the
+/// minimum and the product.
 ReduceFunction of_bool(ReduceOp op) {
   return op == ReduceOp::kMax       ? reduce<std::uint8_t, ReduceOp::kMax>
          : op == ReduceOp::kMin     ? reduce<std::uint8_t, ReduceOp::kMin>

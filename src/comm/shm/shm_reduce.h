@@ -9,13 +9,14 @@
 
 namespace tessera::comm {
 
-/// `output[i]` = the reduction of `sources[0][i], sources[1][i], ...`, in this order on every rank,
-/// so that all ranks that compute it get the same bits. There are at least two sources. 16-bit
-/// floats accumulate in fp32. `output` may be one of the sources.
+/// A function that sets `output[i]` to the reduction of `sources[0][i], sources[1][i], ...`. The
+/// order is the same on every rank, so that all ranks that compute the reduction get the same bits.
+/// There are at least two sources. 16-bit floats accumulate in fp32. `output` may be one of the
+/// sources.
 using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* const> sources,
                                 std::size_t elements);
 
-/// The function for a type and an operator; nullptr if the type has no such reduction.
+/// The reduction for a type and an operator; nullptr if the type has no such reduction.
 ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op);
 
 }  // namespace tessera::comm

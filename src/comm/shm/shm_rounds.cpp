@@ -10,7 +10,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Bytes of a cache line. It is a multiple of every element's size, so that no element is divided.
+/// The bytes of a cache line, a multiple of the size of every element type, so that no element is
+/// divided.
 constexpr std::int64_t kLine = 64;
 
 std::size_t index(int rank) {
@@ -31,7 +32,7 @@ std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
 
 /// Consecutive bytes of one buffer in a slot.
 struct Span {
-  std::int64_t in_part;  ///< offset in the rank's part of the buffer
+  std::int64_t in_part;  ///< the offset in the part of the rank
   std::int64_t in_slot;
   std::int64_t bytes;
 };
@@ -44,15 +45,15 @@ std::int64_t bytes_of_rank(const SplitBuffers& buffers, int rank) {
   return bytes;
 }
 
-/// Visits the pieces of `rank`'s bytes that are sent in `round`, if each round has room for
+/// Visits the pieces of the bytes of `rank` that are sent in `round`, if each round has room for
 /// `capacity` bytes.
 template <class Visit>
 void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity, std::int64_t round,
                    Visit&& visit) {
   const std::int64_t begin = round * capacity;
-  std::int64_t start = 0;  // start of the buffer's part within the rank's bytes
-  // The buffers' parts are one after another in the rank's bytes, and a round is a window on these
-  // bytes.
+  std::int64_t start = 0;  // start of the part of the buffer within the bytes of the rank
+  // The parts of the buffers are one after another in the bytes of the rank, and a round is a
+  // window on these bytes.
   for (const SplitBuffer& buffer : buffers) {
     const std::int64_t end = start + buffer.parts.bytes(rank);
     const std::int64_t first = std::max(begin, start);
@@ -101,12 +102,12 @@ ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, Sp
       item_bytes_(item_bytes),
       sources_(index(group.size())) {}
 
-/// Computed for rank 0, whose part is the longest.
+/// The number of rounds is that of rank 0, whose part is the longest.
 std::int64_t ScatterRounds::count() const {
   return rounds_for(bytes_of_rank(buffers_, 0), capacity_);
 }
 
-/// Writes one piece for each other rank into the slot. This rank's own part is not copied.
+/// Writes one piece for each other rank into the slot. The part of this rank itself is not copied.
 void ScatterRounds::produce(std::int64_t round, std::byte* slot) const {
   for (int to = 0; to < static_cast<int>(sources_.size()); ++to) {
     if (to == rank_) {
@@ -126,8 +127,8 @@ void ScatterRounds::consume(std::int64_t round, Slots slots) {
                   for (std::size_t from = 0; from < slots.size(); ++from) {
                     sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
                   }
-                  // This rank's term is placed at its rank, so that the order of the terms is the
-                  // same on all ranks.
+                  // The term of this rank is placed at the index of this rank, so that the order of
+                  // the terms is the same on all ranks.
                   sources_[index(rank_)] = buffer.whole + buffer.parts.offset(rank_) + span.in_part;
                   reduce_(buffer.own + span.in_part, sources_,
                           static_cast<std::size_t>(span.bytes) / item_bytes_);
@@ -144,8 +145,8 @@ void GatherRounds::produce(std::int64_t round, std::byte* slot) const {
   });
 }
 
-/// Copies this rank's own part as well. Its source may already be its place in the output;
-/// copy_bytes() ignores equal addresses.
+/// Copies the part of every rank, including this rank. The part of this rank may already be at its
+/// place in the output; copy_bytes() ignores equal addresses.
 void GatherRounds::consume(std::int64_t round, Slots slots) const {
   for (int from = 0; from < static_cast<int>(slots.size()); ++from) {
     for_each_span(buffers, from, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
@@ -169,19 +170,19 @@ ExchangeRounds::ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes,
       table_bytes_(round_up_to_line(2 * group.size() * std::int64_t{sizeof(std::int64_t)})),
       capacity_(round_down_to_line((slot_bytes - table_bytes_) / group.size())) {}
 
-// The rounds that this rank needs for the bytes that it sends; the group runs the largest number of
-// all ranks.
+// Returns the rounds that this rank needs for the bytes that it sends. The group runs the largest
+// number of all ranks.
 std::int64_t ExchangeRounds::count() const {
   return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
 }
 
-/// In the input the parts follow one another without gaps; in the slot each part has room of equal
-/// size.
+/// Fills the slot. In the input the parts follow one another without gaps; in the slot each part
+/// has room of equal size.
 void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   if (round == 0) {
     auto* table = reinterpret_cast<std::int64_t*>(slot);
-    // Both tables are written, so that every rank can compare the sent and the expected counts of
-    // all pairs.
+    // Both tables are written, so that every rank can compare the sent counts with the expected
+    // counts for all pairs of ranks.
     std::ranges::copy(output_counts_, std::ranges::copy(input_counts_, table).out);
   }
   const std::byte* part = input_;
@@ -195,8 +196,8 @@ void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   }
 }
 
-/// Checks the counts before the first byte is copied, so that nothing is written if sizes do not
-/// match.
+/// Reads the slots. Checks the counts before the first byte is copied, so that nothing is written
+/// if sizes do not match.
 void ExchangeRounds::consume(std::int64_t round, Slots slots) const {
   if (round == 0) {
     check_counts(slots);
@@ -228,7 +229,8 @@ void ExchangeRounds::check_counts(Slots slots) const {
   }
 }
 
-/// Copies this rank's own part directly, without the slots, since no other rank is needed.
+/// Copies the part that this rank sends to itself directly, without the slots, since no other rank
+/// is needed.
 void ExchangeRounds::copy_own() const {
   const std::int64_t from = sum_before(input_counts_, group_.rank) * item_bytes_;
   const std::int64_t to = sum_before(output_counts_, group_.rank) * item_bytes_;

@@ -11,9 +11,9 @@
 #include "group_info.h"
 #include "shm/shm_reduce.h"
 
-// The layout of a collective's bytes in slots and rounds. A slot has a fixed size; bytes that do
-// not fit are sent in further rounds. Each rank does the same arithmetic alone; nothing here waits
-// or synchronises.
+// The layout of the bytes of a collective in slots and rounds. A slot has a fixed size; bytes that
+// do not fit are sent in further rounds. Each rank computes the layout alone: the functions neither
+// wait nor synchronise.
 namespace tessera::comm {
 
 /// The ranks' slots of one round, in rank order.
@@ -21,7 +21,7 @@ using Slots = std::span<const std::byte* const>;
 
 std::int64_t bytes_of(const at::Tensor& tensor);
 std::byte* data_of(const at::Tensor& tensor);
-/// Copies bytes; `to` and `from` may be equal.
+/// Copies `bytes` bytes. Does nothing if `to` and `from` are equal.
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
 /// The number of rounds for `bytes` if a round has room for `capacity` bytes; at least one.
 std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity);
@@ -35,7 +35,7 @@ struct Piece {
   std::int64_t bytes;
 };
 
-/// Bytes divided into one part for each rank. Parts are equal, except that the last ones may be
+/// Bytes divided into one part for each rank. Parts are equal, except that the last parts may be
 /// shorter or empty.
 struct EqualParts {
   std::int64_t total;
@@ -44,17 +44,19 @@ struct EqualParts {
   std::int64_t offset(int rank) const { return std::min(rank * part, total); }
   std::int64_t bytes(int rank) const { return std::min(part, total - offset(rank)); }
 };
-/// Parts that begin at cache lines, so that no two ranks write to one cache line.
+/// Divides `total` bytes into parts that begin at cache lines, so that no two ranks write to one
+/// cache line.
 EqualParts line_parts(std::int64_t total, int ranks);
 
-/// A tensor's memory, divided into one part for each rank. `whole`: its first byte. `own`: the
-/// address of this rank's part, which may be inside `whole`.
+/// The memory of a tensor, divided into one part for each rank. `whole`: the first byte of the
+/// tensor. `own`: the address of the part of this rank, which may be inside `whole`.
 struct SplitBuffer {
   EqualParts parts;
   std::byte* whole;
   std::byte* own;
 };
-/// The tensors of one collective. A rank's bytes are its parts of all tensors, one after another.
+/// The tensors of one collective. The bytes of a rank are its parts of all tensors, one after
+/// another.
 using SplitBuffers = std::vector<SplitBuffer>;
 
 /// The rounds of a reduce-scatter. Each slot has room for one piece for each rank.
@@ -70,18 +72,19 @@ class ScatterRounds {
  private:
   int rank_;
   SplitBuffers buffers_;
-  /// Bytes for each rank in a slot, a multiple of a cache line.
+  /// The bytes for each rank in a slot, a multiple of a cache line.
   std::int64_t capacity_;
-  /// May write to a part of its own input, because an all-reduce reduces in place.
+  /// The reduction, which may write to a part of its own input, because an all-reduce reduces in
+  /// place.
   ReduceFunction reduce_;
   std::size_t item_bytes_;
-  /// The sources of one reduction; a member to save an allocation for each buffer.
+  /// The sources of one reduction, a member to save an allocation for each buffer.
   std::vector<const std::byte*> sources_;
 };
 
 /// The rounds of an all-gather.
 struct GatherRounds {
-  // `capacity` is a whole slot, because each rank's slot contains only that rank's part.
+  // `capacity` is a whole slot, because the slot of a rank contains only the part of that rank.
   int rank;
   SplitBuffers buffers;
   std::int64_t capacity;
@@ -91,8 +94,8 @@ struct GatherRounds {
   void consume(std::int64_t round, Slots slots) const;
 };
 
-/// The rounds of an all-to-all. A slot contains its rank's counts, then one part for each rank. All
-/// ranks check the counts of all ranks, so that they fail together.
+/// The rounds of an all-to-all. A slot contains the counts of its rank, then one part for each
+/// rank. All ranks check the counts of all ranks, so that they fail together.
 class ExchangeRounds {
  public:
   ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes, const at::Tensor& output,
@@ -101,7 +104,8 @@ class ExchangeRounds {
 
   std::int64_t count() const;
   void produce(std::int64_t round, std::byte* slot) const;
-  /// Throws Error in round 0, on every rank, if a sender's and a receiver's counts differ.
+  /// Reads the slots of a round. Throws Error in round 0, on every rank, if the counts of a sender
+  /// and a receiver differ.
   void consume(std::int64_t round, Slots slots) const;
 
  private:
@@ -114,8 +118,8 @@ class ExchangeRounds {
   std::byte* output_;
   std::vector<std::int64_t> input_counts_;
   std::vector<std::int64_t> output_counts_;
-  /// The size of the counts at the beginning of a slot: bytes for each rank, then bytes expected
-  /// from each rank.
+  /// The size of the counts at the beginning of a slot: the bytes for each rank, then the bytes
+  /// expected from each rank.
   std::int64_t table_bytes_;
   std::int64_t capacity_;
 };

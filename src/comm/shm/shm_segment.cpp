@@ -1,6 +1,7 @@
-// The shared memory and the waiting. Layout: a header, a state for each rank, then two slots for
-// each rank; all offsets follow from the numbers in the header. Data that several processes write
-// is atomic. The arrival counter and each rank's state begin at separate cache lines.
+// Shared memory, and waiting for other ranks. Layout: a header, a state for each rank, then two
+// slots for each rank; all offsets follow from the numbers in the header. Data that several
+// processes write is atomic. The arrival counter and the state of each rank begin at separate cache
+// lines.
 
 #include "shm/shm_segment.h"
 
@@ -32,20 +33,22 @@ using tessera::detail::round_up;
 
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
-/// The size of a slot is a compromise: small slots stay in the cache, large slots need fewer
-/// rounds. All slots together use at most 128 MiB, unless a slot would be smaller than 1 MiB.
+/// The size of the smallest slot. The size of a slot is a compromise: small slots stay in the
+/// cache, large slots need fewer rounds. All slots together use at most 128 MiB, unless a slot
+/// would be smaller than 1 MiB.
 constexpr std::size_t kSmallestSlot = std::size_t{1} << 20;
 constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
 /// How often a sleeping rank checks whether the other ranks are alive.
 constexpr milliseconds kPeerCheck{100};
-/// Spinning takes roughly 20 us, about the cost of going to sleep and waking up.
+/// The number of checks before a rank sleeps: roughly 20 us, about the time of going to sleep and
+/// waking up.
 constexpr int kSpins = 500;
 
 using Counter = std::atomic<std::uint32_t>;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == sizeof(std::uint32_t));
 
-/// Whether `counter` has reached `round`; both wrap around.
+/// Whether the number `counter` has reached `round`. Both numbers wrap around.
 bool reached(std::uint32_t counter, std::uint32_t round) {
   return static_cast<std::int32_t>(counter - round) >= 0;
 }
@@ -53,7 +56,7 @@ bool reached(std::uint32_t counter, std::uint32_t round) {
 void futex_wait(const Counter& word, std::uint32_t seen, milliseconds most) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
   const timespec duration{seconds.count(), std::chrono::nanoseconds(most - seconds).count()};
-  // Without FUTEX_PRIVATE_FLAG, because the word is shared between processes. A spurious wake-up
+  // FUTEX_PRIVATE_FLAG is not set, because the word is shared between processes. A spurious wake-up
   // does no harm, since every caller checks the counter again.
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &duration, nullptr, 0);
 }
@@ -62,14 +65,14 @@ void futex_wake_all(const Counter& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// How often to check before sleeping. If ranks outnumber cores, the awaited rank may need this
-/// core, so this rank sleeps at once.
+/// The number of checks before this rank sleeps. If there are more ranks than cores, the awaited
+/// rank may need this core, so this rank sleeps at once.
 int spins_before_sleep(const GroupInfo& group) {
   static const unsigned cores = std::thread::hardware_concurrency();
   return cores >= static_cast<unsigned>(group.ranks_here) ? kSpins : 1;
 }
 
-/// Frees the core's resources for its other hardware thread while this one spins.
+/// Lets the core's other hardware thread use the resources of the core while this thread spins.
 void pause_briefly() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -80,18 +83,18 @@ void pause_briefly() {
 
 }  // namespace
 
-/// The first bytes of the segment. `token` shows whether an opened segment is the right one.
+/// The first bytes of the segment. `token` shows whether an opened segment is the expected segment.
 struct ShmSegment::Header {
   std::uint64_t token = 0;
   std::int32_t ranks = 0;
   std::uint64_t slot_bytes = 0;
   alignas(kLine) Counter arrivals{0};   ///< number of arrivals over all rounds
-  alignas(kLine) Counter completed{0};  ///< the last round at which all have arrived; a futex
+  alignas(kLine) Counter completed{0};  ///< the last round at which all ranks have arrived; a futex
   Counter sleepers{0};
 };
 
-/// The state of one rank, which that rank writes and all ranks read. It stores two calls, used
-/// alternately like the slots.
+/// The state of one rank, which only that rank writes and all ranks read. The state has two calls,
+/// used alternately like the slots.
 struct alignas(kLine) ShmSegment::RankState {
   Counter round{0};  ///< the last round at which this rank has arrived
   ProcessIdentity process;
@@ -145,7 +148,8 @@ std::optional<ShmSegment> ShmSegment::create(int ranks) {
     close(fd);
     return std::nullopt;
   }
-  // Begins the lifetime of the atomics. New pages are zero and are allocated when first touched.
+  // Placement new begins the lifetime of the atomics. New pages are zero and are allocated at the
+  // first access.
   auto* header = new (base) Header;
   std::random_device random;
   header->token = (std::uint64_t{random()} << 32) | random();
@@ -170,12 +174,13 @@ std::optional<ShmSegment> ShmSegment::open(const std::string& handle) {
   if (!(text >> pid >> number >> bytes >> token)) {
     return std::nullopt;
   }
-  // The creator keeps the descriptor open until all ranks have opened it through this path.
+  // The rank that made the segment keeps the descriptor open until all ranks have opened it through
+  // this path.
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   struct stat status {};
-  // The size is checked before mapping, because access to a shorter file would end this process
-  // with SIGBUS.
+  // The size is checked before mapping, because an access beyond the end of the file would end this
+  // process with SIGBUS.
   if (fd < 0 || fstat(fd, &status) != 0 || status.st_size != static_cast<off_t>(bytes)) {
     close(fd);
     return std::nullopt;
@@ -211,7 +216,7 @@ ProcessIdentity ShmSegment::process(int rank) const {
   return state(rank).process;
 }
 
-// Slots are at the end of the segment, so their offsets are computed from there.
+// Slots are at the end of the segment, so their offsets are computed from the end.
 std::byte* ShmSegment::slot(int rank, std::uint32_t round) const {
   const auto index = 2 * static_cast<std::size_t>(rank) + round % 2;
   return base_ + bytes_ - (2 * static_cast<std::size_t>(ranks_) - index) * slot_bytes_;
@@ -222,15 +227,15 @@ ShmCall& ShmSegment::call(int rank, std::uint32_t round) const {
 }
 
 void ShmSegment::arrive(int rank, std::uint32_t round) const {
-  // This rank's own counter is written last: if the rank is killed before that, it counts as
-  // missing.
+  // The round of this rank is written last: if the rank is killed before this write, the rank
+  // counts as missing.
   Header& shared = header();
-  // A count over all rounds that is never reset, because a reset could conflict with another rank's
-  // arrival.
+  // The count covers all rounds and is never reset, because a reset could conflict with the arrival
+  // of another rank.
   const std::uint32_t arrivals = shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (arrivals == round * static_cast<std::uint32_t>(ranks_)) {
-    // `completed` and `sleepers` are sequentially consistent: either the sleeper sees the completed
-    // round, or this rank sees the sleeper.
+    // `completed` and `sleepers` are sequentially consistent: either the sleeping rank sees the
+    // completed round, or this rank sees that a rank sleeps.
     shared.completed.store(round, std::memory_order_seq_cst);
     if (shared.sleepers.load(std::memory_order_seq_cst) != 0) {
       futex_wake_all(shared.completed);
@@ -246,7 +251,7 @@ bool ShmSegment::arrived(std::uint32_t round) const {
 void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) const {
   Header& shared = header();
   shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  // The counter is read after `sleepers` was incremented, and its value is passed to the kernel: if
+  // The counter is read after `sleepers` was incremented, and the value is passed to the kernel: if
   // the round completes in between, the kernel finds another value and does not sleep.
   const std::uint32_t seen = shared.completed.load(std::memory_order_seq_cst);
   if (!reached(seen, round)) {
@@ -256,7 +261,8 @@ void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) con
 }
 
 void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* collective) const {
-  // Ranks in step wait only for microseconds, so this rank spins before it calls the kernel.
+  // Ranks that arrive together wait only for microseconds, so this rank spins before it calls the
+  // kernel.
   const int spins = spins_before_sleep(group);
   for (int i = 0; i < spins; ++i) {
     if (arrived(round)) {
@@ -268,7 +274,7 @@ void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* c
   while (!arrived(round)) {
     sleep_until_arrived(round, std::min(kPeerCheck, group.timeout));
     if (!arrived(round)) {
-      // The other ranks are checked after each sleep, because a dead rank does not wake this one.
+      // The other ranks are checked after each sleep, because a dead rank does not wake this rank.
       peers.check([&] { return missing(group, round); });
     }
   }

@@ -12,34 +12,35 @@
 
 namespace tessera::comm {
 
-/// A rank's call, as it is written to shared memory. The ranks compare their calls, so that
-/// different calls are an error instead of mixed-up bytes.
+/// The call of a rank, in the form in which shared memory has it. The ranks compare their calls, so
+/// that different calls are an error instead of mixed-up bytes.
 struct ShmCall {
-  std::uint64_t sequence = 0;  ///< number of collectives of this group so far
+  std::uint64_t sequence = 0;  ///< the number of collectives of the group so far
   std::int64_t elements = 0;
   std::int32_t kind = 0;
   std::int32_t dtype = 0;
   std::int32_t op = 0;
   std::int32_t root = 0;
-  /// The rounds that this rank needs. Not compared: the group runs the largest number of all ranks.
+  /// The rounds that this rank needs. The numbers are not compared: the group runs the largest
+  /// number of all ranks.
   std::int64_t rounds = 1;
-  /// The group's purpose, cut to fit and padded with zeros.
+  /// The purpose of the group, cut to 64 characters and padded with zeros.
   std::array<char, 64> purpose{};
 };
 
 /// Memory that the ranks of a group share on one host. Each rank has two slots, used alternately,
-/// and a counter of rounds. In a round each rank fills its slot and arrives; once all ranks have
-/// arrived, each reads the other ranks' slots. A rank arrives at a round only after it has read the
-/// slots of the previous round. So two slots are enough, and no rank waits for a slot to become
-/// free.
+/// and a counter of rounds. In a round each rank fills its slot and then arrives at the round; once
+/// all ranks have arrived, each rank reads the slots of the other ranks. A rank arrives at a round
+/// only after it has read the slots of the previous round. So two slots are enough, and no rank
+/// waits for a slot to become free.
 ///
 /// The memory is anonymous (memfd) and is freed when the last process that maps it ends, in
 /// whatever way.
 class ShmSegment {
  public:
-  /// Makes a new segment, which other ranks open by its handle(); nullopt if the kernel refuses.
+  /// Makes a new segment, which other ranks open with its handle(); nullopt if the kernel refuses.
   static std::optional<ShmSegment> create(int ranks);
-  /// Opens another rank's segment; nullopt if this process cannot reach it.
+  /// Opens the segment of another rank; nullopt if this process cannot reach the segment.
   static std::optional<ShmSegment> open(const std::string& handle);
 
   ShmSegment(ShmSegment&& other) noexcept;
@@ -49,7 +50,7 @@ class ShmSegment {
   ~ShmSegment();
 
   const std::string& handle() const { return handle_; }
-  /// To be called once all ranks have opened the segment.
+  /// Closes the handle. To be called once all ranks have opened the segment.
   void close_handle();
   void set_process(int rank, const ProcessIdentity& process);
   ProcessIdentity process(int rank) const;
@@ -60,7 +61,7 @@ class ShmSegment {
 
   /// Declares that this rank has filled its slot for `round` (1, 2, ...).
   void arrive(int rank, std::uint32_t round) const;
-  /// Waits until all ranks have arrived at `round`. Throws PeerError as PeerWait does.
+  /// Waits until all ranks have arrived at `round`. Throws the PeerError of PeerWait.
   void wait(const GroupInfo& group, std::uint32_t round, const char* collective) const;
   /// Makes ranks in wait() check at once whether this rank may still arrive.
   void wake_peers() const;

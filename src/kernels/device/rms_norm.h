@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "device/vectors.h"
-#include "huge_rows.h"
+#include "tessera/kernels/detail/huge_rows.h"
 
 namespace tessera::kernels {
 

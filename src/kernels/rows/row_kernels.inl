@@ -4,7 +4,7 @@
 // run.
 #include <cstdint>
 
-#include "huge_rows.h"
+#include "tessera/kernels/detail/huge_rows.h"
 #include "rows/row_kernels.h"
 
 namespace tessera::kernels::TESSERA_ISA {

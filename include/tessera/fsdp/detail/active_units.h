@@ -12,12 +12,12 @@ namespace tessera::fsdp {
 
 class Unit;
 
-/// The units of a model, found once. For callers that frequently query which unit runs, such as a
+/// The units of a model, looked up once. For callers that often query which unit runs, such as a
 /// log of all operators.
 class ActiveUnits {
  public:
   explicit ActiveUnits(const nn::ModuleBase& model);
-  /// The same text as fsdp::current_unit() returns.
+  /// The text that fsdp::current_unit() returns for the model.
   std::string text() const;
 
  private:
