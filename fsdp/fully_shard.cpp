@@ -102,8 +102,6 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
       "replicate: the options say how to split parameters (shard_placement, parameter_mesh or "
       "post_forward_mesh_size), but each rank keeps them unsharded; leave these out or apply "
       "fully_shard");
-  TESSERA_CHECK(options.bucket_cap_mb > 0, "replicate: bucket_cap_mb = ", options.bucket_cap_mb,
-                " leaves no bucket; give a positive number of MiB, 25 by default");
   // replicate() uses FSDP on a mesh whose sharding dimension has one rank; every parameter is
   // replicated.
   Options replicated = options;

@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -17,6 +19,7 @@
 #include <vector>
 
 #include "param_group.h"
+#include "tessera/comm/world.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/transfers.h"
@@ -27,8 +30,47 @@
 
 namespace tessera::fsdp {
 
+namespace {
+
+/// The number of open iterations of each rank, which a world stands for.
+class OpenIterations {
+ public:
+  static OpenIterations& instance() {
+    static auto* const all = new OpenIterations;  // never destroyed: threads may outlive main()
+    return *all;
+  }
+
+  int add(const comm::World* rank, int change) {
+    const std::lock_guard lock(mutex_);
+    const int count = counts_[rank] += change;
+    if (count == 0) {
+      counts_.erase(rank);
+    }
+    return count;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const comm::World*, int> counts_;
+};
+
+}  // namespace
+
 IterationState::IterationState(const std::vector<std::shared_ptr<Unit>>& units)
-    : units_(units.begin(), units.end()) {}
+    : units_(units.begin(), units.end()),
+      rank_(units.front()->parameters().mesh().all.world().get()) {}
+
+IterationState::~IterationState() {
+  if (is_open()) {
+    OpenIterations::instance().add(rank_, -1);
+  }
+}
+
+/// Two roots whose iterations are open together run one backward, in which the collectives of both
+/// use the same process groups.
+bool IterationState::is_alone() const {
+  return units().size() == 1 && OpenIterations::instance().add(rank_, 0) == 1;
+}
 
 /// Leaves out units that no longer exist, because the program may have destroyed a part of the
 /// model.
@@ -61,7 +103,11 @@ bool IterationState::is_last_backward() const {
 
 void IterationState::enter(IterationPhase next) {
   const std::shared_ptr<Unit> root = units_.front().lock();
+  const bool was_open = is_open();
   phase_.enter(next, "the iteration of " + (root ? root->label() : "a root that is gone"));
+  if (was_open != is_open()) {
+    OpenIterations::instance().add(rank_, was_open ? -1 : 1);
+  }
 }
 
 template <class Act>

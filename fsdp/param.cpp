@@ -705,6 +705,10 @@ at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
   return make_distributed(shard, sharding_, sharded_.sizes().vec());
 }
 
+bool ShardedParameter::has_hooks() const {
+  return detail::has_hooks(sharded_);
+}
+
 /// Calls the hooks of the shard, which autograd does not call because it knows only the unsharded
 /// tensor. Returns the gradient that the hooks return.
 at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {

@@ -226,6 +226,8 @@ class ShardedParameter {
   void forget_arrivals();
   /// Drops the gradient and the gradients that wait to be reduced.
   void drop_gradient();
+  /// Whether the program has added a hook to the parameter.
+  bool has_hooks() const;
   /// Whether this rank contributed to the gradients that were accumulated since the last
   /// settle_use().
   bool used() const { return used_; }

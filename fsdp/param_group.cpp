@@ -582,6 +582,7 @@ ReductionOptions GradientState::reduction_options() const {
           .divisor = settings_->gradient_divisor.value_or(ranks),
           .all_reduce = settings_->all_reduce,
           .force_sum = settings_->force_sum,
+          .hook = settings_->all_reduce_hook,
           .settings = settings_};
 }
 

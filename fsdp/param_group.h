@@ -75,8 +75,9 @@ struct ReductionOptions {
   double divisor = 1;  ///< the number by which the sum over all ranks is divided
   /// false: a later reduction computes the sum over replicas
   bool all_reduce = true;
-  bool force_sum = false;                    ///< whether to divide only after the sum
-  std::shared_ptr<const Settings> settings;  ///< contain the unit's label and the all-reduce hook
+  bool force_sum = false;  ///< whether to divide only after the sum
+  AllReduceHook hook = {};
+  std::shared_ptr<const Settings> settings;  ///< contain the unit's label
 };
 
 /// A reduction of a group's gradients that is in progress: a reduce-scatter over the dimension that
@@ -98,7 +99,7 @@ class GradientReduction {
   void finish(CommContext& context);
 
  private:
-  const AllReduceHook& hook() const { return options_.settings->all_reduce_hook; }
+  const AllReduceHook& hook() const { return options_.hook; }
   const std::string& label() const { return options_.settings->label; }
   bool in_place() const;
   bool averages() const;

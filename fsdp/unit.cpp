@@ -569,14 +569,22 @@ void Unit::post_backward(nn::TensorList gradients) {
 // Buckets: the groups of a unit with whole parameters. Without them, the gradients of a model that
 // is one unit would be reduced only at the end of backward.
 
-/// Buckets are reduced early only if the unit is the only one: the reductions of other units, whose
-/// place in backward is fixed, use the same process group, so that ranks that use different
-/// parameters would call the collectives in different orders.
+/// Buckets are reduced early only if no other unit or root takes part in backward: the reductions
+/// of other units, whose place in backward is fixed, use the same process group, so that ranks that
+/// use different parameters would call the collectives in different orders. A hook of a parameter
+/// may write the parameter, which backward may still read.
 void Unit::begin_buckets() {
+  const int backward = tessera::detail::backward_id();
+  if (buckets_backward_ >= 0 && buckets_backward_ == backward) {
+    return;  // a second call of the unit in one backward: some buckets may be reduced already
+  }
   noted_.clear();
   buckets_left_ = groups().size();
-  const bool early = in_buckets() && !may_be_unused_ && iteration_->units().size() == 1;
-  buckets_backward_ = early ? tessera::detail::backward_id() : -1;
+  const bool early = in_buckets() && !may_be_unused_ && iteration_->is_alone() &&
+                     std::ranges::none_of(groups(), [](const ParameterGroup& group) {
+                       return std::ranges::any_of(group.parameters(), &ShardedParameter::has_hooks);
+                     });
+  buckets_backward_ = early ? backward : -1;
 }
 
 /// A parameter's gradient is added to `.grad` after its hook, but before the hook of the next

@@ -231,6 +231,9 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
  public:
   /// The units in the order of the model's modules, the root first.
   explicit IterationState(const std::vector<std::shared_ptr<Unit>>& units);
+  IterationState(const IterationState&) = delete;
+  IterationState& operator=(const IterationState&) = delete;
+  ~IterationState();
 
   IterationPhase phase() const { return phase_.now(); }
   /// Whether a forward or backward has begun that has failed or has not ended.
@@ -245,6 +248,8 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   std::vector<const ParameterGroup*> groups_on(const DeviceMesh& mesh) const;
   /// The units that still exist, the root first.
   std::vector<std::shared_ptr<Unit>> units() const;
+  /// Whether this iteration has one unit, and no other root of this rank has an open iteration.
+  bool is_alone() const;
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
   /// To be called when the root's forward begins. Prepares all units. If an earlier iteration had
@@ -301,6 +306,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// with the callback.
   std::weak_ptr<void> backward_;
   Phase<IterationPhase> phase_{IterationPhase::kIdle};
+  const comm::World* rank_;  ///< the world of the units' meshes, as a key
 };
 
 /// The result of fully_shard for one module, or for several modules that run one after another: the

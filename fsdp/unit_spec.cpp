@@ -176,6 +176,8 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
                       const Options& options) {
   check_post_forward_mesh(mesh, options.post_forward_mesh_size);
   check_computes_in_floats(options.mp_policy);
+  TESSERA_CHECK(options.bucket_cap_mb > 0, "bucket_cap_mb = ", options.bucket_cap_mb,
+                " leaves no bucket; give a positive number of MiB, 25 by default");
   refuse_sparse_gradients(parameters);
   UnitSpec spec{modules, mesh, options, {}};
   for (std::size_t i = 0; i < parameters.size(); ++i) {

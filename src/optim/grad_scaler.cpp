@@ -165,7 +165,8 @@ GradScaler::ClippedStep GradScaler::clip_and_step(
   }
   RECORD_USER_SCOPE("optimizer step");
   optimizer.step(clip.factor);
-  return {clip.norm, true};
+  const bool known = clip.factor.defined() && clip.factor.is_cpu();
+  return {clip.norm, !known || std::isfinite(clip.factor.item<double>())};
 }
 
 /// Sets the next scale. All ranks have the same norm, so their scales stay equal without

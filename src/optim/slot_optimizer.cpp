@@ -355,8 +355,8 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
     at::_foreach_add_(runs, 1);
     return;
   }
-  const at::Tensor finite =
-      factor.tensor.to(c10::ScalarType::Double).le(std::numeric_limits<double>::max());
+  const at::Tensor number = factor.tensor.to(c10::ScalarType::Double);
+  const at::Tensor finite = number.sub(number).eq(0);  // NaN - NaN and inf - inf are NaN
   for (const at::Tensor& run : runs) {
     run.add_(finite.to(run.device()));
   }

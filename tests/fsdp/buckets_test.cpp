@@ -73,26 +73,68 @@ TEST(Buckets, WeighRanksWithFewRowsAndARankWithout) {
   });
 }
 
-TEST(Buckets, HaveOneOrderOnRanksThatUseDifferentParameters) {
-  std::vector<at::Tensor> expected;
+/// The mean gradients of two ranks that leave out different layers.
+std::vector<at::Tensor> gradients_of_skipping() {
+  std::vector<at::Tensor> sums(kLayers);
   for (const std::int64_t skipped : {0, 2}) {
     Filled<Chain> alone;
     alone(rows_from(skipped, 2), skipped).square().mean().div(2).backward();
     std::size_t i = 0;
     for (const at::Tensor& gradient : gradients_of(alone)) {
-      expected.resize(kLayers);
-      at::Tensor& sum = expected[i++];
+      at::Tensor& sum = sums[i++];
       if (gradient.defined()) {
         sum = sum.defined() ? sum + gradient : gradient;
       }
     }
   }
+  return sums;
+}
+
+TEST(Buckets, HaveOneOrderOnRanksThatUseDifferentParameters) {
+  const std::vector<at::Tensor> expected = gradients_of_skipping();
   RunRanks(2, [&](Rank& rank) {
     Filled<Chain> model;
     replicate(model, rank.world(), kBuckets);
     const std::int64_t skipped = 2 * rank.rank();
     model(rows_from(skipped, 2), skipped).square().mean().backward();
     expect_gradients(model, expected);
+  });
+}
+
+// The buckets of both models have the same sizes and use the same process group.
+TEST(Buckets, HaveOneOrderInABackwardOfTwoModels) {
+  const std::vector<at::Tensor> expected = gradients_of_skipping();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> whole, skipping;
+    replicate(whole, rank.world(), kBuckets);
+    replicate(skipping, rank.world(), kBuckets);
+    for (int step = 0; step < 2; ++step) {
+      drop_gradients(whole);
+      drop_gradients(skipping);
+      const std::int64_t skipped = 2 * rank.rank();
+      const at::Tensor x = rows_from(skipped, 2);
+      (whole(x, -1).square().mean() + skipping(x, skipped).square().mean()).backward();
+      expect_gradients(skipping, expected);
+    }
+  });
+}
+
+// A hook may write a parameter that backward still reads.
+TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
+  Filled<Chain> alone;
+  alone(rows_from(0, 4), -1).square().mean().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> model;
+    replicate(model, rank.world(), kBuckets);
+    model.layers[3]->slot("weight")->persistent().register_hook(
+        [](const at::Tensor& g) { return g; });
+    const Sent sent(rank);
+    std::int64_t early = 0;
+    model.at_first_layer = [&] { early = sent.calls("dp", "all_reduce"); };
+    model(rows_from(2 * rank.rank(), 2), -1).square().mean().backward();
+    EXPECT_EQ(early, 0);
+    EXPECT_EQ(sent.calls("dp", "all_reduce"), kLayers);
+    expect_gradients(model, gradients_of(alone));
   });
 }
 

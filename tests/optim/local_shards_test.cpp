@@ -1,6 +1,7 @@
 #include "optim/local_shards.h"
 
 #include "optim/parameters.h"
+#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 
 namespace tessera::optim {
@@ -49,14 +50,24 @@ TEST(ZerosBeside, BeginAtMultiplesOfSixteenBytes) {
   EXPECT_TRUE(adjoins(counters[0], counters[1]));
 }
 
+/// A module, because the random bits of bf16 moments depend on the names of parameters.
+struct Parameters : nn::Module<Parameters> {
+  explicit Parameters(const std::vector<std::int64_t>& sizes) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      register_parameter("parameter" + std::to_string(i),
+                         normal_values({sizes[i]}, static_cast<std::int64_t>(i)));
+    }
+  }
+};
+
 /// A checkpoint gets the elements of each tensor, without the gaps between tensors.
 TEST(AdamW, UpdatesShardsOfAnySizeAsItDoesAlone) {
   for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {
     const std::vector<std::int64_t> sizes{171, 1, 4096};
+    const Parameters module(sizes);
     std::vector<nn::SlotPtr> slots;
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      slots.push_back(slot_of(normal_values({sizes[i]}, static_cast<std::int64_t>(i))));
-      slots.back()->set_fqn("parameter" + std::to_string(i));
+    for (const auto& [name, slot] : module.named_slots()) {
+      slots.push_back(slot);
     }
     AdamW together(slots, {.moment_dtype = moments});
     for (const nn::SlotPtr& slot : slots) {

@@ -100,7 +100,9 @@ struct Options {
   /// For replicate, and for HSDP with one rank in the dimension that shards: gradients are
   /// all-reduced in buckets of at most this many MiB of parameters, and a larger parameter is a
   /// bucket of its own (DDP's bucket_cap_mb). A bucket is reduced while backward still computes the
-  /// gradients of earlier parameters, if the whole model is one unit.
+  /// gradients of earlier parameters, if the whole model is one unit whose parameters have no
+  /// hooks, and if no other model of FSDP takes part in the same backward. The program must then
+  /// not call collectives of the same process group in backward.
   std::int64_t bucket_cap_mb = 25;
 };
 /// The options that differ from the default, as C++ source: "{.reshard_after_forward = true}". A

@@ -96,7 +96,9 @@ class GradScaler {
   /// The result of clip_and_step().
   struct ClippedStep {
     at::Tensor norm;  ///< the norm, as returned by clip_grad_norm_
-    bool stepped;     ///< whether the optimizer stepped, as returned by step
+    /// Whether the optimizer stepped, as returned by step. Without scaling on a GPU always true,
+    /// because the host does not wait for the norm.
+    bool stepped;
   };
   /// Combines clip_grad_norm_ and step. If the scaler is not enabled, this saves a pass over the
   /// gradients: the optimizer multiplies them while it reads them (optim::clip_factor). The

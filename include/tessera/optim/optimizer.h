@@ -45,9 +45,9 @@ class Optimizer : tessera::detail::NoCopy {
   }
   /// step() with a factor on a device, such as ClipFactor::factor: plain, 0-d, and the same on
   /// every rank. Each product is rounded to the type of the gradient, as in clip_grad_norm_(). The
-  /// host does not wait for the factor. If the factor is not finite, AdamW on any device, and each
-  /// optimizer of this library for parameters on a CPU, changes neither parameters nor state. An
-  /// Ema updates its averages even then.
+  /// host does not wait for the factor. If the factor is not finite, AdamW for parameters in fp32,
+  /// and each optimizer of this library for parameters on a CPU, changes neither parameters nor
+  /// state. An Ema updates its averages even then.
   void step(const at::Tensor& gradient_factor) {
     check_copies();
     update_scaled(gradient_factor);

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <new>
 #include <random>
+#include <set>
 #include <sstream>
 
 #include "host/host.h"
@@ -140,6 +141,8 @@ struct WorldWatch::Remote {
   std::future<Ends> asked = {};  ///< a look without an answer yet
   std::chrono::steady_clock::time_point next_look = {};
   Ends ends = {};
+  /// The numbers of the announcements that were read.
+  std::shared_ptr<std::set<std::size_t>> seen = std::make_shared<std::set<std::size_t>>();
 };
 
 WorldWatch::WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records,
@@ -291,10 +294,15 @@ void WorldWatch::look() const {
     return;
   }
   remote_->next_look = now + kPatience;
-  remote_->asked = ask(remote_->store, [known = remote_->ends.size()](detail::Store& store) {
+  remote_->asked = ask(remote_->store, [seen = remote_->seen](detail::Store& store) {
     Remote::Ends found;
     const auto count = static_cast<std::size_t>(store.add(kEnds, 0));
-    for (std::size_t i = known + 1; i <= count && store.check({end_key(i)}); ++i) {
+    for (std::size_t i = 1; i <= count; ++i) {
+      // A rank that was killed between its two calls of the store leaves a number without a text.
+      if (seen->contains(i) || !store.check({end_key(i)})) {
+        continue;
+      }
+      seen->insert(i);
       const std::string text = store.get_to_str(end_key(i));
       const std::size_t space = text.find(' ');
       found.emplace_back(std::stoi(text.substr(0, space)), text.substr(space + 1));
