@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <thread>
@@ -23,12 +22,11 @@
 namespace tessera::comm {
 namespace {
 
-// libtorch's flight recorder has data races between process groups of one process.
-[[maybe_unused]] const int kNoFlightRecorder = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
-
 /// Calls `make` with a Gloo group of `size` ranks, on one thread for each rank.
 std::vector<WorldPtr> worlds_of_groups(
     int size, const std::function<WorldPtr(const detail::GroupPtr& group)>& make) {
+  // Turns off libtorch's flight recorder, which has data races between ranks that are threads.
+  thread_worlds(1);
   const detail::StorePtr store = detail::memory_store();
   std::vector<WorldPtr> worlds(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;

@@ -54,8 +54,8 @@ TEST(ZerosBeside, BeginAtMultiplesOfSixteenBytes) {
 struct Parameters : nn::Module<Parameters> {
   explicit Parameters(const std::vector<std::int64_t>& sizes) {
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      register_parameter("parameter" + std::to_string(i),
-                         normal_values({sizes[i]}, static_cast<std::int64_t>(i)));
+      register_slot("parameter" + std::to_string(i),
+                    normal_values({sizes[i]}, static_cast<std::int64_t>(i)));
     }
   }
 };

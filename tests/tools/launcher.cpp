@@ -1,5 +1,4 @@
 #include "launcher.h"
-#include "testing/files.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -49,8 +48,15 @@ bool read_into(int fd, std::string& text) {
   return size > 0;
 }
 
+/// A file of a process in /proc; "" if the process has ended, also while the file is read.
+std::string file_of_process(const std::string& process, const char* name) {
+  std::ostringstream text;
+  text << std::ifstream("/proc/" + process + "/" + name, std::ios::binary).rdbuf();
+  return text.str();
+}
+
 bool is_zombie(const std::string& process) {
-  const auto status = ReadFile("/proc/" + process + "/stat");
+  const auto status = file_of_process(process, "stat");
   const auto paren = status.rfind(')');
   return paren == std::string::npos || status.compare(paren, 3, ") Z") == 0;
 }
@@ -145,7 +151,7 @@ std::vector<pid_t> Launcher::marked() const {
     if (name.find_first_not_of("0123456789") != std::string::npos || is_zombie(name)) {
       continue;
     }
-    if (ReadFile(entry.path() / "environ").find(mark_) != std::string::npos) {
+    if (file_of_process(name, "environ").find(mark_) != std::string::npos) {
       pids.push_back(std::stoi(name));
     }
   }
