@@ -198,8 +198,13 @@ TEST(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust) {
               plain.first.at({"tp", "all_gather"}).calls);
     EXPECT_EQ(again.first.at({"tp", "reduce_scatter"}).calls,
               plain.first.at({"tp", "reduce_scatter"}).calls + depth);
-    // No collective is repeated if its result is saved.
-    expect_same(plain, llama_step(rank, 2, &collectives));
+    // No collective is repeated if its result is saved, and backward takes the saved inputs.
+    const Step saved = llama_step(rank, 2, &collectives);
+    expect_same_gradients(plain, saved);
+    EXPECT_EQ(saved.first.at({"tp", "all_gather"}).calls,
+              plain.first.at({"tp", "all_gather"}).calls - 2 * depth);
+    EXPECT_EQ(saved.first.at({"tp", "reduce_scatter"}).calls,
+              plain.first.at({"tp", "reduce_scatter"}).calls);
     expect_same_gradients(plain, llama_step(rank, 2, &selective));
     // q, k, v, o, gate, up and down are saved; down comes after the last tensor that backward
     // needs.
