@@ -23,8 +23,8 @@ std::string dim_name(const MeshShape& shape, int dim) {
                                : shape.names()[static_cast<std::size_t>(dim)];
 }
 
-/// Checks everything locally, so that all ranks find the same errors. If only some ranks rejected a
-/// mesh, the others would wait forever in its first group.
+/// Checks the ranks of a mesh without communication, in such a way that all ranks find the same
+/// errors. If only some ranks rejected a mesh, the others would wait forever in its first group.
 void check_ranks(const comm::WorldPtr& world, const std::vector<int>& ranks,
                  const MeshShape& shape) {
   TESSERA_CHECK(world != nullptr, "DeviceMesh: no world; pass world_from_environment()");
@@ -47,8 +47,8 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
   impl_ = family->handle(family->member(nullptr, std::move(ranks), std::move(shape)));
 }
 
-/// Checks all groups before it takes the first, so that an error leaves the mesh unchanged. Holds
-/// the lock throughout, because another thread may be using a group.
+/// Checks all groups before it stores the first group, so that an error leaves the mesh unchanged.
+/// Holds the lock during the whole call, because another thread may be using a group.
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
   DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));
@@ -59,15 +59,16 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
   auto& known = mesh.impl().groups;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
     const auto& group = groups[static_cast<std::size_t>(dim)];
-    // The order of ranks in a group decides which rank has which shard, so the rank in the group
-    // must equal the coordinate.
+    // The order of ranks in a group decides which rank has which shard, so this rank's rank in the
+    // group must equal its coordinate.
     const bool fits = group != nullptr && group->size() == mesh.size(dim) &&
                       group->rank() == mesh.local_rank(dim);
     TESSERA_CHECK(fits, to_string(mesh), ": the group given for ", dim_name(mesh.shape(), dim),
                   " must have ", mesh.size(dim), " ranks and this one as number ",
                   mesh.local_rank(dim));
     const auto other = known.find({dim});
-    // Equal meshes are one object, and its existing group may have pending collectives.
+    // The group must not be replaced: equal meshes are one object, and its existing group may have
+    // pending collectives.
     TESSERA_CHECK(other == known.end() || other->second == group, to_string(mesh), ": ",
                   dim_name(mesh.shape(), dim),
                   " has a group already; make the mesh from groups before it is used, or give it "
@@ -79,7 +80,8 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
   return mesh;
 }
 
-/// All queries call this, so that the use of an unassigned mesh is an Error and not a crash.
+/// The description of the mesh. All queries call this function, so that the use of an unassigned
+/// mesh is an Error and not a crash.
 const DeviceMesh::Impl& DeviceMesh::impl() const {
   TESSERA_CHECK(impl_ != nullptr,
                 "DeviceMesh: used before a mesh was assigned to it; "
@@ -106,7 +108,8 @@ std::int64_t DeviceMesh::size() const {
 std::int64_t DeviceMesh::size(int dim) const {
   return shape().size(dim);
 }
-/// A name may stand for several dimensions (flatten()), whose sizes are multiplied.
+/// The size of the dimension `name`. A name that was given to flatten() stands for several
+/// dimensions, whose sizes are multiplied.
 std::int64_t DeviceMesh::size(std::string_view name) const {
   const auto dims = dims_called(name);
   return std::accumulate(dims.begin(), dims.end(), std::int64_t{1},
@@ -140,7 +143,8 @@ std::int64_t DeviceMesh::local_rank(int dim) const {
   return coordinate()[static_cast<std::size_t>(shape().dim(dim))];
 }
 
-/// For a flattened name, the index in the flattened submesh.
+/// This rank's index along the dimension `name`. For a name that was given to flatten(), the index
+/// in the flattened submesh.
 std::int64_t DeviceMesh::local_rank(std::string_view name) const {
   const auto dims = dims_called(name);
   return dims.size() == 1 ? local_rank(dims.front()) : (*this)[name].local_rank();
@@ -151,9 +155,9 @@ std::int64_t DeviceMesh::local_rank() const {
   return local_rank(0);
 }
 
-/// Found without a lock once the group exists, because each collective of every operator calls
-/// this. Release and acquire order the pointer after the group's construction; groups live as long
-/// as the family.
+/// An existing group is found without a lock, because each collective of every operator calls this
+/// function. Release and acquire order the pointer after the group's construction. Groups exist as
+/// long as the mesh family.
 comm::Communicator& DeviceMesh::group(int dim) const {
   dim = shape().dim(dim);
   auto& known = impl().dim_groups[static_cast<std::size_t>(dim)];
@@ -176,13 +180,13 @@ comm::Communicator& DeviceMesh::group() const {
 }
 
 comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
-  // Dimensions are counted from 0, so that -1 and ndim - 1 find the same entry.
+  // Negative dimensions are replaced, so that -1 and ndim - 1 find one entry.
   std::vector<int> wrapped;
   for (const int dim : dims) {
     wrapped.push_back(shape().dim(dim));
   }
   // The lock is held while the group is made, which is collective. Otherwise a second thread could
-  // make another group, which the other ranks would not know of.
+  // make another group, without any other rank.
   const std::lock_guard lock(impl().mutex);
   comm::CommunicatorPtr& known = impl().groups[wrapped];
   if (known == nullptr) {
@@ -198,7 +202,7 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
   return *known;
 }
 
-/// Uses the same cache as any list of dimensions, so that a 1-D mesh shares the group of its
+/// Looks up the group by the list of all dimensions, so that a 1-D mesh uses the group of its
 /// dimension.
 comm::Communicator& DeviceMesh::group_of_all_ranks() const {
   std::vector<int> dims(static_cast<std::size_t>(ndim()));

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// The coordinate is passed by value: its entries for `dims` are overwritten, all others stay this
-/// rank's.
+/// `coordinate` is a copy, in which the entries for `dims` are overwritten; all other entries
+/// remain this rank's.
 std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& shape,
                                std::vector<std::int64_t> coordinate, const std::vector<int>& dims) {
   const MeshShape sub(dims | ranges::views::transform([&](int dim) { return shape.size(dim); }) |
@@ -27,18 +27,19 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
   return result;
 }
 
-/// Uses positions in the root instead of coordinates, because the parts need not be dimensions of
-/// the root (flattened ones, slices of slices).
+/// Uses positions in the list of the root's ranks instead of coordinates, because the parts need
+/// not be dimensions of the root (flattened dimensions, slices of slices).
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
   const auto position = [&](int rank) {
-    // Usually the root has the ranks 0, 1, 2 and so on: thousands of ranks are not searched.
+    // Usually the root has the ranks 0, 1, 2 and so on, so the position of a rank is tried first
+    // and thousands of ranks are not searched.
     const auto same = static_cast<std::size_t>(rank);
     return same < root.size() && root[same] == rank ? static_cast<std::ptrdiff_t>(rank)
                                                     : std::ranges::find(root, rank) - root.begin();
   };
-  // A position in the root is a sum over its dimensions of coordinate times stride, so the offsets
-  // of steps along different dimensions add up.
+  // A rank's position in the root is the sum of coordinate times stride over the root's dimensions,
+  // so the offsets of steps along different dimensions can be added.
   const std::ptrdiff_t own_position = position(own);
   std::vector<std::ptrdiff_t> positions = {own_position};
   for (const std::vector<int>& part : parts) {
@@ -51,8 +52,8 @@ std::vector<int> product_through(const std::vector<int>& root,
     positions = std::move(longer);
   }
   const auto size = static_cast<std::ptrdiff_t>(root.size());
-  // Parts that share a dimension would step along it twice, and so leave the root or reach one rank
-  // twice.
+  // Checks that no position is outside of the root. Parts that share a dimension would lead
+  // outside, or would give one rank twice.
   const bool inside = std::ranges::all_of(positions, [&](auto p) { return p >= 0 && p < size; });
   std::vector<std::ptrdiff_t> sorted = positions;
   std::ranges::sort(sorted);
@@ -68,8 +69,8 @@ std::vector<int> product_through(const std::vector<int>& root,
 
 namespace {
 
-/// The coordinate that follows from the rank's position in the list; empty if the rank is not in
-/// it.
+/// The coordinate of `rank`, from its position in the list of ranks; empty if the rank is not in
+/// the list.
 std::vector<std::int64_t> coordinate_of(int rank, const std::vector<int>& ranks,
                                         const MeshShape& shape) {
   const auto self = std::ranges::find(ranks, rank);
@@ -103,7 +104,7 @@ DeviceMesh::Impl::Impl(Family* family, const Impl* root, std::vector<int> ranks,
       dim_groups(static_cast<std::size_t>(this->shape.ndim())) {}
 
 /// Families are found by the world's address. A family owns its world, so the address is not reused
-/// before its entry has expired.
+/// while the entry of the family is valid.
 std::shared_ptr<DeviceMesh::Family> DeviceMesh::Family::of(const comm::WorldPtr& world) {
   auto& [mutex, families] = registry<Family>();
   const std::lock_guard lock(mutex);
@@ -116,18 +117,20 @@ std::shared_ptr<DeviceMesh::Family> DeviceMesh::Family::of(const comm::WorldPtr&
   return family;
 }
 
-/// Runs when the last handle is destroyed, on any thread.
+/// Removes the family from the table of families. Runs on any thread, when the last handle of a
+/// mesh of the family is destroyed.
 DeviceMesh::Family::~Family() {
   auto& [mutex, families] = registry<Family>();
   const std::lock_guard lock(mutex);
-  // Another family of the same world may already have replaced this entry.
+  // Does not remove the entry if it belongs to a newer family of this world.
   if (const auto entry = families.find(world_.get());
       entry != families.end() && entry->second.expired()) {
     families.erase(entry);
   }
 }
 
-/// Makes only a description and is not collective. Groups are made later, at their first use.
+/// Makes only the description of a mesh, and is not collective. Groups are made later, at their
+/// first use.
 const DeviceMesh::Impl* DeviceMesh::Family::member(const Impl* root, std::vector<int> ranks,
                                                    MeshShape shape) {
   const std::lock_guard lock(mutex_);
@@ -141,8 +144,8 @@ const DeviceMesh::Impl* DeviceMesh::Family::member(const Impl* root, std::vector
 std::vector<std::string> DeviceMesh::Family::dims_of_root(const Impl& mesh) {
   const MeshShape& all = mesh.root->shape;
   const std::vector<std::string>& own = mesh.shape.names();
-  // A flattened dimension counts as a dimension of the root: coordinates would lose its parts of
-  // size 1.
+  // A flattened dimension counts as a dimension of the root: comparing coordinates would not find
+  // its parts of size 1.
   const auto is_of_root = [&](const std::string& name) {
     return std::ranges::find(all.names(), name) != all.names().end() ||
            !mesh.family->flattened_dims(mesh.root, name).empty();
@@ -168,8 +171,9 @@ std::vector<std::string> DeviceMesh::Family::dims_of_root(const Impl& mesh) {
   return ranks_through(mesh.root->ranks, all, first, dims) == mesh.ranks ? names : own;
 }
 
-/// A name means the same list of dimensions for all slices of a root. Dimensions that were
-/// flattened before are replaced by the dimensions that they consist of.
+/// Records the dimensions for which `name` stands. A name stands for one list of dimensions in all
+/// slices of a root. Dimensions that were flattened before are replaced by the dimensions that they
+/// consist of.
 std::vector<std::string> DeviceMesh::Family::remember_flattened(
     const Impl* root, const std::string& name, const std::vector<std::string>& dims) {
   const std::lock_guard lock(mutex_);

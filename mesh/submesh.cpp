@@ -25,7 +25,7 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 }  // namespace
 
 /// All meshes made from one root, including slices of slices, are registered under the root, so a
-/// submesh is one object in whatever way it was made.
+/// submesh is one object, in whatever way the program makes it.
 DeviceMesh DeviceMesh::relative(std::vector<int> ranks, MeshShape shape) const {
   const Impl& own = impl();
   if (ranks == own.root->ranks && shape == own.root->shape) {
@@ -43,8 +43,8 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string_view> names)
   return slice({names.begin(), names.end()});
 }
 
-/// Names of dimensions are the common case. Flattened names are looked up in the root's family. For
-/// a mixture of both, the slice is concatenated from its parts.
+/// Usually all names are names of dimensions. Names given to flatten() are looked up in the root's
+/// family. If both kinds occur, the slice is concatenated from its parts.
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), to_string(*this), ": a slice needs at least one dimension name");
   if (names == shape().names()) {
@@ -68,7 +68,8 @@ DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   return concatenate(parts);
 }
 
-/// Accepts the mesh's order only, as PyTorch does; otherwise one submesh would have several forms.
+/// The dimensions must be in the order of the mesh, as in PyTorch; otherwise there would be several
+/// submeshes with the same dimensions.
 DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   if (names == shape().names()) {
     return *this;
@@ -103,7 +104,8 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
 
 /// The name is recorded for the root, so that every slice of the root finds the flattening. For a
 /// mesh without names nothing is recorded. If the name is already recorded for other dimensions,
-/// these must have the same ranks in the same order, as the dimensions of an unflattened mesh do.
+/// those dimensions must have the same ranks in the same order, as the dimensions of an unflattened
+/// mesh do.
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
                 ": flattening an unnamed mesh needs a name");
@@ -122,7 +124,8 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   return relative(ranks(), MeshShape({size()}, {flat}));
 }
 
-/// The ranks do not change, because row-major order is the same before and after.
+/// The list of ranks does not change, because its row-major order is the same before and after the
+/// division.
 DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                                  const std::vector<std::string>& names) const {
   const int dim = shape().dim(name);

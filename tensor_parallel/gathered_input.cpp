@@ -7,7 +7,7 @@
 //                                            bias_i <-----------------------'
 //
 // The products of one linear_products() call share one LinearInputBackward; every other product has
-// its own.
+// its own node.
 //
 // WeightBackward is a separate node, so that it can run late: its sequence number is lower than
 // that of GatherBackward, and autograd runs the ready node with the highest number. As a result,
@@ -59,8 +59,8 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
              : DistributedTensor::from_local(gradient, mesh, {Replicate{}});
 }
 
-/// The functions that compute the products of a Linear, for one type of product. `bias` may be
-/// undefined.
+/// The functions that compute the products of a Linear. Each type of product (aten::linear, fp8)
+/// has one such object. `bias` may be undefined.
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   nn::detail::SharedInputNode::AddTerm add_of_input;
@@ -83,10 +83,10 @@ constexpr Products kFp8Products{
       return tessera::detail::fp8_linear_weight_grad(gradient, x);
     }};
 
-/// The input of one gather. Stores the shard between forward and backward, and the gathered tensor
-/// while backward computes the gradients of the weights. In activation checkpointing the gathered
-/// tensor is saved instead: the recomputation of the block makes that tensor anyway, so a second
-/// gather would only add traffic.
+/// The input x of column-wise products, which one all-gather has made. Stores the shard between
+/// forward and backward, and the gathered tensor while backward computes the gradients of the
+/// weights. In activation checkpointing the gathered tensor is saved instead: the recomputation of
+/// the block makes that tensor anyway, so a second gather would only add traffic.
 class GatheredInput {
  public:
   GatheredInput(const DistributedTensor& shard, const at::Tensor& whole)
@@ -109,7 +109,7 @@ class GatheredInput {
     }
   }
 
-  /// Called when the graph is freed, so that no further backward will run.
+  /// Releases the tensors. Called when the graph is freed, so that no further backward will run.
   void release() {
     released_ = true;
     release_if_unused();
@@ -146,7 +146,8 @@ struct GatherBackward final : Node {
   std::shared_ptr<GatheredInput> input;
   DeviceMesh mesh;
   Placements shards;
-  std::uint64_t late_number;  ///< the sequence number of the WeightBackward nodes
+  std::uint64_t late_number;  ///< the sequence number of the WeightBackward nodes; low, so that
+                              ///< autograd runs these nodes late
 };
 
 /// Computes the gradient of the weight: (gradient of y)^T x.
@@ -209,7 +210,7 @@ bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
          of_bias.layout->digits(0) == of_weight.layout->digits(0);
 }
 
-/// The node of the gather that made x; nullptr if x did not come from a gather and must be saved.
+/// The node of the gather that made x; nullptr if no gather made x, so that x must be saved.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight,
                                                    const at::Tensor& bias) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
@@ -221,7 +222,7 @@ tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at
   return columns ? tessera::detail::node_cast<GatherBackward>(x.grad_fn()) : nullptr;
 }
 
-/// The product of the local tensors, below autograd. The last dimension of the result is
+/// The product of the local tensors, not recorded by autograd. The last dimension of the result is
 /// distributed like the first dimension of the weight.
 at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const Products& products) {
@@ -231,8 +232,8 @@ at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at
   dims.back() = spec.layout->digits(0);
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
-  // The product includes the bias, as in aten::linear: a bias that is added after the product would
-  // be rounded twice.
+  // The product includes the bias, as in aten::linear: if the bias were added afterwards, the
+  // result would be rounded twice.
   const at::Tensor local = products.of_output(local_tensor(x), local_tensor(weight),
                                               bias.defined() ? local_tensor(bias) : at::Tensor());
   return make_distributed(local,
@@ -260,8 +261,8 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
   return product;
 }
 
-/// Products that share a gather. If x does not come from a gather, the product goes to `others`, or
-/// is computed separately if `others` is nullptr.
+/// Computes products that share a gather. If no gather made x, the product goes to `others`, or is
+/// computed separately if `others` is nullptr.
 class RegatheredProducts final : public nn::detail::LinearProducts {
  public:
   explicit RegatheredProducts(const Products& products,
@@ -308,7 +309,8 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
     whole = shard.redistribute(everywhere).tensor();
   }
   const std::uint64_t late_number = tessera::detail::take_sequence_number();
-  // `whole` has no gradient node yet, so that the node of the gather does not own itself.
+  // `whole` has no gradient node yet. Otherwise the node of the gather would own itself through
+  // `whole`.
   const auto node = tessera::detail::make_node<GatherBackward>(
       std::make_shared<GatheredInput>(shard, whole), shard, late_number);
   tessera::detail::set_inputs(*node, shard.tensor());

@@ -9,14 +9,14 @@ namespace tessera::tensor_parallel {
 
 /// Gathers `shard`, a shard on a 1-D mesh, on every rank. Collective. Only the shard is saved for
 /// backward, which gathers the shard again (Korthikanti et al. 2022, section 4.2.2). All products
-/// by regathered_product() share this second gather. Gradient: an asynchronous reduce-scatter,
-/// which overlaps the gradients of the weights.
+/// by regathered_product() share this second gather. The gradient is reduce-scattered
+/// asynchronously, while the gradients of the weights are computed.
 at::Tensor gather_again_in_backward(const DistributedTensor& shard);
 
-/// The product of `linear` with a weight that is sharded over its outputs. If x comes from
-/// gather_again_in_backward(), only the weight is saved for backward. Otherwise the product is that
-/// of aten::linear, or the fp8 product if convert_to_fp8 has converted the module. Backward throws
-/// Error under create_graph.
+/// The product of `linear` with a weight that is sharded over its outputs. If
+/// gather_again_in_backward() made x, only the weight is saved for backward. Otherwise the product
+/// is that of aten::linear, or the fp8 product if convert_to_fp8 has converted the module. Backward
+/// throws Error under create_graph.
 nn::LinearProduct regathered_product(const nn::Linear& linear);
 
 /// Makes an nn::Linear use regathered_product() if `regather` is true. Does nothing for other
@@ -24,7 +24,7 @@ nn::LinearProduct regathered_product(const nn::Linear& linear);
 void set_regathered_product(nn::ModuleBase& module, bool regather);
 
 /// Adds a hook that, before each call of `module`, replicates the first argument with
-/// prepare_input(). `plain`: the placement of a plain argument.
+/// prepare_input(). `plain`: the placement that a plain argument is assumed to have.
 void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
                         bool regather);
 

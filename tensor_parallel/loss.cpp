@@ -1,6 +1,6 @@
-// The losses of a language model. cross_entropy reduces the losses per row of the operator in
-// src/dtensor/fused/losses.cpp. linear_cross_entropy computes the output head and the loss in
-// chunks of tokens.
+// The losses of a language model. cross_entropy reduces the losses of rows, which the operator in
+// src/dtensor/fused/losses.cpp computes. linear_cross_entropy computes the output head and the loss
+// in chunks of tokens.
 //
 // linear_cross_entropy computes the gradients in forward, as if the loss of each row had the factor
 // 1. Backward multiplies these gradients by the actual factor, which is one number. So nothing is
@@ -43,8 +43,9 @@ namespace {
 /// The sharding of the rows (tokens) over their mesh; nullopt if the rows are plain.
 using TokenSharding = std::optional<ShardingSpec>;
 
-/// Throws Error if the ranks ignore different numbers of targets. FSDP averages the gradients of
-/// the ranks' means with equal weights, which would be wrong for different numbers.
+/// Throws Error if targets are ignored and several data-parallel ranks share the batch: the ranks
+/// may ignore different numbers of targets, but FSDP averages the gradients of the ranks' means
+/// with equal weights.
 void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   const std::int64_t ranks = nn::batch_ranks();
   if (ranks == 1 || count.is_meta()) {
@@ -68,12 +69,13 @@ at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
-/// The number of targets in all rows that are not ignored, as a plain tensor.
+/// The number of targets in the rows of all ranks that are not ignored, as a plain tensor.
 at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index) {
   return whole(targets.ne(ignore_index).sum());
 }
 
-/// The mean over `mesh` of the ranks' counts: fp64, above 0. Collective over `mesh`.
+/// The mean over `mesh` of the ranks' counts of targets: one fp64 number above 0. Collective over
+/// `mesh`.
 at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   nn::note_weighing();
   const at::Tensor sum = count.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
@@ -81,11 +83,11 @@ at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   if (flat.size() > 1) {
     flat.group().all_reduce(sum, ReduceOp::kSum)->wait();
   }
-  // The count is at least 1: if no token counts, the sum of the losses is 0.
+  // The divisor is at least 1, because the sum of the losses is 0 if all targets are ignored.
   return sum.clamp_min(1).div_(flat.size());
 }
 
-/// The parts of `options` that apply to each row.
+/// The options of a single row's loss, from the options of the whole loss.
 tessera::detail::RowLossOptions row_options(const CrossEntropyOptions& options) {
   return {options.ignore_index, options.label_smoothing, options.z_loss};
 }
@@ -103,7 +105,7 @@ void check_options(const CrossEntropyOptions& options) {
                 options.tokens.sizes());
 }
 
-/// The sharding of the rows of a tensor whose dimension 0 is the tokens.
+/// The sharding of the rows of `tensor`; dimension 0 of `tensor` is the tokens.
 TokenSharding token_sharding(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return std::nullopt;
@@ -194,7 +196,8 @@ using tessera::detail::VocabularyShard;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The inputs of linear_cross_entropy on one rank: its rows and columns, as plain tensors.
+/// The inputs of linear_cross_entropy on one rank, as plain tensors: the rank's rows of the hidden
+/// states and its columns of the vocabulary.
 struct HeadProblem {
   at::Tensor hidden, weight, targets;
   VocabularyShard shard;
@@ -205,14 +208,15 @@ struct HeadProblem {
 struct HeadResults {
   at::Tensor losses;           ///< the loss of each row: (tokens)
   at::Tensor hidden_gradient;  ///< the gradient of the sum of the losses; undefined if not needed
-  at::Tensor weight_gradient;  ///< like hidden_gradient, but in the type of the losses
+  at::Tensor weight_gradient;  ///< the gradient of the weight, in the type of the losses; undefined
+                               ///< if not needed
 };
 
-/// sum = left^T right, or with `adds` sum += left^T right. The sum of products of a half type is
-/// fp32: bf16 would round the sum once per chunk, and fp16 has too small a range for a sum over
-/// tokens. Only on CUDA can a product of half types have an fp32 result. Elsewhere the factors are
-/// converted to fp32, half of the columns of `left` at a time, so that the copy of `left` needs no
-/// more memory than `left`.
+/// Computes sum = left^T right, or if `adds`, sum += left^T right. The sum of products of a half
+/// type is fp32: bf16 would round the sum once per chunk, and fp16 has too small a range for a sum
+/// over tokens. Only on CUDA can a product of half types have an fp32 result. Elsewhere the factors
+/// are converted to fp32, half of the columns of `left` at a time, so that the copy of `left` needs
+/// no more memory than `left`.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right,
                  bool adds) {
   at::Tensor into = sum;
@@ -358,13 +362,15 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
                 "; pass both plain, or both on one mesh");
 }
 
-/// The losses of this rank as a shard of the losses of all rows; plain if this rank has all rows.
+/// The losses of this rank's rows, as a shard of the losses of all rows. A plain tensor if this
+/// rank has all rows.
 at::Tensor distributed_losses(const at::Tensor& losses, const TokenSharding& rows,
                               std::int64_t tokens) {
   return are_split(rows) ? DistributedTensor::from_local(losses, *rows, {tokens}).tensor() : losses;
 }
 
-/// The sum of the losses of this rank as a Partial tensor; plain if this rank has all rows.
+/// The sum of the losses of this rank's rows, as a Partial tensor. A plain tensor if this rank has
+/// all rows.
 at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   if (!are_split(rows)) {
     return sum;
@@ -388,7 +394,7 @@ std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shar
   const std::int64_t columns = std::max<std::int64_t>(1, detail::ceil_div(shard.vocabulary, ranks));
   const auto bytes = columns * static_cast<std::int64_t>(hidden.element_size());
   const std::int64_t most = std::max<std::int64_t>(1, options.chunk_bytes / bytes);
-  // The number of rows is a multiple of the tile size of GPU matrix products.
+  // Rounds down to a multiple of the tile size of GPU matrix products.
   for (const std::int64_t tiles : {1024, 128}) {
     if (most >= tiles) {
       return most / tiles * tiles;

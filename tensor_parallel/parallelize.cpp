@@ -1,6 +1,6 @@
-// Tensor-parallel plans and parallelize_module: plans that modules declare, and plans for the
-// blocks of the layer nn. parallelize_module checks the plan, then distributes all parameters, then
-// adds hooks, so that a plan with an error changes nothing.
+// Tensor-parallel plans and parallelize_module: also plans that modules declare, and plans for the
+// blocks of nn. parallelize_module checks the plan, then distributes all parameters, then adds
+// hooks, so that a plan with an error changes nothing.
 
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/nn/detail/attention.h"
@@ -49,7 +49,7 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
     if (slot->role.replicated_by_default) {
       make_plain(*slot);
     }
-    // An earlier call may already have distributed a tied parameter.
+    // Skips a tied parameter that an earlier call has distributed.
     if (!tessera::is_distributed(slot->get())) {
       nn::distribute_parameter(*slot, mesh, {placement}, "parallelize_module");
     }
@@ -63,8 +63,8 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
 /// Declares that plain tensors are the same on every rank of `mesh`, in the forward of `module` and
 /// in its other hooked methods.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // The scopes form a stack, since the module may call itself. An entry is nullptr for a call
-  // within the forward of another parallel module.
+  // The scopes of calls in progress form a stack, since the module may call itself. An entry is
+  // nullptr for a call within the forward of another parallel module.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
       [scopes, mesh](auto&, nn::TensorList) {
@@ -92,7 +92,7 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
                         const ParallelizePlan& plan) {
   const CheckedPlan checked = check_plan(module, mesh, plan);
   distribute_parameters(checked, mesh);
-  // This scope is added first, so that the hooks of the styles run inside this scope.
+  // Added before the hooks of the styles, so that these hooks run inside the scope.
   add_parallel_forward(module, mesh);
   const auto replicas = std::make_shared<ReplicaCheck>(module, mesh);
   for (const Application& application : checked.applications) {
@@ -139,9 +139,9 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// Makes the input of a block distributed, once for all projections. With sequence parallelism the
-/// projections share one gather. Without sequence parallelism they share the all-reduce of the
-/// input's gradient.
+/// The plan entry that makes the input of a block distributed, once for all projections. With
+/// sequence parallelism the projections share one gather. Without sequence parallelism they share
+/// the all-reduce of the input's gradient.
 std::pair<std::string, StylePtr> shared_input(const std::string& fqn,
                                               const BlockPlanOptions& options) {
   return {fqn, prepare_module_input({.input_layouts = {Replicate{}},

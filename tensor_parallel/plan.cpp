@@ -27,14 +27,14 @@ std::string quoted(const std::string& fqn) {
 
 namespace {
 
-// The error for a pattern also names stock modules of libtorch, so these modules are matched too.
+// libtorch modules without hooks are matched too, because the error for a pattern names them.
 
 struct Match {
   std::string fqn;
   torch::nn::Module* module = nullptr;
 };
 
-/// All matches of a pattern. A shared module appears once for each of its FQNs.
+/// All modules that match a pattern. A shared module appears once for each of its FQNs.
 std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern) {
   std::vector<Match> places;
   nn::visit_modules(root,
@@ -47,7 +47,7 @@ std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern)
   return places;
 }
 
-/// The modules in `places`, each once, at the module's first FQN.
+/// The modules in `places`, each module only once, with its first FQN.
 std::vector<Match> first_places(std::vector<Match> places) {
   std::unordered_set<const torch::nn::Module*> found;
   std::erase_if(places,
@@ -67,7 +67,7 @@ std::string without_last_segment(const std::string& pattern) {
   std::string reached = pattern;
   std::vector<Match> parents;
   std::string segment;
-  while (parents.empty()) {  // "" matches the root, so the loop ends at the root at the latest
+  while (parents.empty()) {  // ends at the root at the latest, because "" matches the root
     const std::string shorter = without_last_segment(reached);
     segment = reached.substr(shorter.empty() ? 0 : shorter.size() + 1);
     reached = shorter;
@@ -212,8 +212,8 @@ bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
                              [&](const auto& owner) { return owner.module == &module; });
 }
 
-/// Removes placements that two entries of the plan make for one parameter, for a container and for
-/// a module below the container: the entry of the module below wins.
+/// If two entries of the plan place one parameter, an entry for a container and an entry for a
+/// module inside it, removes the placement by the container's entry.
 void leave_to_inner(std::vector<Application>& applications) {
   for (Application& outer : applications) {
     std::erase_if(outer.parameters, [&](const auto& placed) {
@@ -233,8 +233,8 @@ class PlacementTable {
 
   void add(const Application& application) {
     const auto& placements = application.parameters;
-    // An entry without placements is skipped: a module may have several styles, but at most one
-    // style that places parameters.
+    // Skips an entry without placements: a module may have several styles, but at most one style
+    // that places parameters.
     if (placements.empty()) {
       return;
     }
@@ -247,7 +247,7 @@ class PlacementTable {
     }
   }
 
-  /// The placements in the order of the plan, which is the same on every rank.
+  /// The placements in the order of the plan, which is equal on every rank.
   std::vector<std::pair<nn::SlotPtr, Placement>> take() { return std::move(placed_); }
 
  private:
@@ -270,7 +270,7 @@ class PlacementTable {
                   quoted(application.target.fqn),
                   " belong to an FSDP unit; call parallelize_module before fully_shard");
     const at::Tensor& tensor = slot.get();
-    // The call throws for a placement that the sizes of the tensor do not permit.
+    // to_layout throws for a placement that the sizes of the tensor do not permit.
     const LayoutPtr layout = to_layout({mesh_.size()}, {placement}, tensor.sizes());
     if (!tessera::is_distributed(tensor)) {
       return;

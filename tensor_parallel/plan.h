@@ -20,25 +20,27 @@ struct NamedModule {
 struct Application {
   NamedModule target;
   StylePtr style;
-  /// The placements that the style chooses, except for parameters that the entry of a module below
-  /// places.
+  /// The placements that the style chooses, except for parameters that another entry, for a module
+  /// inside this one, places.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 
 struct CheckedPlan {
   /// The plan's entries applied to modules, in the order of the plan.
   std::vector<Application> applications;
-  /// Placement of each parameter, once, in the order of the plan.
+  /// The placement of each parameter that the plan names, in the order of the plan. Each parameter
+  /// occurs once.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
   /// Parameters that no entry names and that become replicated. Excludes parameters that are
   /// already distributed or that differ on each rank.
   nn::NamedSlots unnamed;
 };
 
-/// The FQN for messages: "'layers.0.q_proj'"; "the root module" for "".
+/// The FQN in quotes, for messages: "'layers.0.q_proj'". For "" the text "the root module".
 std::string quoted(const std::string& fqn);
 
-/// Whether the parameter differs on each rank of `mesh` (ParameterSlot::set_distinct_along).
+/// Whether the parameter has different values on each rank of `mesh`
+/// (ParameterSlot::set_distinct_along).
 bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
 /// Checks the plan without changes and without communication. Throws the Errors of

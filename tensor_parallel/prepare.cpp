@@ -31,7 +31,7 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                            bool regather = false) {
   const ShardingSpec& spec = tensor.spec();
   const LayoutPtr layout = to_layout(spec.layout->mesh_sizes(), {desired}, tensor.tensor().sizes());
-  // Returns early to save an autograd node that does nothing.
+  // Returns early if the layout does not change, to save an autograd node that does nothing.
   if (spec.layout == layout) {
     return tensor.tensor();
   }

@@ -1,5 +1,5 @@
-// Checks that ranks have equal data where tensor parallelism requires equal data. One rank alone
-// cannot find a difference, and the loss of a run with different data may look right.
+// Checks that ranks have equal data where tensor parallelism requires it. One rank alone cannot
+// find a difference, and the loss of a run with different data may look right.
 
 #include "replica_check.h"
 #include "tessera/kernels/detail/fake_state.h"
@@ -45,8 +45,8 @@ constexpr const char* kSameInput =
     "pass "
     "the part of each rank by DistributedTensor::from_local or prepare_module_input";
 
-/// The parameters below `root` that have slots, each once. named_slots() is not used, because it
-/// throws for parameters without slots.
+/// The parameters of all slots below `root`, each parameter once. named_slots() is not used,
+/// because it throws for parameters without slots.
 nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   nn::NamedSlots found;
   nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
@@ -88,7 +88,7 @@ bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   return std::ranges::all_of(mesh.ranks(), [&](int rank) { return has_same_shard(spec, rank); });
 }
 
-/// The gradient of a parameter; undefined while FSDP has not reduced the gradient.
+/// The gradient of a parameter; undefined if FSDP has not reduced the gradient yet.
 at::Tensor gradient_of(const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   return gradient.defined() && nn::placeholder(gradient) == nullptr ? gradient : at::Tensor();
@@ -231,8 +231,8 @@ void ReplicaCheck::compare(const std::vector<Replica>& replicas, Equality equali
 }
 
 void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
-  // The ids of the backwards that will compare. One backward may reach several outputs, and
-  // backwards may be nested.
+  // The ids of the backwards at whose end the gradients will be compared. One backward may reach
+  // several outputs, and backwards may be nested.
   const auto queued = std::make_shared<std::unordered_set<int>>();
   for (const at::Tensor* output : outputs) {
     if (!output->defined() || !output->requires_grad()) {
@@ -242,7 +242,8 @@ void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
         *output, tessera::detail::OwnHook::kNotice,
         [self = shared_from_this(), queued](const at::Tensor& gradient) {
           if (queued->insert(tessera::detail::backward_id()).second) {
-            // Two nested callbacks, so that the comparison runs after FSDP's callback.
+            // The callback is queued by another callback, so that the comparison runs after FSDP's
+            // callback.
             call_at_end_of_backward([self] {
               call_at_end_of_backward([self] {
                 self->compare(

@@ -24,24 +24,25 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
  public:
   ReplicaCheck(nn::ModuleBase& root, DeviceMesh mesh);
 
-  /// Adds a module with a style. The first call of the module starts the comparison, since a call
-  /// need not go through the root. Returns false if the module was already added.
+  /// Adds a module with a style. The first call of any such module starts the comparison, since a
+  /// program may call a module without calling the root. Returns false if the module was already
+  /// added.
   bool add(nn::ModuleBase& module, const std::string& fqn);
-  /// Adds the hooks of the root, which run after the hooks of the root's styles: an input that a
-  /// style interprets as a shard may differ between ranks.
+  /// Adds the hooks that compare the inputs of the root. They run after the hooks of the root's
+  /// styles, because an input that a style interprets as a shard may differ between ranks.
   void watch_root(nn::ModuleBase& root);
 
   /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all
   /// ranks, if the values differ between ranks. Collective with TESSERA_DEBUG=1.
   void check_input(const nn::ModuleBase& module, const at::Tensor& tensor) const;
-  /// The module's name for messages: "'layers.0.o_proj'".
+  /// The module's FQN for messages: "'layers.0.o_proj'".
   std::string name_of(const nn::ModuleBase& module) const;
 
  private:
   bool is_replicated(const nn::ParameterSlot& slot) const;
   std::vector<tessera::detail::Replica> replicas(bool gradients) const;
-  /// Compares parameters and `inputs`, the arguments of the root; `inputs` is empty before the call
-  /// of another module.
+  /// Compares parameters, and `inputs` if the root is called: the arguments of the root. `inputs`
+  /// is empty if another module is called.
   void compare_before_forward(nn::TensorList inputs);
   void compare_origins() const;
   void compare(const std::vector<tessera::detail::Replica>& replicas,

@@ -40,8 +40,8 @@ class Colwise final : public ParallelStyle {
   explicit Colwise(ColwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "colwise_parallel"; }
-  /// Whether hooks are needed. With the default options the operator itself redistributes like the
-  /// hooks.
+  /// Whether hooks are needed. With the default options they are not, because the operator itself
+  /// makes the same redistributions.
   bool adds_hooks() const override {
     return !is_replicate(options_.input_layouts) || !is_shard(options_.output_layouts, -1) ||
            options_.use_local_output;
@@ -49,7 +49,7 @@ class Colwise final : public ParallelStyle {
 
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     if (is_embedding(module)) {
-      // the weight of an embedding is (vocabulary, features)
+      // the weight of an embedding has the sizes (vocabulary, features)
       return {{module.slot("weight"), Shard{1}}};
     }
     if (!is_linear(module)) {
@@ -59,7 +59,7 @@ class Colwise final : public ParallelStyle {
                   " of an nn::FusedLinear would cut its parts; use fused_colwise_parallel()");
     SlotPlacements placements;
     for (const auto& [name, slot] : module.slots()) {
-      // the weight of a Linear is (out, in), its bias is (out)
+      // the weight of a Linear has the sizes (out, in), and its bias (out)
       placements.emplace_back(slot, Shard{0});
     }
     place_adapter(module, Replicate{}, Shard{0}, placements);
@@ -75,8 +75,8 @@ class Colwise final : public ParallelStyle {
     set_regathered_product(module, options_.regather);
     add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      // A plain output is left unchanged, because the module computed it from the features, as a
-      // loss for example.
+      // A plain output is left unchanged: the module has computed another value from the features,
+      // for example a loss.
       if (tessera::is_distributed(*outputs[0])) {
         *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
       }
@@ -88,7 +88,7 @@ class Colwise final : public ParallelStyle {
 };
 
 /// Shards the output features of each part of a fused weight. A contiguous shard of the rows of the
-/// weight would contain pieces of only one or two parts.
+/// weight would contain rows of only one or two parts.
 class FusedColwise final : public ParallelStyle {
  public:
   explicit FusedColwise(FusedColwiseOptions options) : options_(options) {}
@@ -122,8 +122,8 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// The placement on `dim`, the dimension of the output features. A weight in groups is split
-  /// contiguously.
+  /// The placement of a tensor whose dimension `dim` is the output features. A weight whose rows
+  /// are in groups is split contiguously.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
     return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};
@@ -233,7 +233,7 @@ class ReplicatedHeads final : public ParallelStyle {
 };
 
 // Row-wise: each rank computes one term of the output from its part of the input features or of the
-// vocabulary. The redistribution to output_layouts sums the terms: by an all-reduce, or with
+// vocabulary. The redistribution to output_layouts adds the terms: by an all-reduce, or with
 // sequence parallelism by a reduce-scatter.
 
 /// The placement that a plain input is assumed to have.
@@ -273,7 +273,8 @@ class Rowwise final : public ParallelStyle {
   explicit Rowwise(RowwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "rowwise_parallel"; }
-  /// Whether hooks are needed. With the default options the next operator sums the terms.
+  /// Whether hooks are needed. With the default options they are not, because the next operator
+  /// adds the terms.
   bool adds_hooks() const override {
     return options_.input_layouts || !is_replicate(options_.output_layouts) ||
            options_.use_local_output;
@@ -292,7 +293,7 @@ class Rowwise final : public ParallelStyle {
     }
     SlotPlacements placements;
     for (const auto& [name, slot] : module.slots()) {
-      // Every rank needs the whole bias, since the bias is added after the sum.
+      // Every rank needs the whole bias, since the bias is added to the sum of the terms.
       placements.emplace_back(slot, name == "weight" ? Placement(Shard{1}) : Replicate{});
     }
     place_adapter(module, Shard{1}, Replicate{}, placements);
@@ -316,7 +317,7 @@ class Rowwise final : public ParallelStyle {
 
  private:
   void apply_to_linear(nn::ModuleBase& linear, const DeviceMesh& mesh) const {
-    // The bias is deferred, because at::linear would add the bias to the term of each rank.
+    // Forward leaves out the bias, because at::linear would add it to the term of each rank.
     dynamic_cast<nn::detail::DeferredBias&>(linear).set_defer_bias(true);
     linear.add_forward_pre_hook([mesh, options = options_](auto& module, nn::TensorList inputs) {
       check_features(module, *inputs[0], options);
@@ -358,7 +359,8 @@ class ReplicatedParameters final : public ParallelStyle {
 
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     SlotPlacements placements;
-    // Includes the modules below, so that one plan entry may name a container of norms.
+    // Includes the parameters of modules below the module, so that one plan entry may name a
+    // container of norms.
     for (const auto& [name, slot] : module.named_slots()) {
       placements.emplace_back(slot, Replicate{});
     }

@@ -22,32 +22,34 @@
 
 namespace tessera::files {
 
-// Files that are complete or absent. Checkpoints, token shards and reports are written in this way:
-// a reader that opens the final name never sees partial data, even after a crash. The steps: write
-// to a temporary name in the same folder (rename() is atomic only within one file system), fsync,
-// rename, fsync of the folder.
+// Writes files that are either complete or absent, such as checkpoints, token shards and reports: a
+// reader that opens the final name never sees partial data, even after a crash. Steps of a write:
+// write to a temporary name in the same folder (rename() is atomic only within one file system),
+// fsync, rename, fsync of the folder.
 
 namespace {
 
 /// The part of temporary names after the final name. It contains the host's name, because locks may
-/// work on one host only; so no writer removes a file of another host.
+/// work on one host only. So no writer removes a temporary file of another host.
 std::string temporary_mark() {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
   return std::string(".tmp-") + host.data() + "-";
 }
 
-/// The temporary name without the number at its end. The dot hides the file from shell patterns.
-/// With the final name, a later writer of the same file recognises the remains.
+/// The temporary name without the number at its end. The leading dot hides the file from shell
+/// patterns. The name contains the final name, so that a later writer of the same file recognises
+/// left-over temporary files.
 std::string temporary_prefix(const std::filesystem::path& path) {
   return "." + path.filename().string() + temporary_mark();
 }
 
-/// The most bytes that may wait for the disk. The limit keeps sync() short whatever the file's
-/// size, because other ranks may wait for this one in a collective.
+/// The maximum number of bytes that may be written but not yet on the disk. The limit keeps sync()
+/// short whatever the file's size, because other ranks may wait for this rank in a collective.
 constexpr std::uint64_t kMostUnsynced = std::uint64_t{16} << 20;
 
-/// The result of a system call, repeated while a signal interrupts it.
+/// Makes a system call, and repeats it while a signal interrupts it. Returns the result of the
+/// call.
 template <class Call>
 auto uninterrupted(const Call& call) {
   auto result = call();
@@ -57,7 +59,8 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-/// The file's folder; "." for a bare file name, whose parent path is empty and cannot be opened.
+/// The folder of a file. For a bare file name, whose parent path is empty and cannot be opened, the
+/// folder is ".".
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
@@ -69,7 +72,8 @@ bool still_linked(int fd) {
   return fstat(fd, &status) == 0 && status.st_nlink > 0;
 }
 
-/// NFS repeats a request whose answer was lost; link() then fails although the link was made.
+/// Whether the file has two names. NFS repeats a request whose answer was lost, so link() may fail
+/// although the link was made.
 bool has_two_names(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink == 2;
@@ -77,7 +81,7 @@ bool has_two_names(int fd) {
 
 /// Throws Error if the path is a device, a pipe or a socket, which the rename would replace.
 void check_replaceable(const std::filesystem::path& path) {
-  std::error_code ignored;  // opening the file gives a better error
+  std::error_code ignored;  // ignored, because opening the file will give a better error
   const auto status = std::filesystem::status(path, ignored);
   TESSERA_CHECK(!std::filesystem::is_other(status), "cannot write '", path.string(),
                 "', which is a device, a pipe or a socket: give the name of a file");
@@ -103,7 +107,8 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(absolute_path(path)) 
   open_temporary();
 }
 
-/// publish() clears the temporary name, so a remaining name means that the file was abandoned.
+/// A successful publish() clears the temporary name, so a remaining name means that the file was
+/// abandoned.
 AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) {
     unlink(temporary_.c_str());
@@ -121,7 +126,8 @@ void AtomicFile::open_temporary() {
     temporary_ = folder_of(path_) / (temporary_prefix(path_) + std::to_string(getpid()) + "-" +
                                      std::to_string(counter++));
     fd_ = open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    // The name belongs to a process that has ended and whose id was reused.
+    // An existing file with the temporary name belongs to a process that has ended and whose id was
+    // reused.
     if (fd_ < 0 && errno == EEXIST) {
       continue;
     }
@@ -129,8 +135,9 @@ void AtomicFile::open_temporary() {
       temporary_.clear();
       fail_system("cannot write");
     }
-    // The lock shows other writers that this writer is alive. A writer that checked before the lock
-    // was taken may have removed the file, or may be about to; then another name is tried.
+    // The lock shows other writers that this writer is alive. Another writer that looked before the
+    // lock was taken may have removed the file, or may be about to remove it; then this writer
+    // tries another name.
     const bool is_taken = flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (is_taken || !still_linked(fd_)) {
       close(std::exchange(fd_, -1));
@@ -138,8 +145,8 @@ void AtomicFile::open_temporary() {
   }
 }
 
-/// fallocate() also extends the file, so callers reserve exactly what they write. A file system
-/// without fallocate (NFS before 4.2) reserves nothing.
+/// Reserves space with fallocate(), which also extends the file, so callers reserve exactly as many
+/// bytes as they write. A file system without fallocate (NFS before 4.2) reserves nothing.
 void AtomicFile::reserve(std::uint64_t bytes) {
   const auto allocate = [&] { return fallocate(fd_, 0, 0, static_cast<off_t>(bytes)); };
   if (bytes == 0 || uninterrupted(allocate) == 0) {
@@ -150,14 +157,15 @@ void AtomicFile::reserve(std::uint64_t bytes) {
   }
 }
 
-/// pwrite() may write fewer bytes than requested; above 2 GiB it always does. It takes an offset,
-/// so the caller may write in any order.
+/// pwrite() may write fewer bytes than requested; above 2 GiB it always does. The offset is an
+/// argument, so the caller may write in any order.
 void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const auto written = uninterrupted(
         [&] { return pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (written <= 0) {
-      errno = written == 0 ? EIO : errno;  // 0 is no error but would loop forever
+      // A result of 0 is no error, but the loop would never end.
+      errno = written == 0 ? EIO : errno;
       fail_system("cannot write");
     }
     offset += static_cast<std::uint64_t>(written);
@@ -169,7 +177,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
   }
 }
 
-/// To be called before publish(), because a rename may reach the disk before the data.
+/// Must be called before publish(), because a rename may reach the disk before the data.
 void AtomicFile::sync() {
   if (uninterrupted([&] { return fsync(fd_); }) != 0) {
     fail_system("cannot make durable");
@@ -192,7 +200,7 @@ bool AtomicFile::publish_new() {
     return false;
   }
   if (!linked && (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS)) {
-    publish();  // for file systems without hard links
+    publish();  // file systems without hard links need a rename
     return true;
   }
   if (!linked) {
@@ -221,7 +229,8 @@ bool write_new_file(const std::filesystem::path& path, const std::string& text) 
   return file.publish_new();
 }
 
-// The kernel releases a lock when its process ends, so a file that can be locked has no writer.
+// Removes temporary files that have no writer any more. The kernel releases a lock when its process
+// ends, so a file that can be locked has no writer.
 void remove_leftovers(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& of) {
   const std::string mark = temporary_mark();
@@ -232,8 +241,9 @@ void remove_leftovers(const std::filesystem::path& folder,
     if (end == std::string::npos || !name.starts_with('.') || !of(name.substr(1, end - 1))) {
       continue;
     }
-    // NFS grants an exclusive lock only for a file that is opened for writing. An unknown entry of
-    // such a name must neither lead elsewhere (O_NOFOLLOW) nor block (O_NONBLOCK, for a FIFO).
+    // NFS grants an exclusive lock only for a file that is opened for writing. If the entry is a
+    // link, it must not be followed (O_NOFOLLOW); if it is a FIFO, opening it must not block
+    // (O_NONBLOCK).
     const int fd = open(entry.path().c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
       continue;
@@ -252,7 +262,7 @@ void sync_folder(const std::filesystem::path& folder) {
   if (fd >= 0) {
     close(fd);
   }
-  // Some file systems have nothing to sync for a folder and return these errors.
+  // Some file systems need no sync of a folder and return these errors.
   const bool not_needed = error == EINVAL || error == EOPNOTSUPP;
   TESSERA_CHECK(synced || not_needed, "cannot make the folder '", folder.string(),
                 "' durable: ", std::strerror(error),
@@ -364,14 +374,14 @@ std::string read_file(const std::filesystem::path& path, const std::string& what
 
 namespace tessera::detail {
 
-// CRC-32C by a table, and by the SSE 4.2 instruction if the processor has it.
+// CRC-32C, by a table or, if the processor has it, by the SSE 4.2 instruction.
 
 namespace {
 
-/// The polynomial; the coefficient of x^31 is in the lowest bit.
+/// The polynomial of CRC-32C; the coefficient of x^31 is in the lowest bit.
 constexpr std::uint32_t kPolynomial = 0x82f63b78;
 
-/// The change of the checksum for each byte value.
+/// For each value of a byte, how the byte changes the checksum.
 constexpr std::array<std::uint32_t, 256> kTable = [] {
   std::array<std::uint32_t, 256> table{};
   for (std::uint32_t byte = 0; byte < table.size(); ++byte) {
@@ -393,7 +403,7 @@ std::uint32_t by_table(std::span<const std::byte> bytes, std::uint32_t before) {
 }
 
 #if defined(__x86_64__)
-/// Processes eight bytes with each instruction.
+/// Computes the checksum with the SSE 4.2 instruction, eight bytes at a time.
 __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::span<const std::byte> bytes,
                                                                std::uint32_t before) {
   std::uint64_t crc = ~before;

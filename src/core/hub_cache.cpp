@@ -29,7 +29,7 @@ constexpr const char* kFolderPrefix = "models--";
 /// A model's name on the hub.
 struct HubName {
   std::string model;
-  std::string revision;  ///< "" means main
+  std::string revision;  ///< branch, tag or commit; "" means main
 
   std::string folder() const {
     return kFolderPrefix + std::regex_replace(model, std::regex("/"), "--");
@@ -53,7 +53,8 @@ std::string home() {
   return user != nullptr ? user->pw_dir : "/";
 }
 
-/// Like os.path.expanduser() and expandvars(): the name of an unset variable stays.
+/// Expands "~" and variables like os.path.expanduser() and expandvars(). The name of an unset
+/// variable is left unchanged.
 fs::path expanded(std::string text) {
   if (text == "~" || text.starts_with("~/")) {
     text = home() + text.substr(1);
@@ -71,7 +72,7 @@ fs::path expanded(std::string text) {
   return result.append(rest, text.cend());
 }
 
-/// Parses a name of the hub; nullopt for a text that can only be a path.
+/// Parses a name of the hub. Returns nullopt for a text that can only be a path.
 std::optional<HubName> parse_name(const std::string& text) {
   static const std::regex kForm(R"(((?:\w[\w.-]*/)?\w[\w.-]{0,95})(?:@([\w.-]+(?:/[\w.-]+)*))?)");
   static const std::regex kFile(R"(.*(--|\.\.|\.git$|\.json$|\.model$|[.-]$|[.-]/).*)");
@@ -108,7 +109,7 @@ void check_has(const fs::path& snapshot, const HubName& name,
        snapshot.string(), "'); ", name.fetch());
 }
 
-/// The name of the model of a snapshot; nullopt for other folders.
+/// The hub name of the model to which a snapshot folder belongs; nullopt for any other folder.
 std::optional<HubName> name_of(const fs::path& snapshot) {
   const std::string model = snapshot.parent_path().parent_path().filename().string();
   if (snapshot.parent_path().filename() != "snapshots" || !model.starts_with(kFolderPrefix)) {
@@ -130,7 +131,7 @@ std::set<std::string> shards_of(const fs::path& index) {
   return shards;
 }
 
-/// The snapshot of a model; nullopt if the cache does not contain the model.
+/// The folder of a model's snapshot; nullopt if the cache does not contain the model.
 std::optional<fs::path> find_snapshot(const HubName& name) {
   const fs::path model = hub_cache() / name.folder();
   std::error_code error;

@@ -15,10 +15,10 @@
 
 namespace tessera::detail {
 
-// Switches from the environment, read where they are used (comm, dtensor, fsdp). A misspelt value
+// Reads switches from the environment where they are needed (comm, dtensor, fsdp). A misspelt value
 // is an error and does not mean "off": otherwise a requested check would silently not run.
 
-/// An empty variable counts as not set, because NAME= in a shell leaves one behind.
+/// An empty variable counts as not set, because a variable is often cleared with NAME= in a shell.
 std::optional<bool> environment_switch(const char* name) {
   static constexpr std::array<std::string_view, 3> kOn{"1", "true", "on"};
   static constexpr std::array<std::string_view, 3> kOff{"0", "false", "off"};
@@ -33,7 +33,8 @@ std::optional<bool> environment_switch(const char* name) {
   return on;
 }
 
-/// `unset`: the result if TESSERA_DEBUG is not set; callers choose it by their check's cost.
+/// Whether TESSERA_DEBUG is on. `unset` is returned if the variable is not set; callers choose it
+/// by the cost of their check.
 bool debug_checks(bool unset) {
   return environment_switch("TESSERA_DEBUG").value_or(unset);
 }
@@ -45,7 +46,7 @@ namespace {
 
 constexpr std::array kStopSignals = {SIGTERM, SIGUSR1};
 
-// Static, because a signal handler can access only static objects.
+// Whether a stop signal has come. Static, because a signal handler can access only static objects.
 std::atomic<bool> stop_came = false;
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal's handler may not wait for a lock");
 std::array<struct sigaction, kStopSignals.size()> old_actions;
@@ -61,7 +62,8 @@ StopSignals::StopSignals() {
   struct sigaction action {};
   action.sa_handler = note_stop;
   sigemptyset(&action.sa_mask);
-  // Interrupted reads and writes are restarted, so only the loop that checks reacts to a stop.
+  // Interrupted reads and writes are restarted, so that only code that calls received() reacts to a
+  // signal.
   action.sa_flags = SA_RESTART;
   for (std::size_t i = 0; i < kStopSignals.size(); ++i) {
     sigaction(kStopSignals[i], &action, &old_actions[i]);
@@ -101,14 +103,14 @@ void keep_freed_memory() {
   if (chosen_by_user()) {
     return;
   }
-  // Keeps free memory at the end of the heap, and uses the heap for large blocks. Setting one of
-  // the two ends glibc's automatic adjustment of both.
+  // Keeps free memory at the end of the heap, and uses the heap for large blocks. Setting either of
+  // these limits ends glibc's automatic adjustment of both.
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
 #endif
 }
 
-/// Written in one call, so that lines of several ranks do not mix.
+/// The line is written in one call, so that lines of several ranks do not mix.
 void end_program(const std::string& who, std::string message) {
   message.resize(std::min(message.find("\nException raised from "), message.size()));
   std::ranges::replace(message, '\n', ' ');

@@ -14,8 +14,9 @@ namespace {
 
 using nlohmann::json;
 
-/// Checks the text before a tree is built, because a tree silently keeps the last of duplicate
-/// keys. With the parser's callback, the parser would visit all siblings at the end of each object.
+/// Checks the text before a tree of JSON values is built, because a tree silently stores the last
+/// of several equal keys. A check in the parser's callback would be slow, because the parser would
+/// visit all siblings at the end of each object.
 class Checker final : public nlohmann::json_sax<json> {
  public:
   explicit Checker(const JsonLimits& limits) : limits_(limits) {}
@@ -66,7 +67,8 @@ class Checker final : public nlohmann::json_sax<json> {
   int depth_ = 0;
   std::size_t keys_ = 0;
   std::size_t values_ = 0;
-  std::vector<std::unordered_set<std::string>> objects_;  ///< keys of the objects that are open
+  /// Keys of the objects that are being read.
+  std::vector<std::unordered_set<std::string>> objects_;
 };
 
 }  // namespace
@@ -116,7 +118,8 @@ void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view cont
 namespace tessera {
 namespace {
 
-/// One row of the Levenshtein table at a time; `diagonal` is the overwritten value.
+/// Computes one row of the Levenshtein table at a time; `diagonal` is the entry of the previous row
+/// that was overwritten.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});

@@ -1,5 +1,5 @@
-// torch.ops.tessera: operators for using the library from Python. Meshes are numbers; the world is
-// set up from the standard environment variables.
+// torch.ops.tessera: operators for using the library from Python. Meshes are identified by numbers;
+// the world is set up from the standard environment variables.
 
 #include <torch/library.h>
 
@@ -43,7 +43,8 @@ struct Meshes {
   }
 
  private:
-  /// The world of a device type, created for its first mesh. The caller must have locked the mutex.
+  /// The world of a device type, created when its first mesh is made. The caller must have locked
+  /// the mutex.
   const comm::WorldPtr& world(const std::string& device) {
     auto& made = worlds[device];
     if (!made) {
@@ -73,9 +74,9 @@ std::int64_t make_mesh(std::string device, std::vector<std::int64_t> shape,
   return Meshes::instance().add(device, std::move(shape), std::move(names));
 }
 
-// Each function below is an operator: it converts arguments that a schema can express (numbers,
-// texts) to the library's types, and calls the function of the same name. A handle converts to the
-// tensor that it wraps.
+// Each function in this namespace implements an operator: it converts arguments that a schema can
+// express (numbers, texts) to the library's types, and calls the function of the same name. A
+// handle converts to the tensor that it wraps.
 at::Tensor distribute(const at::Tensor& tensor, std::int64_t mesh,
                       std::vector<std::string> placements) {
   return distribute_tensor(tensor, Meshes::instance().get(mesh), parse(placements));
@@ -120,7 +121,8 @@ bool set_replication(bool replicate) {
   return before;
 }
 
-// A definition with a function makes a composite operator.
+// An operator that is defined together with its function is a composite operator, so libtorch
+// differentiates the operators inside.
 TORCH_LIBRARY(tessera, library) {
   library.def("init_device_mesh(str device, int[] shape, str[] names) -> int", &make_mesh);
   library.def("distribute_tensor(Tensor tensor, int mesh, str[] placements) -> Tensor",

@@ -66,7 +66,7 @@ bool is_in_backward(const Node* node) {
   if (nodes == nullptr || !nodes->contains(key)) {
     return false;
   }
-  // `executed` is empty if all nodes run.
+  // The set of nodes that this backward executes; empty if all nodes run.
   const auto* executed = torch::autograd::get_current_graph_task_exec_info();
   if (executed == nullptr || executed->empty()) {
     return true;
@@ -98,7 +98,7 @@ void queue_end_of_backward(std::function<void()> callback) {
 
 namespace {
 
-/// Gives access to a protected member of nodes.
+/// A class derived from Node, only to access a protected member of nodes.
 struct Opened : Node {
   static std::mutex& mutex_of(Node& node) { return node.*(&Opened::mutex_); }
 };
@@ -130,7 +130,8 @@ namespace {
 using torch::autograd::FunctionPreHook;
 using CppHook = std::function<at::TensorBase(const at::TensorBase&)>;
 
-/// A class, so that a hook of the library can be recognised among other hooks.
+/// The type of the library's hooks. A class, so that a hook of the library can be recognised among
+/// other hooks.
 struct Tagged {
   OwnHook what;
   std::function<at::Tensor(const at::Tensor&)> hook;
@@ -148,7 +149,7 @@ bool is_of_program(const CppHook& hook) {
 // sanitizer's checks need; only an object's own mangled class name is available.
 #define TESSERA_WITHOUT_TYPE_CHECK __attribute__((no_sanitize("vptr")))
 
-/// `hook` as a T; nullptr if it is of another class.
+/// `hook` as a pointer to T; nullptr if `hook` is of another class.
 template <class T>
 TESSERA_WITHOUT_TYPE_CHECK const T* hook_cast(const FunctionPreHook& hook,
                                               std::string_view mangled) {
@@ -167,7 +168,7 @@ TESSERA_WITHOUT_TYPE_CHECK bool is_of_program(const std::unique_ptr<FunctionPreH
   return single == nullptr || is_of_program(single->hook_);
 }
 
-/// Whether a torch::autograd::Function, or a class of the program, made the node.
+/// Whether the node belongs to a torch::autograd::Function, or to a class of the program.
 TESSERA_WITHOUT_TYPE_CHECK bool is_node_of_program(const torch::autograd::Node& node) {
   const std::string_view mangled = typeid(node).name();
   if (mangled.starts_with("N5torch8autograd")) {
@@ -249,11 +250,11 @@ namespace {
 
 using torch::autograd::Engine;
 
-/// nullptr until the engine is installed.
+/// The functions that the engine calls; nullptr until the engine is installed.
 std::atomic<const EngineAnswers*> answers_of_process = nullptr;
 
 Engine& answering_engine() {
-  // Lives until the end of the process, as autograd's threads do.
+  // Never destroyed, because autograd's threads run until the process ends.
   static AnsweringEngine engine;
   return engine;
 }

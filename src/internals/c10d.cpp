@@ -95,19 +95,21 @@ GroupWorkPtr start_barrier(Group& group) {
 namespace {
 
 struct Source {
-  std::string_view file;        ///< as a message contains it, before the line number
-  std::string_view severities;  ///< severities to drop: E for errors, W for warnings
+  /// A source file of libtorch, as its messages name it before the line number.
+  std::string_view file;
+  std::string_view severities;  ///< severities of messages to drop: E for errors, W for warnings
 };
 
-/// The watchdog reports errors of a group, and failures of the store are thrown.
+/// Sources of messages that repeat other errors: the watchdog reports errors of a group, and
+/// failures of the store are thrown.
 constexpr std::array<Source, 5> kNoise = {{{"ProcessGroupNCCL.cpp:", "E"},
                                            {"TCPStore.cpp:", "WE"},
                                            {"TCPStoreBackend.cpp:", "WE"},
                                            {"TCPStoreLibUvBackend.cpp:", "WE"},
                                            {"socket.cpp:", "WE"}}};
 
-/// The form of a message is "[E1122 23:40:19.069930443 socket.cpp:612] text", preceded by
-/// "[rank1]:" if libtorch knows the rank.
+/// Whether a message repeats an error that is reported elsewhere. The form of a message is "[E1122
+/// 23:40:19.069930443 socket.cpp:612] text", preceded by "[rank1]:" if libtorch knows the rank.
 bool is_noise(std::string_view text) {
   if (text.starts_with("[rank")) {
     text.remove_prefix(std::min(text.find(':'), text.size() - 1) + 1);
@@ -123,7 +125,7 @@ bool is_noise(std::string_view text) {
 
 std::atomic<int> open_scopes = 0;
 
-/// The filter stores nothing, so threads need no lock.
+/// A stream buffer that drops these messages. The buffer stores nothing, so threads need no lock.
 class Filter final : public std::streambuf {
  public:
   explicit Filter(std::streambuf& to) : to_(to) {}
@@ -144,7 +146,7 @@ class Filter final : public std::streambuf {
   std::streambuf& to_;
 };
 
-/// The filter is permanent, because a thread may be about to write when the last scope ends.
+/// Installs the filter permanently, because a thread may be writing when the last scope ends.
 void filter_errors() {
   static std::streambuf* const before = std::cerr.rdbuf(new Filter(*std::cerr.rdbuf()));
   static_cast<void>(before);

@@ -1,5 +1,5 @@
-// The parts of fmt that belong into its library, compiled once here: libtorch ships fmt's headers
-// without the library.
+// The parts of fmt that are normally in its library, compiled once here: libtorch ships fmt's
+// headers without the library.
 
 #include <fmt/format-inl.h>
 

@@ -17,7 +17,7 @@
 namespace tessera::detail {
 namespace {
 
-/// A tensor with sizes and strides but without memory, of any type.
+/// A tensor of any type that has sizes and strides but no memory.
 class ShapeOnly final : public c10::TensorImpl {
  public:
   ShapeOnly(c10::IntArrayRef sizes, c10::IntArrayRef strides)
@@ -45,13 +45,14 @@ void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t by
 }
 
 void free_memory(const c10::Storage& storage) {
-  // The null pointer has the device that tensors over this storage report.
+  // The null pointer is stored with the device that tensors over this storage must report.
   set_memory(storage, at::DataPtr(nullptr, storage.device()), 0);
 }
 
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // libtorch forbids the change for tensors made by detach(), so it is allowed first.
+  // Permits the change first, because libtorch forbids changing the metadata of tensors that
+  // detach() made.
   impl.set_allow_tensor_metadata_change(true);
   impl.set_storage_keep_dtype(storage);
   impl.set_storage_offset(offset);
@@ -77,7 +78,7 @@ PlaceholderTensor::PlaceholderTensor(const at::Tensor& like)
 c10::intrusive_ptr<c10::TensorImpl> PlaceholderTensor::shallow_copy_and_detach(
     const c10::VariableVersion&, bool) const {
   refuse();
-  return nullptr;  // g++ warns without a return statement
+  return nullptr;  // unreachable, but g++ warns without a return statement
 }
 
 c10::intrusive_ptr<c10::TensorImpl> PlaceholderTensor::shallow_copy_and_detach(

@@ -18,11 +18,13 @@ namespace tessera::kernels {
 // Iteration over local tensors on the host. random.cu iterates element by element instead, as GPU
 // threads do.
 
-/// The rows of a box, that is, its runs along the last dimension. A range of the box's elements,
-/// numbered in row-major order, is a list of runs, so threads can divide a box evenly.
+/// The rows of a box, that is, its lines of elements along the last dimension. A range of the box's
+/// elements, numbered in row-major order, is a list of whole and partial rows (runs), so threads
+/// can divide a box evenly.
 class BoxRows {
  public:
-  // Keeps references to its arguments. A box without dimensions is one element.
+  // The object refers to its arguments, which must outlive it. A box without dimensions is one
+  // element.
   BoxRows(const Box& box, c10::IntArrayRef global_sizes, c10::IntArrayRef local_strides)
       : box_(box), strides_(local_strides), global_strides_(box.sizes.size(), 1) {
     for (std::size_t d = box.sizes.size(); d-- > 1;) {
@@ -56,7 +58,8 @@ class BoxRows {
     std::int64_t global;
   };
 
-  // Called once per run instead of once per element, because it divides for each dimension.
+  // The position of an element of the box. Divides for each dimension, so it is called once per run
+  // and not once per element.
   Position locate(std::int64_t element) const {
     Position position{0, 0};
     for (std::size_t d = box_.sizes.size(); d-- > 0;) {
@@ -71,18 +74,18 @@ class BoxRows {
   const Box& box_;
   c10::IntArrayRef strides_;
   std::vector<std::int64_t> global_strides_;
-  // The strides of the box itself, not of the tensor.
+  // Strides for counting the elements of the box itself, not of the tensor.
   std::int64_t columns_ = 1;
   std::int64_t numel_ = 1;
 };
 
-/// One dimension in a joint iteration over two tensors: its size, and its stride in each tensor.
+/// A dimension in a joint iteration over two tensors: its size, and its stride in each tensor.
 struct Extent {
   std::int64_t size, from_stride, to_stride;
 };
 
-/// Adds a dimension in front of the existing ones; call it for the tensors' last dimension first.
-/// The dimension is merged with its neighbour if they are contiguous in both tensors.
+/// Adds a dimension in front of the existing ones. Must be called for the last dimension of the
+/// tensors first. A dimension is merged with its neighbour if they are contiguous in both tensors.
 inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
   if (next.size == 1) {
     return;
@@ -100,8 +103,8 @@ inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-/// A copy between tensors of equal sizes, as rows; nullopt if one of the tensors does not consist
-/// of equally spaced rows.
+/// Describes a copy between tensors of equal sizes as a copy of rows; nullopt if one of the tensors
+/// does not consist of equally spaced rows.
 std::optional<PackPiece> pack_piece(const at::Tensor& from, const at::Tensor& to);
 
 }  // namespace tessera::kernels

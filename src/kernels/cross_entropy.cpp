@@ -25,8 +25,8 @@ namespace {
 /// stay in cache on a CPU, or in a modest buffer on a GPU.
 template <class Body>
 void for_each_row_block(const at::Tensor& matrix, Body&& body) {
-  // In fp32: 256 KiB, a CPU core's cache; or 256 MiB, which is little compared to the logits on a
-  // GPU.
+  // Size of a block in elements; in fp32 it takes 256 KiB, a CPU core's cache, or 256 MiB, which is
+  // little compared to the logits on a GPU.
   const bool on_cpu = matrix.is_cpu() && fake_device() == c10::DeviceType::CPU;
   const std::int64_t block_elements = on_cpu ? std::int64_t{1} << 16 : std::int64_t{1} << 26;
   const std::int64_t step =
@@ -36,13 +36,14 @@ void for_each_row_block(const at::Tensor& matrix, Body&& body) {
   }
 }
 
-/// The column of each target in this shard, (rows, 1). If another shard has the target, the column
-/// is any valid one and `is_here`, (rows, 1), is false.
+/// The column of each target in this rank's shard of the vocabulary, (rows, 1). If another shard
+/// has the target, the column is any valid column and `is_here`, (rows, 1), is false.
 struct TargetColumns {
   explicit TargetColumns(const LossRows& rows)
       : column(rows.targets.sub(rows.first_column).unsqueeze(1)),
         is_here(column.ge(0).bitwise_and_(column.lt(rows.logits.size(1)))) {
-    // Clamped because gather and scatter read the column before the mask can hide it.
+    // Clamped to valid columns, because gather and scatter read the column before the mask can hide
+    // the value.
     column = column.clamp(0, std::max<std::int64_t>(0, rows.logits.size(1) - 1));
   }
   at::Tensor column;
@@ -53,23 +54,25 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 at::Tensor row_maximum(const at::Tensor& logits) {
   if (logits.size(1) == 0) {
-    // amax of an empty dimension throws; minus infinity is the neutral element of the all-reduce.
+    // Without columns the maximum is minus infinity, the neutral element of the all-reduce. amax of
+    // an empty dimension would throw.
     return at::full({logits.size(0)}, -kInfinity, logits.options().dtype(loss_type(logits)));
   }
   return logits.amax(1).to(loss_type(logits));
 }
 
-/// The offset of the exponentials, which is finite even without columns or if all logits are -inf.
+/// The number that is subtracted from logits before exp(). It is finite even without columns or if
+/// all logits are -inf.
 at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
 
-/// The factors of backward, (rows) each: of a row's softmax, of its one-hot target, and a term that
-/// is added to each column.
+/// Numbers for the backward of each row, (rows) each: the factor of the row's softmax, the factor
+/// of its one-hot target, and a term that is added to each column.
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
-  at::Tensor all;  ///< term for every column; undefined: no term
+  at::Tensor all;  ///< term that is added to every column; undefined: no term
 };
 
 RowScales row_scales(const LossRows& rows, const at::Tensor& of_row,
@@ -160,7 +163,7 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
     const auto column = [&](const at::Tensor& values) {
       return values.narrow(0, row, count).unsqueeze(1);
     };
-    // Always a copy, even for the same type, because `gradient` may be `logits`.
+    // Makes a copy, even for an equal type, because `gradient` may be the same tensor as `logits`.
     at::Tensor block = logits.narrow(0, row, count)
                            .to(type)
                            .sub(column(high))
@@ -185,7 +188,8 @@ void scale(const at::Tensor& x, const at::Tensor& factor, const at::Tensor& out)
 
 namespace tessera::kernels {
 
-// Cross entropy of rows of logits: selects the kernels, for whole and for split vocabularies.
+// Cross entropy of rows of logits: selects the kernels, for a whole vocabulary and for a vocabulary
+// that is split between ranks.
 
 namespace {
 
@@ -199,7 +203,7 @@ bool has_loss_kernels(const at::Tensor& logits) {
   return has_kernels(logits) && has_dense_rows(logits);
 }
 
-/// `targets` must be contiguous.
+/// The kernel's description of the rows. `targets` must be contiguous.
 Logits call_of(const LossRows& rows, const at::Tensor& targets) {
   return {.data = rows.logits.const_data_ptr(),
           .stride = rows.logits.stride(0),
@@ -213,7 +217,8 @@ Logits call_of(const LossRows& rows, const at::Tensor& targets) {
           .z_loss = static_cast<float>(rows.options.z_loss)};
 }
 
-/// Calls body(kernels, T, first row, end) on the threads. T is the type of the logits.
+/// Calls body(kernels, T, first row, end) on several threads for ranges of rows. T is the type of
+/// the logits.
 template <class Body>
 void for_rows(const at::Tensor& logits, Body&& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (logits.size(1) + 1));
@@ -227,13 +232,14 @@ void for_rows(const at::Tensor& logits, Body&& body) {
   });
 }
 
-/// The address of a row; null for a rank without columns, which has no memory for them.
+/// The address of a row. nullptr for a rank without columns, which has no memory for the row.
 template <class T>
 T* row_of(T* data, std::int64_t row, std::int64_t stride) {
   return data == nullptr ? nullptr : data + row * stride;
 }
 
-/// One step on a CPU. The arithmetic on a row's few numbers is the same as in the CUDA kernels.
+/// Runs one CrossEntropyStep on a CPU. The arithmetic on the few numbers of a row equals that of
+/// the CUDA kernels.
 void run_on_cpu(const CrossEntropy& call, const at::Tensor& logits) {
   const Logits& in = call.logits;
   const bool reads = call.step == CrossEntropyStep::kWhole || call.step == CrossEntropyStep::kTerms;
@@ -261,7 +267,7 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
     }
     const RowScales scales = scales_of_row(call, row);
     const T* const x = row_of(static_cast<const T*>(in.data), row, in.stride);
-    // Read before the gradient overwrites the logits.
+    // The target's logit is read before the gradient overwrites the logits.
     const T at_target = in.has_target(row) ? x[in.target(row)] : T(0);
     const auto [high, low] = two_floats(call.log_sum_exp[row]);
     kernels.softmax(x, out, in.columns, high, low, scales.softmax, -scales.all);
@@ -272,7 +278,8 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
   });
 }
 
-/// Runs the call like run_cuda_kernel, but also on a CPU. A rank may have rows without columns.
+/// Runs the call like run_cuda_kernel, but also on a CPU, and for a rank that has rows without
+/// columns.
 template <class Call>
 void run(const Call& call, const at::Tensor& logits, const char* name,
          std::initializer_list<at::Tensor> inputs, std::initializer_list<at::Tensor> results) {
@@ -372,8 +379,8 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
   run(CrossEntropyBackward{.logits = call_of(rows, targets),
                            .log_sum_exp = in<double>(sums),
                            .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
-                           // A gradient with one number for all rows, such as that of a sum, is not
-                           // copied.
+                           // A gradient with a single number for all rows, such as the gradient of
+                           // a sum, has stride 0 and is not copied.
                            .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
                            .gradient = gradient.mutable_data_ptr(),
                            .gradient_stride = gradient.stride(0)},

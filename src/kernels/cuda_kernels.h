@@ -10,8 +10,8 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// A kernel of src/kernels/device/. The call contains the addresses. `like` is one of the call's
-/// tensors, which have one device and type and are not empty.
+/// Runs a kernel of src/kernels/device/. `call` contains the addresses of the tensors. `like` is
+/// one of these tensors, which all have one device and type and are not empty.
 template <class Call>
 using DeviceKernel = void (*)(const Call& call, const at::Tensor& like);
 
@@ -22,7 +22,7 @@ struct CudaKernels {
                       const Distribution& distribution, PhiloxKey key);
   void (*dropout)(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
                   PhiloxKey key);
-  /// The kernels, indexed by the type of the call.
+  /// The run functions, indexed by the type of the call.
   std::tuple<
       DeviceKernel<struct AdamW>, DeviceKernel<struct CheckIndices>, DeviceKernel<struct ClipNorm>,
       DeviceKernel<struct CrossEntropy>, DeviceKernel<struct CrossEntropyBackward>,
@@ -39,7 +39,7 @@ void register_cuda_kernels(const CudaKernels& kernels);
 /// Throws Error if libtessera_cuda.so is not loaded.
 const CudaKernels& cuda_kernels();
 
-/// Runs the kernel of `call`; see DeviceKernel.
+/// Runs the kernel for the type of `call`; see DeviceKernel.
 template <class Call>
 void launch_cuda(const Call& call, const at::Tensor& like) {
   std::get<DeviceKernel<Call>>(cuda_kernels().device)(call, like);

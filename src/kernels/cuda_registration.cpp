@@ -25,13 +25,14 @@ Element element_of(const at::Tensor& x) {
   }
 }
 
-/// The tensor's device need not be the current one. Kernels run on the current stream, like the
-/// caller's other work on the tensor.
+/// The guard is needed because the tensor's device need not be the current device. Kernels run on
+/// the current stream, like the caller's other work on the tensor.
 template <class Call>
 void run(const Call& call, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
-  if constexpr (requires { launch(call, stream); }) {  // a kernel for one element type only
+  // A kernel that supports only one element type.
+  if constexpr (requires { launch(call, stream); }) {
     launch(call, stream);
   } else {
     launch(call, element_of(like), stream);
@@ -39,7 +40,7 @@ void run(const Call& call, const at::Tensor& like) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-/// A run() function for each kernel that CudaKernels declares.
+/// Makes a run() function for each kernel that CudaKernels declares.
 template <class... Calls>
 std::tuple<DeviceKernel<Calls>...> runs_of(const std::tuple<DeviceKernel<Calls>...>&) {
   return {&run<Calls>...};

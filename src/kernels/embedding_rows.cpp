@@ -1,6 +1,6 @@
 // Look-up in a shard of an embedding table whose vocabulary is sharded. at::embedding throws for
-// indices outside of the shard; here such indices give zeros, so that an all-reduce over the ranks
-// gives the whole look-up.
+// indices outside of the shard; this operator gives zeros for such indices, so that an all-reduce
+// over the ranks gives the whole look-up.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
@@ -41,8 +41,9 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
-/// For other types and devices. Out-of-range indices look up row 0 and are zeroed afterwards;
-/// checking them would make the host wait for the device.
+/// Look-up composed of at:: operators, for other types and devices. Indices of other shards' rows
+/// look up row 0 and are zeroed afterwards. Indices are not checked, because the host would have to
+/// wait for the device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
   const at::Tensor local = indices.flatten() - first_row;
@@ -58,7 +59,8 @@ at::Tensor composed_backward(const at::Tensor& grad, const at::Tensor& indices,
                              std::int64_t first_row, std::int64_t rows) {
   const at::Tensor local = indices - first_row;
   const at::Tensor elsewhere = (local < 0).logical_or(local >= rows);
-  // One additional row receives the indices of other shards' rows and is dropped.
+  // The table gets one additional row, which receives the indices of other shards' rows and is
+  // dropped afterwards.
   return at::embedding_dense_backward(grad, local.masked_fill(elsewhere, rows), rows + 1, rows,
                                       /*scale_grad_by_freq=*/false)
       .narrow(0, 0, rows)
@@ -78,8 +80,8 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
                             .total_rows = total_rows,
                             .size = weight.size(1),
                             .out = result.mutable_data_ptr()},
-                  // `result` stands for the table among the inputs: the kernel reads as many bytes
-                  // of the table as it writes.
+                  // `result` is passed in place of the table as an input, because the kernel reads
+                  // as many bytes of the table as it writes.
                   "tessera::embedding", {result, flat}, {result});
   return result;
 }
@@ -87,7 +89,7 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
 at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
                             std::int64_t first_row, std::int64_t rows) {
   const at::Tensor terms = grad.contiguous();
-  // A stable sort, so that equal indices keep the order of their positions.
+  // The sort is stable, so that equal indices stay in the order of their positions.
   const auto [sorted, positions] = at::sort(indices.flatten(), std::optional(true), /*dim=*/0);
   const std::int64_t size = grad.size(-1);
   at::Tensor weight_grad = at::zeros({rows, size}, grad.options());
@@ -108,9 +110,9 @@ at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
   return weight_grad;
 }
 
-/// The positions whose index is a row of this shard, sorted by row and then by position. One thread
-/// then sums each row in a fixed order, so no atomic additions are needed and the bits are the same
-/// each time.
+/// The positions of the indices of rows of this shard, sorted by row and then by position. One
+/// thread then sums each row in a fixed order, so no atomic additions are needed and the bits are
+/// the same each time.
 std::vector<std::int64_t> positions_by_row(const std::int64_t* indices, std::int64_t count,
                                            std::int64_t first_row, std::int64_t rows) {
   std::vector<std::int64_t> positions;
@@ -125,7 +127,7 @@ std::vector<std::int64_t> positions_by_row(const std::int64_t* indices, std::int
   return positions;
 }
 
-/// These two functions replace RowKernels::add and RowKernels::round for types without row kernels.
+/// Replacements of RowKernels::add and RowKernels::round for types without row kernels.
 template <class T, class Compute>
 void add(const T* x, Compute* sum, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
@@ -140,8 +142,8 @@ void round(const Compute* sum, T* out, std::int64_t n) {
   }
 }
 
-/// The start of each row's run in `positions`, which is sorted by row, followed by the end of the
-/// last run.
+/// For each row, where its first entry is in `positions`, which is sorted by row. The last element
+/// is the size of `positions`.
 std::vector<std::size_t> run_starts(const std::int64_t* indices,
                                     const std::vector<std::int64_t>& positions) {
   std::vector<std::size_t> starts;
@@ -161,7 +163,7 @@ struct Backward {
   const std::int64_t* indices;
   std::int64_t first_row;
 
-  /// Sums each row's terms with `add` and writes the sum with `round`.
+  /// Adds the terms of each row with `add` and writes the sum with `round`.
   template <class T, class Compute>
   void run(void (*add)(const T*, Compute*, std::int64_t),
            void (*round)(const Compute*, T*, std::int64_t)) const {
@@ -171,11 +173,12 @@ struct Backward {
     const auto starts = run_starts(indices, positions);
     const auto* from = in<T>(grad);
     auto* to = out<T>(weight_grad);
-    // A frequent row is not divided among threads. Rows that do not occur stay zero.
+    // Threads divide the rows. The terms of a frequent row are not divided among threads. Rows that
+    // do not occur stay zero.
     parallel_for(0, static_cast<std::int64_t>(starts.size()) - 1, 8,
                  [&](std::int64_t begin, std::int64_t end) {
-                   // A buffer in the type of the sums, so that only the result is rounded; one for
-                   // all rows of a task.
+                   // The sums of a row, in a wider type, so that only the result is rounded. A task
+                   // uses one buffer for all its rows.
                    std::vector<Compute> sum(static_cast<std::size_t>(dim));
                    for (auto row = static_cast<std::size_t>(begin);
                         row < static_cast<std::size_t>(end); ++row) {
@@ -194,7 +197,8 @@ struct Backward {
 
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows) {
-  // Returns only shapes: libtorch's C++ library has no meta kernels for the operators below.
+  // For meta tensors only sizes are computed, because libtorch's C++ library has no meta kernels
+  // for the operators used here.
   if (weight.is_meta()) {
     return at::zeros(result_sizes(indices, weight.size(1)), weight.options());
   }
@@ -204,13 +208,13 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
   if (!weight.is_cpu() || fake_device() != c10::DeviceType::CPU) {
     return composed(weight, indices, first_row);
   }
-  // Rows are copied as bytes, whatever their type.
+  // Rows are copied as bytes, so the type does not matter.
   const at::Tensor table = weight.contiguous();
   const at::Tensor flat = indices.contiguous();
   at::Tensor result = at::zeros(result_sizes(indices, weight.size(1)), weight.options());
   const auto* rows = static_cast<const std::int64_t*>(flat.const_data_ptr());
   check_range(rows, flat.numel(), total_rows);
-  // An empty shard has no address to copy from.
+  // Nothing is copied for an empty shard, which has no address.
   if (result.numel() == 0 || in_fake_mode()) {
     return result;
   }
@@ -220,7 +224,7 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
   parallel_for(0, flat.numel(), 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t row = rows[i] - first_row;
-      // Another rank has this row; the result is already zero there.
+      // Skips a row of another rank, for which the result is already zero.
       if (row < 0 || row >= table.size(0)) {
         continue;
       }
@@ -251,7 +255,7 @@ at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& ind
                      [&](const auto& kernels, auto) { backward.run(kernels.add, kernels.round); });
   } else if (!in_fake_mode()) {
     with_float_type(grad.scalar_type(), "the gradient of an embedding", [&]<class T>() {
-      // For fp16 and fp64, which have no row kernels.
+      // This code is for fp16 and fp64, which have no row kernels.
       using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
       backward.run(&add<T, Compute>, &round<T, Compute>);
     });

@@ -1,5 +1,5 @@
-// Maps a libtorch scalar type, known at run time, to a C++ type. Shared with CUDA code, so that
-// both accept the same types with the same message.
+// Maps a libtorch scalar type, known at run time, to a C++ type. CPU and CUDA code share this
+// header, so that both accept the same types and give the same message.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,8 @@
 namespace tessera::kernels {
 
 /// Calls body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for
-/// other types; `what` completes the message: "dropout of a Long tensor was asked for".
+/// other types; `what` completes the message, for example: "dropout of a Long tensor was asked
+/// for".
 template <class Body>
 decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& body) {
   switch (type) {

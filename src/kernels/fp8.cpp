@@ -31,7 +31,7 @@ constexpr c10::ScalarType kFp8 = c10::ScalarType::Float8_e4m3fn;
 /// at::_scaled_mm requires multiples of this number for both sizes of the second factor.
 constexpr std::int64_t kMultiple = 16;
 
-/// 2^(number - 127), for biased exponents of fp32.
+/// The power of two 2^(number - 127), where `number` is a biased exponent of fp32.
 at::Tensor power_of_two(const at::Tensor& number) {
   return at::bitwise_left_shift(number, 23).view(at::kFloat);
 }
@@ -39,24 +39,27 @@ at::Tensor power_of_two(const at::Tensor& number) {
 Fp8Rows composed_quantized(const at::Tensor& x) {
   const at::Tensor amax = x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
                                          : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
-  // As in fp8_scale() of device/quantize_fp8.h. Clamped, because the bits of a NaN could overflow.
+  // Computes the scale as fp8_scale() of device/quantize_fp8.h. Clamped, because the bits of a NaN
+  // could overflow.
   const at::Tensor bits = amax.view(at::kInt).clamp_max(0x7F800000) + 0x1FFFFF;
-  // With scales from 2^-100 on, the inverse is a normal number, and so are all values in bf16.
+  // The smallest scale is 2^-100, so that the inverse is a normal number, and so are all values in
+  // bf16.
   const at::Tensor exponents = (at::bitwise_right_shift(bits, 23) - 8).clamp_min(127 - 100);
-  // amax - amax is 0, or NaN for a row that is not finite; needed because casts saturate on some
-  // processors.
+  // amax - amax is 0, but NaN for a row that is not finite, whose inverse becomes NaN. Needed
+  // because casts saturate on some processors.
   const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
   const at::Tensor scaled = x.to(compute_type(x)) * inverse;
   return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};
 }
 
-/// Rows that are columns in memory are read twice: for their maxima, and to transpose them.
+/// If rows are columns in memory, x is read twice: first for the rows' maxima, then to transpose.
 Fp8Rows quantized_on_cuda(const at::Tensor& x, const at::Tensor& factors) {
   const bool turns = !factors.defined() && x.stride(1) != 1 && x.stride(0) == 1;
   const at::Tensor in = turns || x.stride(1) == 1 ? x : x.contiguous();
   Fp8Rows rows{at::empty(x.sizes(), x.options().dtype(kFp8)),
                at::empty({x.size(0), 1}, x.options().dtype(at::kFloat))};
-  constexpr double kLargest = std::numeric_limits<double>::infinity();  // the norm
+  // Order of the norm: the largest absolute value.
+  constexpr double kLargest = std::numeric_limits<double>::infinity();
   const at::Tensor maxima =
       turns ? at::linalg_vector_norm(x, kLargest, at::IntArrayRef{1}).to(at::kFloat) : at::Tensor();
   const at::Tensor dense = factors.defined() ? factors.contiguous() : factors;
@@ -73,7 +76,8 @@ Fp8Rows quantized_on_cuda(const at::Tensor& x, const at::Tensor& factors) {
   return rows;
 }
 
-/// Quantises the rows of x times `factors`, (1, columns) powers of two, or undefined for ones.
+/// Quantises the rows of x times `factors`, which are (1, columns) powers of two, or undefined for
+/// ones.
 Fp8Rows quantized(const at::Tensor& x, const at::Tensor& factors = {}) {
   if (has_cuda_kernels(x) && x.numel() > 0) {
     return quantized_on_cuda(x, factors);
@@ -81,14 +85,14 @@ Fp8Rows quantized(const at::Tensor& x, const at::Tensor& factors = {}) {
   return composed_quantized(factors.defined() ? x * factors.to(x.scalar_type()) : x);
 }
 
-/// Pads x with rows of zeros to a multiple of 16; they do not change sums over rows.
+/// Pads x with rows of zeros to a multiple of 16 rows. The zeros do not change sums over rows.
 at::Tensor with_rows_for_gpu(const at::Tensor& x) {
   const std::int64_t missing = tessera::detail::round_up(x.size(0), kMultiple) - x.size(0);
   return missing == 0 || !runs_on_cuda(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
 }
 
-/// The product a b^T in type `type`. With `fast`, tensor cores accumulate with fewer bits: only
-/// forward may do so, as in torchao's recipe.
+/// The product a b^T in type `type`. If `fast`, tensor cores accumulate with fewer bits; only
+/// forward uses this, as in torchao's recipe.
 at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type, bool fast) {
   TESSERA_CHECK(type != at::kHalf,
                 "fp8 rows in fp16 were asked for, which lacks the range of their scales; take bf16 "
@@ -114,7 +118,7 @@ at::Tensor as_rows(const at::Tensor& x) {
   return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
 }
 
-/// `rows` with the leading sizes of `like`.
+/// `rows`, reshaped to the leading sizes of `like`.
 at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
   return like.dim() == 1 ? rows.squeeze(0)
                          : rows.unflatten(0, like.sizes().slice(0, like.dim() - 1));

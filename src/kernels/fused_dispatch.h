@@ -1,6 +1,6 @@
 // Selects the implementation of a fused operation: the row kernels (fp32 and bf16 on a CPU), the
-// CUDA kernels (fp16 too), or a composition of ATen operators. All compute the same formula; the
-// kernels read memory once.
+// CUDA kernels (fp16 too), or a composition of ATen operators. All implementations compute the same
+// formula; the row kernels and CUDA kernels read memory only once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,15 +19,16 @@ namespace tessera::kernels {
 
 /// Whether the CUDA kernels support this device and type.
 inline bool has_cuda_kernels(const at::Tensor& x) {
-  // A memory plan for a GPU allocates the same memory as the kernels do there.
+  // True also for the memory plan of a GPU, so that the plan allocates the same memory as the
+  // kernels on a GPU.
   return runs_on_cuda(x) &&
          (x.scalar_type() == c10::ScalarType::Float ||
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
 }
 
-/// Runs a call of the CUDA kernels; in a FakeMode passes it to the observer, with the operator's
-/// `name` and tensors. The device and type of `like` select the kernel. Does nothing if `like` has
-/// no elements, because a grid without blocks is an error.
+/// Runs a call of a CUDA kernel. In a FakeMode, passes the call to the observer instead, with the
+/// operator's `name` and tensors. The device and type of `like` select the kernel. Does nothing if
+/// `like` has no elements, because a grid without blocks is an error.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
                      at::TensorList results, const at::Tensor& like) {
@@ -39,7 +40,7 @@ void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
   }
 }
 
-/// run_cuda_kernel() with the first result as `like`.
+/// Like the other run_cuda_kernel(), with the first result as `like`.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, std::initializer_list<at::Tensor> inputs,
                      std::initializer_list<at::Tensor> results) {
@@ -57,8 +58,9 @@ inline bool has_kernels(const at::Tensor& x) {
   return has_row_kernels(x) || has_cuda_kernels(x);
 }
 
-/// Calls body(kernels, element) with the row kernels for x's type, and a value of their element
-/// type. Does nothing in a FakeMode. The lambda is compiled once for each of the two types.
+/// Calls body(kernels, element) with the row kernels for the type of x; the type of `element` is
+/// their element type. Does nothing in a FakeMode. The lambda is compiled once for each of the two
+/// types.
 template <class Body>
 void with_row_kernels(const at::Tensor& x, Body&& body) {
   if (in_fake_mode()) {
@@ -71,8 +73,8 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
   }
 }
 
-/// Casts the pointer, because data_ptr<T>() checks the scalar type, and Bf16 is only the bits of a
-/// bfloat16.
+/// The address of the tensor's data as T. Cast, because data_ptr<T>() checks the scalar type, and
+/// Bf16 is only the bits of a bfloat16.
 template <class T>
 const T* in(const at::Tensor& x) {
   return static_cast<const T*>(x.const_data_ptr());

@@ -15,21 +15,22 @@
 
 namespace tessera::kernels {
 
-// Lists of tensors for the kernels of device/norm.h.
+// Splits lists of tensors into launches of the kernels of device/norm.h.
 
 namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// A launch for tensors of one type, and the number of their first chunk among all chunks.
+/// A launch for tensors of one type, with the number of its first chunk among the chunks of all
+/// launches.
 struct NormLaunch {
   SquareSums call;
   std::vector<at::Tensor> tensors;
   std::int64_t first = 0;
 };
 
-/// Splits the tensors of one kind into launches, type by type. Returns the number of the next
-/// chunk.
+/// Adds launches for the tensors of one kind, one type after another. Returns the number of the
+/// next chunk.
 std::int64_t add_launches(std::vector<NormLaunch>& launches, std::vector<at::Tensor> tensors,
                           std::int64_t chunks) {
   std::ranges::stable_sort(tensors, {}, &at::Tensor::scalar_type);
@@ -95,25 +96,25 @@ NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm) {
   return {all[0], all[1], all[2], rounded};
 }
 
-// AdamW over lists of tensors: makes pieces for the kernel in device/adamw.h, which the CPU runs as
-// well.
+// AdamW over lists of tensors: splits the tensors into pieces for the kernel in device/adamw.h,
+// which the CPU runs as well.
 
 namespace {
 
-/// The rows of a dense local tensor: runs that are consecutive in the whole tensor too.
+/// The rows of a dense local tensor. The elements of a row are consecutive in the whole tensor too.
 struct PlacedRows {
-  std::int64_t local = 0;  ///< offset of the first row
+  std::int64_t local = 0;  ///< offset of the first row in the local tensor
   std::int64_t count = 1;
   std::int64_t size = 1;
-  std::int64_t stride = 0;  ///< distance between rows in the whole tensor
-  std::int64_t place = 0;   ///< place of the first element in the whole tensor
+  std::int64_t stride = 0;  ///< distance between the beginnings of rows in the whole tensor
+  std::int64_t place = 0;   ///< index of the first element in the whole tensor
 };
 
-/// The rows of a box. A row spans the dimensions from the last one that the box has only partly to
-/// the end, so its elements are consecutive.
+/// The rows of a box. A row consists of the last dimensions: those that the box has completely, and
+/// the dimension before them. So the elements of a row are consecutive.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
-  std::vector<Extent> extents;  // strides in the local and in the whole tensor
+  std::vector<Extent> extents;  // dimensions, with strides in the local and in the whole tensor
   std::int64_t local_stride = 1;
   std::int64_t global_stride = 1;
   for (std::size_t d = box.sizes.size(); d-- > 0;) {
@@ -146,7 +147,7 @@ std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::In
   return all;
 }
 
-/// fp32 moments need no random numbers, so all elements are one row.
+/// With fp32 moments all elements are one row, because no random numbers are needed.
 std::vector<PlacedRows> rows_of(const AdamWTensors& tensors) {
   const std::int64_t numel = tensors.parameter.numel();
   if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {
@@ -189,13 +190,13 @@ void run_on_cpu(const AdamW& call) {
   });
 }
 
-/// One launch of the AdamW kernel: the call, and the tensors for a FakeMode.
+/// One launch of the AdamW kernel: the call, and its tensors for the observer of a FakeMode.
 struct AdamWLaunch {
   AdamW call{};
   std::vector<at::Tensor> read;
   std::vector<at::Tensor> written;
 
-  /// Records a tensor once, however many pieces it has.
+  /// Records the tensors of a parameter once, however many pieces the parameter has.
   void note(const AdamWTensors& each) {
     if (written.empty() || !written.back().is_same(each.exp_avg_sq)) {
       read.insert(read.end(), {each.gradient, each.parameter, each.exp_avg, each.exp_avg_sq});

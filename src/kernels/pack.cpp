@@ -1,5 +1,5 @@
-// Copies of many tensors. The CUDA kernel copies rows: for example between a tensor and its place
-// in a buffer that has a row for each rank.
+// Copies of many tensors. The CUDA kernel copies rows: for example between a tensor and the part of
+// a buffer with a row for each rank.
 #include "tessera/kernels/detail/pack.h"
 
 #include <ATen/ops/_foreach_copy.h>
@@ -26,7 +26,7 @@ Element element_of(c10::ScalarType type) {
                                              : Element::kHalf;
 }
 
-/// A launch of copies between two types on one device.
+/// A launch of copies from one element type to another, on one device.
 class PackLaunch {
  public:
   PackLaunch() = default;

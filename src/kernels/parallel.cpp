@@ -1,4 +1,4 @@
-// A separate file, because CMakeLists.txt compiles only this one with OpenMP.
+// This is a separate file, because CMakeLists.txt compiles only this file with OpenMP.
 #include "parallel.h"
 
 #include <ATen/Parallel.h>

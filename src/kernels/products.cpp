@@ -1,4 +1,4 @@
-// oneDNN instead of MKL for large fp32 matrix products, in programs that request it. On some
+// Uses oneDNN instead of MKL for large fp32 matrix products, in programs that request it. On some
 // processors MKL uses only half of the vector width, and oneDNN is twice as fast.
 #include "rows/processor.h"
 
@@ -16,8 +16,8 @@ using tessera::detail::has_onednn;
 using tessera::detail::onednn_product;
 namespace libtorch = tessera::detail::libtorch_cpu;
 
-/// Up to these sizes MKL is as fast: for few multiplications oneDNN spends its time on the kernel
-/// look-up, and for few rows or columns reading the other matrix dominates.
+/// Up to these sizes MKL is as fast as oneDNN: for few multiplications oneDNN spends its time on
+/// the kernel look-up, and for few rows or columns the time is spent on reading the other matrix.
 constexpr std::int64_t kMostMultiplications = 2'000'000;
 constexpr std::int64_t kShortSide = 7;
 
@@ -81,7 +81,7 @@ void use_fast_products() {
     return;
   }
   static const auto* const library = [] {
-    // Silences libtorch's warning that a kernel replaces its own.
+    // Silences libtorch's warning that this kernel replaces libtorch's own kernel.
     Silent silent;
     const c10::WarningUtils::WarningHandlerGuard guard(&silent);
     auto* made =

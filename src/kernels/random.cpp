@@ -22,12 +22,14 @@
 namespace tessera::kernels {
 namespace {
 
-/// Set when libtessera_cuda.so is loaded, which may happen while other threads run.
+/// The registered kernels. Atomic, because libtessera_cuda.so may be loaded while other threads
+/// run.
 std::atomic<const CudaKernels*> registered = nullptr;
 
 constexpr std::int64_t kGrain = 4096;  // minimum number of elements for a thread
 
-/// Calls run(local offset, index for the random number, length) for every row, in parallel.
+/// Calls run(local offset, global index, length) for every run of elements, in parallel. The global
+/// index selects the random number.
 template <class Run>
 void for_each_row(const at::Tensor& local, const GlobalPlace& place, Run&& run) {
   for (const Box& box : place.boxes) {
@@ -40,14 +42,16 @@ void for_each_row(const at::Tensor& local, const GlobalPlace& place, Run&& run) 
   }
 }
 
-constexpr std::int64_t kBatch = 64;  // numbers that are drawn at once, on the stack
+// Size of a batch on the stack, for numbers that are drawn at once.
+constexpr std::int64_t kBatch = 64;
 
-/// Converts uniform numbers to draws, with the same bits as draw(u). Computes the central quantile
-/// for all numbers, which the compiler vectorises, and then recomputes the few that are in the
-/// tails.
+/// Converts a batch of uniform numbers, with the same bits as draw(u) for each number. Computes the
+/// formula for the centre of the distribution for all numbers, which the compiler vectorises, and
+/// then recomputes the few numbers in the tails.
 template <class Draw>
 void draw_batch(const Draw& draw, double* values, std::int64_t n) {
-  // Batching is only for distributions with normal quantiles; the others are cheap anyway.
+  // Only distributions with normal quantiles use batches; other distributions are cheap without
+  // batches.
   if constexpr (requires { draw.probability(0.5); }) {
     double p[kBatch];
     for (std::int64_t i = 0; i < n; ++i) {
@@ -57,8 +61,8 @@ void draw_batch(const Draw& draw, double* values, std::int64_t n) {
       values[i] = central_quantile(p[i]);
     }
     for (std::int64_t i = 0; i < n; ++i) {
-      // Separate from the loop above, where a branch would prevent vectorisation; few numbers are
-      // in the tails.
+      // The tails have a loop of their own, because a branch would prevent vectorisation of the
+      // first loop; few numbers are in the tails.
       if (!is_central(p[i])) {
         values[i] = tail_quantile(p[i]);
       }
@@ -73,19 +77,20 @@ void draw_batch(const Draw& draw, double* values, std::int64_t n) {
   }
 }
 
-/// The index advances with the element, so that a batch may begin anywhere.
+/// Fills a batch of uniform numbers. The random number depends on the element's index, so a batch
+/// may begin anywhere.
 void uniform_batch(PhiloxKey key, std::uint64_t index, double* values, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
     values[i] = uniform_at(key.seed, key.stream, index + static_cast<std::uint64_t>(i));
   }
 }
 
-/// Works in batches on the stack, so a fill of any size allocates no memory. Rounds once, from
-/// fp64.
+/// Fills elements in batches on the stack, so a fill of any size allocates no memory. Computes in
+/// fp64 and rounds once.
 template <class T, class Draw>
 void fill_as(const at::Tensor& local, const GlobalPlace& place, const Draw& draw, PhiloxKey key) {
   auto* data = static_cast<T*>(local.data_ptr());
-  // All strides are supported, because a parameter may be a view.
+  // Supports all strides, because a parameter may be a view.
   const std::int64_t stride = local.dim() == 0 ? 1 : local.strides().back();
   for_each_row(local, place, [&](std::int64_t offset, std::uint64_t index, std::int64_t length) {
     double values[kBatch];
@@ -101,7 +106,7 @@ void fill_as(const at::Tensor& local, const GlobalPlace& place, const Draw& draw
   });
 }
 
-/// `x` and `out` are contiguous, so they have the same offsets.
+/// Dropout on a CPU. `x` and `out` are contiguous, so their elements have equal offsets.
 template <class T>
 void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
                 PhiloxKey key) {
@@ -111,7 +116,7 @@ void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& p
   const auto scale = static_cast<Compute>(1.0 / (1.0 - p));
   for_each_row(x, place, [&](std::int64_t offset, std::uint64_t index, std::int64_t length) {
     for (std::int64_t i = 0; i < length; ++i) {
-      // Compared in fp64, so that p is exact even in half precision.
+      // The comparison is in fp64, so that p is exact even for tensors of half precision.
       const double u = uniform_at(key.seed, key.stream, index + static_cast<std::uint64_t>(i));
       const auto value = static_cast<Compute>(from[offset + i]);
       to[offset + i] = u < p ? T(0) : static_cast<T>(value * scale);
@@ -121,7 +126,7 @@ void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& p
 
 }  // namespace
 
-/// Never freed, because destructors of static objects may use kernels.
+/// The copy is never freed, because destructors of static objects may use kernels.
 void register_cuda_kernels(const CudaKernels& kernels) {
   registered = new CudaKernels(kernels);
 }
@@ -135,8 +140,8 @@ const CudaKernels& cuda_kernels() {
   return *kernels;
 }
 
-/// Mirrored if most of the interval is in the upper tail, because probabilities near 1 have few
-/// significant digits left (see TruncatedNormal).
+/// The distribution is mirrored if most of the interval is in the upper tail, because probabilities
+/// near 1 have few significant digits (see TruncatedNormal).
 TruncatedNormal truncated_normal(double mean, double std, double low, double high) {
   TESSERA_CHECK(std > 0.0 && low < high, "a truncated normal with std ", std, " between ", low,
                 " and ", high, " was asked for; std must be positive and the bounds in order");
@@ -150,7 +155,7 @@ TruncatedNormal truncated_normal(double mean, double std, double low, double hig
   return {mean, mirrored ? -std : std, low, high, from, to - from};
 }
 
-/// The place consists of one box from the origin, with equal local and global offsets.
+/// The place of a whole tensor: one box from the origin, with equal local and global offsets.
 GlobalPlace GlobalPlace::whole(std::vector<std::int64_t> sizes, std::int64_t first_element) {
   const std::vector<std::int64_t> origin(sizes.size(), 0);
   return {{Box{origin, origin, sizes}}, sizes, first_element};
@@ -161,7 +166,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
   if (local.is_cuda()) {
     return cuda_kernels().fill_random(local, place, distribution, key);
   }
-  // Mainly refuses the meta device, for parameters whose memory was never allocated.
+  // Mainly refuses tensors on the meta device: parameters whose memory was never allocated.
   TESSERA_CHECK(local.is_cpu(), "random numbers for a tensor on ", local.device(),
                 " were asked for; call nn::to_empty, or put it on cpu or cuda");
   if (in_fake_mode()) {

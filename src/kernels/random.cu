@@ -1,4 +1,3 @@
-// Random numbers and dropout on a GPU. Part of libtessera_cuda.so.
 #include "random_elements.h"
 
 #include <c10/cuda/CUDAException.h>
@@ -11,13 +10,15 @@
 #include "float_types.h"
 #include "tessera/core/error.h"
 
-// The GPU version of random.cpp: the same headers, compiled with --fmad=false, give the same bits.
+// Random numbers and dropout on a GPU, part of libtessera_cuda.so. Uses the same headers as
+// random.cpp, compiled with --fmad=false, and so gives the same bits.
 namespace tessera::kernels {
 namespace {
 
 constexpr int kThreads = 256;
 
-// Grid-stride loops: any number of elements with a bounded grid.
+// The first element of this thread. Kernels use grid-stride loops: a bounded grid processes any
+// number of elements.
 __device__ std::int64_t first_of_thread() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
@@ -36,7 +37,7 @@ __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Comput
   drop_elements(out, x, box, p, scale, key, first_of_thread(), threads_of_grid());
 }
 
-/// Starts and strides are computed once on the host.
+/// A box for a kernel. Starts and strides are computed once, on the host.
 BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
   TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers on CUDA for a tensor of ",
                 box.sizes.size(), " dimensions were asked for; at most ", kMaxDims,
@@ -57,8 +58,8 @@ BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& loca
   return view;
 }
 
-/// 65536 blocks of 256 threads are more than a GPU runs at once; the grid-stride loop handles
-/// further elements.
+/// Number of blocks. At most 65536 blocks of 256 threads, which are more than a GPU runs at once;
+/// the grid-stride loop processes the remaining elements.
 unsigned blocks_for(const BoxView& box) {
   return static_cast<unsigned>(
       std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));
@@ -68,8 +69,8 @@ unsigned blocks_for(const BoxView& box) {
 
 void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key) {
-  // The tensor's device need not be the current one. Kernels run on the current stream, like the
-  // caller's other work on the tensor.
+  // The guard is needed because the tensor's device need not be the current device. Kernels run on
+  // the current stream, like the caller's other work on the tensor.
   const c10::cuda::CUDAGuard guard(local.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Box& box : place.boxes) {

@@ -18,13 +18,13 @@ namespace tessera::kernels {
 
 /// Converts `value` to T with the result of a single rounding to nearest even. For types narrower
 /// than float it first rounds to a float, to odd; the second rounding then gives the result of a
-/// single one (Boldo and Melquiond 2008).
+/// single rounding (Boldo and Melquiond 2008).
 template <class T>
 TESSERA_HOST_DEVICE inline T narrow(double value) {
   return static_cast<T>(value);
 }
 
-/// `value` if it is a float; otherwise the adjacent float whose last bit is 1.
+/// `value` as a float if that is exact; otherwise the neighbouring float whose last bit is 1.
 TESSERA_HOST_DEVICE inline float round_to_odd(double value) {
   auto rounded = static_cast<float>(value);
   const auto back = static_cast<double>(rounded);
@@ -49,11 +49,12 @@ TESSERA_HOST_DEVICE inline c10::Half narrow<c10::Half>(double value) {
   return static_cast<c10::Half>(round_to_odd(value));
 }
 
-/// Boxes are passed to kernels by value, so their arrays have a fixed size.
+/// Maximum number of dimensions of a box. Boxes are passed to kernels by value, so their arrays
+/// have a fixed size.
 constexpr int kMaxDims = 8;
 
 /// A box for iteration over its elements: sizes, and strides in the local and in the global tensor.
-/// Plain arrays, because it is passed to kernels by value.
+/// Has plain arrays, because it is passed to kernels by value.
 struct BoxView {
   int dims = 0;
   std::int64_t numel = 1;
@@ -71,7 +72,8 @@ struct Position {
   std::uint64_t global;
 };
 
-/// Divides for each dimension and element, which costs less than the transforms.
+/// The position of an element. Divides for each dimension, which costs less than computing the
+/// random number.
 TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t element) {
   std::int64_t local = box.local_start;
   std::int64_t global = box.global_start;
@@ -84,7 +86,7 @@ TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t
   return {local, static_cast<std::uint64_t>(global)};
 }
 
-/// Fills the box's elements `first`, `first` + `step` and so on.
+/// Fills the elements number `first`, `first` + `step` and so on of the box.
 template <class T, class Draw>
 TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& draw, PhiloxKey key,
                                        std::int64_t first, std::int64_t step) {
@@ -94,7 +96,7 @@ TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& 
   }
 }
 
-/// Applies dropout to the box's elements `first`, `first` + `step` and so on.
+/// Applies dropout to the elements number `first`, `first` + `step` and so on of the box.
 template <class T, class Compute>
 TESSERA_HOST_DEVICE void drop_elements(T* out, const T* x, const BoxView& box, double p,
                                        Compute scale, PhiloxKey key, std::int64_t first,

@@ -24,15 +24,16 @@
 
 namespace tessera::kernels {
 
-// RMSNorm of a tensor, or of the sum of two tensors, forward and backward, with fp32 statistics.
+// Forward and backward of RMSNorm of a tensor, or of the sum of two tensors, with fp32 statistics.
 
 namespace {
 
-// The rows are summed in this number of blocks, whatever the number of threads, so that the
-// weight's gradient always has the same bits.
+// The number of blocks in which rows are summed. It does not depend on the number of threads, so
+// that the weight's gradient always has the same bits.
 constexpr std::int64_t kBlocks = 16;
 
-/// The division of rows among threads: `grain` rows have about 16 K elements, enough for a task.
+/// The rows of a tensor, and how threads divide them: a task gets `grain` rows, which have about 16
+/// K elements.
 struct Rows {
   explicit Rows(const at::Tensor& x)
       : dim(x.size(-1)),
@@ -43,26 +44,27 @@ struct Rows {
   std::int64_t grain;
 };
 
-/// The address of an element; null for an undefined tensor, which the kernels interpret as a weight
-/// of ones or as no term.
+/// The address of an element. nullptr for an undefined tensor, which the kernels interpret as a
+/// weight of ones or as no term.
 template <class T>
 const T* pointer(const at::Tensor& tensor, std::int64_t element = 0) {
   return tensor.defined() ? in<T>(tensor) + element : nullptr;
 }
 
-/// Converts to the type of x, as the kernels require: under autocast a gradient may have another
-/// type.
+/// The tensor made contiguous and converted to the type of x, as the kernels require: under
+/// autocast a gradient may have another type.
 at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()).contiguous() : tensor;
 }
 
-/// Converts the weight to fp32. The weight is small, so this costs nothing compared to the rows.
+/// The weight converted to fp32. The conversion is cheap, because the weight is small compared to
+/// the rows.
 at::Tensor float_weight(const at::Tensor& weight) {
   return weight.defined() ? weight.to(c10::ScalarType::Float).contiguous() : weight;
 }
 
-/// RMSNorm as ATen operators, in the order of the row kernels: x * rstd, then the weight, one
-/// rounding at the end.
+/// RMSNorm as ATen operators, with the operations in the order of the row kernels: x * rstd, then
+/// times the weight, with one rounding at the end.
 AddRmsNormResult composed(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                           double eps) {
   const at::Tensor sum = residual.defined() ? x.add(residual) : x;
@@ -75,7 +77,8 @@ AddRmsNormResult composed(const at::Tensor& x, const at::Tensor& residual, const
   return {y.to(x.scalar_type()), sum, rstd};
 }
 
-/// With g the gradient times the weight: dx = rstd * (g - x * rstd^2 * mean(g * x)).
+/// Gradients of RMSNorm as ATen operators. With g the gradient times the weight: dx = rstd * (g - x
+/// * rstd^2 * mean(g * x)).
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd,
@@ -95,7 +98,7 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 
-/// An fp32 tensor (..., 1) for x of (..., size).
+/// Memory for 1 / rms of each row: an fp32 tensor (..., 1) for x of (..., size).
 at::Tensor empty_rstd(const at::Tensor& x) {
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = 1;
@@ -108,7 +111,7 @@ at::Tensor cuda_weight(const at::Tensor& weight, const at::Tensor& x) {
                                                                      : float_weight(weight);
 }
 
-/// The inputs of a CUDA call; `x` and `weight` must be contiguous.
+/// The inputs of a call of the CUDA kernel. `x` and `weight` must be contiguous.
 RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
   const Rows rows(x);
   return {.x = x.const_data_ptr(),
@@ -118,7 +121,7 @@ RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
           .size = rows.dim};
 }
 
-/// x must be dense, and so must the residual, if it is defined.
+/// The norm by the CUDA kernel. x must be dense, and so must the residual if it is defined.
 void norm_on_cuda(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                   double eps, const AddRmsNormResult& result) {
   const at::Tensor scale = cuda_weight(weight, x);
@@ -154,7 +157,8 @@ void norm_by_rows(const at::Tensor& x, const at::Tensor& residual, const at::Ten
   });
 }
 
-/// The norm of x + residual; if the residual is undefined, the norm of x, without a meaningful sum.
+/// The norm of x + residual; if the residual is undefined, the norm of x; the sum in the result is
+/// then meaningless.
 AddRmsNormResult norm_of_sum(const at::Tensor& x, const at::Tensor& residual,
                              const at::Tensor& weight, double eps) {
   if (!has_kernels(x)) {
@@ -178,14 +182,14 @@ std::pair<at::Tensor, at::Tensor> backward_on_cuda(const at::Tensor& g, const at
   RmsNormBackward call{.forward = cuda_call(x, scale),
                        .grad = g.const_data_ptr(),
                        .x_grad = x_grad.mutable_data_ptr()};
-  // The cast is safe, because backward only reads it.
+  // The cast is safe, because backward only reads rstd.
   call.forward.rstd = const_cast<float*>(in<float>(of_rows));
   at::Tensor weight_grad;
   at::Tensor terms;
   if (weight.defined()) {
     const Rows rows(x);
     terms = at::empty({rms_norm_blocks(rows.count, rows.dim), rows.dim}, rstd.options());
-    // Without rows there is no launch that would write the gradient.
+    // Zeros if there are no rows, because then no kernel runs that would write the gradient.
     weight_grad = rows.count == 0 ? at::zeros_like(scale) : at::empty_like(scale);
     call.weight_grad = weight_grad.mutable_data_ptr();
     call.terms = out<float>(terms);
@@ -205,10 +209,10 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   const at::Tensor scale = float_weight(weight);
   const Rows rows(x);
   const at::Tensor x_grad = at::empty_like(x);
-  // Each block adds to a separate row, so threads never add to the same place.
+  // Each block of rows adds to its own row of `terms`, so threads never add to the same address.
   const at::Tensor terms =
       weight.defined() ? at::zeros({kBlocks, rows.dim}, rstd.options()) : at::Tensor();
-  // The last blocks may be shorter or empty.
+  // The last blocks may have fewer rows, or none.
   const std::int64_t block = (rows.count + kBlocks - 1) / kBlocks;
   with_row_kernels(x, [&](const auto& kernels, auto element) {
     using T = decltype(element);
@@ -229,7 +233,7 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   if (!weight.defined()) {
     return {x_grad, {}};
   }
-  // Sums 16 rows, in the same order whatever the number of threads.
+  // Adds the 16 rows of `terms`, in the same order whatever the number of threads.
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 
@@ -264,13 +268,13 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
                              : backward_by_rows(g, x.contiguous(), weight, rstd, sum_g);
 }
 
-// The gate of SwiGLU. The operation is elementwise: threads divide the elements, and rows permit
-// inputs that are parts of one product.
+// silu(gate) * up, the gate of SwiGLU. The operation is elementwise: threads divide the elements.
+// Inputs have rows so that they may be parts of one product.
 
 namespace {
 
-/// Minimum number of elements for a thread.
-constexpr std::int64_t kSiluGrain = 16384;  // a multiple of the vector width
+/// Minimum number of elements for a thread in silu_mul.
+constexpr std::int64_t kSiluGrain = 16384;  // multiple of the vector width
 
 /// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Forward does not save silu, because
 /// recomputing it is cheaper than reading it.
@@ -284,8 +288,8 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {(d * up.to(type) * slope).to(gate.scalar_type()), (d * g * sigmoid).to(up.scalar_type())};
 }
 
-/// The distance between the rows of x, if it is constant and the elements of a row are consecutive;
-/// otherwise 0.
+/// The distance between the beginnings of the rows of x, if it is constant and the elements of a
+/// row are consecutive; otherwise 0.
 std::int64_t row_stride(const at::Tensor& x) {
   if (x.dim() < 2 || x.stride(-1) != 1) {
     return 0;
@@ -298,11 +302,12 @@ std::int64_t row_stride(const at::Tensor& x) {
   return x.stride(-2);
 }
 
-/// The inputs in the format of the kernels; parts of one product are not copied.
+/// The inputs of silu_mul in the format of the kernels. Inputs that are parts of one product are
+/// not copied.
 struct GateRows {
   GateRows(const at::Tensor& gate_in, const at::Tensor& up_in)
       : gate(gate_in), up(up_in), apart(row_stride(gate) > 0 && row_stride(up) > 0) {
-    // Dense inputs are treated as a single row.
+    // If all inputs are dense, they are treated as a single row.
     apart = apart && !(gate.is_contiguous() && up.is_contiguous());
     if (!apart) {
       gate = gate.contiguous();
@@ -328,7 +333,7 @@ struct GateRows {
   bool apart;
 };
 
-/// Calls run(row, first, count) for ranges of the rows' elements, in parallel.
+/// Calls run(row, first, count) for ranges of the elements of rows, in parallel.
 template <class Run>
 void for_each_range(const SiluMul& call, Run&& run) {
   parallel_for(0, call.rows * call.size, kSiluGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -364,7 +369,7 @@ void on_host(const RowKernels<T>& kernels, const SiluMulBackward& p) {
   });
 }
 
-/// An operator's tensors for the observer of a FakeMode.
+/// The tensors of an operator, for the observer of a FakeMode.
 struct Observed {
   const char* name;
   std::initializer_list<at::Tensor> inputs;
@@ -378,8 +383,8 @@ void run_forward(const GateRows& rows, const at::Tensor& result, const Observed&
   with_row_kernels(result, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-/// `product`: receives the recomputed result of forward, unless it is undefined. `gradients`: the
-/// operator's other results.
+/// Runs the backward. `product`: if defined, receives the recomputed result of forward.
+/// `gradients`: the operator's other results.
 void run_backward(const at::Tensor& grad, const GateRows& rows, const at::Tensor& gate_grad,
                   const at::Tensor& up_grad, const at::Tensor& product, const Observed& observed,
                   at::TensorList gradients) {
@@ -399,13 +404,13 @@ void run_backward(const at::Tensor& grad, const GateRows& rows, const at::Tensor
   with_row_kernels(grad, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-/// The gradients of gate and up; `product` as in run_backward().
+/// The gradients of gate and up. `product`: as in run_backward().
 std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at::Tensor& gate,
                                                const at::Tensor& up, const at::Tensor& product,
                                                const char* name) {
-  // Under autocast a gradient may have another type.
+  // Converted, because under autocast a gradient may have another type.
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
-  // `up` has the type and sizes of `gate`, so both gradients use the same kernel.
+  // Both gradients use one kernel, because `up` has the type and sizes of `gate`.
   const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
   const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
   run_backward(g, {gate, up}, gate_grad, up_grad, product, {name, {g, gate, up}},
@@ -454,8 +459,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
 
 namespace {
 
-/// `transposed` is the backward: a rotation by the negative angle. cos and sin may differ between
-/// the two halves, so the sine is applied before the halves are swapped.
+/// Rotation as ATen operators. `transposed` is the backward: a rotation by the negative angle. cos
+/// and sin may differ between the two halves, so the backward multiplies by the sine before the
+/// halves are swapped.
 at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                     bool transposed) {
   const c10::ScalarType type = compute_type(x);
@@ -470,7 +476,7 @@ at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor
   return (v * c + across).to(x.scalar_type());
 }
 
-/// The tensors that one pass reads and writes: (batch, sequence, heads, head_dim).
+/// A tensor that is rotated and its result: (batch, sequence, heads, head_dim).
 struct Heads {
   at::Tensor x;
   at::Tensor out;
@@ -492,15 +498,16 @@ std::int64_t offset_of(const HeadStrides& strides, std::int64_t sample, std::int
   return sample * strides.batch + place * strides.position;
 }
 
-/// Rotates the heads of a part at one position.
+/// Rotates the heads of one part (queries or keys) at one position.
 template <class T>
 void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHeads& part,
                    std::int64_t position) {
   const std::int64_t sample = position / p.sequence;
   const std::int64_t place = position % p.sequence;
-  // All samples of the batch use the same tables.
+  // All sequences of the batch use the same tables.
   const std::int64_t table = place * 2 * p.half;
-  // The kernel writes its heads densely, so it processes all heads at once only if `out` is dense.
+  // The kernel writes the heads of `out` densely, so it can process all heads at once only if `out`
+  // is dense.
   const std::int64_t at_once = part.to.head == 2 * p.half ? part.heads : 1;
   const T* x = static_cast<const T*>(part.x) + offset_of(part.from, sample, place);
   T* out = static_cast<T*>(part.out) + offset_of(part.to, sample, place);
@@ -512,7 +519,7 @@ void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHe
 
 template <class T>
 void on_host(const RowKernels<T>& kernels, const Rotary& p) {
-  // Minimum number of positions for a thread: about 16 K elements.
+  // Minimum number of positions for a thread, with about 16 K elements.
   const std::int64_t elements = heads_of_position(p) * 2 * p.half;
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(elements, 1));
   parallel_for(0, p.batch * p.sequence, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -530,7 +537,8 @@ struct Tables {
   bool transposed;
 };
 
-/// Fills the tensors' `out`. `inputs` and `results` are those of operator `name`.
+/// Computes the `out` of all `tensors`. `inputs` and `results` are those of operator `name`, for
+/// the observer of a FakeMode.
 void run(std::initializer_list<Heads> tensors, const Tables& tables, const char* name,
          std::initializer_list<at::Tensor> inputs, std::initializer_list<at::Tensor> results) {
   const at::Tensor c = tables.cos.to(c10::ScalarType::Float).contiguous();
@@ -549,8 +557,8 @@ void run(std::initializer_list<Heads> tensors, const Tables& tables, const char*
   with_row_kernels(first, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-/// Makes the elements of a head consecutive. Heads and positions may have any stride, so parts of a
-/// joint projection are used without a copy.
+/// The tensor, copied if the elements of a head are not consecutive. Heads and positions may have
+/// any stride, so parts of a joint projection are used without a copy.
 at::Tensor with_dense_heads(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
 }

@@ -1,6 +1,6 @@
-// Wraps libtorch modules so that their parameters live in slots (nn::Hooked, nn::adopt). A swap of
-// a slot updates both the class member that forward reads and libtorch's own parameter table, so
-// that neither keeps the unsharded tensor alive.
+// Wraps libtorch modules so that their parameters are in slots (nn::Hooked, nn::adopt). Replacing
+// the tensor in a slot updates both the class member that forward reads and libtorch's own
+// parameter table, so that neither of them keeps the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/fqn.h"
@@ -39,7 +39,8 @@ namespace tessera::nn {
 
 namespace {
 
-/// libtorch's parameter table of `module`. It is a protected member, hence the derived class.
+/// libtorch's parameter table of `module`. The table is a protected member, so a derived class is
+/// needed to access it.
 torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::Module& module) {
   struct Derived : torch::nn::Module {
     static auto table() { return &Derived::parameters_; }
@@ -52,7 +53,7 @@ double first_of_statistic(const std::string& name) {
   return name == "running_var" ? 1.0 : 0.0;
 }
 
-// The libtorch classes with parameters or buffers, and their members.
+// Functions that find the parameters and buffers of libtorch's module classes.
 
 using detail::ModuleMembers;
 
@@ -125,7 +126,7 @@ struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
   }
 };
 
-/// ParameterList and ParameterDict read their parameters from libtorch's table.
+/// Adds the parameters of a ParameterList or a ParameterDict, whose forward reads libtorch's table.
 void add_registered(torch::nn::Module& module, ModuleMembers& found) {
   if (dynamic_cast<torch::nn::ParameterListImpl*>(&module) == nullptr &&
       dynamic_cast<torch::nn::ParameterDictImpl*>(&module) == nullptr) {
@@ -161,7 +162,7 @@ bool has_tensors(const torch::nn::Module& module) {
   return !module.parameters().empty() || !module.buffers().empty();
 }
 
-/// Iterator to the member of this name that contains `tensor`; the end if there is none.
+/// Iterator to the member with this name that contains `tensor`; the end iterator if there is none.
 auto find_member(const detail::ModuleMembers& members, const std::string& name,
                  const at::Tensor& tensor) {
   return std::ranges::find_if(members, [&](const auto& each) {
@@ -238,7 +239,8 @@ detail::ModuleMembers AdoptedModule::Maker::tensors_of(torch::nn::Module& module
   return found;
 }
 
-/// Until the tensor is sharded, optimizers that were made before adopt() train it.
+/// The slot gets the module's own tensor, so that optimizers that were made before adopt() train it
+/// until it is sharded.
 void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module& module,
                                           const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -261,8 +263,8 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
   }
 }
 
-/// The slot has the same buffer tensor, which forward writes in place. Running statistics of norms
-/// are small: on the meta device they get memory and initial values at once.
+/// The slot gets the module's own buffer tensor, which forward writes in place. Running statistics
+/// of norms are small: on the meta device they get memory and initial values at once.
 void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
                                        const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -286,7 +288,7 @@ void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& mo
 std::shared_ptr<ModuleBase> AdoptedModule::Maker::part_of(
     const std::shared_ptr<torch::nn::Module>& module, const std::string& fqn) {
   if (auto ours = std::dynamic_pointer_cast<ModuleBase>(module)) {
-    return ours;  // a ModuleBase already has slots and hooks
+    return ours;  // returned unchanged, because a ModuleBase already has slots and hooks
   }
   if (const auto found = parts_.find(module.get()); found != parts_.end()) {
     return found->second;
@@ -296,8 +298,8 @@ std::shared_ptr<ModuleBase> AdoptedModule::Maker::part_of(
   return part;
 }
 
-// Initial values for libtorch's classes: the distributions of their reset_parameters, with random
-// numbers that depend on the global element index.
+// Initial values of the parameters of libtorch's classes: the distributions of their
+// reset_parameters, with random numbers that depend on the global element index.
 
 namespace {
 
@@ -322,7 +324,8 @@ class Slots {
       init_.fill(slot, initializer);
     }
   }
-  /// Resets running statistics, except those that a load has filled.
+  /// Resets running statistics, except running statistics that a checkpoint or weights file has
+  /// filled.
   void reset_statistics() const {
     for (const auto& statistic : holder_.named_buffers(/*recurse=*/false)) {
       const at::Tensor& tensor = statistic.value();
@@ -344,12 +347,13 @@ Initializer symmetric(double bound) {
   return init::uniform(-bound, bound);
 }
 
-/// 1 / sqrt(n): the bound of libtorch's kaiming_uniform_ with a = sqrt(5) for n inputs.
+/// Uniform with bound 1 / sqrt(n): the bound of libtorch's kaiming_uniform_ with a = sqrt(5) for n
+/// inputs.
 Initializer by_inputs(std::int64_t inputs) {
   return symmetric(inputs > 0 ? 1.0 / std::sqrt(static_cast<double>(inputs)) : 0.0);
 }
 
-/// The standard deviation of Glorot and Bengio 2010.
+/// The standard deviation of Xavier initialisation (Glorot and Bengio 2010).
 double xavier_deviation(at::IntArrayRef sizes) {
   const std::int64_t field = c10::multiply_integers(sizes.slice(2));
   return std::sqrt(2.0 / static_cast<double>((sizes[0] + sizes[1]) * field));
@@ -359,7 +363,7 @@ Initializer xavier_uniform(at::IntArrayRef sizes) {
   return symmetric(std::sqrt(3.0) * xavier_deviation(sizes));
 }
 
-/// Zeroes a row without communication: the rank that has the row writes it.
+/// Sets a row to zero without communication: only the rank that has the row writes it.
 void zero_row(const at::Tensor& tensor, std::int64_t row) {
   const at::Tensor local = local_tensor(tensor).detach();
   if (!tessera::is_distributed(tensor)) {
@@ -398,7 +402,7 @@ void fill_linear(const Slots& slots, const torch::nn::Module& module) {
   slots.fill("bias", by_inputs(inputs));
 }
 
-/// Fills MultiheadAttention, including the bias of its output projection, a child Linear.
+/// Fills MultiheadAttention, including the bias of its output projection, which is a child Linear.
 void fill_attention(const Slots& slots, const ModuleBase& holder, const InitContext& init) {
   for (const auto& [name, slot] : holder.slots()) {
     const at::IntArrayRef sizes = slot->get().sizes();
@@ -408,7 +412,7 @@ void fill_attention(const Slots& slots, const ModuleBase& holder, const InitCont
       init.fill(dynamic_cast<const ModuleBase&>(*output).slot("bias"), init::zeros());
     } else if (sizes.size() == 2) {
       init.fill(slot, xavier_uniform(sizes));
-    } else {  // the parameters bias_k and bias_v
+    } else {  // initialises the parameters bias_k and bias_v
       init.fill(slot, init::normal(0.0, xavier_deviation(sizes)));
     }
   }
@@ -422,7 +426,7 @@ void fill_transformer(const ModuleBase& holder, const InitContext& init) {
   }
 }
 
-/// Uniform with a bound that depends on the size of the hidden state.
+/// Fills the parameters uniformly, with a bound that depends on the size of the hidden state.
 template <class... Classes>
 void fill_recurrent(const Slots& slots, const torch::nn::Module& module) {
   std::int64_t size = 0;

@@ -20,8 +20,8 @@ namespace tessera::nn {
 
 namespace {
 
-/// Fills a block's Linears: the non-null Linears of `in` from normal(0, std), then `out` with the
-/// deviation `out_std` if `out_std` is above 0, else with `std`. Biases are zero.
+/// Fills a block's Linears: the non-null Linears of `in` from normal(0, std), then `out` with
+/// standard deviation `out_std`, or `std` if `out_std` is not positive. Biases are zero.
 void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
                   const Linear& out, double std, double out_std) {
   const auto fill = [&](const Linear& linear, double own_std) {
@@ -42,7 +42,8 @@ void fill_linears(const InitContext& init, std::initializer_list<const Linear*> 
 // under tensor parallelism each rank uses its own heads.
 
 /// Reshapes (batch, tokens, ...) to match the rotary tables. If each sequence has its own
-/// positions, the tables list all tokens, so the batch is folded to one sequence.
+/// positions, the tables have a row for every token of the batch, so the batch is reshaped to a
+/// single sequence.
 at::Tensor along_tables(const at::Tensor& x, const AttentionInputs& inputs) {
   return inputs.cos.size(0) == x.size(1) ? x : x.flatten(0, 1).unsqueeze(0);
 }
@@ -92,7 +93,7 @@ Attention::Attention(const AttentionOptions& options) : options_(completed(optio
         name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
   };
   if (o.fused_qkv) {
-    // With groups, a rank has exactly the query heads that use its keys.
+    // With several groups, a rank has exactly the query heads that use its key heads.
     const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
     fused_ = register_module(
         names.fused,
@@ -113,7 +114,7 @@ Attention::Attention(const AttentionOptions& options) : options_(completed(optio
 
 Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& inputs) {
   const auto heads = [&](const at::Tensor& t, at::IntArrayRef sizes) {
-    // A reshape with -1 would fail on a rank without rows.
+    // Sizes are given in full, because a reshape with -1 would fail on a rank without rows.
     const at::Tensor unfolded =
         x.dim() == 2 ? t.unflatten(0, {inputs.batch, t.size(0) / inputs.batch}) : t;
     return unfolded.unflatten(-1, sizes);

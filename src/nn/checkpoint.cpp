@@ -1,5 +1,5 @@
 // checkpoint() and apply_activation_checkpointing(): the forward of a checkpointed function, the
-// operator policies, and the selection of modules.
+// policies that select operators, and the selection of modules.
 
 #include "tessera/nn/checkpoint.h"
 
@@ -20,13 +20,14 @@ namespace tessera::nn {
 namespace detail {
 namespace {
 
-/// What autograd saves instead of a tensor: the frame, and the tensor's number.
+/// The object that autograd saves in place of a tensor: a reference to the frame, and the tensor's
+/// number in it.
 class Placeholder final : public tessera::detail::SavedVariableHooks {
  public:
   explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
   ~Placeholder() override {
     if (index_) {
-      // The graph node was destroyed, so recomputations need not save this tensor.
+      // When the graph node is destroyed, recomputations need not save this tensor any more.
       frame_->release(*index_);
     }
   }
@@ -67,7 +68,8 @@ class CheckpointedForward final : public CheckpointedRegion {
 
 CheckpointedRegionScope::CheckpointedRegionScope(const CheckpointOptions& options,
                                                  std::span<at::Tensor* const> inputs, Rerun rerun) {
-  // Without gradients nothing is saved, so checkpointed inference has no overhead.
+  // Calls the function directly without gradients: nothing is saved, so checkpointed inference has
+  // no overhead.
   if (!c10::GradMode::is_enabled()) {
     return;
   }
@@ -97,7 +99,7 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // The operators with the most compute per byte of result.
+  // Saves the results of the operators with the most compute per byte of result.
   return save_operators(
       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
        "aten::convolution", "aten::_scaled_dot_product_flash_attention",
@@ -107,7 +109,7 @@ OperatorPolicy save_matmuls_and_attention() {
        "tessera::chunked_attention"});
 }
 
-// Selection of modules: by a predicate or a pattern, then every n-th of them.
+// Selects modules by a predicate or a pattern, and then every n-th of the selected modules.
 
 namespace {
 
@@ -115,7 +117,7 @@ using NamedModules = std::vector<std::pair<std::string, ModuleBase*>>;
 
 NamedModules select_modules(ModuleBase& root, const ModulePredicate& select) {
   NamedModules selected;
-  // Visits every place of a shared module, because a pattern may match any of its FQNs.
+  // Visits a shared module under each of its FQNs, because a pattern may match any of them.
   visit_modules(root,
                 [&](const std::string& fqn, ModuleBase& module) {
                   if (select(fqn, module)) {
@@ -145,7 +147,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
   std::vector<std::string> applied;
   for (std::size_t i = 0; i < selected.size(); i += what.every) {
     const auto& [fqn, module] = selected[i];
-    // The module is already checkpointed, or was visited at another place.
+    // Skips a module that is already checkpointed, or was visited under another FQN.
     if (module->checkpoints_calls()) {
       continue;
     }

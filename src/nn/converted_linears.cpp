@@ -43,10 +43,11 @@ struct NamedLinear {
   }
 };
 
-/// Every Linear of `root`, including root itself, in order of registration.
+/// Every Linear in `root`, including `root` itself, in order of registration.
 std::vector<NamedLinear> linears_below(const ModuleBase& root) {
   std::vector<NamedLinear> found;
-  // libtorch returns the children of a const module as mutable modules.
+  // The cast is safe, because libtorch returns the children of a const module as mutable modules
+  // anyway.
   visit_modules(const_cast<ModuleBase&>(root), [&](const std::string& fqn, ModuleBase& module) {
     if (auto* linear = dynamic_cast<Linear*>(&module)) {
       found.push_back({fqn, linear});
@@ -68,7 +69,8 @@ void check_each_matches(std::string_view caller, const std::vector<std::string>&
   }
 }
 
-/// Attached to a converted Linear; parallel styles that replace the product check for it.
+/// Marks a Linear that was converted to fp8. Parallel styles that replace the product check for
+/// this mark.
 struct Fp8Mark {};
 
 void check_convertible(const NamedLinear& found) {
@@ -138,8 +140,9 @@ NamedSlots fp8_weights(const ModuleBase& module) {
   return weights;
 }
 
-// LoRA is a branch inside Linear's forward, where the adapter has the input and result of the
-// weight's product; tensor-parallel hooks change the inputs and results of a call.
+// LoRA is implemented inside Linear's forward and not as a hook, because the adapter needs the
+// input and result of the weight's product, and tensor-parallel hooks change the inputs and results
+// of a call.
 
 namespace {
 
@@ -159,7 +162,8 @@ void check_target(const NamedLinear& target) {
   }
 }
 
-/// The Linears that match a pattern. All are checked before the first one is changed.
+/// The Linears that match a pattern. All matching Linears are checked before the first one is
+/// changed.
 std::vector<NamedLinear> find_targets(const ModuleBase& root,
                                       const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),
@@ -197,18 +201,18 @@ void add_branch(Linear& linear, const LoraOptions& options) {
   linear.attach(branch);
 }
 
-/// Gathers a small parameter on every rank, on the mesh's device.
+/// A small parameter, gathered on every rank, on the device of the mesh.
 at::Tensor whole(const at::Tensor& parameter) {
   if (!tessera::is_distributed(parameter)) {
     return parameter.detach();
   }
-  // With CPU offload, the shards are not on the mesh's device.
+  // Moves the shard first: with CPU offload it is not on the mesh's device.
   const ShardingSpec& spec = sharding_spec(parameter);
   const at::Tensor local = local_tensor(parameter).detach().to(spec.mesh.device());
   return DistributedTensor(make_distributed(local, spec, parameter.sizes().vec())).full_tensor();
 }
 
-/// weight += scale * B A, on the blocks of the weight that this rank has.
+/// Computes weight += scale * B A for the blocks of the weight that this rank has.
 void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b, double scale) {
   const at::Tensor local = local_tensor(weight).detach();
   const auto add = [&](const at::Tensor& block, std::int64_t row, std::int64_t column) {
@@ -231,7 +235,7 @@ void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor
 }  // namespace
 
 at::Tensor LoraBranch::term(const at::Tensor& x, bool training) const {
-  // A child module for dropout would change PEFT's parameter names.
+  // Calls at::dropout, because a child module for dropout would change PEFT's parameter names.
   return (*b)((*a)(training && dropout > 0 ? at::dropout(x, dropout, /*train=*/true) : x));
 }
 
@@ -241,7 +245,7 @@ void apply_lora(ModuleBase& module, const LoraOptions& options) {
   TESSERA_CHECK(options.dropout >= 0 && options.dropout < 1, "apply_lora with dropout ",
                 options.dropout, " was asked for; it must be in [0, 1)");
   const std::vector<NamedLinear> targets = find_targets(module, options.targets);
-  // The adapters' own parameters, including those of earlier apply_lora calls, stay trainable.
+  // Parameters of adapters, including adapters of earlier apply_lora calls, remain trainable.
   const NamedSlots adapters = lora_slots(module);
   for (const auto& entry : module.named_slots()) {
     if (std::ranges::find(adapters, entry) == adapters.end()) {
@@ -277,7 +281,7 @@ void merge_lora(ModuleBase& module) {
   const std::vector<LoraLinear> linears = lora_linears(module);
   TESSERA_CHECK(!linears.empty(), "merge_lora: a ", module.name(),
                 " has no adapters; call apply_lora first");
-  // All checks precede the first change, so that a failed merge can be repeated.
+  // All checks are made before the first change, so that a failed merge can be repeated.
   for (const LoraLinear& each : linears) {
     for (const SlotPtr& slot : {each.linear->weight.slot(), each.branch->a->weight.slot(),
                                 each.branch->b->weight.slot()}) {

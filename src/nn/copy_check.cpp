@@ -30,7 +30,8 @@ namespace {
 
 using tessera::detail::Peers;
 
-/// A model has two or three sets of tensors; sets beyond this number share a digest.
+/// Number of sets of tensors that have their own digest. A model has two or three sets; further
+/// sets share a digest.
 constexpr std::size_t kSets = 6;
 
 std::int64_t hash_of(std::string_view text) {
@@ -41,11 +42,13 @@ bool has_dim(const DeviceMesh& mesh, const std::string& name) {
   return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
 }
 
-/// The norm, and the dot product with a fixed vector, differ little by rounding.
+/// Two numbers that stand for a tensor's values: the norm, and the dot product with a fixed vector.
+/// Rounding changes them little.
 struct Sketch {
   double norm = 0;
   double product = 0;
-  double tolerance = 0;  ///< permitted difference relative to the norm; 0: the bits must be equal
+  /// Permitted difference relative to the norm; 0 means that the bits must be equal.
+  double tolerance = 0;
 };
 
 Sketch sketch_of(const CopiedTensor& tensor) {
@@ -68,10 +71,10 @@ Sketch sketch_of(const CopiedTensor& tensor) {
   return sketch;
 }
 
-/// The data about one tensor that peers exchange.
+/// The data about one tensor that the peers exchange to compare copies.
 struct Entry {
-  std::int64_t place = 0;  ///< hash that is equal for tensors that must be copies
-  std::int64_t hash = 0;   ///< hash of the values; 0: no values on this rank
+  std::int64_t place = 0;  ///< hash that is equal for tensors that must be equal copies
+  std::int64_t hash = 0;   ///< hash of the values; 0 if this rank has no values
   Sketch sketch;
   std::string name;
 };
@@ -111,7 +114,7 @@ std::vector<Entry> from_lines(const std::string& text) {
   return entries;
 }
 
-/// Two peers whose copies of a tensor differ.
+/// Two peers whose copies of one tensor differ.
 struct Difference {
   std::size_t first = 0, other = 0;
   std::string name;
@@ -132,7 +135,7 @@ class Comparison {
     }
   }
 
-  /// Runs the comparison. Collective.
+  /// Compares the copies of all tensors. Collective.
   void run() {
     const auto all = comm::gather_on_hosts(*peers_.group, digests());
     if (!may_differ(all)) {
@@ -159,7 +162,8 @@ class Comparison {
     return tensor.slot->distinct_along();
   }
 
-  /// For each dimension of `root`, whether the parameter is distinct along it.
+  /// For each dimension of the root mesh, whether ranks along the dimension have different parts of
+  /// the parameter.
   std::vector<bool> distinct_dims(const CopiedTensor& tensor, const DeviceMesh& root) const {
     std::vector<bool> distinct(static_cast<std::size_t>(root.ndim()), false);
     for (const std::string& name : check_.distinct_along) {
@@ -181,7 +185,7 @@ class Comparison {
     return is_distributed(parameter) ? sharding_spec(parameter).mesh.root() : check.root;
   }
 
-  /// A hash that is equal for the copies of one tensor; nullopt: the tensor is not compared.
+  /// A hash that is equal for all copies of one tensor; nullopt if the tensor is not compared.
   std::optional<std::int64_t> place_of(const CopiedTensor& tensor) const {
     const at::Tensor& parameter = tensor.slot->persistent();
     const DeviceMesh root = root_of(tensor, check_);
@@ -193,7 +197,7 @@ class Comparison {
     }
     std::string place = fmt::format("{}", fmt::join(root.ranks(), ","));
     std::vector<bool> parts(static_cast<std::size_t>(root.ndim()), false);
-    // A mesh from unflatten() may have only some ranks of a dimension of its root.
+    // Whether the mesh has only some ranks of a dimension of its root; a mesh from unflatten() may.
     bool is_slice = false;
     if (is_distributed(parameter)) {
       const DeviceMesh& mesh = sharding_spec(parameter).mesh;
@@ -223,7 +227,8 @@ class Comparison {
     return copies == 1 ? std::nullopt : std::optional(hash_of(place));
   }
 
-  /// For each place, in order of first appearance: the place, and a digest of its tensors.
+  /// For each set of tensors with an equal Entry::place, in order of first appearance: the place,
+  /// and a digest of the tensors.
   std::vector<std::int64_t> digests() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> sets;
     for (const Entry& entry : entries_) {
@@ -244,7 +249,7 @@ class Comparison {
     return numbers;
   }
 
-  /// Whether two peers have different digests of one set; the same on every rank.
+  /// Whether two peers have different digests of one set of tensors. All ranks get the same result.
   static bool may_differ(const std::vector<std::vector<std::int64_t>>& all) {
     std::map<std::int64_t, std::int64_t> known;
     for (const std::vector<std::int64_t>& numbers : all) {
@@ -258,9 +263,9 @@ class Comparison {
     return false;
   }
 
-  /// The first difference, the same on every rank. Tensors are ordered by the first rank that has
-  /// them. Among the ranks that differ from that rank, a neighbour along a mesh dimension is
-  /// preferred.
+  /// The first difference between copies; all ranks find the same difference. Tensors are ordered
+  /// by the first rank that has them. Among the ranks that differ from that rank, a neighbour along
+  /// a mesh dimension is preferred.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {
       std::size_t peer = 0, index = 0;
@@ -373,7 +378,8 @@ class Comparison {
   const std::vector<CopiedTensor>& tensors_;
   const CopyCheck& check_;
   std::vector<Entry> entries_;
-  std::vector<const CopiedTensor*> sources_;  ///< sources_[i] belongs to entries_[i]
+  /// The compared tensors; sources_[i] belongs to entries_[i].
+  std::vector<const CopiedTensor*> sources_;
 };
 
 }  // namespace
@@ -392,7 +398,7 @@ std::vector<bool> dims_in_root(const DeviceMesh& mesh) {
     }
     return differs;
   }
-  // A flattened or an unflattened mesh: the coordinates of its ranks are compared.
+  // For a flattened or unflattened mesh, the coordinates of its ranks are compared.
   const std::vector<int>& all = root.ranks();
   std::vector<std::int64_t> first;
   for (const int rank : mesh.ranks()) {

@@ -1,6 +1,5 @@
-// Matching of FQNs: shell patterns within a segment, and "**" for any number of segments.
-// std::regex is not used: it is slow to construct, recurses, and throws for characters that are
-// special only in a regex.
+// Matching of FQNs by shell patterns; "**" matches any number of segments. std::regex is not used:
+// it is slow to construct, recurses, and throws for characters that are special only in a regex.
 
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/detail/fqn.h"
@@ -15,14 +14,14 @@ namespace {
 
 using Texts = std::vector<std::string_view>;
 
-/// Splits at the dots: "layers.*.w" -> "layers", "*", "w". "" has no segments.
+/// Splits at the dots: "layers.*.w" -> "layers", "*", "w". The empty text has no segments.
 Texts split_at_dots(std::string_view text) {
   Texts segments;
   while (!text.empty()) {
     const std::size_t dot = std::min(text.find('.'), text.size());
     segments.push_back(text.substr(0, dot));
     if (dot + 1 == text.size()) {
-      segments.emplace_back();  // a dot at the end gives an empty segment, which no name has
+      segments.emplace_back();  // a dot at the end gives an empty segment, which matches no name
     }
     text.remove_prefix(std::min(dot + 1, text.size()));
   }
@@ -35,7 +34,8 @@ std::size_t length_of_set(std::string_view pattern) {
   if (pattern.substr(first).starts_with('!') || pattern.substr(first).starts_with('^')) {
     ++first;
   }
-  const std::size_t end = pattern.find(']', first + 1);  // a leading ']' belongs to the set
+  // A leading ']' is an element of the set and does not close it.
+  const std::size_t end = pattern.find(']', first + 1);
   return end == std::string_view::npos ? 1 : end + 1;
 }
 
@@ -54,7 +54,7 @@ Texts split_into_tokens(std::string_view segment) {
 bool is_in_set(std::string_view set, char character) {
   const bool negated = set[1] == '!' || set[1] == '^';
   const std::string_view members = set.substr(negated ? 2 : 1, set.size() - (negated ? 3 : 2));
-  // A '-' at either end of the set is an ordinary character.
+  // A '-' at either end of the set stands for itself.
   bool found = false;
   for (std::size_t i = 0; i < members.size(); ++i) {
     const bool is_range = i + 2 < members.size() && members[i + 1] == '-';
@@ -65,7 +65,8 @@ bool is_in_set(std::string_view set, char character) {
   return found != negated;
 }
 
-/// A token of one character matches itself, '?' matches any character, and longer tokens are sets.
+/// Whether a token matches a character. A token of one character matches that character, '?'
+/// matches any character, and longer tokens are sets.
 bool matches_character(std::string_view token, char character) {
   if (token.size() > 1) {
     return is_in_set(token, character);
@@ -73,20 +74,20 @@ bool matches_character(std::string_view token, char character) {
   return token == "?" || token.front() == character;
 }
 
-/// Matches `pattern` against `items`. Returns the index of the first item of each pattern part,
-/// followed by the number of items; nullopt if there is no match. The part `star` matches any
-/// number of items; each other part matches one item, by `matches_one`. Greedy: after a mismatch
-/// the last star takes one more item. Earlier stars need no change, because the parts between two
-/// stars were matched at the first possible place. So no pair of a part and an item is compared
-/// twice.
+/// Matches `pattern` against `items`. Returns for each part of the pattern the index of the first
+/// item that it matches, followed by the number of items; nullopt if there is no match. The part
+/// `star` matches any number of items; each other part matches one item, by `matches_one`. Greedy:
+/// after a mismatch the last star matches one more item. Earlier stars need no change, because the
+/// parts between two stars were matched at the first possible place. So no pair of a part and an
+/// item is compared twice.
 template <class Items, class MatchesOne>
 std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, const Items& items,
                                                          std::string_view star,
                                                          const MatchesOne& matches_one) {
   std::vector<std::size_t> begins(pattern.size() + 1, items.size());
   std::size_t part = 0;
-  std::size_t after_star = 0;  // index of the part after the last star; 0: no star yet
-  std::size_t resume = 0;      // the first item that the last star has not taken
+  std::size_t after_star = 0;  // index of the part after the last star; 0 if there was no star yet
+  std::size_t resume = 0;      // index of the first item after the items that the last star matches
   for (std::size_t item = 0; item < items.size();) {
     if (part < pattern.size() && pattern[part] == star) {
       begins[part] = item;
@@ -103,7 +104,7 @@ std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, c
       return std::nullopt;
     }
   }
-  // The rest of the pattern must match nothing, so it may contain only stars.
+  // The rest of the pattern must match no items, so it may contain only stars.
   for (std::size_t i = part; i < pattern.size(); ++i) {
     if (pattern[i] != star) {
       return std::nullopt;
@@ -149,7 +150,8 @@ std::string joined(const Texts& names, std::size_t begin, std::size_t end) {
   return text;
 }
 
-/// Appends the text that each wildcard of `pattern` matches in `name`. The segment must match.
+/// Appends the text that each wildcard of `pattern` matches in the segment `name`. The pattern must
+/// match the segment.
 void add_captures(std::string_view pattern, std::string_view name,
                   std::vector<std::string>& captures) {
   const Texts tokens = split_into_tokens(pattern);
@@ -181,7 +183,8 @@ std::optional<std::vector<std::string>> captures_of(std::string_view pattern,
   return captures;
 }
 
-/// A "**" that matches nothing also loses its dot.
+/// Replaces the wildcards of a pattern by the given texts. A "**" with an empty text is removed
+/// together with its dot.
 std::string filled_in(std::string_view pattern, const std::vector<std::string>& captures) {
   std::string name;
   auto next = captures.begin();

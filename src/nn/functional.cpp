@@ -49,7 +49,8 @@
 namespace tessera::nn {
 namespace {
 
-/// A different number for each call, because a caller may pass the same key twice.
+/// Returns a different number for each call, because a program may pass equal keys to several
+/// calls.
 RandomKey next_id() {
   thread_local std::uint64_t calls = 0;
   return {stream_of("nn::dropout"), replayed_count(calls)};
@@ -83,7 +84,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return tessera::detail::embedding(weight, indices);
 }
 
-/// The running forward knows the rows of the batch; the operator sees only a layout.
+/// Takes the rows of the batch from the running forward, because the operator sees only a layout.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key) {
   const auto place = tessera::detail::random_place({"dropout", x, x, next_id()});
   return tessera::detail::dropout(x, p, key, place.elements.first_element);
@@ -118,7 +119,7 @@ void note_weighing() {
 
 namespace {
 
-/// Dimension of the tokens in (batch, heads, tokens, width).
+/// Number of the dimension of tokens in a tensor (batch, heads, tokens, width).
 constexpr std::int64_t kTokensDim = 2;
 
 using Attend =
@@ -141,9 +142,9 @@ void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                 " was asked for; give a number of positions, or 0 for all");
 }
 
-/// Calls `attend` on each rank's own heads; the result has the layout of q. Throws Error, with a
-/// message that begins with `call`, unless all three tensors are sharded by heads only. With
-/// `by_batch`, the tensors may be sharded by batch too.
+/// Calls `attend` on the local tensors, which have the rank's own heads. The result has the layout
+/// of q. Throws Error, with a message that begins with `call`, unless all three tensors are sharded
+/// by heads only. If `by_batch` is true, the tensors may also be sharded by batch.
 at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const Attend& attend) {
   for (const at::Tensor* tensor : {&q, &k, &v}) {
@@ -167,7 +168,7 @@ at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tens
       .front();
 }
 
-// Selection of an attention kernel.
+// Functions that select an attention kernel.
 
 const char* name_of(at::SDPBackend backend) {
   switch (backend) {
@@ -216,7 +217,7 @@ at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device dev
 
 namespace {
 
-/// Uses page-locked memory for a GPU, so that the copy is asynchronous.
+/// Copies numbers to a device. Uses page-locked memory for a GPU, so that the copy is asynchronous.
 at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device device) {
   const at::Tensor host =
       at::empty({std::ssize(numbers)}, at::dtype(at::kInt).pinned_memory(device.is_cuda()));
@@ -244,7 +245,8 @@ Documents::Documents(const at::Tensor& positions, c10::Device device) {
   for (const std::int64_t length : lengths()) {
     longest_ = std::max(longest_, length);
   }
-  // Offsets that are made in inference mode may be used in training later.
+  // Leaves inference mode, because offsets that are made in inference mode may be used in training
+  // later.
   const c10::InferenceMode ordinary(false);
   device_offsets_ = copied_to(offsets_, device);
 }
@@ -276,22 +278,24 @@ at::Tensor Documents::mask(std::int64_t window) const {
       .unsqueeze(1);
 }
 
-// Causal attention with packed documents and windows, without a mask tensor. It uses the documents'
-// offsets, a kernel's window option, or several calls that each get only the visible keys.
+// Causal attention with packed documents and windows, without a mask tensor. Uses one of three
+// methods: passes the documents' offsets to a kernel, uses a kernel's window option, or makes
+// several calls that each get only the visible keys.
 
 namespace {
 
-/// (batch, heads, tokens, ...) -> (batch * tokens, heads, ...): all sequences one after another.
+/// Reshapes (batch, heads, tokens, ...) to (batch * tokens, heads, ...): all sequences one after
+/// another.
 at::Tensor packed(const at::Tensor& by_heads) {
   return by_heads.transpose(1, kTokensDim).flatten(0, 1);
 }
 
-/// Inverse of packed(), with the batch and tokens of `like`.
+/// The inverse of packed(): restores the batch and tokens of `like`.
 at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
   return rows.unflatten(0, {like.size(0), like.size(kTokensDim)}).transpose(1, kTokensDim);
 }
 
-/// The flash kernel needs a multiple of 8 features; zeros do not change the scores.
+/// Pads the width to a multiple of 8, which the flash kernel needs; zeros do not change the scores.
 at::Tensor padded(const at::Tensor& heads) {
   const std::int64_t missing = (8 - heads.size(-1) % 8) % 8;
   return missing == 0 ? heads : at::constant_pad_nd(heads, {0, missing});
@@ -305,7 +309,7 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   const auto offsets =
       documents != nullptr ? std::optional(documents->device_offsets()) : std::nullopt;
   const std::int64_t longest = documents != nullptr ? documents->longest() : q.size(kTokensDim);
-  // The flash kernel's window does not count the query's own position; -1: no window.
+  // The flash kernel's window does not count the query's own position; -1 means no window.
   const std::int64_t left = window > 0 ? window - 1 : -1;
   const std::int64_t right = window > 0 ? 0 : -1;
   const at::Tensor mixed = std::get<0>(at::_flash_attention_forward(
@@ -316,10 +320,11 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return documents != nullptr ? unpacked(own, q) : own.transpose(1, kTokensDim);
 }
 
-/// The memory-efficient kernel needs as many key and value heads as query heads.
+/// Attention by the memory-efficient kernel, which needs as many key and value heads as query
+/// heads.
 at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents) {
-  constexpr std::int64_t kCausal = 1;  // sdp::CustomMaskType::CausalFromTopLeft
+  constexpr std::int64_t kCausal = 1;  // the value of sdp::CustomMaskType::CausalFromTopLeft
   const auto given = [&](const at::Tensor& heads) {
     return packed(tessera::detail::repeat_heads(heads, q.size(1))).unsqueeze(0);
   };
@@ -334,7 +339,7 @@ at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tens
                   q);
 }
 
-/// A block of queries [first, first + count).
+/// A block of queries: the positions [first, first + count).
 struct Block {
   std::int64_t first, count;
   /// Whether the window covers all earlier keys, so that the causal flag is sufficient.
@@ -358,7 +363,7 @@ at::Tensor by_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   const std::vector<Block> blocks = blocks_of(q.size(kTokensDim), window);
   std::vector<std::int64_t> counts;
   std::ranges::transform(blocks, std::back_inserter(counts), &Block::count);
-  std::int64_t masked = 0;  // queries in the largest block that needs a mask
+  std::int64_t masked = 0;  // number of queries in the largest block that needs a mask
   for (const Block& block : blocks) {
     masked = std::max(masked, block.is_causal(window) ? 0 : block.count);
   }
@@ -387,7 +392,8 @@ at::Tensor in_window(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                                                    : attention(q, k, v, /*causal=*/true);
 }
 
-/// One split serves all documents, so that backward joins the gradients in one operation.
+/// Splits the tensors once for all documents, so that backward joins the gradients in one
+/// operation.
 at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents, std::int64_t window) {
   const auto split = [lengths = documents.lengths()](const at::Tensor& heads) {
@@ -419,7 +425,8 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     case at::SDPBackend::flash_attention:
       return by_flash(q, k, v, documents, options.window);
     case at::SDPBackend::efficient_attention:
-      // The efficient kernel's own window has wrong gradients before libtorch 2.15.
+      // Used only without a window: the memory-efficient kernel's own window has wrong gradients
+      // before libtorch 2.15.
       if (options.window == 0) {
         return by_efficient(q, k, v, *documents);
       }
@@ -429,7 +436,7 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   }
 }
 
-/// The options without a window or documents that have no effect.
+/// `options` without a window or documents that have no effect.
 CausalAttentionOptions needed(CausalAttentionOptions options, std::int64_t tokens) {
   if (options.documents != nullptr && options.documents->are_sequences()) {
     options.documents = nullptr;
@@ -451,7 +458,8 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
   }
   const CausalAttentionOptions own = needed(options, q.size(kTokensDim));
   const bool plain = own.documents == nullptr && own.window == 0;
-  // A memory plan of a GPU step runs on a CPU with fake tensors; CPU kernels have no windows.
+  // A memory plan of a GPU step runs with fake tensors on a CPU, whose kernels have no windows, so
+  // the plan uses plain attention.
   if (plain || q.is_meta() || kernels::fake_device() == c10::DeviceType::CUDA) {
     return attention(q, k, v, /*causal=*/true, {}, own.dropout);
   }
@@ -482,7 +490,7 @@ AttentionKernel packed_kernel(AttentionKernel kernel) {
 // Context parallelism: the positions of a rank's tokens, and attention of the rank's two chunks to
 // the gathered keys.
 //
-// All-gather of a sequence that is split into head and tail chunks. It is one autograd function
+// A sequence that is split into head and tail chunks is gathered by a single autograd function
 // instead of a redistribution with views: keys and values share one collective, and the chunks are
 // put in order while they are copied out of the collective's buffer.
 
@@ -491,7 +499,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// A custom class, because autograd's context can save only such objects.
+/// The sizes of a gather, for its backward. A CustomClassHolder, because autograd's context can
+/// save only such objects.
 struct Sequence : torch::CustomClassHolder {
   Sequence(std::int64_t d, DeviceMesh m, const char* p) : dim(d), mesh(std::move(m)), purpose(p) {}
   std::int64_t dim;
@@ -500,13 +509,14 @@ struct Sequence : torch::CustomClassHolder {
 };
 using SequencePtr = c10::intrusive_ptr<Sequence>;
 
-/// Views a complex tensor as real numbers, because collectives take only real types.
+/// The tensor as input of a collective. A complex tensor is viewed as real numbers, because
+/// collectives take only real types.
 at::Tensor sent(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Runs the collective that `start(group)` starts and waits for it; skipped if there is nothing to
-/// exchange. A collective of meta tensors is only counted.
+/// Starts a collective by calling `start(group)` and waits for it. Does nothing if there is nothing
+/// to exchange. A collective of meta tensors is only counted.
 template <class Start>
 void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
   comm::Communicator& group = sequence.mesh.group();
@@ -530,7 +540,7 @@ at::Tensor all_gathered(const at::Tensor& own, const Sequence& sequence) {
   return of_ranks;
 }
 
-/// Reduce-scatters `of_ranks`, (ranks, ...): this rank's part, summed over all ranks.
+/// Reduce-scatters `of_ranks`, (ranks, ...). Returns this rank's part, summed over all ranks.
 at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence) {
   if (sequence.mesh.size() == 1) {
     return of_ranks.select(0, 0);
@@ -542,7 +552,8 @@ at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence
   return own;
 }
 
-/// From (ranks, ...), each rank's head and tail chunk along `dim`, to the whole sequence.
+/// Copies the chunks in `of_ranks`, (ranks, ...), into the order of the whole sequence. Each rank
+/// has a head and a tail chunk along `dim`.
 at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   std::vector<at::Tensor> chunks(static_cast<std::size_t>(2 * ranks));
@@ -554,7 +565,8 @@ at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   return at::cat(chunks, dim);
 }
 
-/// Inverse of in_order(): copies the chunks of `whole` to the places of their ranks.
+/// The inverse of in_order(): copies the chunks of `whole` to the positions of their ranks in
+/// `of_ranks`.
 void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   const std::int64_t length = whole.size(dim) / (2 * ranks);
@@ -597,16 +609,16 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
     for (std::int64_t i = 0; i < count; ++i) {
       of_arguments.push_back(own.select(0, i));
     }
-    of_arguments.emplace_back();  // no gradient for the `sequence` argument
+    of_arguments.emplace_back();  // undefined, because the argument `sequence` has no gradient
     return of_arguments;
   }
 };
 
-/// Gathers sequences. Each of `parts`, of equal sizes and one type, is this rank's head and tail
-/// chunk along `dim`. Returns the whole tensors, in the order of the sequence. Collective over the
-/// 1-D `mesh`: one all-gather for all parts. Gradient: the sum over the ranks, by one
-/// reduce-scatter; differentiable once. `purpose`: a string literal that names the collectives in
-/// traces and messages.
+/// Gathers sequences. Each tensor in `parts` contains this rank's head and tail chunk along `dim`;
+/// all have equal sizes and one type. Returns the whole tensors, in the order of the sequence.
+/// Collective over the 1-D `mesh`: one all-gather for all parts. The gradient is the sum over the
+/// ranks, by one reduce-scatter. Differentiable once. `purpose`: a string literal that names the
+/// collectives in traces and messages.
 std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, std::int64_t dim,
                                         const DeviceMesh& mesh, const char* purpose) {
   return GatherSequenceFunction::apply(at::TensorList(parts),
@@ -699,7 +711,7 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
   }
   const auto own = chunks(whole[0].size(kTokensDim));
   std::vector<std::int64_t> firsts{own[0].first};
-  // The two chunks of the last rank are adjacent.
+  // Except on the last rank, whose two chunks are adjacent, there are tokens between the chunks.
   if (own[0].first + own[0].length < own[1].first) {
     firsts.push_back(own[1].first);
   }

@@ -22,7 +22,8 @@
 
 namespace tessera::nn {
 
-/// One init_weights() call: all slots with their names, and the slots already filled.
+/// The state of one init_weights() call: all slots with their names, and the slots that are already
+/// filled.
 struct InitRun {
   InitRun(const ModuleBase& root, std::uint64_t run_seed) : seed(run_seed) {
     for (const auto& [name, slot] : root.named_slots()) {
@@ -33,7 +34,7 @@ struct InitRun {
     }
   }
 
-  /// Parents come first: a block may initialise a child Linear.
+  /// Visits parents before children, because a block may initialise a child Linear.
   void reset_all(ModuleBase& root) {
     visit_modules(root, [this](const std::string& fqn, ModuleBase& module) {
       module.reset_parameters(InitContext(*this, fqn));
@@ -43,7 +44,8 @@ struct InitRun {
   std::uint64_t seed;
   bool buffers_only = false;
   bool unfilled_only = false;
-  // A tied parameter has one entry, with its first FQN, and therefore one set of values.
+  // The FQN of each slot. A tied parameter has a single entry, with its first FQN, and therefore
+  // one set of values.
   std::unordered_map<const ParameterSlot*, std::string> fqn_of;
   std::unordered_set<const ParameterSlot*> filled;
 };
@@ -55,7 +57,8 @@ constexpr auto kFillOthers =
     "fill them in reset_parameters of their class or, below what nn::adopt returned, by its "
     "set_initializers";
 
-/// Each part of a fused parameter has the random stream of a separate parameter.
+/// The random streams of the parts of a fused parameter. Each part has the stream that it would
+/// have as a separate parameter.
 std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
   std::vector<RandomPart> parts;
   if (slot.role.stored_parts) {
@@ -77,7 +80,7 @@ at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
 }
 
 void materialise(ParameterSlot& slot, c10::Device device) {
-  // A model may be partly filled: a slot that already has storage keeps its values.
+  // Skips a slot that already has storage, so that a partly filled model keeps its values.
   if (!slot.persistent().is_meta()) {
     return;
   }
@@ -85,7 +88,8 @@ void materialise(ParameterSlot& slot, c10::Device device) {
   const at::Tensor fresh = empty_on(slot.persistent(), device);
   retire_parameter(slot.persistent(), fresh, "nn::to_empty");
   if (slot.has_persistent()) {
-    // The FSDP unit adopts the new shard when its next iteration begins.
+    // If the module belongs to an FSDP unit, the unit uses the new shard from its next iteration
+    // on.
     slot.set_persistent(fresh);
   }
   slot.swap(fresh);
@@ -103,16 +107,18 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   const auto found = run_.fqn_of.find(slot.get());
   TESSERA_CHECK(found != run_.fqn_of.end(), "module '", fqn_,
                 "' asked to fill a parameter that is not below the module being initialised");
-  // A module above has already filled the parameter, or only buffers are filled.
+  // Skips a parameter that a parent module has already filled, and all parameters if only buffers
+  // are filled.
   if (run_.buffers_only || !run_.filled.insert(slot.get()).second) {
     return;
   }
   if (run_.unfilled_only && slot->initialized()) {
-    return;  // the parameter was filled by a load
+    return;  // a checkpoint or a weights file has filled the parameter
   }
   TESSERA_CHECK(!slot->persistent().is_meta(), "parameter '", found->second,
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
-  // A parameter's values do not change when other parameters are added to the model.
+  // The random stream depends on the parameter's own name, so the values do not change when other
+  // parameters are added to the model.
   const std::vector<RandomPart> parts = parts_of(found->second, *slot);
   initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str()), parts});
   slot->set_initialized(true);
@@ -123,7 +129,8 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
   const NamedSlots slots = module.named_slots();
   std::vector<bool> used(table.size());
   for (const auto& [name, slot] : slots) {
-    // Tables of weights ("**.weight") skip adapters, which must start without effect.
+    // Initialisation tables such as "**.weight" skip adapters, whose initial values must have no
+    // effect on the model.
     if (slot->role.of_adapter) {
       continue;
     }
@@ -132,7 +139,8 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
       if (!matches_fqn(table[i].first, name)) {
         continue;
       }
-      // A general row may be shadowed by an earlier row, but must match a parameter.
+      // Every row of the table must match a parameter, but an earlier row may already fill all
+      // parameters that a general row matches.
       used[i] = true;
       if (!taken) {
         fill(slot, table[i].second);
@@ -153,7 +161,7 @@ void InitContext::set_buffer(const Parameter& buffer, const at::Tensor& values) 
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
   const bool after_load = run_.buffers_only || run_.unfilled_only;
   if (after_load && slot->role.saved && slot->initialized()) {
-    return;  // the buffer was filled by a load
+    return;  // a checkpoint or a weights file has filled the buffer
   }
   // Buffers are plain tensors: every rank computes the same values.
   slot->set(values.to(slot->get().device()));
@@ -191,7 +199,8 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed) {
 void init_buffers(ModuleBase& module, std::uint64_t seed) {
   const c10::AutoGradMode no_grad(false);
   InitRun run(module, seed);
-  // reset_parameters fills buffers and parameters; fill() then skips the parameters.
+  // Runs reset_parameters only for buffers: it also calls fill() for parameters, which then does
+  // nothing.
   run.buffers_only = true;
   run.reset_all(module);
 }

@@ -40,8 +40,8 @@ namespace tessera::nn::detail {
 
 // A Linear's product has one node in autograd's graph, where libtorch has two. Forward and
 // gradients call the same operators as libtorch, so results have the same bits and, with
-// distributed tensors, the same layouts and collectives. Products of one x share a node for x's
-// gradient.
+// distributed tensors, the same layouts and collectives. Products of one input share a node for the
+// input's gradient.
 
 namespace {
 
@@ -53,7 +53,7 @@ at::Tensor as_matrix(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor : tensor.flatten(0, -2);
 }
 
-/// Whether the layout is a pending sum over exactly these mesh dimensions.
+/// Whether the layout is Partial(sum) over exactly the mesh dimensions `mesh_dims`.
 bool sums_over(const Layout& layout, std::vector<int> mesh_dims) {
   std::ranges::sort(mesh_dims);
   return std::ranges::equal(layout.partial(), mesh_dims, [](const PartialDim& partial, int dim) {
@@ -61,7 +61,7 @@ bool sums_over(const Layout& layout, std::vector<int> mesh_dims) {
   });
 }
 
-/// Two matrices that are multiplied, and for each the dimension that is summed over.
+/// Two matrices that are multiplied, and for each matrix the dimension that is summed over.
 struct Factors {
   const at::Tensor& a;
   int summed_of_a;
@@ -92,7 +92,7 @@ bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::T
           (sum.is_cuda() && sum.scalar_type() == at::kFloat && a.element_size() == 2));
 }
 
-/// sum += a b in one operation.
+/// Computes sum += a b in one operation.
 void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   if (sum.scalar_type() == a.scalar_type()) {
     sum.addmm_(a, b);
@@ -102,7 +102,7 @@ void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b
   }
 }
 
-/// Whether the product may be added directly to `sum` while it is computed.
+/// Whether the product may be added to `sum` while the product is computed.
 bool can_add(const at::Tensor& sum, const Factors& factors) {
   const auto& [a, summed_of_a, b, summed_of_b] = factors;
   if (!sum.defined() || sum.layout() != c10::kStrided || !has_type_of_product(sum, a, b) ||
@@ -116,7 +116,8 @@ bool can_add(const at::Tensor& sum, const Factors& factors) {
 }
 
 struct LinearNode final : tessera::detail::Node {
-  /// `of_input`: the node that computes the gradient of x; nullptr: this node.
+  /// `of_input`: the node that computes the gradient of x. nullptr means that this LinearNode
+  /// computes it.
   LinearNode(const at::Tensor& x, const at::Tensor& weight, SharedInputNode* of_input) {
     if (weight.requires_grad()) {
       x_.emplace(x);
@@ -137,8 +138,9 @@ struct LinearNode final : tessera::detail::Node {
     const std::lock_guard lock(mutex_);
     const at::Tensor rows = as_matrix(gradient);
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
-    // The gradient of x is first if x_ can be recomputed together with the gradients of its inputs;
-    // otherwise the weight's gradient, so that x_ is freed before more memory is needed.
+    // Computes the gradient of x first if x_ can be recomputed together with the gradients of its
+    // own inputs. Otherwise computes the weight's gradient first, so that x_ is freed before more
+    // memory is needed.
     if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }
@@ -149,8 +151,8 @@ struct LinearNode final : tessera::detail::Node {
       results[0] = weight_ ? gradient_of_input(gradient, rows) : gradient;
     }
     if (task_should_compute_output(2)) {
-      // The engine sums the gradient to the bias's sizes. With a single row the engine would not
-      // copy the gradient, although it is read later, so this sums here.
+      // The engine reduces the gradient to the bias's sizes. With a single row the engine would not
+      // copy the gradient, which is read later, so the sum is computed here.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;
@@ -176,11 +178,12 @@ struct LinearNode final : tessera::detail::Node {
     return at::mm(rows, weight).reshape(sizes);
   }
 
-  std::optional<KeptTensor> x_;          ///< saved for the gradient of the weight
-  std::optional<SavedVariable> weight_;  ///< saved for the gradient of x, if this node computes it
+  std::optional<KeptTensor> x_;  ///< the input x, saved for the gradient of the weight
+  /// The weight, saved for the gradient of x if this node computes that gradient.
+  std::optional<SavedVariable> weight_;
 };
 
-/// Whether LinearNode can compute the gradients. libtorch's own node handles the other cases:
+/// Whether LinearNode can compute the gradients. libtorch's own node handles all other cases:
 /// vectors, autocast, and a mix of plain and distributed tensors.
 bool takes_node(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!tessera::detail::is_recorded(x, weight, bias) || x.dim() < 2 || weight.dim() != 2 ||
@@ -197,10 +200,11 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
 }
 
-/// A product with a LinearNode. `of_input`: the argument of LinearNode's constructor.
+/// Computes a product and records it as a LinearNode. `of_input`: as in LinearNode's constructor.
 at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             SharedInputNode* of_input) {
-  // Created before the product, because a recomputation ends with the last saved tensor.
+  // The node is created before the product: it saves tensors, and a recomputation stops after it
+  // has found the last saved tensor.
   const auto node = tessera::detail::make_node<LinearNode>(x, weight, of_input);
   tessera::detail::set_inputs(*node, x, weight, bias);
   at::Tensor y;
@@ -211,7 +215,8 @@ at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const
   if (of_input != nullptr) {
     node->set_next_edge(0, of_input->edge_of(y));
   }
-  // A view that was made without recording must not be written to with recording.
+  // Avoids a view as the result: autograd forbids recorded writes to a view that was made without
+  // recording.
   if (y.is_view()) {
     y = tessera::detail::alias_tensor(y);
   }
@@ -232,7 +237,8 @@ class PlainProducts final : public LinearProducts {
   }
 
  private:
-  tessera::detail::NodePtr<SharedInputNode> of_input_;  ///< the gradient node of the last x
+  /// Node that computes the gradient of the most recent input x.
+  tessera::detail::NodePtr<SharedInputNode> of_input_;
 };
 
 }  // namespace
@@ -260,7 +266,7 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   return {sum};
 }
 
-/// Weights that no backward has used are still needed.
+/// Does not release weights that no backward has used yet, because they are still needed.
 void SharedInputNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (Weight& weight : weights_) {
@@ -307,7 +313,8 @@ namespace {
 
 using Linears = std::vector<std::reference_wrapper<Linear>>;
 
-/// The factory that computes all products together; nullptr: not possible.
+/// The function that computes the products of all `linears` together; nullptr if that is not
+/// possible.
 detail::MakeLinearProducts products_of_all(const Linears& linears) {
   const detail::MakeLinearProducts first =
       linears.empty() ? nullptr : linears.front().get().products_together();
@@ -367,19 +374,19 @@ detail::MakeLinearProducts Linear::products_together() const {
   return attached<LoraBranch>() == nullptr && !checkpoints_calls() ? together_ : nullptr;
 }
 
-/// With rowwise_parallel a hook adds the bias after the sum over ranks, so forward leaves it out.
+/// With rowwise_parallel a hook adds the bias after the sum over ranks, so forward uses no bias.
 at::Tensor Linear::own_bias() const {
   return bias.defined() && !leaves_out_bias() ? *bias : at::Tensor();
 }
 
 void Linear::reset_parameters(const InitContext& init) {
-  // The bound of PyTorch's default, kaiming_uniform with a = sqrt(5).
+  // The bound of PyTorch's default initialisation, kaiming_uniform with a = sqrt(5).
   const double bound = in_features_ > 0 ? 1.0 / std::sqrt(static_cast<double>(in_features_)) : 0.0;
   init.fill(weight, init::uniform(-bound, bound));
   if (bias.defined()) {
     init.fill(bias, init::uniform(-bound, bound));
   }
-  // The adapter's matrix B is zero, so that the adapter starts without effect.
+  // The adapter's matrix B is zero, so that a new adapter has no effect.
   if (const auto lora = attached<LoraBranch>()) {
     init.fill(lora->b->weight, init::zeros());
   }
@@ -396,7 +403,8 @@ at::Tensor Embedding::forward(const at::Tensor& indices) {
 }
 
 void Embedding::reset_parameters(const InitContext& init) {
-  // PyTorch's default. Language models set a smaller deviation in their own reset_parameters.
+  // PyTorch's default initialisation. Language models set a smaller deviation in their own
+  // reset_parameters.
   init.fill(weight, init::normal(0.0, 1.0));
 }
 
@@ -457,7 +465,7 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
         "it to register_module");
     key_ = RandomKey{0, stream_of(fqn()->c_str())};
   }
-  // A recomputation has the call count of its forward, and therefore the same mask.
+  // A recomputation uses the number of the forward's call, and therefore the same dropout mask.
   return nn::dropout(x, p_, {key_->seed, substream(key_->stream, replayed_count(calls_))});
 }
 
@@ -501,7 +509,8 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
 std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const std::int64_t features = output.size(-1);
   const std::int64_t of_group = out_features() / groups_;
-  // Parts are unknown if rank boundaries cut a group, or if parts are unequal.
+  // The ranks' parts of the weight cannot be described if rank boundaries cut a group, or if parts
+  // are unequal.
   const auto is_equal = [this](const FusedPart& part) {
     return part.out_features == parts_.front().out_features;
   };

@@ -1,6 +1,5 @@
-// The base class of modules with slots and hooks. libtorch's Module stores tensors by name.
-// ModuleBase keeps them equal to the tensors in the slots, because FSDP and tensor parallelism
-// change only slots.
+// The base class of modules with slots and hooks. libtorch's Module stores tensors by name. FSDP
+// and tensor parallelism change only slots, so ModuleBase copies each change to libtorch's table.
 
 #include "tessera/nn/module.h"
 #include "tessera/nn/detail/fqn.h"
@@ -27,7 +26,7 @@
 
 namespace tessera::nn {
 
-// All collectives that run once per module rely on the order of this walk.
+// All collectives that run once per module rely on the order in which this function visits modules.
 
 namespace {
 
@@ -39,7 +38,7 @@ class Walker {
     if (walk_.skip && walk_.skip(module)) {
       return;
     }
-    // A shared module is visited once, under the first FQN that leads to it.
+    // By default, a shared module is visited once, under the first FQN that leads to it.
     if (!walk_.every_place && !seen_.insert(&module).second) {
       return;
     }
@@ -71,7 +70,7 @@ std::string join_fqn(const std::string& parent, const std::string& name) {
   return parent.empty() ? name : parent + "." + name;
 }
 
-// Checks that storage has been filled. A module call with unfilled storage is an error.
+// Checks that storage has been filled. Calling a module with unfilled storage is an error.
 
 namespace {
 
@@ -125,7 +124,8 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 
 namespace {
 
-/// The outermost call has checked the storage of parameters and buffers.
+/// The end of a message about a meta tensor that forward has used. Parameters and buffers are not
+/// the cause, because the outermost call has checked their storage.
 constexpr const char* kKeptFromConstructor =
     "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
     "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
@@ -143,15 +143,16 @@ NamedTensors buffers_of(const ModuleBase& root) {
   return buffers;
 }
 
-/// Whether the module that owns `buffer` is `module` or a parent of it.
+/// Whether the module that owns the buffer named `buffer` is `module` or a parent of `module`.
+/// Arguments are FQNs.
 bool is_around(const std::string& buffer, const std::string& module) {
   const std::size_t dot = buffer.rfind('.');
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
-/// A hint for a libtorch error in the module `fqn` below `root`. It is about a tensor on the meta
-/// device, or about a buffer whose floating-point type differs from that of the parameters, because
-/// mixed precision does not cast buffers. "" if neither applies.
+/// A hint for a libtorch error in the module `fqn` below `root`. The hint is about a tensor on the
+/// meta device, or about a buffer whose floating-point type differs from that of the parameters,
+/// because mixed precision does not cast buffers. Returns "" if neither is the cause.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
   if (error.msg().find("meta") != std::string::npos) {
     return kKeptFromConstructor;
@@ -182,37 +183,39 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
   return "";
 }
 
-/// This thread's innermost module call.
+/// The innermost module call that is running on this thread.
 thread_local const detail::RunningCall* call_of_thread = nullptr;
 
-/// An error whose message names the module.
+/// An Error whose message names the module in which it was thrown.
 class ErrorInModule final : public Error {
  public:
   using Error::Error;
 };
 
-/// An ErrorInModule for programs that catch std::bad_alloc.
+/// Like ErrorInModule, for programs that catch std::bad_alloc.
 class BadAllocInModule final : public std::bad_alloc {
  public:
   explicit BadAllocInModule(const std::string& message) : text_(message) {}
   const char* what() const noexcept override { return text_.what(); }
 
  private:
-  std::runtime_error text_;  // copies without an allocation
+  // Holds the text, because a std::runtime_error is copied without an allocation.
+  std::runtime_error text_;
 };
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
-  // Models are built on the host or on the meta device, and moved or filled later.
+  // New parameters are on the host or on the meta device, because models are moved or filled later.
   const c10::Device device = MetaDevice::active() ? c10::kMeta : c10::kCPU;
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
 }
 
-/// Integers have no gradient.
+/// Whether a tensor may have a gradient; integers may not.
 bool may_have_gradient(const at::Tensor& tensor) {
   return tensor.is_floating_point() || tensor.is_complex();
 }
 
-/// Parameters of a stock module cannot be swapped, so tensor parallelism and FSDP would miss them.
+/// Throws Error if a module that is not a ModuleBase has parameters: they cannot be swapped, so
+/// tensor parallelism and FSDP would miss them.
 void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& module) {
   const auto own = module.named_parameters(/*recurse=*/false);
   TESSERA_CHECK(own.is_empty(), "parameter '", join_fqn(fqn, own.front().key()), "' of a ",
@@ -220,8 +223,8 @@ void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& mo
                 " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
 
-/// A conversion swaps only the tensor in the slot: with a gathered parameter, either FSDP's
-/// unsharded tensor or the shard would not be converted.
+/// Throws Error if FSDP has gathered a parameter. A type conversion replaces only the tensor in the
+/// slot, so either FSDP's unsharded tensor or the shard would not be converted.
 void check_not_gathered(const ModuleBase& root) {
   visit_modules(root, [](const std::string&, const ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
@@ -234,18 +237,20 @@ void check_not_gathered(const ModuleBase& root) {
 
 }  // namespace
 
-/// A tied slot has other owners and outlives this module. It must no longer write to this module.
+/// A slot of a tied parameter has other owners and outlives this module, so this module is removed
+/// from its owners.
 ModuleBase::~ModuleBase() {
   for (const auto& [name, slot] : slots_) {
     slot->remove_owner(this, name);
   }
 }
 
-/// Implements named_slots() and named_buffer_slots(), for one of a module's two lists.
+/// Implements named_slots() and named_buffer_slots(): collects the slots of all modules below this
+/// one from one of a module's two lists.
 NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
   NamedSlots found;
   std::unordered_set<const ParameterSlot*> seen;
-  // Stock modules are visited too, to refuse those with parameters.
+  // Visits modules that are not a ModuleBase too, so that such modules with parameters are refused.
   visit_modules(*this, [&](const std::string& fqn, const torch::nn::Module& module) {
     const auto* base = dynamic_cast<const ModuleBase*>(&module);
     if (base == nullptr) {
@@ -282,14 +287,16 @@ void ModuleBase::note_fqn(const std::string& fqn) const {
   }
 }
 
-/// A walk over only a part of the tree gives shorter names, which may be ambiguous.
+/// Gives all modules below this module their FQNs. Must be called for the root: a walk over only a
+/// part of the tree would give shorter names, which may be ambiguous.
 void ModuleBase::note_names_of_tree() const {
   if (!named_tree_) {
     named_slots();
   }
 }
 
-/// A module may have been registered after the last walk, so an unnamed module triggers a new walk.
+/// Whether the module has an FQN. It may have been registered after the last walk of the tree, so a
+/// missing FQN triggers a new walk.
 bool ModuleBase::is_in_a_tree() const {
   if (!fqn_ && call_of_thread != nullptr) {
     call_of_thread->outermost->named_slots();
@@ -297,7 +304,8 @@ bool ModuleBase::is_in_a_tree() const {
   return fqn_.has_value();
 }
 
-/// A frozen module, such as a teacher, need not belong to a tree.
+/// Throws Error if the module belongs to no tree. A frozen module, such as a teacher, need not
+/// belong to a tree.
 void ModuleBase::check_in_a_tree() const {
   if (is_in_a_tree()) {
     return;
@@ -310,10 +318,11 @@ void ModuleBase::check_in_a_tree() const {
       ", but no module has it registered, so that nothing fills, trains, shards or saves "
       "them: give it to register_module; if it is to be apart, freeze it (nn::freeze), or "
       "give it to nn::init_weights by itself");
-  check_initialized(*this, "forward of a " + name());  // also sets the module's FQN
+  check_initialized(*this, "forward of a " + name());  // also sets the FQN of each module
 }
 
-/// Throws Error if a bound member was assigned another tensor, which forward would read.
+/// Throws Error if the program has assigned another tensor to a bound member, because forward would
+/// read that tensor.
 void ModuleBase::check_members(const std::string& fqn) const {
   for (std::size_t i = 0; i < bindings_.size(); ++i) {
     const at::Tensor* member = bindings_[i].member;
@@ -326,7 +335,8 @@ void ModuleBase::check_members(const std::string& fqn) const {
   }
 }
 
-/// Unequal numbers of parameters and slots show that register_parameter was called.
+/// Compares the numbers of parameters and slots. They differ if the program called libtorch's
+/// register_parameter.
 void ModuleBase::check_slots(const std::string& fqn) const {
   check_members(fqn);
   if (parameters_.size() == slots_.size()) {
@@ -364,12 +374,14 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   if (current == slot) {
     return;
   }
-  // Only the sizes must be equal: from now on both modules use the type and placement of `slot`.
+  // Type and placement need not be equal, because from now on both modules use the tensor in
+  // `slot`.
   TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
                 current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
   current->remove_owner(this, name);
   current = slot;
-  // The derived class's nn::Parameter members share this handle.
+  // A nn::Parameter member of the derived class has the same handle, so it refers to the new slot
+  // too.
   *bindings_[index].handle = slot;
   slot->add_owner(this, name);
   swap_parameter(name, slot->get());
@@ -385,7 +397,8 @@ std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::
 
 void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   check_not_gathered(*this);
-  // libtorch converts parameters in place, but does not know buffers in slots.
+  // libtorch converts parameters in place, but does not know buffers in slots, which are converted
+  // separately.
   torch::nn::Module::to(device, dtype, non_blocking);
   convert_buffers(device, dtype, non_blocking);
 }
@@ -405,7 +418,7 @@ void ModuleBase::to(torch::Device device, bool non_blocking) {
 void ModuleBase::convert_buffers(std::optional<torch::Device> device,
                                  std::optional<torch::Dtype> dtype, bool non_blocking) {
   for (const auto& [name, slot] : buffer_slots_) {
-    // Integer buffers, such as positions, keep their type, as in libtorch.
+    // Integer buffers, such as positions, are not converted to another type, as in libtorch.
     const at::Tensor& buffer = slot->get();
     slot->swap(buffer.to(
         device.value_or(buffer.device()),
@@ -421,7 +434,7 @@ Parameter ModuleBase::register_slot(const std::string& name, at::IntArrayRef siz
 
 Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) {
   const bool initialized = !tensor.is_meta();
-  // A parameter is a leaf, even if the caller computed it from other tensors.
+  // Detached, because a parameter must be a leaf even if the caller computed it from other tensors.
   tensor = tensor.detach().requires_grad_(may_have_gradient(tensor));
   return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), initialized), {});
 }
@@ -436,7 +449,8 @@ Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
 
 Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
                                            bool persistent) {
-  // The slot is not registered with libtorch, which would save the buffer and would not see swaps.
+  // The buffer is not registered with libtorch, which would save it in checkpoints and would not
+  // see replacements of the tensor.
   auto slot = std::make_shared<ParameterSlot>(uninitialised(sizes), false);
   slot->role.saved = persistent;
   buffer_slots_.emplace_back(name, slot);
@@ -454,7 +468,7 @@ Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow fol
 }
 
 void ModuleBase::swap_parameter(const std::string& name, const at::Tensor& tensor) {
-  // Writes libtorch's table directly, because register_parameter refuses an existing name.
+  // Writes to libtorch's table directly, because register_parameter refuses an existing name.
   parameters_[name] = tensor;
   if (const Follow& follow = bindings_[index_of(name)].follow) {
     follow(tensor);
@@ -488,8 +502,8 @@ void ModuleBase::checkpoint_calls(CheckpointOptions options) {
   TESSERA_CHECK(dynamic_cast<const ModuleList*>(this) == nullptr,
                 "activation checkpointing of a ModuleList was asked for, which has no forward; "
                 "apply it to the modules in it");
-  // The hooks added so far move inside the checkpointed region and are repeated with it. Hooks
-  // added later, such as FSDP's, run once around it.
+  // The hooks that have been added so far become part of the checkpointed function and are repeated
+  // with it. Hooks added later, such as FSDP's, run once, outside of the function.
   checkpointed_ =
       std::make_unique<Checkpointed>(Checkpointed{std::move(options), std::exchange(hooks_, {})});
 }
@@ -511,7 +525,7 @@ void ModuleBase::check_meta_inputs(TensorList inputs) const {
 }
 
 void ModuleBase::rethrow_named() const {
-  // Evaluated in the exception handler, within the scope of this call.
+  // The text must be computed in the exception handler, while the scope of this call still exists.
   const auto context = [this] {
     const std::string fqn = fqn_.value_or("");
     std::string text =
@@ -526,19 +540,20 @@ void ModuleBase::rethrow_named() const {
   try {
     throw;
   } catch (c10::Error& error) {
-    // A second context would make the message several lines long.
+    // Only the first module is added, because a second context would make the message several lines
+    // long.
     if (error.context().empty()) {
       error.add_context(context() + hint_for(error, *call_of_thread->outermost, fqn_.value_or("")));
     }
     throw;
   } catch (const std::bad_alloc& error) {
-    // A derived class already names its module, or has its own message.
+    // Leaves a derived class unchanged: it already names its module, or has its own message.
     if (typeid(error) != typeid(std::bad_alloc)) {
       throw;
     }
     throw BadAllocInModule(std::string(error.what()) + " (" + context() + ")");
   } catch (const Error& error) {
-    // A derived class already names its module, or belongs to no module.
+    // Leaves a derived class unchanged: it already names its module, or belongs to no module.
     if (typeid(error) != typeid(Error)) {
       throw;
     }
@@ -546,11 +561,12 @@ void ModuleBase::rethrow_named() const {
   }
 }
 
-// Only the outermost call checks, for all modules below it. An unchanged epoch means that no slot
-// has become unfilled, so a training step costs one comparison.
+// Only the outermost module call checks storage, for all modules below it. An unchanged epoch means
+// that no slot has become unfilled, so a training step costs one comparison.
 ModuleBase::CallScope::CallScope(ModuleBase& module)
     : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
-  module.check_slots("");  // a parameter may be registered at any time
+  // Checked in every call, because a parameter may be registered at any time.
+  module.check_slots("");
   if (call_.outer != nullptr) {
     call_.outermost = call_.outer->outermost;
     call_.depth = call_.outer->depth + 1;

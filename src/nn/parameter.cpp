@@ -1,5 +1,6 @@
-// Slots: the place of a parameter, which outlives the tensor in it. libtorch's Module stores
-// tensors by name and does not know slots, so a swap updates every module that shares the slot.
+// Slots. A slot represents a parameter while its tensor is replaced, for example by a shard.
+// libtorch's Module stores tensors by name and does not know slots, so replacing the tensor updates
+// every module that shares the slot.
 
 #include "tessera/nn/parameter.h"
 #include "tessera/comm/detail/agreement.h"
@@ -42,12 +43,13 @@ using tessera::detail::writes_of;
 
 namespace {
 
-// One counter for all ranks: modules only check whether it has changed.
+// A single counter for all ranks suffices, because modules only check whether it has changed.
 std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
 
-// The sum changes whenever the wrapper's or the local tensor's counter increases.
+// The sum of the version counters of the wrapper and the local tensor, which changes whenever
+// either of them increases.
 std::uint64_t detail::written_version(const at::Tensor& tensor) {
   return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
 }
@@ -121,7 +123,7 @@ void ParameterSlot::remove_owner(const ModuleBase* module, const std::string& na
 }
 
 const at::Tensor& Parameter::get() const {
-  // An empty handle, such as an absent bias, reads as an undefined tensor.
+  // An empty handle, such as that of an absent bias, gives an undefined tensor.
   static const at::Tensor kUndefined;
   return slot_ == nullptr ? kUndefined : (*slot_)->get();
 }
@@ -154,7 +156,8 @@ std::string describe(const ParameterSlot& slot) {
 }
 
 void drop_gradient(const ParameterSlot& slot) {
-  // Clears two gradients, since a gathered parameter has a separate gradient until it is reduced.
+  // Clears two gradients, because a gathered parameter has its own gradient until that gradient is
+  // reduced.
   slot.persistent().mutable_grad().reset();
   slot.get().mutable_grad().reset();
 }
@@ -181,7 +184,7 @@ bool brought_nonfinite(const ParameterSlot& slot) {
   return any_keeper(slot, [&](const SlotKeeper& keeper) { return keeper.brought_nonfinite(slot); });
 }
 
-// The origins of parameters' values, and their comparison between ranks.
+// Origins (where a parameter's values come from), and their comparison between ranks.
 
 std::int64_t detail::origin_of_seed(std::uint64_t seed) {
   return static_cast<std::int64_t>(substream(seed, 1) | 1);
@@ -260,7 +263,8 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
     return "";
   }
-  // A rank without a part has no origin, so digests may differ although the origins are consistent.
+  // A rank without a part of the parameter has no origin, so digests may differ although the
+  // origins are consistent.
   const auto all = comm::gather_on_hosts(group, own);
   for (std::size_t i = 0; i < origins.size(); ++i) {
     std::size_t first = all.size();
@@ -279,7 +283,7 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   return "";
 }
 
-// Under FSDP a slot has two tensors, the shard and the unsharded parameter.
+// Under FSDP a slot has two tensors: the shard and the unsharded parameter.
 
 void set_trainable(ParameterSlot& slot, bool trainable) {
   slot.persistent().requires_grad_(trainable);
@@ -291,7 +295,7 @@ std::unordered_set<SlotPtr> detail::matched_slots(const ModuleBase& module,
                                                   const char* caller) {
   std::vector<bool> used(patterns.size());
   std::unordered_set<SlotPtr> matched;
-  // Visits every place of a module, because a tied parameter has several names.
+  // Visits each module under all of its FQNs, because a tied parameter has several names.
   visit_modules(module,
                 [&](const std::string& fqn, const ModuleBase& each) {
                   for (const auto& [name, slot] : each.slots()) {
@@ -325,7 +329,8 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
 
 namespace {
 
-/// Refuses placeholders in lists too: the foreach optimizers pass all gradients in one list.
+/// Throws Error for a placeholder, in lists too: the foreach optimizers pass all gradients in one
+/// list.
 void refuse_placeholders(const c10::IValue& value) {
   if (value.isTensor()) {
     if (const PlaceholderGradient* found = placeholder(value.toTensor())) {
@@ -350,7 +355,7 @@ void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const c10::IValue& value : *stack) {
     refuse_placeholders(value);
   }
-  // Reached only if a program uses this dispatch key for other tensors.
+  // Reached only if a program uses the reserved dispatch key for its own tensors.
   fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
 }
 
@@ -368,8 +373,8 @@ TORCH_LIBRARY_IMPL(_, TESSERA_PLACEHOLDER_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_operator>());
 }
 
-// An optimizer may still have a parameter that fully_shard or to_empty has replaced. Every operator
-// on the gradient of such a retired parameter throws Error.
+// An optimizer may still have a parameter that fully_shard or to_empty has replaced. The old
+// parameter is then retired: every operator on its gradient throws Error.
 
 namespace {
 
@@ -392,7 +397,7 @@ class RetiredGradient final : public PlaceholderGradient {
 
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by) {
-  // Without requires_grad no optimizer trains the tensor, so nothing needs to be retired.
+  // A tensor without requires_grad need not be retired, because no optimizer trains it.
   if (!replaced.requires_grad() || !replaced.is_leaf()) {
     return;
   }
@@ -402,16 +407,17 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
   replaced.mutable_grad() = tessera::detail::make_placeholder<RetiredGradient>(replaced, by);
 }
 
-// Distributed parameters without a tensor-parallel plan.
+// Distributed parameters of a module without a tensor-parallel plan.
 
 namespace {
 
-/// Attached to a distributed module, so that a second call is refused.
+/// Attached to a module whose parameters are distributed, so that a second call is refused.
 struct Distributed {
   DeviceMesh mesh;
 };
 
-/// Replicates plain parameters, because operators do not mix plain and distributed tensors.
+/// Replicates the remaining plain parameters, because operators do not mix plain and distributed
+/// tensors.
 void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
   for (const auto& [name, slot] : slots) {
@@ -422,7 +428,7 @@ void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
 }
 
 /// With TESSERA_DEBUG=1: compares the parameter's values between ranks. An unfilled parameter has
-/// arbitrary bytes on each rank, so it is passed as undefined.
+/// arbitrary bytes, so it takes part as an undefined tensor.
 void compare_values(const ParameterSlot& slot, const DeviceMesh& mesh, const std::string& by) {
   if (tessera::detail::debug_checks()) {
     tessera::detail::check_replicas(
@@ -445,14 +451,14 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   const DistributedTensor split =
       DistributedTensor(make_distributed(whole, {mesh, replicated}, whole.sizes().vec()))
           .redistribute(placements);
-  // A slice would keep the memory of the whole parameter allocated.
+  // Copies the shard, because a slice would keep the memory of the whole parameter allocated.
   at::Tensor local = local_tensor(split);
   if (local.numel() < whole.numel()) {
     local = local.clone(at::MemoryFormat::Contiguous);
   }
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
-    // A stock optimizer that has the old leaf must not train it unnoticed.
+    // An optimizer may still have the old leaf; training the old leaf must not go unnoticed.
     parameter.requires_grad_();
     retire_parameter(slot.get(), parameter, by);
   }
@@ -472,7 +478,8 @@ void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
   // Slots are read first, so that a module without slots is refused before any change.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
-    // Visits every place of a shared module: the function may test for any of its FQNs.
+    // Visits a shared module under each of its FQNs, because the caller's function may test for any
+    // of them.
     visit_modules(module,
                   [&](const std::string& fqn, ModuleBase& each) { partition(fqn, each, mesh); },
                   {.every_place = true});

@@ -26,12 +26,13 @@
 
 namespace tessera::nn::detail {
 
-// The state that a recomputation takes over from the forward, apart from the inputs: the thread's
-// modes and its random generators. Backward runs on other threads and in other modes.
+// The state of the forward that a recomputation restores, apart from the inputs: the thread's modes
+// and its random generators. It must be restored because backward runs on other threads and in
+// other modes.
 
 namespace {
 
-/// Threads share generators; callers of libtorch must lock them.
+/// The state of a generator. Locks the generator, as libtorch requires, because threads share it.
 at::Tensor state_of(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
@@ -44,7 +45,8 @@ bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
 }
 
 std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
-  // A function may draw random numbers on the CPU, whatever device its inputs are on.
+  // The CPU is always included, because a function may draw random numbers on the CPU, whatever
+  // device its inputs are on.
   std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
   for (const at::Tensor* tensor : tensors) {
     const bool draws = tensor->defined() && tensor->is_cuda();
@@ -111,7 +113,8 @@ ThreadState::Restored::Restored(const ThreadState& then)
       replication_(then.replicates_plain_),
       region_(then.region_, /*replays=*/true),
       autocast_(tessera::detail::autocast_state()) {
-  // Casts are not cached: nothing would clear them before the optimizer changes the weights.
+  // The cache of casts is off, because nothing would clear it before the optimizer changes the
+  // weights.
   tessera::detail::set_autocast_state({then.autocast_.types, /*keeps_casts=*/false});
   if (then.random_) {
     random_.emplace(then.random_->retaken());
@@ -127,8 +130,8 @@ ThreadState::Restored::~Restored() {
 }
 
 // Selective activation checkpointing: forward saves the results of the operators that a policy
-// names, and the recomputation returns them. A call is identified by its operator and its number,
-// because the recomputation makes the same calls in the same order.
+// names, and the recomputation returns these results. A call is identified by its operator and its
+// number, because the recomputation makes the same calls in the same order.
 
 namespace {
 
@@ -136,7 +139,8 @@ using tessera::local_tensor;
 
 using Results = OperatorMode::Results;
 
-/// Autograd attaches new state to every result, so this is an alias without state.
+/// An alias of the tensor without autograd state, because autograd attaches new state to every
+/// result.
 at::Tensor unrecorded(const at::Tensor& tensor) {
   return tessera::detail::alias_tensor(tensor, /*allows_change=*/false);
 }
@@ -150,7 +154,7 @@ Results unrecorded_all(const Results& results) {
   return copies;
 }
 
-/// The version of each tensor in the results; numbers have no version.
+/// The version counter of each tensor in the results; numbers have no counter.
 std::vector<std::uint32_t> versions_of(const Results& results) {
   std::vector<std::uint32_t> versions;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) {
@@ -204,12 +208,12 @@ std::optional<Results> OperatorLog::replay(const std::string& name, std::size_t 
                 " of its region, was saved and then modified in place; let the "
                 "policy recompute it, or write to a copy");
   if (kept.random_after) {
-    // A replayed operator does not run and would not advance the generators, so later operators
-    // would draw other numbers. Therefore the state is set.
+    // Sets the state of the generators, because the operator does not run again and does not
+    // advance them; otherwise later operators would draw other numbers.
     kept.random_after->restore();
   }
   Results results = unrecorded_all(kept.results);
-  // Without retain_graph the results are not used again.
+  // Frees the results if this is their last use: without retain_graph there is no other backward.
   if (last) {
     calls.erase(found);
   }
@@ -238,7 +242,7 @@ Results RecordOperators::call(const Operator& op, const std::function<Results()>
       ++options_.counts->kept_operators;
     }
   } else if (op.name == "aten::_unsafe_view") {
-    // The last view of a matmul, which libtorch does not mark as a view.
+    // For the last view that matmul makes, which libtorch does not mark as a view.
     log_.watch_aliases(results);
   }
   return results;
@@ -270,13 +274,14 @@ class ReplayOperators final : public OperatorMode {
 
 }  // namespace
 
-// One forward of a checkpointed function: the data that it saved, and how to run it again. Autograd
-// saves placeholders that point to the frame. The first placeholder that backward unpacks triggers
-// the recomputation of all tensors.
+// One forward of a checkpointed function: the data that it saved, and how to run the function
+// again. Autograd saves placeholders that refer to this object, the frame. The first placeholder
+// that backward unpacks triggers the recomputation of all tensors.
 
 SavedTensor::SavedTensor(const at::Tensor& tensor)
     : sizes_(tensor.sizes().vec()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
-  // sizes() are global: without the layout, two different shards would look equal.
+  // Compares layouts too: sizes() are global, so two different shards would look equal without the
+  // layout.
   if (tessera::is_distributed(tensor)) {
     sharding_ = sharding_spec(tensor);
   }
@@ -333,17 +338,19 @@ void Frame::finish() {
 at::Tensor Frame::unpack(std::size_t index) {
   const std::lock_guard lock(mutex_);
   const int graph_task = tessera::detail::backward_id();
-  // Outside of a backward, the other recomputed tensors would have no end of life.
+  // Refused outside of a backward, because no event would end the lifetime of the other recomputed
+  // tensors.
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
-  // Two backwards may run over one graph (retain_graph), even concurrently.
+  // Recomputed tensors are stored for each backward, because two backwards may run over one graph
+  // (retain_graph), even concurrently.
   const auto [run, is_new] = recomputed_.try_emplace(graph_task);
   if (is_new) {
     forget_after_backward(graph_task);
   }
   RecomputedTensors& tensors = run->second;
-  // A node that unpacks a tensor twice triggers a second recomputation.
+  // Recomputes again if a node unpacks a tensor for the second time.
   if (tensors.empty() || !tensors[index]) {
     tensors = recompute();
   }
@@ -363,7 +370,8 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
   std::vector<at::Tensor> inputs;
   for (const tessera::detail::SavedVariable& saved : inputs_) {
     const at::Tensor input = saved.unpack();
-    // A new leaf, so that the recomputed graph does not reach into the graph that backward walks.
+    // Each input becomes a new leaf, so that the graph of the recomputation is not connected to the
+    // graph of the running backward.
     inputs.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad())
                                      : input);
   }
@@ -375,8 +383,8 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
 struct StopRecomputation {};
 
 /// The recomputation of a frame, as a scope. The function runs as in forward, with autograd on.
-/// Each tensor that autograd would save corresponds to the next saved tensor of the forward. The
-/// new graph is discarded.
+/// Autograd saves the same tensors in the same order as in forward, which identifies them. The
+/// graph of the recomputation is discarded.
 class Replay final : public CheckpointedRegion {
  public:
   explicit Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {
@@ -386,11 +394,12 @@ class Replay final : public CheckpointedRegion {
     }
   }
 
-  /// Stores the next tensor; throws StopRecomputation after the last.
+  /// Stores the next tensor that autograd saves. Throws StopRecomputation after the last needed
+  /// tensor.
   void pack(const at::Tensor& tensor) {
     const std::size_t index = packed_++;
-    // The recomputation saves more tensors than the forward. This is allowed while the forward is
-    // still running, that is, for a backward within it.
+    // The recomputation saves more tensors than the forward. This is allowed only for a backward
+    // inside the forward, while the forward has not saved all of its tensors.
     if (index >= tensors_.size()) {
       TESSERA_CHECK(
           !frame_.finished_ || !frame_.options().check_determinism,
@@ -403,7 +412,7 @@ class Replay final : public CheckpointedRegion {
     if (frame_.options().check_determinism) {
       saved.tensor.check(tensor, index);
     }
-    // The node may already be freed; then nothing needs the tensor.
+    // Does not store the tensor if the node that saved it has been freed.
     if (saved.needed) {
       tensors_[index].emplace(tensor);
     }
@@ -411,7 +420,8 @@ class Replay final : public CheckpointedRegion {
       throw StopRecomputation{};
     }
   }
-  /// Call it when the function has returned. Throws Error if the function saved too few tensors.
+  /// Must be called when the function has returned. Throws Error if the function saved too few
+  /// tensors.
   void finish() {
     TESSERA_CHECK(packed_ >= tensors_.size(), "checkpoint: the recomputation saved ", packed_,
                   " tensors for backward, but the forward saved ", tensors_.size(),
@@ -433,7 +443,8 @@ class Replay final : public CheckpointedRegion {
  private:
   Frame& frame_;
   RecomputedTensors tensors_;
-  // Positions in the forward's records: the next saved tensor, and the next count.
+  // How much of the forward's records the recomputation has read: number of saved tensors, and
+  // number of counts.
   std::size_t packed_ = 0;
   std::size_t next_count_ = 0;
   std::optional<ReplayOperators> operators_;
@@ -442,7 +453,8 @@ class Replay final : public CheckpointedRegion {
 
 namespace {
 
-/// Backward never walks the recomputed graph, so its hooks store the tensor itself.
+/// A saved tensor of the recomputation. Backward never uses the graph of the recomputation, so this
+/// class simply stores the tensor.
 class Kept final : public tessera::detail::SavedVariableHooks {
  public:
   explicit Kept(Replay& replay) : replay_(replay) {}
@@ -465,7 +477,8 @@ std::unique_ptr<tessera::detail::SavedVariableHooks> Replay::hooks() {
 
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
-  // Unpacking the inputs may run an outer region's recomputation in its own state.
+  // The inputs are unpacked before the state is restored, because unpacking may run an outer
+  // region's recomputation in its own state.
   const ThreadState::Restored restored(thread_state_);
   Replay replay(*this);
   CheckpointCounts* counts = options_.counts.get();
@@ -475,7 +488,7 @@ RecomputedTensors Frame::recompute() {
   try {
     rerun_(inputs);
     replay.finish();
-    // All needed tensors exist, so the rest of the function is not run.
+    // All needed tensors exist, so the rest of the function need not run.
   } catch (const StopRecomputation&) {
     if (counts != nullptr) {
       ++counts->early_stops;
@@ -492,7 +505,7 @@ RecomputedTensors Frame::recompute() {
 
 namespace tessera::nn {
 
-// The checkpointed regions of a thread, and their hooks for autograd's engine.
+// The checkpointed regions of each thread, and their hooks in autograd's engine.
 
 namespace detail {
 namespace {
@@ -505,7 +518,8 @@ using tessera::detail::variable_list;
 // Each thread has its own list of regions, because backward recomputes on autograd's threads.
 thread_local CheckpointedRegion* innermost_here = nullptr;
 
-/// Regions inside the innermost recomputation replay its recorded counts.
+/// The innermost region that is a recomputation. Regions inside it use the counts that its forward
+/// recorded.
 CheckpointedRegion* nearest_replay() {
   CheckpointedRegion* region = innermost_here;
   while (region != nullptr && !region->replays()) {
@@ -518,7 +532,7 @@ std::unique_ptr<tessera::detail::SavedVariableHooks> hooks_here() {
   return innermost_here == nullptr ? nullptr : innermost_here->hooks();
 }
 
-/// Runs a backward call. If a StandInGradient is among the outputs, it executes the call.
+/// Runs a backward call. If a StandInGradient is among the outputs, the stand-in runs the call.
 variable_list execute(const BackwardCall& call, const RunBackward& run) {
   for (const Edge& output : call.outputs) {
     if (auto* asked = dynamic_cast<StandInGradient*>(output.function.get())) {
@@ -545,7 +559,8 @@ CheckpointedRegion* CheckpointedRegion::innermost() {
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // If Python's engine has replaced libtorch's, the hooks would not be called.
+    // Checked because the hooks would not be called if Python's engine had replaced libtorch's
+    // engine.
     TESSERA_CHECK(installs_engine(),
                   "activation checkpointing needs its own autograd engine, but this process "
                   "has replaced libtorch's already (Python does); checkpoint there instead");
@@ -566,7 +581,7 @@ bool is_recomputing() {
 std::uint64_t replayed_count(std::uint64_t& counter) {
   detail::CheckpointedRegion* replay = detail::nearest_replay();
   const std::uint64_t count = replay != nullptr ? replay->replay_count() : counter++;
-  // Regions inside the replay record the count for their own recomputations.
+  // Regions inside the recomputation record the count too, for their own recomputations.
   for (auto* region = detail::CheckpointedRegion::innermost(); region != replay;
        region = region->outer()) {
     region->record_count(count);

@@ -1,5 +1,5 @@
-// The components of activation checkpointing: the state of a thread, recorded operators, one
-// forward (a frame), its recomputation (a replay), and the regions that a thread is in.
+// The classes of activation checkpointing: the state of a thread, the log of operator results, one
+// forward (Frame), its recomputation (Replay), and the regions in which a thread is.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -44,7 +44,7 @@ class RandomSnapshot {
   /// A new snapshot of the same generators.
   RandomSnapshot retaken() const;
   void restore() const;
-  /// Drops libtorch's generators whose state has not changed since.
+  /// Drops those of libtorch's generators whose state has not changed since the snapshot.
   void forget_unmoved();
 
  private:
@@ -58,15 +58,16 @@ class RandomSnapshot {
   std::vector<State> states_;
 };
 
-/// The thread state on which a forward's results depend, besides tensors: dispatch keys, autocast,
-/// strict and replication scopes, the part of the batch (RandomRegion), and random generators.
+/// The thread state on which the results of a forward depend, in addition to its tensors: dispatch
+/// keys, autocast, strict and replication scopes, the part of the batch (RandomRegion), and random
+/// generators.
 class ThreadState {
  public:
   ThreadState(std::span<at::Tensor* const> inputs, bool with_random_state);
-  /// Call it after the forward: drops the generators that the forward did not use.
+  /// Must be called after the forward. Drops the generators that the forward did not use.
   void settle();
 
-  /// Scope in which this thread has the saved state again and records gradients.
+  /// A scope in which this thread has the saved state again and records gradients.
   class Restored {
    public:
     explicit Restored(const ThreadState& then);
@@ -75,7 +76,8 @@ class ThreadState {
     Restored& operator=(const Restored&) = delete;
 
    private:
-    // The thread's previous state, in the order of the changes; members are destroyed in reverse.
+    // The thread's state before the scope, in the order of the changes; members are destroyed in
+    // reverse.
     c10::AutoGradMode grad_mode_;
     tessera::detail::RestoreKeys keys_;  // dispatch keys, which include whether autocast is on
     StrictScope strict_;
@@ -94,7 +96,7 @@ class ThreadState {
   std::optional<RandomSnapshot> random_;
 };
 
-/// The operator results that a region's policy saved.
+/// The log of operator results that the policy of a checkpointed region has saved.
 class OperatorLog {
  public:
   using Results = OperatorMode::Results;
@@ -102,27 +104,29 @@ class OperatorLog {
   /// Saves the results of a call. `packed`: the number of tensors that autograd had saved before.
   void keep(const std::string& name, std::size_t index, const Results& results, std::size_t packed,
             std::optional<RandomSnapshot> random_after);
-  /// Makes `results` share the version counters of saved results in the same memory.
+  /// Makes `results` share the version counters of saved results that use the same memory.
   void watch_aliases(const Results& results);
-  /// Drops results of operators that the recomputation does not reach.
+  /// Drops results of operators after the first `packed` saved tensors, which the recomputation
+  /// does not reach.
   void forget_after(std::size_t packed);
-  /// The saved results of a call; nullopt if they were not saved or have been freed. `last`: frees
-  /// them after this use. Sets the generators to their state after the operator. Throws Error if a
-  /// result was modified in place after forward.
+  /// The saved results of a call; nullopt if they were not saved or have been freed. `last`:
+  /// whether to free the results after this use. Sets the generators to their state after the
+  /// operator. Throws Error if a result was modified in place after forward.
   std::optional<Results> replay(const std::string& name, std::size_t index, bool last);
 
  private:
   struct Kept {
     Results results;
-    std::vector<std::uint32_t> versions;  ///< versions of the tensors in the results
+    std::vector<std::uint32_t> versions;  ///< version counters of the tensors in the results
     std::size_t packed = 0;
     std::optional<RandomSnapshot> random_after;
   };
-  // Indexed by operator name, then by the call's number.
+  // Saved results, indexed by the operator's name and then by the number of the call.
   std::unordered_map<std::string, std::map<std::size_t, Kept>> kept_;
 };
 
-/// Saves the results that the policy selects; also calls the mode that was active before.
+/// An operator mode that saves the results that the policy selects, and also calls the mode that
+/// was active before.
 class RecordOperators final : public OperatorMode {
  public:
   RecordOperators(OperatorLog& log, const CheckpointOptions& options,
@@ -132,8 +136,7 @@ class RecordOperators final : public OperatorMode {
  private:
   OperatorLog& log_;
   const CheckpointOptions& options_;
-  // Returns the number of tensors that autograd has saved; called for each saved result, because
-  // autograd saves tensors in between.
+  // Returns the number of tensors that autograd has saved so far. Called for each saved result.
   std::function<std::size_t()> packed_;
   std::optional<RandomSnapshot> random_;  ///< defines the set of generators whose states are saved
   OperatorMode* outer_ = active_operator_mode();
@@ -144,7 +147,7 @@ class RecordOperators final : public OperatorMode {
 class SavedTensor {
  public:
   explicit SavedTensor(const at::Tensor& tensor);
-  /// Throws Error if `again`, the `index`-th recomputed tensor, has other properties.
+  /// Throws Error if `again`, the recomputed tensor number `index`, has other properties.
   void check(const at::Tensor& again, std::size_t index) const;
 
  private:
@@ -170,33 +173,37 @@ class RecomputedTensor {
   std::int64_t version_;
 };
 
-/// One entry for each saved tensor; empty if the tensor is not needed or already taken.
+/// The recomputed tensors, one entry for each saved tensor. An entry is empty if its tensor is not
+/// needed or was already taken.
 using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 
 /// All data that is needed to run one forward of a checkpointed function again. The placeholders in
-/// the graph own it, so it lives as long as the graph.
+/// autograd's graph own the frame, so it exists as long as the graph.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
-  /// Construct the frame before the region begins, so that an outer region packs the inputs.
+  /// The frame must be constructed before its region begins, so that an outer region packs the
+  /// inputs.
   Frame(const CheckpointOptions& options, std::span<at::Tensor* const> inputs, Rerun rerun);
 
   const CheckpointOptions& options() const { return options_; }
 
-  // Used in forward:
+  // Functions for the forward:
 
-  /// Records the properties of a tensor that autograd does not save; returns the tensor's number.
+  /// Records the properties of a tensor, which autograd does not save itself. Returns the tensor's
+  /// number.
   std::size_t pack(const at::Tensor& tensor);
   std::size_t packed() const { return saved_.size(); }
   void record_count(std::uint64_t count) { counts_.push_back(count); }
   OperatorLog& operators() { return operators_; }
   void finish();
 
-  // Used in backward:
+  // Functions for the backward:
 
-  /// The `index`-th tensor, recomputed unless this backward has already recomputed it. Passes the
-  /// function's exceptions on; throws Error if the function does not save the same tensors again.
+  /// Saved tensor number `index`, recomputed unless this backward has already recomputed it. Passes
+  /// the function's exceptions on. Throws Error if the function does not save the same tensors
+  /// again.
   at::Tensor unpack(std::size_t index);
-  /// Marks the `index`-th tensor as no longer needed.
+  /// Marks saved tensor number `index` as no longer needed.
   void release(std::size_t index) noexcept { saved_[index].needed = false; }
 
  private:
@@ -213,22 +220,27 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   CheckpointOptions options_;
   ThreadState thread_state_;
-  // An outer region replaces saved variables in turn, and autograd checks their versions.
+  // The inputs as autograd's saved variables, so that an outer region can replace them and autograd
+  // checks their versions.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
-  // A deque, since an atomic cannot be moved and a Saved must keep its address.
+  // A deque, since its elements contain an atomic, which cannot be moved, and must keep their
+  // addresses.
   std::deque<Saved> saved_;
   std::vector<std::uint64_t> counts_;
   OperatorLog operators_;
-  // While this is false, a backward inside the forward sees an incomplete log.
+  // Whether the forward has finished. Before that, a backward inside the forward sees an incomplete
+  // log.
   bool finished_ = false;
 
-  std::mutex mutex_;                             ///< backward may use several threads of one graph
-  std::map<int, RecomputedTensors> recomputed_;  ///< recomputed tensors, indexed by graph task
+  /// Protects recomputed_, because a backward may use several threads for one graph.
+  std::mutex mutex_;
+  /// Recomputed tensors of each backward, indexed by the id of its graph task.
+  std::map<int, RecomputedTensors> recomputed_;
 };
 
-/// The call of a checkpointed function that this thread is in: its forward or its recomputation.
-/// Regions nest; the innermost region decides what autograd saves for backward.
+/// A call of a checkpointed function on this thread: its forward or its recomputation. Regions
+/// nest; the innermost region decides what autograd saves for backward.
 class CheckpointedRegion {
  public:
   CheckpointedRegion();
@@ -248,13 +260,14 @@ class CheckpointedRegion {
   static CheckpointedRegion* innermost();
 
  private:
-  // Regions are on the stack, so the outer region outlives this one.
+  // The region around this one. Regions are on the stack, so the outer region outlives the inner
+  // region.
   CheckpointedRegion* outer_;
 };
 
-/// Installs the regions' saved-tensor hooks in autograd's engine; effective once for the process.
-/// Throws Error if an autograd engine other than libtorch's is installed (as Python does), because
-/// replacing it would break its users.
+/// Installs the regions' saved-tensor hooks in autograd's engine; only the first call in a process
+/// has an effect. Throws Error if an autograd engine other than libtorch's is installed (as Python
+/// does), because replacing it would break its users.
 void install_engine();
 
 }  // namespace tessera::nn::detail

@@ -13,7 +13,8 @@ namespace tessera::files {
 void write_file(const std::filesystem::path& path, const std::string& text);
 
 /// Writes a file like write_file(), unless the file exists. Returns whether the file was written.
-/// If several processes write a file at the same time, one of them succeeds.
+/// If several processes call this for one path at the same time, exactly one of them writes the
+/// file.
 bool write_new_file(const std::filesystem::path& path, const std::string& text);
 
 /// Makes a folder and its parent folders, and syncs them to the disk. Throws Error with the name of

@@ -9,8 +9,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The only exception type that this library throws itself. The message is one line: what was
-/// requested, what was found, how to correct it.
+/// The only exception type that this library throws itself. The message is one line that says what
+/// was requested, what was found, and how to correct the input.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -8,7 +8,8 @@
 TESSERA_API_BEGIN
 namespace tessera::flight {
 
-// For launchers of ranks: the flight records in which a job's ranks store their collectives.
+// Reads flight records, in which the ranks of a job store their collectives. For launchers of
+// ranks.
 
 /// Ranks as text: "rank 1" or "ranks 0, 2-7".
 std::string name_ranks(const std::vector<int>& ranks);

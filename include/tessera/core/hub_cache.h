@@ -11,7 +11,7 @@ namespace tessera {
 /// The kind of item that a name refers to.
 enum class HubItem {
   kModel,      ///< the folder of a model, with its config.json
-  kConfig,     ///< the config.json of a model
+  kConfig,     ///< the file config.json of a model
   kTokenizer,  ///< the folder of a model, with its tokenizer.json or tokenizer.model
 };
 

@@ -29,7 +29,8 @@ class InputFile {
   InputFile& operator=(const InputFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  std::uint64_t size() const { return size_; }  ///< in bytes, at the time of opening
+  /// Size of the file in bytes at the time of opening.
+  std::uint64_t size() const { return size_; }
   /// Reads the bytes from `offset`. Throws Error if the file ends before.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
 

@@ -14,8 +14,8 @@ namespace tessera {
 
 /// The properties of a tensor that a sharding rule can read.
 struct TensorMeta {
-  std::vector<std::int64_t> sizes;  ///< global sizes
-  std::int64_t itemsize = 4;        ///< bytes of an element
+  std::vector<std::int64_t> sizes;  ///< global sizes of the tensor
+  std::int64_t itemsize = 4;        ///< number of bytes of an element
 
   int ndim() const { return static_cast<int>(sizes.size()); }
   std::int64_t size(int dim) const { return sizes[static_cast<std::size_t>(dim)]; }
@@ -42,14 +42,17 @@ struct OpCall {
   std::vector<TensorRef> tensor_list(std::size_t arg) const;
 
   bool is_none(std::size_t arg) const;
-  std::int64_t integer(std::size_t arg) const;  ///< the argument is an integer or a bool
-  /// The integer, or `otherwise` for None.
+  /// Value of an argument that is an integer or a bool.
+  std::int64_t integer(std::size_t arg) const;
+  /// The value of an integer argument, or `otherwise` if the argument is None.
   std::int64_t integer_or(std::size_t arg, std::int64_t otherwise) const;
-  /// The bool, or `otherwise` for None.
+  /// The value of a bool argument, or `otherwise` if the argument is None.
   bool boolean_or(std::size_t arg, bool otherwise) const;
   const DType& dtype(std::size_t arg) const;
-  double number(std::size_t arg) const;  ///< the argument is an integer, a bool or a double
-  /// The list of integers. A single integer is a list of one integer, and None is an empty list.
+  /// Value of an argument that is an integer, a bool or a double.
+  double number(std::size_t arg) const;
+  /// The values of an argument that is a list of integers. A single integer is a list of one
+  /// integer, and None is an empty list.
   std::vector<std::int64_t> integers(std::size_t arg) const;
 };
 

@@ -12,7 +12,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The reduction that computes the value of a Partial tensor from the local tensors of the ranks.
+/// A reduction that computes the value of a Partial tensor from the local tensors of the ranks.
 enum class ReduceOp : std::uint8_t { kSum, kAvg, kMax, kMin, kProduct };
 
 /// Every rank along the mesh dimension has the same values. PyTorch's Replicate.

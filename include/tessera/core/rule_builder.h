@@ -19,7 +19,8 @@ using Factors = ShardingRule::Factors;    ///< the factors of a dimension, as in
 /// the factors of a tensor, one entry for each dimension
 using TensorFactors = ShardingRule::TensorFactors;
 
-// Tensor indices below refer to OpCall::tensors, factor indices to ShardingRule::factors.
+// In this header, tensor indices refer to OpCall::tensors, and factor indices refer to
+// ShardingRule::factors.
 
 /// A sharding rule for `call` in which no dimension has a factor. The rule replicates all tensors
 /// until factors are added.
@@ -29,10 +30,11 @@ ShardingRule start(const OpCall& call);
 int add_factor(ShardingRule& rule, std::int64_t size);
 /// Adds a factor that must not be sharded. Returns its index.
 int add_unsharded(ShardingRule& rule, std::int64_t size);
-/// Adds a factor that, if sharded, makes outputs without it Partial(op). Returns its index.
+/// Adds a factor of `size` positions. If the factor is sharded, outputs without the factor become
+/// Partial(op). Returns the factor's index.
 int add_reduced(ShardingRule& rule, std::int64_t size, ReduceOp op);
-/// Adds one factor for each of `sizes`, which may be sharded. Returns the factors of a tensor with
-/// these sizes.
+/// Adds a factor for each of `sizes`; these factors may be sharded. Returns the factors of a tensor
+/// with `sizes`, one factor for each dimension.
 TensorFactors add_factors(ShardingRule& rule, const Sizes& sizes);
 
 /// Forbids sharding of all factors of a dimension.
@@ -41,8 +43,8 @@ void keep_unsharded(ShardingRule& rule, const Factors& factors);
 /// Forbids empty shards of all factors that the rule has so far.
 void forbid_empty_shards(ShardingRule& rule);
 
-/// Declares that the operator is linear in `inputs` together: Partial sums and averages stay
-/// partial.
+/// Declares that the operator is linear in `inputs` together: if all of them are Partial sums or
+/// averages, the outputs are too.
 void add_linear(ShardingRule& rule, std::vector<int> inputs);
 /// Declares that the operator commutes with the given reductions of `inputs` together.
 void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
@@ -57,7 +59,8 @@ void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
 ///   "12*"  every reduction: elements are selected, not changed
 void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors);
 
-/// Which of `ndim` dimensions the list argument `arg` names; all of them if it is None or empty.
+/// For each of `ndim` dimensions, whether the list argument `arg` names the dimension. All true if
+/// the argument is None or empty.
 std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
 
 /// Gives `tensors` the factors of an operator that broadcasts them. Returns the factors of the
@@ -65,7 +68,7 @@ std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
 std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& call,
                                            const std::vector<int>& tensors);
 
-/// The factors of a tensor of the call, for writing.
+/// The factors of tensor number `tensor` of the call, as a reference that the caller may write to.
 inline TensorFactors& input_of(ShardingRule& rule, int tensor) {
   return rule.inputs[static_cast<std::size_t>(tensor)];
 }

@@ -22,11 +22,13 @@ namespace tessera {
 ///
 /// A rule describes one mesh dimension; propagate() applies it to a whole mesh. A value type.
 struct ShardingRule : detail::LocalExecution {
-  /// The size of an output's factor that the rule cannot know; the factor must stay unsharded.
+  /// The size of an output's factor if the rule cannot know the size. Such a factor must stay
+  /// unsharded.
   static constexpr std::int64_t kUnknown = -1;
-  /// A part of one or several dimensions, of inputs and outputs, that are sharded together.
+  /// A factor: a part of one or several dimensions, of inputs and outputs, that are sharded
+  /// together.
   struct Factor {
-    std::int64_t size = 1;  ///< number of positions
+    std::int64_t size = 1;  ///< number of positions of the factor
     /// The reduction by which outputs without the factor become Partial. nullopt: the factor stays
     /// unsharded if an output lacks it.
     std::optional<ReduceOp> reduction = std::nullopt;
@@ -34,7 +36,7 @@ struct ShardingRule : detail::LocalExecution {
     /// (a mean).
     bool allow_uneven = true;
     /// Whether a shard may be empty. False if the operator throws for an empty tensor (a maximum),
-    /// which would happen on one rank only.
+    /// because then only some ranks would throw.
     bool allow_empty = true;
     /// True if the factor must not be sharded although outputs have it (the dimension of a softmax
     /// or a sort).
@@ -44,11 +46,12 @@ struct ShardingRule : detail::LocalExecution {
   };
   /// The factors of one tensor dimension. Empty for a dimension of size 1, which broadcasts, and
   /// for an input dimension that must stay unsharded and corresponds to no other dimension.
-  using Factors = std::vector<int>;            ///< indices in `factors`
+  using Factors = std::vector<int>;  ///< indices of factors, which refer to ShardingRule::factors
   using TensorFactors = std::vector<Factors>;  ///< the factors of all dimensions of one tensor
 
   std::vector<Factor> factors;
-  std::vector<TensorFactors> inputs;  ///< one entry for each of OpCall::tensors
+  /// Factors of each input tensor, one entry for each of OpCall::tensors.
+  std::vector<TensorFactors> inputs;
   /// One entry for each returned tensor, with lists flattened, followed by one entry for each input
   /// that is written and not returned (the _foreach_..._ operators return nothing).
   std::vector<TensorFactors> outputs;
@@ -77,8 +80,9 @@ struct ShardingRule : detail::LocalExecution {
   struct SizeArgument {
     int arg = 0;
     int output = 0;
-    int dim = -1;            ///< index of the dimension whose size it is; -1: it lists all sizes
-    std::int64_t times = 1;  ///< the argument is this multiple of the dimension's size
+    int dim = -1;  ///< index of the dimension whose size the argument contains; -1: the argument
+                   ///< contains all sizes
+    std::int64_t times = 1;  ///< the argument's value is this multiple of the dimension's size
   };
   std::vector<SizeArgument> size_arguments;
 

@@ -1,4 +1,4 @@
-// Checks of texts from users and files: strict JSON, and the nearest known name.
+// Checks of texts from users and files: strict JSON, and a suggestion for a misspelled name.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// For authors of operators and sharding rules: check_rule and dispatch-cache statistics.
+// For authors of operators and sharding rules: tests of a sharding rule, and statistics of the
+// dispatch cache.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -15,8 +16,8 @@ namespace tessera {
 
 /// Options of check_rule.
 struct CheckRuleOptions {
-  int ranks = 3;       ///< number of ranks on a 1-D mesh; sizes that it does not divide test more
-                       ///< cases
+  int ranks = 3;  ///< number of ranks on a 1-D mesh; tensor sizes that are not divisible by it test
+                  ///< more cases
   double rtol = 1e-5;  ///< relative tolerance, as in at::allclose
   double atol = 1e-8;  ///< absolute tolerance, as in at::allclose
 };
@@ -35,17 +36,17 @@ int check_rule(std::string_view op, const std::vector<c10::IValue>& arguments,
 
 /// Statistics of the dispatch cache. The cache stores the plans of operator calls, indexed by
 /// operator, layouts, sizes and the numbers that rules read. Every thread has a cache, including
-/// autograd's threads. The size of a cache is bounded: in a full cache a new plan replaces a plan
-/// that was not used recently.
+/// autograd's threads. The size of a cache is bounded: in a full cache a new plan replaces an old
+/// plan that was not used recently.
 struct DispatchCacheStatistics {
-  std::size_t plans = 0;     ///< plans in the cache now
-  std::size_t capacity = 0;  ///< maximum number of plans
-  std::uint64_t hits = 0;    ///< calls that found their plan in the cache, since the threads
-                             ///< started
-  std::uint64_t misses = 0;  ///< calls that had to make a plan
+  std::size_t plans = 0;     ///< number of plans that are in the cache now
+  std::size_t capacity = 0;  ///< maximum number of plans in the cache
+  /// Number of calls that found their plan in the cache, since the threads started.
+  std::uint64_t hits = 0;
+  std::uint64_t misses = 0;  ///< number of calls that had to make a plan
 };
-/// The sums over the caches of this thread and of the threads that run its backwards. Must not be
-/// called while a backward runs.
+/// Returns the sums over the caches of this thread and of the threads that run its backwards. Must
+/// not be called while a backward runs.
 DispatchCacheStatistics dispatch_cache_statistics();
 
 /// Empties this thread's cache, and releases the meshes of its plans. Must not be called from

@@ -22,18 +22,18 @@ namespace tessera {
 class CommunicationScope {
  public:
   explicit CommunicationScope(const DeviceMesh& mesh);
-  /// Calls and bytes by mesh dimension and collective.
+  /// Number of calls and bytes, by mesh dimension and collective.
   comm::TrafficTable table() const;
-  /// All collectives together, or those of one mesh dimension.
+  /// Traffic of all collectives, or of the collectives of one mesh dimension.
   comm::Traffic total() const;
   comm::Traffic total(const std::string& mesh_dim) const;
-  /// A line for each mesh dimension and collective: calls and bytes.
+  /// Text with a line for each mesh dimension and collective: number of calls, and bytes.
   std::string report() const;
-  /// Every call, in the order of the starts. Includes process groups over several mesh dimensions
-  /// ("dp_tp") and other meshes of this rank.
+  /// Every collective call, in the order in which the calls started. Includes process groups over
+  /// several mesh dimensions ("dp_tp") and other meshes of this rank.
   std::vector<comm::CollectiveCall> calls() const { return recorder_.calls(); }
-  /// One line for each call: number, mesh dimension, collective, bytes, and purpose (an operator or
-  /// an FSDP unit; in backward also the autograd node).
+  /// Text with a line for each call: number, mesh dimension, collective, bytes, and purpose (an
+  /// operator or an FSDP unit; in backward also the autograd node).
   std::string listing() const;
 
  private:

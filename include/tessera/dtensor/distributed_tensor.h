@@ -40,10 +40,11 @@ class DistributedTensor {
   /// the global sizes. Without `sizes`, the ranks of a sharded tensor exchange the sizes between
   /// the hosts, which is collective. With `sizes`, from_local() is not collective, except with
   /// TESSERA_DEBUG=1, which compares sizes, type and placements between ranks. Throws Error if
-  /// `local` does not have the sizes of this rank's shard; on every rank if the ranks exchanged
-  /// sizes. Gradient: a local tensor with the same placements, but Replicate for Partial.
-  /// `grad_placements` overrides these placements, and must give parts of the same sizes. For
-  /// example, Partial for a replicated tensor gives each rank its own term of the gradient.
+  /// `local` does not have the sizes of this rank's shard; if the ranks exchanged sizes, every rank
+  /// throws. Gradient: the local tensor's gradient has the placements of the distributed tensor,
+  /// with Replicate in place of Partial. `grad_placements` overrides these placements, and must
+  /// give local tensors of the same sizes. For example, Partial for a replicated tensor gives each
+  /// rank its own term of the gradient.
   static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                                       const Placements& placements,
                                       std::optional<std::vector<std::int64_t>> sizes = {},
@@ -52,14 +53,15 @@ class DistributedTensor {
                                       std::vector<std::int64_t> sizes);
 
   /// This rank's local tensor, which shares memory with the distributed tensor. Not collective.
-  /// `grad_placements`: the placements of the local gradient in backward; default: this tensor's
-  /// placements, with Replicate for Partial. The `.grad` of a leaf is redistributed to the leaf's
-  /// placements. Throws Error, on all ranks, if `grad_placements` give parts of other sizes.
+  /// `grad_placements`: the placements of the local gradient in backward; by default this tensor's
+  /// placements, with Replicate in place of Partial. The `.grad` of a leaf is redistributed to the
+  /// leaf's placements. Throws Error, on all ranks, if local tensors with `grad_placements` would
+  /// have other sizes than this tensor's local tensors.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
   /// This tensor with other placements, or another layout, on the same mesh. Collective if data
   /// must move. The result does not share memory with this tensor. Throws Error for placements that
-  /// do not match the sizes or the mesh. Gradient: redistributed to the placements of this tensor,
-  /// with Replicate for Partial.
+  /// do not match the sizes or the mesh. The gradient is redistributed to the placements of this
+  /// tensor, with Replicate in place of Partial.
   DistributedTensor redistribute(const Placements& placements,
                                  const RedistributeOptions& options = {}) const;
   DistributedTensor redistribute(LayoutPtr layout) const;
@@ -68,7 +70,8 @@ class DistributedTensor {
   /// to_local().
   at::Tensor full_tensor(std::optional<Placements> grad_placements = {}) const;
 
-  /// Throws Error for a layout that no list of placements describes (docs/sharding.md).
+  /// The placements of the tensor. Throws Error for a layout that no list of placements describes
+  /// (docs/sharding.md).
   Placements placements() const;
   LayoutPtr layout() const;
   const ShardingSpec& spec() const;
@@ -82,11 +85,11 @@ class DistributedTensor {
 
 /// Distributes `tensor`: each rank takes a copy of its shard. `tensor` must be the same on every
 /// rank, unless `source` is set. `source` is an index in mesh.ranks(): all ranks then get shards of
-/// the tensor of this rank, which is collective and has no gradient; the other ranks pass a tensor
-/// of the same sizes and type. Without `source` this is not collective, and the gradient is
-/// redistributed to Replicate. A tensor that is replicated on all mesh dimensions shares the memory
-/// of `tensor`; pass tensor.clone() to avoid this. A meta tensor gives a meta local tensor of the
-/// right sizes. PyTorch's distribute_tensor.
+/// the tensor of this source rank, which is collective and has no gradient; all other ranks must
+/// pass a tensor of the same sizes and type. Without `source` the call is not collective, and the
+/// gradient is redistributed to Replicate. A tensor that is replicated on all mesh dimensions
+/// shares the memory of `tensor`; pass tensor.clone() to avoid this. A meta tensor gives a meta
+/// local tensor of the right sizes. PyTorch's distribute_tensor.
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements, std::optional<int> source = {});
 
@@ -97,7 +100,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
 std::string to_string(const DistributedTensor& tensor);
 /// Writes to_string(tensor).
 std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor);
-/// to_string(), but shows this rank's term of a Partial tensor. Not collective.
+/// Like to_string(), but a Partial tensor is not reduced: the text shows this rank's term. Not
+/// collective.
 std::string local_to_string(const DistributedTensor& tensor);
 
 /// A text table of the ranks that have each block of a 1-D or 2-D tensor: one row for each range of

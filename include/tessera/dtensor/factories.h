@@ -14,29 +14,30 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-// Factories of distributed tensors with global `sizes`. Each rank makes its own shard: not
-// collective. The device is that of the mesh, unless `options` set another (meta). The terms of a
-// Partial tensor reduce to the requested values. Throw Error for a placement that the sizes do not
-// permit. The results are leaves; set requires_grad in the options.
+// Factories of distributed tensors with global `sizes`. Each rank makes its own shard, without
+// communication. The device is that of the mesh, unless `options` set another device (meta). The
+// terms of a Partial tensor reduce to the requested values. The functions throw Error for a
+// placement that the sizes do not permit. The results are leaves; set requires_grad in the options.
 
 /// A distributed tensor with uninitialised values.
 DistributedTensor empty(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                         const Placements& placements, at::TensorOptions options = {});
-/// Like empty(), filled with 0.
+/// Like empty(), with every element set to 0.
 DistributedTensor zeros(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                         const Placements& placements, at::TensorOptions options = {});
-/// Like empty(), filled with 1.
+/// Like empty(), with every element set to 1.
 DistributedTensor ones(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                        const Placements& placements, at::TensorOptions options = {});
-/// Like empty(), filled with `value`.
+/// Like empty(), with every element set to `value`.
 DistributedTensor full(std::vector<std::int64_t> sizes, const at::Scalar& value,
                        const DeviceMesh& mesh, const Placements& placements,
                        at::TensorOptions options = {});
-/// start, start + step, ... up to but excluding end. int64 unless `options` set a type.
+/// A tensor of the values start, start + step, ... up to but excluding end. The type is int64
+/// unless `options` set a type.
 DistributedTensor arange(std::int64_t start, std::int64_t end, std::int64_t step,
                          const DeviceMesh& mesh, const Placements& placements,
                          at::TensorOptions options = {});
-/// Uniform in [0, 1). The global tensor is bit-equal on every mesh (random.h).
+/// Random numbers, uniform in [0, 1). The global tensor is bit-equal on every mesh (random.h).
 DistributedTensor rand(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
                        const Placements& placements, at::TensorOptions options = {});
 /// Standard normal random numbers; otherwise like rand().

@@ -14,31 +14,33 @@ namespace tessera {
 
 /// Options of local_map for its arguments and their gradients.
 struct LocalMapOptions {
-  /// Required placements of each tensor argument; nullopt: any. Empty list: any for all arguments.
+  /// Required placements of each tensor argument; nullopt permits any placements. An empty list
+  /// permits any placements for all arguments.
   std::vector<std::optional<Placements>> in_placements{};
   /// The placements of the gradient that the function computes for each tensor argument (see
   /// to_local). nullopt or an empty list: the argument's own placements, with two exceptions.
-  /// Replicate stands for Partial. On a mesh dimension where the argument is replicated but the
-  /// results are sharded or sums, the default is Partial: each rank computes its own term. Set this
-  /// for a replicated argument if the ranks' results differ. A function that communicates may
-  /// reduce gradients itself: then set Replicate.
+  /// Partial is replaced by Replicate. On a mesh dimension where the argument is replicated but the
+  /// results are sharded or sums, the default is Partial: each rank computes its own term. For a
+  /// replicated argument, set Partial if the ranks' results differ, and Replicate if the function
+  /// reduces the gradients itself.
   std::vector<std::optional<Placements>> in_grad_placements{};
-  /// Redistributes arguments whose placements differ from in_placements; if false, they are an
-  /// Error.
+  /// Whether arguments whose placements differ from in_placements are redistributed; if false, such
+  /// an argument is an Error.
   bool redistribute_inputs = false;
-  /// The global sizes of each result. Empty: the ranks exchange the sizes of sharded results, as in
-  /// from_local.
+  /// The global sizes of each result. If the list is empty, the ranks exchange the sizes of sharded
+  /// results, as in from_local.
   std::vector<std::vector<std::int64_t>> out_sizes{};
 };
 
 /// Calls `function` with the local tensors of `arguments`, and wraps its results as the local
 /// tensors of distributed tensors with `out_placements`, one list per result. Plain arguments must
-/// be the same on every rank and are passed unchanged. For operations written on shards. Collective
-/// if `function` is or if inputs are redistributed. Differentiable: autograd records the operators
-/// that `function` runs; collectives that it calls itself need their own gradient. Throws Error for
-/// arguments with wrong placements, for lists of options that are neither empty nor of one item
-/// each, and for a wrong number of results. The gradient of a plain argument is plain and whole;
-/// its placements follow the rules for a replicated argument. PyTorch's local_map.
+/// be the same on every rank and are passed unchanged. For operations that are written for the
+/// shards of a tensor. Collective if `function` is or if inputs are redistributed. Differentiable:
+/// autograd records the operators that `function` runs; collectives that it calls itself need their
+/// own gradient. Throws Error for arguments with wrong placements, for lists of options that are
+/// neither empty nor of one item each, and for a wrong number of results. The gradient of a plain
+/// argument is plain and whole; its placements follow the rules for a replicated argument.
+/// PyTorch's local_map.
 ///
 ///   // x is sharded. Each rank sums the squares of its shard: one term of the result.
 ///   const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {

@@ -32,12 +32,13 @@ class OperatorMode {
   /// redistributions, as operator "tessera::redistribute". `run` runs the operator and returns its
   /// results. call() may return other results of the same kinds. Operators that `run` calls on
   /// local tensors are not intercepted. If the operator is collective, then `run` is collective:
-  /// all ranks must call `run`, or none. The operator throws the exceptions of `run` and of call().
+  /// either all ranks call `run`, or no rank does. The operator throws the exceptions of `run` and
+  /// of call().
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 
 /// During this scope, operators of this thread and of its backwards are passed to `mode`, which
-/// must outlive the scope. An inner scope replaces an outer one; scopes end in reverse order, on
+/// must outlive the scope. An inner scope replaces an outer scope; scopes end in reverse order, on
 /// the thread that began them.
 class OperatorModeScope {
  public:

@@ -33,7 +33,7 @@ std::uint64_t stream_of(const char* name);
 /// Fills a floating-point tensor, plain or distributed (not Partial), with uniform random numbers
 /// in [from, to]. This function, normal_(), trunc_normal_() and bernoulli_() compute values in fp64
 /// and round once to the tensor's type. They are not collective, are thread safe for different
-/// tensors, do not record the write for autograd, and throw Error for a tensor of another type.
+/// tensors, are not recorded by autograd, and throw Error for a tensor of another type.
 void uniform_(const at::Tensor& tensor, double from, double to, RandomKey key);
 /// Fills a tensor with normal random numbers, by inverse CDF (Wichura's AS241). See uniform_().
 void normal_(const at::Tensor& tensor, double mean, double std, RandomKey key);

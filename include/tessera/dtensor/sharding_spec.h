@@ -52,8 +52,8 @@ struct IsDistributed {
 inline constexpr detail::IsDistributed is_distributed{};
 /// The spec of a distributed tensor. Throws Error for a plain tensor.
 const ShardingSpec& sharding_spec(const at::Tensor& tensor);
-/// The local tensor of a distributed tensor, without autograd; for a plain tensor, the tensor
-/// itself. Not collective.
+/// The local tensor of a distributed tensor, without autograd; a plain tensor is returned itself.
+/// Not collective.
 const at::Tensor& local_tensor(const at::Tensor& tensor);
 
 }  // namespace tessera

@@ -30,9 +30,9 @@ class StrictScope {
 /// ranks; TESSERA_DEBUG=1 compares the values. The gradients of plain tensors are plain and
 /// complete. Outside of the scope, a plain tensor in such an operator is an Error, except in the
 /// forward of a parallelized module and in libtorch's gradient formulas. Two kinds of plain tensors
-/// need no scope, and are compared at each call instead: single-element tensors without gradient,
-/// and all plain tensors in hooks and functions that the program adds to a backward. PyTorch's
-/// implicit_replication.
+/// need no scope, because ranks compare their values at each call: single-element tensors without
+/// gradient, and all plain tensors in hooks and functions that the program adds to a backward.
+/// PyTorch's implicit_replication.
 class ReplicationScope : tessera::detail::NoCopy {
  public:
   explicit ReplicationScope(bool replicate = true);
@@ -43,8 +43,8 @@ class ReplicationScope : tessera::detail::NoCopy {
 };
 
 /// The number of implicit redistributions of this thread, and of the backwards of its results. An
-/// implicit redistribution is one of an operator's argument, because the operator needs another
-/// layout.
+/// implicit redistribution is the redistribution of an operator's argument because the operator
+/// needs another layout.
 std::int64_t implicit_redistributions();
 
 }  // namespace tessera

@@ -23,9 +23,9 @@ namespace tessera {
 /// Only a rank that is a member of the mesh can communicate on the mesh. On other ranks
 /// coordinate() is empty, and groups, slices and tensors on the mesh throw Error.
 ///
-/// Dimensions are numbered from 0 or, as in PyTorch, backwards from -1. A name is a dimension's
-/// name or a name given to flatten(). Other numbers and names throw Error. Thread safe; a group is
-/// made under a lock.
+/// Dimensions are numbered from 0 or, as in PyTorch, backwards from -1. As a name, functions accept
+/// the name of a dimension or a name that was given to flatten(). Other numbers and names throw
+/// Error. Thread safe; a group is made under a lock.
 class DeviceMesh {
  public:
   /// An object without a mesh, which may only be assigned and compared.
@@ -54,21 +54,22 @@ class DeviceMesh {
   std::int64_t size(std::string_view name) const;
   const std::vector<int>& ranks() const;
   const comm::WorldPtr& world() const;
-  /// "cpu" or "cuda".
+  /// The type of the mesh's devices: "cpu" or "cuda".
   const std::string& device_type() const;
-  /// The device of this rank's tensors, with the index of its GPU, on any thread.
+  /// The device of this rank's tensors, with the index of its GPU. The same device on all threads.
   c10::Device device() const;
 
   /// This rank's coordinate; empty if this rank is not a member of the mesh.
   const std::vector<std::int64_t>& coordinate() const;
   bool contains_this_rank() const { return !coordinate().empty(); }
-  /// This rank's index along a dimension.
+  /// This rank's index along dimension `dim`.
   std::int64_t local_rank(int dim) const;
   std::int64_t local_rank(std::string_view name) const;
-  std::int64_t local_rank() const;  ///< of a 1-D mesh
+  /// This rank's index in a 1-D mesh; throws Error for a mesh with more dimensions.
+  std::int64_t local_rank() const;
 
   /// The submesh of the named dimensions that contains this rank, in the mesh's order. A name that
-  /// was given to flatten() is a dimension, too. Not collective; the same names return the same
+  /// was given to flatten() is a dimension, too. Not collective. Equal names return the same
   /// object. Throws Error for an unknown or repeated name, for another order, or if this rank is
   /// not a member.
   DeviceMesh operator[](std::string_view name) const;
@@ -93,12 +94,13 @@ class DeviceMesh {
   /// ranks of the group.
   comm::Communicator& group(int dim) const;
   comm::Communicator& group(std::string_view name) const;
-  comm::Communicator& group() const;  ///< of a 1-D mesh
+  /// The process group of a 1-D mesh; throws Error for a mesh with more dimensions.
+  comm::Communicator& group() const;
   /// The process group over several dimensions, in row-major order of `dims`.
   comm::Communicator& group(const std::vector<int>& dims) const;
   /// The process group of all ranks of the mesh, in the order of ranks().
   comm::Communicator& group_of_all_ranks() const;
-  /// The process groups of all dimensions, in order.
+  /// The process groups of all dimensions, in the order of the dimensions.
   std::vector<comm::Communicator*> all_groups() const;
 
  private:

@@ -12,8 +12,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A function that returns whether to checkpoint the calls of a module. A pure function that
-/// returns the same on every rank.
+/// A function that returns whether to checkpoint the calls of a module. Must be a pure function,
+/// with equal results on every rank.
 using ModulePredicate = std::function<bool(const std::string& fqn, const ModuleBase& module)>;
 
 /// A predicate that selects the modules of class M or a derived class.
@@ -30,14 +30,14 @@ ModulePredicate named(std::string pattern);
 /// Options of apply_activation_checkpointing(): which modules are checkpointed, and how.
 struct ActivationCheckpointing {
   ModulePredicate select{};
-  /// n, to checkpoint only every n-th selected module in the order of registration: the 1st, the
-  /// (n+1)-th, and so on.
+  /// With n, only every n-th selected module is checkpointed, in the order of registration: the
+  /// 1st, the (n+1)-th, and so on.
   std::size_t every = 1;
   CheckpointOptions options{};
 };
 
-/// Makes each call of the selected modules, among `root` and the modules below it, an
-/// nn::checkpoint(). Returns their FQNs. Modules that are already checkpointed are not changed.
+/// Makes each call of the selected modules (`root` or modules below it) an nn::checkpoint().
+/// Returns the FQNs of the selected modules. Modules that are already checkpointed are not changed.
 /// Call apply_activation_checkpointing() after parallelize_module, whose hooks must run again in
 /// the recomputation, and before fully_shard, whose all-gathers need not run again. Not collective;
 /// select the same modules on every rank. Throws Error, before anything is changed, if no module is

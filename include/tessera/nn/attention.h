@@ -20,30 +20,32 @@ namespace tessera::nn {
 /// Names of the projections in an Attention. The default names are those of Hugging Face's Llama.
 struct AttentionNames {
   std::string query = "q_proj", key = "k_proj", value = "v_proj";
-  std::string fused = "qkv_proj";  ///< one Linear that replaces query, key and value
+  std::string fused = "qkv_proj";  ///< name of a single Linear that replaces query, key and value
   std::string output = "o_proj";
 };
 
 /// Options of an Attention.
 struct AttentionOptions {
-  std::int64_t hidden = 0;  ///< features of the input and of the result
+  std::int64_t hidden = 0;  ///< number of features of the input and of the result
   std::int64_t heads = 0;
-  std::int64_t kv_heads = 0;  ///< key and value heads, a divisor of `heads`; 0: as many as `heads`
-  std::int64_t head_dim = 0;  ///< features of a head; 0: hidden / heads
+  /// Number of key and value heads, a divisor of `heads`; 0: as many as `heads`.
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;  ///< number of features of a head; 0: hidden / heads
   bool qkv_bias = false, output_bias = false;
-  /// Normalises the queries and keys of each head (RMSNorm over head_dim) with modules q_norm and
-  /// k_norm.
+  /// Whether the queries and keys of each head are normalised (RMSNorm over head_dim) by modules
+  /// q_norm and k_norm.
   bool qk_norm = false;
   double norm_eps = 1e-6;
-  /// Uses one FusedLinear for queries, keys and values, as GPT-2 does.
+  /// Whether one FusedLinear computes queries, keys and values, as in GPT-2.
   bool fused_qkv = false;
   bool causal = true;
-  std::int64_t window = 0;  ///< positions that a query sees, including its own; 0: all
-  double dropout = 0;       ///< probability for the attention weights, in training only
-                            ///< (docs/random.md)
+  /// Number of positions that a query sees, including its own; 0: all positions.
+  std::int64_t window = 0;
+  /// Dropout probability of the attention weights, in training only (docs/random.md).
+  double dropout = 0;
   /// Weights are initialised from normal(0, init_std), the output projection's weight from
-  /// normal(0, output_init_std); if output_init_std is 0, init_std applies to it too. Biases start
-  /// at zero, norms at one.
+  /// normal(0, output_init_std); if output_init_std is 0, init_std applies to the output projection
+  /// too. Biases start at zero, norms at one.
   double init_std = 0.02, output_init_std = 0;
   AttentionNames names{};
 };
@@ -51,21 +53,22 @@ struct AttentionOptions {
 /// Arguments of an Attention's call in addition to the input. Hooks do not change the tensors of
 /// this struct, because the struct has no visit_tensors() function.
 struct AttentionInputs {
-  /// Number of sequences if the input is folded to (batch * tokens, hidden); 0 otherwise. A folded
-  /// matrix product is one aten::mm.
+  /// Number of sequences if the input has the sizes (batch * tokens, hidden); 0 if it is (batch,
+  /// tokens, hidden). With two dimensions a matrix product is a single aten::mm.
   std::int64_t batch = 0;
   /// Rotary tables (see rotary_embedding): (tokens, head_dim), or (batch * tokens, head_dim) if
-  /// each sequence has its own positions. Undefined: no rotary embedding.
+  /// each sequence has its own positions. Without tables there is no rotary embedding.
   at::Tensor cos{}, sin{};
-  /// Mask for nn::attention(), used instead of `causal` and `window`. Undefined: `causal` and
+  /// Mask for nn::attention(), used instead of `causal` and `window`. If undefined, `causal` and
   /// `window` apply.
   at::Tensor mask{};
-  /// If set, the input has only this rank's tokens of each sequence. `cos` and `sin` are for the
-  /// positions of these tokens. `mask` has a row for each of these tokens, and a column for each
-  /// token of the whole sequence. Cannot be combined with dropout.
+  /// Not nullptr for context parallelism: the input then has only this rank's tokens of each
+  /// sequence. `cos` and `sin` are for the positions of these tokens. `mask` has a row for each of
+  /// these tokens, and a column for each token of the whole sequence. Cannot be combined with
+  /// dropout.
   ContextParallelPtr context_parallel{};
-  /// Packed documents, used instead of a mask; attention must be causal. With context parallelism:
-  /// the documents of the whole sequences.
+  /// Packed documents, used instead of a mask; attention must be causal. With context parallelism,
+  /// these are the documents of the whole sequences.
   DocumentsPtr documents{};
 };
 
@@ -84,7 +87,8 @@ class Attention : public Module<Attention> {
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;
 
-  /// The options of the constructor; kv_heads and head_dim have their values instead of 0.
+  /// The options of the constructor; a value of 0 for kv_heads or head_dim is replaced by the
+  /// actual value.
   const AttentionOptions& options() const { return options_; }
 
  protected:
@@ -105,9 +109,9 @@ class Attention : public Module<Attention> {
 
   AttentionOptions options_;
   std::shared_ptr<Linear> query_, key_, value_, output_;
-  std::shared_ptr<FusedLinear> fused_;        ///< replaces query_, key_ and value_ if fused_qkv is
-                                              ///< set
-  std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< used if qk_norm is set
+  std::shared_ptr<FusedLinear> fused_;  ///< the Linear for queries, keys and values if fused_qkv is
+                                        ///< set; replaces query_, key_ and value_
+  std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< norms of queries and keys, used if qk_norm is set
 };
 
 }  // namespace tessera::nn

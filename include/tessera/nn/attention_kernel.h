@@ -29,9 +29,10 @@ using AttentionKernel = tessera::detail::AttentionKernel;
 /// The kernel of attention() as text for logs: "flash", "efficient, key-value heads repeated".
 std::string to_string(const AttentionKernel& kernel);
 
-/// allow_math_attention() permits attention by formula ("math") in training on a GPU, for all
-/// threads. The formula is slow and saves all scores, so that attention throws Error without this
-/// call. Attention with dropout always uses the formula on a GPU. A CPU accepts every kernel.
+/// allow_math_attention(true) permits attention by formula ("math") in training on a GPU, for all
+/// threads. Without this permission attention throws Error there, because the formula is slow and
+/// saves all scores. Attention with dropout always uses the formula on a GPU. A CPU accepts every
+/// kernel.
 using tessera::detail::allow_math_attention;
 
 using tessera::detail::AskBackend;

@@ -17,9 +17,9 @@ namespace tessera::nn {
 /// replace a mask of (batch, tokens, tokens). One object serves all layers of a model.
 class Documents {
  public:
-  /// `positions`: (batch, tokens) int64, the position of each token in its document; 0 starts a
-  /// document. The first token of a sequence always starts a document. `positions` is read on the
-  /// host, which waits for a GPU. `device`: the device that computes attention.
+  /// `positions`: (batch, tokens) int64, the position of each token in its document; position 0
+  /// starts a document. The first token of a sequence always starts a document. `positions` is read
+  /// on the host, which waits for a GPU. `device`: the device that computes attention.
   Documents(const at::Tensor& positions, c10::Device device);
 
   /// The index of the first token of each document, counted over all sequences, followed by the
@@ -28,7 +28,7 @@ class Documents {
   /// offsets() on the device as int32, the format of variable-length attention kernels.
   const at::Tensor& device_offsets() const { return device_offsets_; }
   std::vector<std::int64_t> lengths() const;
-  /// Throws Error, with a message that begins with "attention", unless the documents were made for
+  /// Throws Error, with a message that begins with "attention", unless this object was made for
   /// `batch` sequences of `tokens` tokens.
   void check_sequences(std::int64_t batch, std::int64_t tokens) const;
   /// The number of tokens in the longest document.
@@ -50,26 +50,28 @@ using DocumentsPtr = std::shared_ptr<const Documents>;
 
 /// Options of causal_attention(): which keys a query sees, up to its own position.
 struct CausalAttentionOptions {
-  std::int64_t window = 0;   ///< positions that a query sees, including its own; 0: all
-  DocumentsPtr documents{};  ///< a query sees keys of its own document only; nullptr: of its whole
-                             ///< sequence
+  /// Number of positions that a query sees, including its own; 0: all positions.
+  std::int64_t window = 0;
+  DocumentsPtr documents{};  ///< documents: a query sees only keys of its own document; nullptr: a
+                             ///< query sees its whole sequence
   double dropout = 0;        ///< dropout probability; requires a mask tensor if there is a window
                              ///< or documents
 };
 
-/// attention() with a causal flag, and usually without a mask tensor for a window or for documents.
+/// Causal attention, with an optional window and packed documents, usually without a mask tensor.
 /// q: (batch, heads, tokens, width); k, v: like q, with a number of heads that divides the heads of
-/// q. Returns the sizes of q. Tensors are plain, or distributed and sharded by heads only.
+/// q. The result has the sizes of q. Tensors are plain, or distributed and sharded by heads only.
 ///
-/// On a GPU documents use variable-length attention: the flash kernel (Dao 2023), in fp32 the
+/// On a GPU documents use variable-length attention: the flash kernel (Dao 2023), or in fp32 the
 /// memory-efficient kernel. A window is an option of the flash kernel. On a CPU each document is
 /// one call, and with a window each block of queries is one call with the keys in its window; a
-/// window in fp32 on a GPU works in the same way. Other cases use a mask. Throws Error if the sizes
-/// of keys, values or documents do not match q, and for a negative window.
+/// window in fp32 on a GPU is computed block by block too. All other combinations use a mask.
+/// Throws Error if the sizes of keys, values or documents do not match q, and for a negative
+/// window.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const CausalAttentionOptions& options = {});
 
-/// The kernel of causal_attention() with documents or a window. `kernel`: the kernel of the same
+/// The kernel of causal_attention() with documents or a window. `kernel`: the kernel of an equal
 /// call without documents and without a window.
 AttentionKernel packed_kernel(AttentionKernel kernel);
 

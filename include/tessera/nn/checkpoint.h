@@ -28,7 +28,7 @@ enum class SavePolicy { kMustSave, kPreferRecompute };
 
 /// An operator call in the forward of a checkpointed region.
 struct OperatorCall {
-  std::string_view name;  ///< the operator's name, such as "aten::mm", "aten::sum.dim_IntList"
+  std::string_view name;  ///< name of the operator, such as "aten::mm" or "aten::sum.dim_IntList"
   std::size_t index = 0;  ///< number of earlier calls of the same operator in this region
 };
 
@@ -48,8 +48,8 @@ struct CheckpointCounts;
 
 /// Options of a checkpointed region.
 struct CheckpointOptions {
-  /// Selects the operators whose results are saved (selective activation checkpointing). Empty: no
-  /// operator.
+  /// Selects the operators whose results are saved (selective activation checkpointing). If empty,
+  /// no operator's results are saved.
   OperatorPolicy policy{};
   /// Whether a recomputation ends as soon as it has made the last tensor that backward needs.
   bool early_stop = true;
@@ -57,8 +57,8 @@ struct CheckpointOptions {
   /// afterwards: the generator of tessera::manual_seed, and libtorch's generators for the CPU and
   /// for the devices of the inputs.
   bool preserve_rng_state = true;
-  /// Whether backward throws Error if a recomputed tensor has other sizes, another type, device or
-  /// layout than the tensor of forward.
+  /// Whether backward throws Error if a recomputed tensor differs from the tensor of forward in
+  /// sizes, type, device or layout.
   bool check_determinism = true;
   /// For tests: counts checkpointed regions and recomputations.
   std::shared_ptr<CheckpointCounts> counts{};
@@ -94,12 +94,13 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);
 ///
-/// fn: copied, and called at most once more in each backward. fn must not refer to objects that are
-/// destroyed before backward. inputs: copied. The tensors that visit_tensors finds in them must not
-/// be modified in place before backward. Collective if fn is: the recomputation repeats fn's
-/// collectives, in the same order on every rank. Backward throws Error if the recomputation saves
-/// other tensors than forward did, or if an input or a saved result was modified in between. Throws
-/// Error in a process with another autograd engine than libtorch's, such as Python's.
+/// `fn` is copied, and called at most once more in each backward. `fn` must not refer to objects
+/// that are destroyed before backward. `inputs` are copied. The tensors that visit_tensors finds in
+/// `inputs` must not be modified in place before backward. Collective if fn is: the recomputation
+/// repeats fn's collectives, in the same order on every rank. Backward throws Error if the
+/// recomputation saves other tensors than forward did, or if an input or a saved result was
+/// modified after forward. Throws Error in a process with another autograd engine than libtorch's,
+/// such as Python's.
 template <class F, class... Inputs>
   requires std::invocable<F&, std::decay_t<Inputs>&...>
 auto checkpoint(const CheckpointOptions& options, F fn, Inputs&&... inputs) {

@@ -19,18 +19,18 @@ namespace tessera::nn {
 ///   };
 ///
 /// Equivalent to `register_module(name, std::make_shared<M>(args...))` in the parent's constructor:
-/// The FQNs are the same as with register_module. Children are registered in the order of their
+/// The FQNs equal those of register_module. Children are registered in the order of their
 /// declarations.
 template <class M>
 class Child {
  public:
-  /// Constructs the module from `args`. Throws c10::Error if the parent already has a child of this
-  /// name.
+  /// Constructs the module from `args`. Throws c10::Error if the parent already has a child of the
+  /// given name.
   template <class... Args>
   Child(ModuleBase& parent, const std::string& name, Args&&... args)
       : module_(parent.register_module(name, std::make_shared<M>(std::forward<Args>(args)...))) {}
 
-  /// Calls the module with its hooks.
+  /// Calls the child module, including its hooks.
   template <class... Args>
   auto operator()(Args&&... args) const {
     return (*module_)(std::forward<Args>(args)...);

@@ -16,15 +16,15 @@ namespace tessera::nn {
 /// Options of context-parallel attention: which keys a query sees.
 struct ContextAttentionOptions {
   bool causal = true;
-  std::int64_t window = 0;  ///< positions that a query sees, including its own; 0: all. Requires
-                            ///< `causal`.
+  std::int64_t window = 0;  ///< number of positions that a query sees, including its own; 0: all
+                            ///< positions. Requires `causal`.
   /// A mask for nn::attention(), used instead of `causal` and `window`. The rows of the mask are
   /// this rank's queries, and the columns are the keys of the whole sequence: (tokens, sequence),
   /// optionally with leading dimensions for batch and heads (or 1). With a mask all query-key pairs
   /// are computed.
   at::Tensor mask{};
-  /// The documents of the whole sequences: a query sees only keys of its own document. nullptr: no
-  /// documents. Requires `causal` and no mask.
+  /// The documents of the whole sequences: a query sees only keys of its own document. nullptr if
+  /// sequences have no documents. Documents require `causal` and no mask.
   DocumentsPtr documents{};
 };
 
@@ -63,20 +63,20 @@ class ContextParallel {
   at::Tensor unshard(const at::Tensor& part, std::int64_t dim) const;
 
   /// Attention of this rank's queries with the keys and values of the whole sequence. q: (batch,
-  /// heads, tokens, width). k, v: like q, with a number of heads that divides the heads of q.
-  /// Returns the sizes of q. Tensors are plain, or distributed over another mesh and sharded by
+  /// heads, tokens, width). k, v: like q, with a number of heads that divides the heads of q. The
+  /// result has the sizes of q. Tensors are plain, or distributed over another mesh and sharded by
   /// batch and heads only (with documents by heads only). Collective: one all-gather of keys and
   /// values in forward, one reduce-scatter of their gradients in backward. Differentiable once.
-  /// Without `mask`, two calls compute each chunk: one with the keys before the chunk, one causal
-  /// with the chunk's own keys. The results of the two calls are merged by log-sum-exp, so that no
-  /// mask tensor is needed. A window needs a mask of fewer than (2 * chunk length)^2 elements. With
-  /// documents, each document's part of a chunk is computed in the same way. Throws Error for an
-  /// odd number of tokens, and if the documents' sizes do not match.
+  /// Without `mask`, each chunk needs two kernel calls: a call with the keys before the chunk, and
+  /// a causal call with the chunk's own keys. The results of the two calls are merged by
+  /// log-sum-exp, so that no mask tensor is needed. A window needs a mask of fewer than (2 * chunk
+  /// length)^2 elements. With documents, each document's part of a chunk is computed in the same
+  /// way. Throws Error for an odd number of tokens, and if the documents' sizes do not match.
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const ContextAttentionOptions& options = {});
 
  private:
-  /// A run of consecutive positions.
+  /// A range of consecutive positions of a sequence.
   struct Chunk {
     std::int64_t first, length;
   };

@@ -22,7 +22,7 @@ using BoundaryFunction = std::function<void(TensorList tensors, const DeviceMesh
 /// Distributes every parameter and buffer of `module` and of the modules below it. `partition` is
 /// called once for each module, parents first. Parameters that are plain after the call of
 /// `partition` become replicated. `input` and `output` run before and after every call of the root
-/// module. Not collective: the values must be the same on every rank, and each rank takes its
+/// module. Not collective: the values must be equal on every rank, and each rank stores only its
 /// shard. Throws Error for a module that was distributed before, and for a child that has
 /// parameters but no slots. PyTorch's distribute_module.
 void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
@@ -31,7 +31,7 @@ void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
                        const BoundaryFunction& output = nullptr);
 
 /// Distributes the parameter or buffer in `slot`, which must be plain and the same on every rank.
-/// Each rank takes its shard; requires_grad is unchanged. Not collective. Throws Error if the
+/// Each rank stores only its shard; requires_grad is unchanged. Not collective. Throws Error if the
 /// tensor is already distributed or belongs to an FSDP unit. `by`: the caller's name, for messages.
 void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Placements& placements,
                           const std::string& by = "distribute_parameter");

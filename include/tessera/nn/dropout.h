@@ -28,16 +28,16 @@ class Dropout : public Module<Dropout> {
   /// Throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
   /// Throws Error if x is a pending sum (Partial), and if x is plain and its part of the global
-  /// tensor is unknown. Also throws if this module has neither a key nor a name: it was called in
-  /// another module's forward but is not registered in any module.
+  /// tensor is unknown. Also throws if this module has neither a key nor a name: this happens if it
+  /// is called in another module's forward but is not registered in any module.
   at::Tensor forward(const at::Tensor& x);
   void reset_parameters(const InitContext& init) override;
 
   /// The module's random key; nullopt if no key was set and the module has not been called yet.
   const std::optional<RandomKey>& key() const { return key_; }
   void set_key(RandomKey key) { key_ = key; }
-  /// The number of calls so far, which selects the next mask. Reset it to repeat a call; activation
-  /// checkpointing does this automatically.
+  /// The number of calls so far, which selects the next mask. To repeat a call, reset the number;
+  /// activation checkpointing does so automatically.
   std::uint64_t calls() const { return calls_; }
   void set_calls(std::uint64_t calls) { calls_ = calls; }
 

@@ -15,16 +15,18 @@ namespace tessera::nn {
 struct Fp8Options {
   /// FQN patterns of Linears that are not converted (see matches_fqn): {"lm_head"}.
   std::vector<std::string> exclude{};
-  /// A Linear is not converted unless this number divides both sizes of its weight. at::_scaled_mm
-  /// requires 16. With tensor parallelism each rank's shard must have such sizes: use 16 * ranks.
+  /// A Linear is converted only if both sizes of its weight are multiples of this number.
+  /// at::_scaled_mm requires 16. With tensor parallelism each rank's shard must have such sizes:
+  /// use 16 * ranks.
   std::int64_t multiple_of = 16;
 };
 
-/// Result of convert_to_fp8(): FQNs of the Linears.
+/// Result of convert_to_fp8(): FQNs of the converted Linears, and of the Linears that were left
+/// unchanged.
 struct Fp8Conversion {
   std::vector<std::string> converted{};
-  std::vector<std::string> left{};  ///< Linears that were not converted: excluded, sizes not
-                                    ///< divisible, or a tied weight
+  std::vector<std::string> left{};  ///< FQNs of Linears that were not converted: excluded, sizes
+                                    ///< not divisible, or a tied weight
 };
 
 /// Experimental, until a GPU shows a speed-up of at least 1.15 at hidden size 4096.
@@ -38,14 +40,14 @@ struct Fp8Conversion {
 /// On a GPU the computation type must be bf16. A Linear whose product is fused with another
 /// operation (Linear::forward with a function) is computed by that function in its own type.
 ///
-/// Not collective; convert the same Linears on every rank. Throws Error, before anything is
+/// Not collective; every rank must convert the same Linears. Throws Error, before anything is
 /// changed, for a pattern that matches no Linear, for a Linear that is already converted or has an
 /// adapter, and for a weight that is already distributed.
 Fp8Conversion convert_to_fp8(ModuleBase& module, const Fp8Options& options = {});
 
 /// Whether convert_to_fp8() has converted `linear`.
 bool is_fp8(const Linear& linear);
-/// The weights of all Linears at and below `module` that are converted to fp8.
+/// The weights of all Linears that are converted to fp8: `module` itself and the modules below it.
 NamedSlots fp8_weights(const ModuleBase& module);
 
 }  // namespace tessera::nn

@@ -12,7 +12,8 @@ namespace tessera::nn {
 ///
 /// Names and patterns are split at the dots, and each segment is compared with one segment. In a
 /// segment:
-///   *       any characters, also none    "layers.*.w" matches "layers.10.w", not "layers.0.mlp.w"
+///   *       any number of characters, also none    "layers.*.w" matches "layers.10.w", not
+///     "layers.0.mlp.w"
 ///   ?       one character                "layers.?.w" matches "layers.3.w"
 ///   [qkv]   one of these characters      "attn.[qkv]_proj" matches "attn.q_proj"
 ///   [0-9]   one of this range            "layers.[0-3]" matches "layers.2"

@@ -10,11 +10,11 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-// Fused operations on plain or distributed tensors. Each is an operator of the library
+// Fused operations on plain or distributed tensors. Each function calls an operator of this library
 // ("tessera::rms_norm" and so on) with a sharding rule. An operation communicates if its rule
-// redistributes an argument; a StrictScope refuses this. In backward, a gradient whose layout
-// differs from the result's is redistributed first, which is collective. Differentiable once:
-// create_graph throws Error.
+// redistributes an argument; a StrictScope refuses such communication. In backward, a gradient
+// whose layout differs from the result's is redistributed first, which is collective.
+// Differentiable once: create_graph throws Error.
 
 /// x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich 2019). Statistics
 /// are computed in fp32 (fp64 for fp64); the result is rounded once. weight: (x.size(-1)) or
@@ -45,9 +45,9 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
 
 /// Looks up the rows `indices` (int64) of `weight`: (...) -> (..., weight.size(1)). For each mesh
 /// dimension: weight Shard(0) gives Partial, weight Shard(1) gives Shard(-1), indices Shard(d) with
-/// a replicated weight give Shard(d). If weight and indices are both sharded, one of the two is
-/// gathered. The gradient of weight has the layout of weight, but is Partial over mesh dimensions
-/// that shard the indices. An index out of range is an Error on CPU.
+/// a replicated weight give Shard(d). If weight and indices are both sharded on a mesh dimension,
+/// one of the two is gathered. The gradient of weight has the layout of weight, but is Partial over
+/// mesh dimensions that shard the indices. An index out of range is an Error on CPU.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
 /// Zeroes each element with probability p and scales the others by 1/(1-p). The mask depends on

@@ -24,8 +24,8 @@ struct FusedLinearOptions {
   /// The weight's rows are divided into this number of equal groups, each with an equal share of
   /// every part. For grouped-query attention, set `groups` to the number of key and value heads. A
   /// group is then one key head, one value head and the query heads that use this key head, and
-  /// tensor-parallel ranks get whole groups. 1: all rows of the first part, then all rows of the
-  /// second, and so on.
+  /// tensor-parallel ranks get whole groups. With 1 group, the weight has all rows of the first
+  /// part, then all rows of the second part, and so on.
   std::int64_t groups = 1;
 };
 
@@ -44,8 +44,9 @@ class FusedLinear : public Linear {
   FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
               FusedLinearOptions options = {});
 
-  /// Splits a result of forward into its parts, (..., out_features) each. A rank's share of the
-  /// result gives this rank's shares of the parts. The parts are views if `groups` is 1.
+  /// Splits a result of forward into its parts, (..., out_features) each. If `output` is only this
+  /// rank's share of the result, the function returns this rank's shares of the parts. The parts
+  /// are views if `groups` is 1.
   std::vector<at::Tensor> split(const at::Tensor& output) const;
 
   const std::vector<FusedPart>& parts() const { return parts_; }

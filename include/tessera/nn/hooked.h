@@ -45,8 +45,9 @@ constexpr auto weight_and_bias() {
 
 }  // namespace detail
 
-/// The parameters of module class M, for nn::Hooked and nn::adopt. By default: the members `weight`
-/// and `bias`. Specialise it for a class with other parameters, one line for each:
+/// The parameters of module class M, for nn::Hooked and nn::adopt. By default, the members `weight`
+/// and `bias`. For a class with other parameters, specialise this variable, with one line for each
+/// parameter:
 ///   template <>
 ///   inline constexpr std::array nn::kSlotMembers<MyImpl>{
 ///       nn::SlotMember<MyImpl>{"scale", &MyImpl::scale}};
@@ -72,13 +73,13 @@ void find_members(torch::nn::Module& module, ModuleMembers& found) {
 /// nn::Module:
 ///   nn::Hooked<torch::nn::Linear> fc(torch::nn::LinearOptions(8, 4));
 /// `Holder` is libtorch's module holder. nn::adopt does the same for an existing module or model
-/// (docs/torch_nn.md). Parameters and buffers keep their names. This includes the parameters of
-/// inner modules (as in TransformerEncoderLayer), which are sharded, initialised and saved too.
-/// Inner modules have no hooks: the smallest FSDP unit is the whole module, but a tensor-parallel
-/// plan can place inner parameters. With distributed parameters forward communicates as its
-/// operators do. init_weights initialises parameters of libtorch's classes from the same
-/// distribution as their reset_parameters. Parameters of other classes keep the values from their
-/// constructor, unless set_initializers() names them.
+/// (docs/torch_nn.md). Parameters and buffers keep their names. The parameters of inner modules (as
+/// in TransformerEncoderLayer) are sharded, initialised and saved too. Inner modules have no hooks:
+/// the smallest FSDP unit is the whole module, but a tensor-parallel plan can place inner
+/// parameters. With distributed parameters forward communicates as its operators do. init_weights
+/// initialises parameters of libtorch's classes from the same distribution as their
+/// reset_parameters. Parameters of other classes keep the values from their constructor, unless
+/// set_initializers() names them.
 template <class Holder>
 class Hooked : public Module<Hooked<Holder>>,
                public detail::DeferredBias,
@@ -87,13 +88,13 @@ class Hooked : public Module<Hooked<Holder>>,
   using Held = typename Holder::ContainedType;
 
   /// Constructs the wrapped module from `args`. Throws Error for a parameter that neither
-  /// kSlotMembers nor a libtorch class declares, and in a MetaDevice scope also for such a buffer.
-  /// Not collective.
+  /// kSlotMembers nor a libtorch class declares, and in a MetaDevice scope also for a buffer that
+  /// neither declares. Not collective.
   template <class... Args>
   explicit Hooked(Args&&... args)
       : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}
-  /// Adopts `module`; for nn::adopt. `classes`: finders from kSlotMembers of the other classes
-  /// inside the module.
+  /// Adopts `module`; for nn::adopt. `classes`: functions that find the parameters of the other
+  /// module classes inside `module`, made from kSlotMembers.
   Hooked(std::shared_ptr<Held> module, std::vector<detail::FindMembers> classes)
       : held_(std::move(module)), taken_(detail::claim_module(*held_)) {
     classes.push_back(&detail::find_members<Held>);
@@ -107,8 +108,8 @@ class Hooked : public Module<Hooked<Holder>>,
     const BiasScope bias(this->leaves_out_bias() ? held_.get() : nullptr);
     return held_->forward(std::forward<Args>(args)...);
   }
-  /// Sets initialisers for parameters below this module, by FQN; they replace the defaults of the
-  /// classes. init_weights throws Error for a pattern that matches nothing.
+  /// Sets initialisers for parameters below this module, by FQN. These initialisers replace the
+  /// defaults of the module classes. init_weights throws Error for a pattern that matches nothing.
   void set_initializers(Initializers table) { initializers_ = std::move(table); }
   void reset_parameters(const InitContext& init) override {
     init.fill(*this, initializers_);
@@ -125,7 +126,7 @@ class Hooked : public Module<Hooked<Holder>>,
   const torch::nn::Module& adopted_module() const override { return *held_; }
 
  private:
-  /// Removes the bias of `module`, if it has one, within the scope.
+  /// During this scope, `module` has no bias. The destructor restores the bias.
   class BiasScope : tessera::detail::NoCopy {
    public:
     explicit BiasScope(Held* module) : module_(module) { exchange(); }
@@ -158,18 +159,19 @@ using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
 ///   tensor_parallel::parallelize_module(*model, mesh["tp"], {{"fc1", colwise_parallel()}});
 ///   fsdp::fully_shard(*model, mesh["dp"]);
 ///   const at::Tensor y = (*model)(x);                       // Net::forward
-/// The result has the same module tree as `module`, whose parameters follow the slots. Call the
-/// result instead of `module`. `Classes`: classes inside the model, other than M and libtorch's,
-/// that register parameters; each needs a kSlotMembers. Throws Error, with the name, for a
-/// parameter without a known member and for a member that was assigned another tensor (use
-/// tie_slot), and for a module that was already adopted. Not collective.
+/// The result has the same module tree as `module`. The parameters of `module` are updated when the
+/// slots change. Call the result instead of `module`. `Classes`: classes inside the model, other
+/// than M and libtorch's, that register parameters; kSlotMembers must be specialised for each of
+/// them. Throws Error, with the name, for a parameter without a known member and for a member that
+/// was assigned another tensor (use tie_slot), and for a module that was already adopted. Not
+/// collective.
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct it first");
   return std::make_shared<Adopted<M>>(
       std::move(module), std::vector<detail::FindMembers>{&detail::find_members<Classes>...});
 }
-/// adopt() for a module holder: torch::nn::Sequential, TORCH_MODULE(Net).
+/// Like the other adopt(), for a module holder: torch::nn::Sequential, TORCH_MODULE(Net).
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(const torch::nn::ModuleHolder<M>& module) {
   TESSERA_CHECK(!module.is_empty(), "nn::adopt was given an empty holder; construct its module");

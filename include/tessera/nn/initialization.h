@@ -30,7 +30,7 @@ Initializer constant(double value);
 Initializer zeros();
 /// Sets every element to 1.
 Initializer ones();
-/// Uniform distribution on [from, to).
+/// Fills a tensor with random numbers, uniform on [from, to).
 Initializer uniform(double from, double to);
 /// Normal distribution with the given mean and standard deviation.
 Initializer normal(double mean, double std);
@@ -46,18 +46,18 @@ Initializer trunc_normal(double mean, double std, double low = -2.0, double high
 /// parts of a FusedLinear get the same values as separate parameters.
 class InitContext {
  public:
-  /// Fills a parameter of the module being initialised, or of a module below it, unless a module
-  /// above has already filled it. Throws Error for any other parameter, and for a parameter without
-  /// storage.
+  /// Fills a parameter of the module being initialised, or of a module below it, unless a parent
+  /// module has already filled the parameter. Throws Error for any other parameter, and for a
+  /// parameter without storage.
   void fill(const Parameter& parameter, const Initializer& initializer) const;
   void fill(const SlotPtr& slot, const Initializer& initializer) const;
-  /// Fills the parameters that the table matches, in `module`, the module being initialised, and in
-  /// the modules below it. Adapters (apply_lora) are skipped. Throws Error for a pattern that
-  /// matches no parameter.
+  /// Fills the parameters that match a pattern of `table`, in `module` and the modules below it.
+  /// `module` is the module being initialised. Adapters (apply_lora) are skipped. Throws Error for
+  /// a pattern that matches no parameter.
   void fill(const ModuleBase& module, const Initializers& table) const;
   /// Sets a buffer to `values`, copied to the buffer's device.
   void set_buffer(const Parameter& buffer, const at::Tensor& values) const;
-  /// A key of this module for random numbers other than parameter values (dropout).
+  /// A random key of this module, for random numbers other than parameter values (dropout).
   RandomKey key() const;
   /// FQN of the module being initialised; "" for the root.
   const std::string& fqn() const { return fqn_; }
@@ -81,8 +81,8 @@ void init_weights(ModuleBase& module, std::uint64_t seed);
 /// Like init_weights(), but fills only the parameters and persistent buffers that have no values
 /// yet, for example the adapters (apply_lora) of a loaded model.
 void init_unfilled(ModuleBase& module, std::uint64_t seed);
-/// Computes buffers as init_weights() does. Does not change parameters and filled persistent
-/// buffers. For a model with loaded parameters. Not collective.
+/// Computes buffers as init_weights() does. For a model whose parameters were loaded: does not
+/// change parameters and persistent buffers that have values. Not collective.
 void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
 
 }  // namespace tessera::nn

@@ -35,12 +35,12 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
  public:
   Linear(std::int64_t in_features, std::int64_t out_features, LinearOptions options = {});
   at::Tensor forward(const at::Tensor& x);
-  /// Computes `product` of x and the parameters instead of aten::linear, with the hooks of this
-  /// module. For fused operations. Throws Error for a module with an adapter (apply_lora), and the
-  /// exceptions of `product`.
+  /// Computes `product` of x, the weight and the bias instead of aten::linear. For fused
+  /// operations. Throws Error for a module with an adapter (apply_lora), and the exceptions of
+  /// `product`.
   at::Tensor forward(const at::Tensor& x, const LinearProduct& product);
   /// Makes later calls of forward(x) compute `product` instead of aten::linear. For parallel
-  /// styles. Not collective; set the same product on every rank.
+  /// styles. Not collective; every rank must set the same product.
   void set_product(LinearProduct product) { set_product(std::move(product), nullptr); }
   /// Like the other set_product(). `together` creates the object that computes several such
   /// products of one x. If `together` is nullptr, linear_products() calls this module separately.
@@ -50,8 +50,8 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
   }
   void reset_parameters(const InitContext& init) override;
 
-  /// The factory for computing this Linear's product together with other Linears' products; nullptr
-  /// if this is not possible.
+  /// The function that makes an object to compute this Linear's product together with other
+  /// Linears' products; nullptr if this is not possible.
   detail::MakeLinearProducts products_together() const;
   /// Whether this Linear has a bias that forward leaves out (set_defer_bias).
   bool defers_bias() const { return leaves_out_bias() && bias.defined(); }
@@ -60,21 +60,21 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
   std::int64_t out_features() const { return out_features_; }
 
   Parameter weight;
-  Parameter bias;  ///< undefined for a Linear without bias
+  Parameter bias;  ///< the bias; undefined for a Linear without bias
 
  private:
   at::Tensor own_bias() const;
 
   std::int64_t in_features_;
   std::int64_t out_features_;
-  LinearProduct product_;  ///< replaces aten::linear unless empty
+  LinearProduct product_;  ///< the product that replaces aten::linear; empty for aten::linear
   detail::MakeLinearProducts together_ = detail::make_linear_products;
 };
 
 /// Calls each of `linears` with x, in order. In backward the products add their gradients of x in
 /// place, unless one of the modules has an adapter, is checkpointed, computes in fp8 or has another
-/// product. Throws the exceptions, and makes the collectives, of the single calls. The gradients
-/// equal those of single calls, except for the order of additions.
+/// product. Throws the same exceptions as single calls, and makes the same collectives. The
+/// gradients equal those of single calls, except for the order of additions.
 std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<std::reference_wrapper<Linear>>& linears);
 

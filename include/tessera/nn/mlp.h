@@ -21,11 +21,12 @@ struct MlpNames {
 
 /// Options of a SwiGlu and a GeluMlp.
 struct MlpOptions {
-  std::int64_t hidden = 0;  ///< features of the input and of the result
-  std::int64_t inner = 0;   ///< features between the Linears
+  std::int64_t hidden = 0;  ///< number of features of the input and of the result
+  std::int64_t inner = 0;   ///< number of features between the Linears
   bool bias = false;
   /// Weights are initialised from normal(0, init_std), the weight of `down` from normal(0,
-  /// output_init_std); if output_init_std is 0, init_std applies to it too. Biases start at zero.
+  /// output_init_std); if output_init_std is 0, init_std applies to `down` too. Biases start at
+  /// zero.
   double init_std = 0.02, output_init_std = 0;
   MlpNames names{};
 };
@@ -49,7 +50,7 @@ class SwiGlu : public Module<SwiGlu> {
 /// communicate.
 class GeluMlp : public Module<GeluMlp> {
  public:
-  /// `tanh`: use GPT-2's tanh approximation of GELU instead of the error function.
+  /// `tanh`: whether to use GPT-2's tanh approximation of GELU instead of the error function.
   explicit GeluMlp(const MlpOptions& options, bool tanh = true);
   at::Tensor forward(const at::Tensor& x);
   void reset_parameters(const InitContext& init) override;

@@ -33,8 +33,8 @@ class Module;
 
 namespace detail {
 
-// Whether M has a member called forward. With a second base class that has one, the name is
-// ambiguous; this also finds templates and overloads.
+// A base class for the test whether M has a member called forward. If M also has such a member, the
+// name is ambiguous in a class derived from both. This finds templates and overloads too.
 struct OtherForward {
   int forward;
 };
@@ -43,11 +43,11 @@ struct TwoForwards : M, OtherForward {};
 template <class M>
 concept HasForward = std::is_final_v<M> || !requires { &TwoForwards<M>::forward; };
 
-/// A module call in progress. Calls nest.
+/// A module call in progress. The calls of a thread form a list, because calls nest.
 struct RunningCall {
   const ModuleBase* module = nullptr;
   const RunningCall* outer = nullptr;
-  const ModuleBase* outermost = nullptr;  ///< the module of the outermost call
+  const ModuleBase* outermost = nullptr;  ///< the module of the outermost call in progress
   int depth = 1;
 };
 
@@ -56,7 +56,7 @@ struct RunningCall {
 /// The tensors in the arguments or the result of a call, in order, including undefined tensors. A
 /// hook may replace each tensor.
 using TensorList = std::span<at::Tensor* const>;
-/// A hook receives the called module, and the tensors of the call's arguments or result.
+/// A function that receives the called module, and the tensors of the call's arguments or result.
 using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
 /// Pairs of name (or FQN) and slot, in order of registration.
 using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
@@ -82,30 +82,31 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// throws. Hooks of this kind run in reverse order of registration, and must not throw.
   void add_always_hook(std::function<void()> hook, HookedCalls calls = HookedCalls::kForward);
 
-  /// Makes every call of this module an activation checkpoint(). The region includes forward and
-  /// the hooks added so far (those of tensor parallelism), which the recomputation repeats. Hooks
-  /// added later (FSDP's) stay outside and run once. Throws Error if it is called twice.
+  /// Makes every call of this module an activation checkpoint(). The checkpointed region includes
+  /// forward and the hooks added so far (those of tensor parallelism), which the recomputation
+  /// repeats. Hooks added later (FSDP's) stay outside of the region and run once. A second call
+  /// throws Error.
   void checkpoint_calls(CheckpointOptions options);
   bool checkpoints_calls() const { return checkpointed_ != nullptr; }
 
   /// This module's own parameters, by name, in order of registration.
   const NamedSlots& slots() const { return slots_; }
-  /// This module's own buffers.
+  /// This module's own buffers, by name, in order of registration.
   const NamedSlots& buffer_slots() const { return buffer_slots_; }
-  /// The parameters of this module and of all modules below it, each once, with the first FQN of
-  /// each parameter. Throws Error for a parameter without a slot: a parameter of a libtorch module
-  /// (use nn::Hooked), or a parameter that register_parameter of libtorch made (use register_slot).
+  /// The parameters of this module and of all modules below it, each parameter once, with its first
+  /// FQN. Throws Error for a parameter without a slot: a parameter of a libtorch module (use
+  /// nn::Hooked), or a parameter that register_parameter of libtorch made (use register_slot).
   NamedSlots named_slots() const;
-  /// The buffers of this module and of all modules below it.
+  /// The buffers of this module and of all modules below it, each buffer once, with its first FQN.
   NamedSlots named_buffer_slots() const;
   /// The longest FQN of this module that named_slots() or an outermost module call has found.
   /// nullopt before the first such call of a module above this module.
   const std::optional<std::string>& fqn() const { return fqn_; }
-  /// The slot of this module's own parameter `name`. Throws Error, listing the names, if there is
-  /// none.
+  /// The slot of this module's own parameter `name`. Throws Error, with a list of the names, if
+  /// there is no such parameter.
   const SlotPtr& slot(const std::string& name) const;
-  /// Replaces the parameter `name` by `slot`, which both modules then share (tied weights). Throws
-  /// Error if the sizes differ.
+  /// Replaces the slot of parameter `name` by `slot`, which both modules then share (tied weights).
+  /// Throws Error if the sizes differ.
   void tie_slot(const std::string& name, const SlotPtr& slot);
 
   /// Fills this module's own parameters and buffers with initial values. init_weights() calls
@@ -120,7 +121,7 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   void attach(std::shared_ptr<T> object) {
     attached_[typeid(T)] = std::move(object);
   }
-  /// The attached object of type T, or nullptr.
+  /// The attached object of type T, or nullptr if there is none.
   template <class T>
   std::shared_ptr<T> attached() const {
     const auto found = attached_.find(typeid(T));
@@ -134,13 +135,13 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
-  /// Cloning is not supported: always throws Error.
+  /// Cloning a module is not supported: this function always throws Error.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
  protected:
-  /// Registers a parameter of these sizes without values; on the meta device inside a MetaDevice
-  /// scope, otherwise on the CPU.
+  /// Registers a parameter with the given sizes and without values. The parameter is on the meta
+  /// device inside a MetaDevice scope, otherwise on the CPU.
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
   /// Registers a parameter with the values of `tensor`, whose memory it shares.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
@@ -155,9 +156,10 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
                                  bool persistent = true);
 
   /// Throws Error if this module has hooks that have not run, because forward was called as
-  /// m.forward(x) instead of m(x). For the first line of a forward.
+  /// m.forward(x) instead of m(x). A forward may call this function in its first line.
   void check_called() const;
-  /// Whether fqn() is known, after the outermost call's module has named its tree.
+  /// Whether this module has an FQN. If it has none, the module of the outermost call first names
+  /// all modules below it.
   bool is_in_a_tree() const;
 
  private:
@@ -174,18 +176,20 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   };
   /// The hooks outside the activation checkpoint; checkpointed_hooks() are the hooks inside it.
   Hooks& hooks() { return hooks_; }
-  /// The hooks for HookedCalls::kEveryMethod.
+  /// The hooks for calls of every method (HookedCalls::kEveryMethod).
   Hooks& method_hooks() { return method_hooks_; }
   Hooks& checkpointed_hooks() { return checkpointed_->hooks; }
   const CheckpointOptions& checkpoint_options() const { return checkpointed_->options; }
   void run_hooks(const std::vector<Hook>& hooks, TensorList tensors);
   static void run_always_hooks(const Hooks& hooks) noexcept;
 
-  /// For exception handlers: rethrows the current exception. Adds this module's name and its FSDP
-  /// unit to an Error or a libtorch exception, unless an inner module has already added its name.
+  /// Rethrows the current exception; must be called in an exception handler. Adds this module's
+  /// name and its FSDP unit to an Error or a libtorch exception, unless an inner module has already
+  /// added its name.
   [[noreturn]] void rethrow_named() const;
-  /// For a call that returned a tensor on the meta device. Throws Error unless an input was on the
-  /// meta device: otherwise forward has used a meta tensor saved by the constructor.
+  /// Must be called if a call has returned a tensor on the meta device. Throws Error unless an
+  /// input was on the meta device: otherwise forward has used a meta tensor saved by the
+  /// constructor.
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
   /// Scope around a module call. A thread's outermost call throws Error for a parameter without a
@@ -201,7 +205,7 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
    private:
     detail::RunningCall call_;
   };
-  /// Scope around forward itself and its hooks.
+  /// A scope that exists while forward and its hooks run.
   class HookScope : tessera::detail::NoCopy {
    public:
     HookScope(ModuleBase& module, const Hooks& hooks) : module_(module), hooks_(hooks) {
@@ -217,13 +221,15 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
     const Hooks& hooks_;
   };
 
-  /// Copies the slot's tensor to the member that forward reads.
+  /// A function that copies a slot's tensor to the member of a module that forward reads.
   using Follow = std::function<void(const at::Tensor& tensor)>;
-  /// What a swap of a slot updates: the handles of a parameter, and a member bound to it.
+  /// The objects that must be updated when a slot's tensor is replaced: the handles of a parameter,
+  /// and a member bound to the slot.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;               ///< updates a bound member; empty if there is none
-    const at::Tensor* member{};  ///< set by bind_slot; must be the same tensor as the slot's
+    Follow follow;  ///< function that updates the bound member; empty if no member is bound
+    /// Member that bind_slot has bound; must be the same tensor as the slot's.
+    const at::Tensor* member{};
   };
 
   struct Checkpointed {
@@ -244,17 +250,18 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
   NamedSlots slots_;
-  std::vector<Binding> bindings_;  // the bindings of slots_[i] are bindings_[i]
+  std::vector<Binding> bindings_;  // bindings of the slots in slots_, with equal indices
   NamedSlots buffer_slots_;
   Hooks hooks_;
   Hooks method_hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
-  mutable std::optional<std::string> fqn_;  ///< set by a const walk of the tree, which changes
-                                            ///< nothing else
-  mutable bool named_tree_ = false;         ///< whether a walk from this module has named the
-                                            ///< modules below
-  int running_calls_ = 0;                   ///< more than 1 if the module calls itself
+  /// This module's FQN; mutable, because a const walk of the tree sets it.
+  mutable std::optional<std::string> fqn_;
+  /// Whether a walk that began at this module has named the modules below it.
+  mutable bool named_tree_ = false;
+  /// Number of calls of this module in progress; more than 1 if the module calls itself.
+  int running_calls_ = 0;
   std::uint64_t checked_epoch_ = 0;  ///< value of detail::fill_epoch() when all parameters were
                                      ///< last found filled
 };
@@ -293,9 +300,9 @@ class Module : public ModuleBase {
     }
   }
 
-  /// Calls `method(arguments...)`, which calls a method of this module, with the hooks for
-  /// HookedCalls::kEveryMethod around it. Arguments are copied. fsdp::register_forward_method uses
-  /// this.
+  /// Calls `method(arguments...)`, which must call a method of this module, and runs the hooks for
+  /// HookedCalls::kEveryMethod before and after it. Arguments are copied.
+  /// fsdp::register_forward_method uses this.
   template <class Method, class... Args>
   auto call_method(const Method& method, Args&&... args) {
     const CallScope call(*this);
@@ -307,8 +314,8 @@ class Module : public ModuleBase {
     }
   }
 
-  /// Selected for a call with arguments that forward does not accept, so that the compiler's
-  /// message is short.
+  /// The overload for arguments that forward does not accept. It exists to make the compiler's
+  /// message short.
   template <class... Args>
     requires(!takes<Args...>())
   at::Tensor operator()(Args&&...) {
@@ -374,9 +381,9 @@ class Module : public ModuleBase {
   }
 };
 
-/// Throws Error, with the first names, if parameters or buffers have never been filled or have no
-/// storage (meta device). The outermost call of a module makes this check, too. `caller`: the
-/// caller's name, for messages.
+/// Throws Error, with the names of the first ones, if parameters or buffers have never been filled
+/// or have no storage (meta device). The outermost call of a module makes this check, too.
+/// `caller`: the caller's name, for messages.
 void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
 }  // namespace tessera::nn

@@ -11,8 +11,9 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// x / sqrt(mean(x^2) + eps) * weight over the last dimension, statistics in fp32 (fp64 for fp64).
-/// (..., size) -> (..., size). weight: (size), initially ones. Zhang & Sennrich 2019.
+/// x / sqrt(mean(x^2) + eps) * weight over the last dimension. Statistics are computed in fp32, or
+/// in fp64 for fp64 inputs. (..., size) -> (..., size). weight: (size), initially ones. Zhang &
+/// Sennrich 2019.
 ///
 /// forward does not communicate. Throws Error for other sizes and for layouts that nn::rms_norm
 /// refuses. The comment of nn::rms_norm describes the gradients.
@@ -20,8 +21,8 @@ class RMSNorm : public Module<RMSNorm> {
  public:
   explicit RMSNorm(std::int64_t size, double eps = 1e-5);
   at::Tensor forward(const at::Tensor& x);
-  /// Returns the norm of x + residual, and the sum x + residual, to which a transformer block adds
-  /// its next term (nn::add_rms_norm).
+  /// Returns the norm of x + residual, and the sum x + residual, which is the residual of the
+  /// transformer block's next norm (nn::add_rms_norm).
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& residual);
   void reset_parameters(const InitContext& init) override;
 
@@ -52,7 +53,7 @@ class LayerNorm : public Module<LayerNorm> {
   void reset_parameters(const InitContext& init) override;
 
   Parameter weight;
-  Parameter bias;  ///< undefined for a LayerNorm without bias
+  Parameter bias;  ///< the bias; undefined for a LayerNorm without bias
 
  private:
   std::int64_t size_;

@@ -24,8 +24,8 @@ class ModuleBase;
 /// safety: one thread at a time.
 class ParameterSlot : tessera::detail::NoCopy {
  public:
-  /// A module that has the slot as a parameter or buffer, and the name of the parameter or buffer
-  /// in the module.
+  /// A module that has a slot as parameter or buffer, and the name of the parameter or buffer in
+  /// the module.
   struct Owner {
     ModuleBase* module;
     std::string name;
@@ -40,8 +40,8 @@ class ParameterSlot : tessera::detail::NoCopy {
   /// Replaces the tensor by a tensor with other values, also in named_parameters() and in the bound
   /// member of every owner. The slot is then initialized, unless the tensor is on the meta device.
   void set(at::Tensor tensor);
-  /// Like set(), for a tensor with the same values in another layout. A slot without values stays
-  /// uninitialized.
+  /// Like set(), for a tensor with equal values in another layout. A slot without values remains
+  /// uninitialised.
   void swap(at::Tensor tensor);
   /// The tensor for optimizers, gradient clipping and saved checkpoints. While FSDP has put the
   /// unsharded parameter into the slot, get() is the unsharded tensor and persistent() is the
@@ -56,15 +56,15 @@ class ParameterSlot : tessera::detail::NoCopy {
 
   /// For experts with FSDP: a mesh whose slices have different parameters in this slot. If the mesh
   /// is undefined, other slices of the root mesh have copies of the parameter.
-  /// optim::NormOptions::distinct_along says the same by the names of mesh dimensions.
+  /// optim::NormOptions::distinct_along has the same purpose, with names of mesh dimensions.
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 
   /// Properties of the parameter that the layers of the library record.
   detail::SlotRole role;
 
-  /// Whether the storage has been filled: by init_weights, a load, the caller of the constructor,
-  /// or an in-place operator, which autograd's version counter detects. swap() does not change this
+  /// Whether the tensor has values: from init_weights, a load, the caller of the constructor, or an
+  /// in-place operator, which autograd's version counter detects. swap() does not change this
   /// state.
   bool initialized() const;
   void set_initialized(bool initialized);
@@ -84,7 +84,8 @@ class ParameterSlot : tessera::detail::NoCopy {
   DeviceMesh distinct_along_;
   std::string fqn_;
   bool initialized_;
-  std::uint64_t unfilled_version_ = 0;  ///< version of persistent() while it was not filled
+  /// Version counter of persistent() at a time when the tensor had no values.
+  std::uint64_t unfilled_version_ = 0;
   std::vector<Owner> owners_;
 };
 /// A slot that modules and optimizers share.

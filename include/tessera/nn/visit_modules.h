@@ -19,7 +19,8 @@ struct ModuleWalk {
   /// Whether children are visited before their parent.
   bool children_first = false;
   /// A function that is called for a module before the children of the module. If the function
-  /// returns true, the module and all modules below it are skipped. Empty: no module is skipped.
+  /// returns true, the module and all modules below it are skipped. An empty function skips no
+  /// module.
   std::function<bool(const torch::nn::Module& module)> skip{};
 };
 
@@ -55,10 +56,11 @@ void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk
   }
 }
 
-/// visit_modules() for a const tree.
+/// Like the other visit_modules(), for a const tree.
 template <class Visit>
 void visit_modules(const torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
-  // libtorch returns the children of a const module as mutable modules.
+  // The cast is safe, because libtorch returns the children of a const module as mutable modules
+  // anyway.
   auto& mutable_root = const_cast<torch::nn::Module&>(root);
   if constexpr (std::is_invocable_v<const Visit&, const std::string&, const torch::nn::Module&>) {
     visit_modules(

@@ -18,8 +18,8 @@ namespace tessera::nn {
 
 namespace detail::user {
 
-// Blocks ordinary lookup, so that only visit_tensors overloads in the visited type's namespace are
-// found.
+// Deleted, and declared only to hide other functions of this name, so that only visit_tensors
+// overloads in the visited type's namespace are found.
 void visit_tensors() = delete;
 
 template <class T, class Visit>
@@ -37,7 +37,8 @@ namespace detail {
 template <class T>
 struct Tag {};
 
-/// Dispatches by type; containers recurse through operator().
+/// Implements visit_tensors. Chooses an overload by type; for containers operator() calls itself
+/// for each element.
 struct VisitTensors {
   template <class T, class Visit>
   void operator()(T& value, Visit&& visit) const {
@@ -93,17 +94,18 @@ struct VisitTensors {
 }  // namespace detail
 
 /// visit_tensors(value, visit) calls `visit(at::Tensor&)` for each tensor inside `value`, in order,
-/// including undefined ones. `value` is a tensor, or nested tuples, pairs, vectors, arrays,
+/// including undefined tensors. `value` is a tensor, or nested tuples, pairs, vectors, arrays,
 /// optionals and maps. A value of another type is treated as a value without tensors. For a struct
 /// of your own, define in its namespace:
 ///   template <class Visit> void visit_tensors(MyBatch& batch, Visit&& visit) { visit(batch.x); }
-/// visit_tensors is an object and not a function, so that argument-dependent lookup finds only the
-/// function of the struct's namespace.
+///   visit_tensors is an object and not a function, so that argument-dependent lookup finds only
+///   the function of the struct's namespace.
 inline constexpr detail::VisitTensors visit_tensors{};
 
 namespace detail {
 
-/// Pointers to the tensors inside `value`, valid until its containers change.
+/// Pointers to the tensors inside `value`. The pointers are valid until a container inside `value`
+/// changes.
 template <class T>
 std::vector<at::Tensor*> collect_tensors(T& value) {
   std::vector<at::Tensor*> tensors;

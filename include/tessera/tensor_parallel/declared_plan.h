@@ -8,10 +8,10 @@ namespace tessera::tensor_parallel {
 
 /// Options that a program passes to the plans that modules declare.
 struct DeclaredPlanOptions {
-  bool sequence_parallel = true;  ///< activations outside of attention and MLP are split along the
-                                  ///< sequence
-  bool loss_parallel = true;      ///< logits stay split over the vocabulary
-  bool regather = true;           ///< see PrepareModuleInputOptions::regather
+  /// Whether activations outside of attention and MLP are split along the sequence.
+  bool sequence_parallel = true;
+  bool loss_parallel = true;  ///< whether logits remain split over the vocabulary
+  bool regather = true;       ///< value of PrepareModuleInputOptions::regather
 };
 
 /// Interface of a module class that declares the tensor-parallel plan for itself and the modules

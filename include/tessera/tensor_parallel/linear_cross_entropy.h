@@ -14,7 +14,8 @@ namespace tessera::tensor_parallel {
 /// Options of linear_cross_entropy.
 struct LinearCrossEntropyOptions {
   CrossEntropyOptions loss{};
-  /// The number of chunks of a rank's tokens. 0: determined by chunk_bytes.
+  /// The number of chunks into which a rank's tokens are divided. 0: chunk_bytes determines the
+  /// number.
   std::int64_t chunks = 0;
   /// The maximum size in bytes of a rank's logits for one chunk, in the type of `hidden`. A chunk
   /// has at least one token. The number of tokens of a chunk is rounded down to a multiple of 1024
@@ -23,10 +24,10 @@ struct LinearCrossEntropyOptions {
   std::int64_t chunk_bytes = std::int64_t{256} << 20;
 };
 
-/// cross_entropy of the logits hidden weight^T: the head of a language model and its loss, computed
-/// for one chunk of tokens at a time, so that the full logits never exist. Forward also computes
-/// the gradients of a chunk while its logits exist, and backward scales them. Liger Kernel's fused
-/// linear cross entropy (Hsu et al. 2024), torchtitan's chunked loss.
+/// Computes cross_entropy of the logits hidden weight^T: the head of a language model and its loss,
+/// computed for one chunk of tokens at a time, so that the full logits never exist. Forward also
+/// computes the gradients of a chunk while its logits exist, and backward scales them. Liger
+/// Kernel's fused linear cross entropy (Hsu et al. 2024), torchtitan's chunked loss.
 ///
 /// `hidden`: (tokens, features). `weight`: (vocabulary, features). `hidden` and `weight` are both
 /// plain, or both distributed on one mesh. The weight is replicated, or its vocabulary is sharded
@@ -38,9 +39,9 @@ struct LinearCrossEntropyOptions {
 /// gradients of `hidden` and of `weight`. The weight's gradient is summed over the chunks in fp32
 /// if the weight has a half type, and rounded to this type once, in backward. Except on CUDA, such
 /// a sum needs memory for an fp32 copy of a chunk's rows of `hidden` and for a copy of its logits.
-/// Collective like cross_entropy, with two small all-reduces for each chunk. Gradients: to `hidden`
-/// and `weight`. The gradient of `hidden` is Partial over a dimension that shards the vocabulary;
-/// its reduction is the only communication in backward.
+/// Collective like cross_entropy, with two small all-reduces for each chunk. Differentiable by
+/// `hidden` and `weight`. The gradient of `hidden` is Partial over a dimension that shards the
+/// vocabulary; its reduction is the only communication in backward.
 ///
 /// Throws the Errors of cross_entropy. Also throws Error for other shapes, types and layouts, for
 /// negative chunks or bytes, and for kNone with gradients, because forward does not know the factor
@@ -49,9 +50,9 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});
 
-/// linear_cross_entropy() with a module instead of its weight. The hooks of the module run: tensor
-/// parallelism prepares `hidden`, and fully_shard gathers the weight and reduces its gradient.
-/// Throws Error for a module with a bias.
+/// Like the other linear_cross_entropy(), with a module instead of its weight. The hooks of the
+/// module run: tensor parallelism prepares `hidden`, and fully_shard gathers the weight and reduces
+/// its gradient. Throws Error for a module with a bias.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, nn::Linear& head,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});

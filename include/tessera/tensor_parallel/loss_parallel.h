@@ -18,16 +18,16 @@ struct CrossEntropyOptions {
   /// Rows with this target have no loss and no gradient.
   std::int64_t ignore_index = -100;
   Reduction reduction = Reduction::kMean;
-  /// The divisor of kMean: one number. Undefined: the number of targets of this call that are not
-  /// ignored, at least 1. This default is correct only if every data-parallel rank has the same
-  /// number of such targets.
+  /// The divisor of kMean, a tensor with one number. If undefined, the divisor is the number of
+  /// targets of this call that are not ignored, at least 1. This default is correct only if every
+  /// data-parallel rank has the same number of such targets.
   at::Tensor tokens = {};
   /// Alternative to `tokens`: the mesh of the data-parallel ranks, which fully_shard uses. kMean is
   /// then the mean over all targets on these ranks that are not ignored, even if the ranks have
   /// different numbers of such targets. Each call counts the targets by an all-reduce of one
   /// number. For micro-batches use `tokens`, with the targets of all micro-batches.
   DeviceMesh over = {};
-  /// Label smoothing as in torch's cross_entropy; from 0 to 1.
+  /// Label smoothing as in torch's cross_entropy, a number from 0 to 1.
   double label_smoothing = 0;
   /// Adds z_loss * log(sum of exp(logits))^2 to the loss of each row (PaLM, section 5).
   double z_loss = 0;
@@ -45,9 +45,10 @@ struct CrossEntropyOptions {
 ///
 /// A sharded vocabulary costs two small all-reduces in forward: the maximum of each row, and its
 /// sum of exponentials with the logit of its target. Sharded tokens cost an all-reduce of the sum,
-/// and one of the count if the targets are sharded too. Backward does not communicate. Collective
-/// over the mesh if anything is sharded. Gradient: to `logits`, with their layout and type. The
-/// operator tessera::cross_entropy computes the losses of the rows.
+/// and an all-reduce of the count if the targets are sharded too. Backward does not communicate.
+/// Collective over the mesh if anything is sharded. Differentiable by `logits`; the gradient has
+/// the layout and type of the logits. The operator tessera::cross_entropy computes the losses of
+/// the rows.
 ///
 /// Throws Error for other shapes and types, for logits that are Partial or strided, and for a
 /// target outside of the vocabulary. After a training forward of a model with fully_shard or
@@ -57,9 +58,9 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const CrossEntropyOptions& options = {});
 
 /// The number of targets that are not ignored, averaged over the ranks of `mesh`, the data-parallel
-/// dimensions: one fp64 number above 0. Pass it as CrossEntropyOptions::tokens. fully_shard's mean
-/// of the gradients is then the mean over all tokens. For micro-batches pass the targets of all
-/// micro-batches, and add the losses. Collective over `mesh`. No gradient.
+/// dimensions: one fp64 number above 0, for CrossEntropyOptions::tokens. fully_shard's mean of the
+/// gradients is then the mean over all tokens. For micro-batches pass the targets of all
+/// micro-batches, and add the losses. Collective over `mesh`. Not differentiable.
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index = -100);
 

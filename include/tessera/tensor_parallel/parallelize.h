@@ -20,11 +20,11 @@ namespace tessera::tensor_parallel {
 /// plain tensor is plain and complete. The gradient of a parameter has the placement of the
 /// parameter. Hooks and autograd::grad get complete gradients.
 ///
-/// Not collective: every rank must have the complete parameters and takes its shard. In the first
-/// forward the ranks compare the parameters that are not split, and the plain inputs. Throws Error,
-/// before anything is changed, for a pattern that matches no module, or that matches below some but
-/// not all modules of one class; for a style that is not applicable to its module; for heads that
-/// the ranks do not divide; and for a parameter that is already distributed.
+/// Not collective: every rank must have the complete parameters, of which it stores only its shard.
+/// In the first forward the ranks compare the parameters that are not split, and the plain inputs.
+/// Throws Error, before anything is changed, for a pattern that matches no module, or that matches
+/// below some but not all modules of one class; for a style that is not applicable to its module;
+/// for heads that the ranks do not divide; and for a parameter that is already distributed.
 ///
 ///   parallelize_module(model, mesh["tp"], {{"layers.*.mlp.up_proj", colwise_parallel()},
 ///                                          {"layers.*.mlp.down_proj", rowwise_parallel()}});

@@ -18,16 +18,17 @@ namespace tessera::tensor_parallel {
 /// with placement `desired` on the 1-D `mesh`. `layout`: the placement of a plain tensor. With
 /// Replicate the plain tensor is the same on every rank; otherwise it is this rank's part of a
 /// tensor with global sizes `sizes` (default: the ranks exchange the sizes of their parts).
-/// `regather`: see the option of the styles. Collective if data or sizes are sent. Differentiable.
-/// Throws Error if `tensor` is undefined or on another mesh, and on all ranks if the parts are not
-/// shards of one tensor.
+/// `regather`: as the option of the styles in styles.h. Collective if data or sizes are sent.
+/// Differentiable. Throws Error if `tensor` is undefined or on another mesh, and on all ranks if
+/// the parts are not shards of one tensor.
 at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
                          const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
                          std::optional<std::vector<std::int64_t>> sizes = {},
                          bool regather = false);
 
-/// For your own parallel styles: redistributes the distributed `tensor` to `layout`. With
-/// `use_local_output` returns the local tensor. Collective if data is sent. Differentiable.
+/// For your own parallel styles: redistributes the distributed `tensor` to `layout`. If
+/// `use_local_output` is true, returns the local tensor. Collective if data is sent.
+/// Differentiable.
 at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout, bool use_local_output);
 
 }  // namespace tessera::tensor_parallel

@@ -40,12 +40,12 @@ namespace tessera::tensor_parallel {
 class ParallelStyle {
  public:
   virtual ~ParallelStyle() = default;
-  /// The name for messages: "colwise_parallel".
+  /// The style's name for messages, such as "colwise_parallel".
   virtual std::string name() const = 0;
-  /// The placements of parameters of `module` or of modules below it. Empty for a style that does
-  /// not place parameters. If a module below has its own plan entry for a parameter, that entry
-  /// takes precedence. Does not change the module. Throws Error for a module to which the style is
-  /// not applicable.
+  /// The placements of parameters of `module` or of modules below it. The list is empty for a style
+  /// that does not place parameters. If a module below `module` has its own plan entry for a
+  /// parameter, that entry takes precedence. Does not change the module. Throws Error for a module
+  /// to which the style is not applicable.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
   /// Throws Error if `module` cannot be split over `mesh`. Does not change the module. Called after
@@ -66,7 +66,7 @@ class ParallelStyle {
 using StylePtr = std::shared_ptr<const ParallelStyle>;
 
 /// Pairs of an FQN pattern (nn::matches_fqn) and a style: {"layers.*.mlp.up_proj",
-/// colwise_parallel()}. "" is the module to which the plan is applied.
+/// colwise_parallel()}. The pattern "" is the module to which the plan is applied.
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
 // Styles and options have PyTorch's names. Two defaults differ: use_local_output, and the meaning
@@ -85,17 +85,18 @@ using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 //   sharded result this is the rank's part (docs/tensor_parallel.md, "Local parts"). Redistribution
 //   is collective over the mesh and differentiable.
 
-/// For Linear and Embedding. Shards the output features: the weight and bias of a Linear are
-/// Shard(0), the weight of an Embedding is Shard(1). The input is replicated first. Each module
-/// with this style gathers a split input separately. If several projections have the same input,
-/// give their parent module prepare_module_input(), which gathers the input once.
+/// Options of colwise_parallel(), for Linear and Embedding. The style shards the output features:
+/// the weight and bias of a Linear are Shard(0), the weight of an Embedding is Shard(1). The input
+/// is replicated first. Each module with this style gathers a split input separately. If several
+/// projections have the same input, give their parent module prepare_module_input(), which gathers
+/// the input once.
 struct ColwiseOptions {
   Placement input_layouts = Replicate{};
   Placement output_layouts = Shard{-1};
   bool use_local_output = false;
   /// The number of heads in the output features. Each rank gets whole heads: parallelize_module
-  /// throws Error if the number of heads is not divisible by the number of ranks. 0: the features
-  /// may be split anywhere.
+  /// throws Error if the number of heads is not divisible by the number of ranks. If 0, the
+  /// features may be split anywhere.
   std::int64_t heads = 0;
   bool regather = true;
 };
@@ -103,13 +104,13 @@ struct ColwiseOptions {
 /// ColwiseParallel.
 StylePtr colwise_parallel(ColwiseOptions options = {});
 
-/// For an nn::Linear with fewer heads than ranks: the keys or values of grouped-query attention.
-/// colwise_parallel() would split single heads. The number of ranks must be a multiple of `heads`.
-/// The parameters are replicated. Each head is computed on ranks / heads consecutive ranks: the
-/// ranks with its queries, if colwise_parallel() splits the queries. The result is Shard(-1) with
-/// ranks * (features / heads) features, as if each rank had a separate head. The gradients of the
-/// parameters are sums over the ranks. Megatron-LM's tensor parallelism with fewer query groups
-/// than ranks.
+/// Options of replicated_heads_parallel(), for an nn::Linear with fewer heads than ranks: the keys
+/// or values of grouped-query attention. colwise_parallel() would split single heads. The number of
+/// ranks must be a multiple of `heads`. The parameters are replicated. Each head is computed on
+/// ranks / heads consecutive ranks: the ranks with its queries, if colwise_parallel() splits the
+/// queries. The result is Shard(-1) with ranks * (features / heads) features, as if each rank had a
+/// separate head. The gradients of the parameters are sums over the ranks. Megatron-LM's tensor
+/// parallelism with fewer query groups than ranks.
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
   Placement input_layouts = Replicate{};
@@ -120,13 +121,15 @@ struct ReplicatedHeadsOptions {
 /// (ReplicatedHeadsOptions).
 StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
 
-/// For an nn::FusedLinear, or an nn::Linear whose output features are several equal parts (query,
-/// key and value; gate and up). Shards each part: the result of a rank is the rank's shard of the
-/// first part, followed by the rank's shard of the second part, and so on. chunk() of the result
-/// therefore returns the shards of the parts. colwise_parallel() would give a rank consecutive
-/// features of only one or two parts. A distributed result is _StridedShard(-1, parts).
+/// Options of fused_colwise_parallel(), for an nn::FusedLinear, or an nn::Linear whose output
+/// features are several equal parts (query, key and value; gate and up). The style shards each
+/// part: the result of a rank is the rank's shard of the first part, followed by the rank's shard
+/// of the second part, and so on. chunk() of the result therefore returns the shards of the parts.
+/// colwise_parallel() would give a rank consecutive features of only one or two parts. A
+/// distributed result is _StridedShard(-1, parts).
 struct FusedColwiseOptions {
-  std::int64_t parts = 0;  ///< number of equal parts; set it for an nn::Linear only
+  /// Number of equal parts of an nn::Linear; leave 0 for an nn::FusedLinear.
+  std::int64_t parts = 0;
   Placement input_layouts = Replicate{};
   bool use_local_output = false;
   bool regather = true;
@@ -135,22 +138,25 @@ struct FusedColwiseOptions {
 /// shard_linear(..., segments).
 StylePtr fused_colwise_parallel(FusedColwiseOptions options = {});
 
-/// For Linear and Embedding. For a Linear, shards the input features: the weight is Shard(1), and
-/// the bias is replicated and added after the reduction. For an Embedding, shards the vocabulary:
-/// the weight is Shard(0), and every rank looks up all indices.
+/// Options of rowwise_parallel(), for Linear and Embedding. For a Linear, the style shards the
+/// input features: the weight is Shard(1), and the bias is replicated and added after the
+/// reduction. For an Embedding, the style shards the vocabulary: the weight is Shard(0), and every
+/// rank looks up all indices.
 struct RowwiseOptions {
-  std::optional<Placement> input_layouts{};  ///< default Shard{-1}: a plain input contains this
-                                             ///< rank's features
-  Placement output_layouts = Replicate{};    ///< Replicate: the result is all-reduced; Shard: it is
-                                             ///< reduce-scattered
+  std::optional<Placement> input_layouts{};  ///< placement of a plain input; default Shard{-1}: the
+                                             ///< input contains this rank's features
+  Placement output_layouts = Replicate{};    ///< placement of the result; Replicate: the result is
+                                             ///< all-reduced; Shard: the result is reduce-scattered
   bool use_local_output = false;
-  std::int64_t heads = 0;  ///< like ColwiseOptions::heads, for the input features of a Linear
+  /// Number of heads in the input features of a Linear; see ColwiseOptions::heads.
+  std::int64_t heads = 0;
 };
 /// Creates the row-wise style for Linear and Embedding (RowwiseOptions). PyTorch's RowwiseParallel.
 StylePtr rowwise_parallel(RowwiseOptions options = {});
 
-/// For norms and dropout on activations that are sharded along the sequence. Each rank computes its
-/// own tokens. The parameters are replicated. Korthikanti et al. 2022.
+/// Options of sequence_parallel(), for norms and dropout on activations that are sharded along the
+/// sequence. Each rank computes its own tokens. The parameters are replicated. Korthikanti et al.
+/// 2022.
 struct SequenceOptions {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;
@@ -159,19 +165,21 @@ struct SequenceOptions {
 /// SequenceParallel.
 StylePtr sequence_parallel(SequenceOptions options = {});
 
-/// Replicates parameters, input and output of a module, without sequence parallelism. Parameters of
-/// modules below are included unless another entry names these modules. torchtitan's NoParallel. A
-/// split input is gathered. A norm over the features of each head needs no style, or needs
-/// sequence_parallel() with the dimension of the heads.
+/// Options of replicate_parallel(), which replicates parameters, input and output of a module,
+/// without sequence parallelism. Parameters of modules below the module are included, unless
+/// another entry of the plan names these modules. torchtitan's NoParallel. A split input is
+/// gathered. A norm over the features of each head needs no style, or needs sequence_parallel()
+/// with the dimension of the heads.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
 /// Creates the style that replicates parameters, inputs and outputs (ReplicateOptions).
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
-/// For a module's own parameters, not those of modules below: a class token, registers, positions
-/// or a LayerScale of a container, or a module inside an nn::Hooked. Parameters that `placements`
-/// does not name are replicated. Inputs are not converted. The gradients equal those of one rank.
+/// Options of place_parameters(), for a module's own parameters without those of modules below: a
+/// class token, registers, positions or a LayerScale of a container, or a module inside an
+/// nn::Hooked. Parameters that `placements` does not name are replicated. Inputs are not converted.
+/// The gradients equal those of one rank.
 struct PlaceOptions {
   /// pairs of parameter name and placement, such as {"weight", Shard{0}}
   std::vector<std::pair<std::string, Placement>> placements{};
@@ -181,9 +189,10 @@ struct PlaceOptions {
 /// without own parameters. PyTorch's distribute_module with a partition_fn.
 StylePtr place_parameters(PlaceOptions options = {});
 
-/// For any module. For each tensor among the arguments of forward, in order: `input_layouts` has
-/// the placement of a plain tensor, and `desired_input_layouts` the placement to which the tensor
-/// is redistributed. nullopt: the tensor is unchanged.
+/// Options of prepare_module_input(), for any module. For each tensor among the arguments of
+/// forward, in order: `input_layouts` has the placement of a plain tensor, and
+/// `desired_input_layouts` the placement to which the tensor is redistributed. For nullopt the
+/// tensor is unchanged.
 struct PrepareModuleInputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};
@@ -194,9 +203,9 @@ struct PrepareModuleInputOptions {
 /// PyTorch's PrepareModuleInput.
 StylePtr prepare_module_input(PrepareModuleInputOptions options);
 
-/// For any module. For each tensor in the result of forward, in order: `output_layouts` has the
-/// placement of a plain tensor, and `desired_output_layouts` the placement to which the tensor is
-/// redistributed. nullopt: the tensor is unchanged.
+/// Options of prepare_module_output(), for any module. For each tensor in the result of forward, in
+/// order: `output_layouts` has the placement of a plain tensor, and `desired_output_layouts` the
+/// placement to which the tensor is redistributed. For nullopt the tensor is unchanged.
 struct PrepareModuleOutputOptions {
   std::vector<std::optional<Placement>> output_layouts{};
   std::vector<std::optional<Placement>> desired_output_layouts{};
@@ -206,7 +215,8 @@ struct PrepareModuleOutputOptions {
 /// PyTorch's PrepareModuleOutput.
 StylePtr prepare_module_output(PrepareModuleOutputOptions options);
 
-/// Combines PrepareModuleInputOptions and PrepareModuleOutputOptions.
+/// Options of prepare_module_input_output(): PrepareModuleInputOptions together with
+/// PrepareModuleOutputOptions.
 struct PrepareModuleInputOutputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};

@@ -135,7 +135,7 @@ std::string name_ranks(const std::vector<int>& ranks) {
 namespace {
 
 using RecordPtr = std::unique_ptr<const Record>;
-using World = std::map<int, RecordPtr>;  // by rank
+using World = std::map<int, RecordPtr>;  // records of a job's ranks, indexed by rank
 
 /// Reads a record. Throws Error if the file contains no record of this version.
 RecordPtr load_record(const std::filesystem::path& path) {
@@ -149,7 +149,7 @@ RecordPtr load_record(const std::filesystem::path& path) {
   return record;
 }
 
-/// The records in a folder, by world.
+/// The records in a folder, indexed by the number of the world.
 std::map<int, World> read_records(const std::string& folder) {
   std::map<int, World> worlds;
   std::error_code error;
@@ -169,7 +169,7 @@ std::map<int, World> read_records(const std::string& folder) {
   return worlds;
 }
 
-/// The ranks in the group of a rank's call that have not begun the call.
+/// The ranks that belong to the group of a rank's call and have not begun the call.
 std::vector<int> missing_ranks(const World& world, const Record& record, const CallLabel& call) {
   std::vector<int> missing;
   const GroupSlot* group = find_group(record, call.group);
@@ -192,7 +192,7 @@ std::string since_text(std::int64_t since) {
   return since == 0 ? "" : text.data();
 }
 
-/// A line for each rank, or for all ranks with the same activity.
+/// Adds a line for each rank; ranks with equal activities share a line.
 void explain(const World& world, std::vector<std::string>& lines) {
   std::vector<std::tuple<std::string, std::int64_t, std::vector<int>>> groups;
   for (const auto& [rank, record] : world) {

@@ -1,5 +1,6 @@
-// Functions on digits that layouts, the redistribution planner and propagation share: sizes over a
-// mesh, and the canonical form. tessera/core/detail/layout.h defines digits.
+// Functions on digits (factors of a tensor dimension, divided over mesh dimensions) that layouts,
+// the redistribution planner and propagation share: sizes over a mesh, and the canonical form.
+// tessera/core/detail/layout.h defines digits.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace tessera::detail {
 
-/// The size of one mesh dimension, for any container of sizes.
+/// The size of one mesh dimension. `Sizes` may be any container of sizes.
 template <class Sizes>
 std::int64_t mesh_size(const Sizes& mesh_sizes, int mesh_dim) {
   return mesh_sizes[static_cast<std::size_t>(mesh_dim)];
@@ -25,8 +26,8 @@ std::int64_t mesh_product(const std::vector<std::int64_t>& mesh_sizes,
 std::vector<Digit> canonical_digits(const std::vector<std::int64_t>& mesh_sizes,
                                     std::vector<Digit> digits);
 
-/// `layout` with every mesh dimension of size 1 replicated. Each coordinate has the same values
-/// under both layouts, so the planner need not distinguish them.
+/// `layout` with every mesh dimension of size 1 replicated. Each rank has the same values under
+/// both layouts, so the planner need not distinguish them.
 LayoutPtr without_unit_mesh_dims(LayoutPtr layout);
 
 }  // namespace tessera::detail

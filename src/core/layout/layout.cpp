@@ -22,10 +22,11 @@ namespace {
 
 using MeshSizes = std::vector<std::int64_t>;
 
-/// Whether torch.chunk divides `extent * factor` positions over `mesh_dims` at the same places as
-/// it divides `extent` positions of length `factor`. Then a local digit of `factor` may be merged
-/// with a digit of `extent`. Tested exactly and not by divisibility, because uneven chunks may
-/// scale as well: 5 over 3 gives 2, 2 and 1, and 10 over 3 gives 4, 4 and 2.
+/// Whether torch.chunk divides `extent * factor` positions over `mesh_dims` at the same boundaries
+/// as `extent` blocks of `factor` positions. If so, an undivided digit of extent `factor` may be
+/// merged with the digit of extent `extent` before it. Tested exactly and not by divisibility,
+/// because uneven chunks may scale as well: 5 over 3 gives 2, 2 and 1, and 10 over 3 gives 4, 4 and
+/// 2.
 bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
                 std::span<const int> mesh_dims) {
   if (mesh_dims.empty() || extent == 0) {
@@ -36,12 +37,13 @@ bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
   if (ceil_div(extent * factor, parts) != chunk * factor) {
     return false;
   }
-  // torch.chunk makes chunks of at most two sizes: full chunks, and one remainder.
+  // torch.chunk makes chunks of at most two nonzero sizes: full chunks, and one remainder. Both are
+  // tested.
   const auto rest = mesh_dims.subspan(1);
   return cuts_scale(mesh, chunk, factor, rest) && cuts_scale(mesh, extent % chunk, factor, rest);
 }
 
-/// The largest number of the digit's positions on one coordinate.
+/// The number of positions of the digit on the rank that has the most.
 std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
   auto extent = digit.extent;
   for (const int dim : digit.mesh_dims) {
@@ -51,7 +53,7 @@ std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
 }
 
 /// Whether `major` followed by `minor` is one digit over the mesh dimensions of both. There are two
-/// cases. If the minor digit is local, the major digit may include it. If the major digit is
+/// cases. If the minor digit is not divided, the major digit may include it. If the major digit is
 /// divided into single positions, the mesh dimensions of the minor digit continue its division.
 bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor) {
   if (major.mesh_dims.empty()) {
@@ -66,7 +68,8 @@ void append(Digit& major, const Digit& minor) {
   major.mesh_dims.insert(major.mesh_dims.end(), minor.mesh_dims.begin(), minor.mesh_dims.end());
 }
 
-/// One undivided position is needed only as the only digit of a dimension.
+/// Whether the digit has a single, undivided position. Such a digit is needed only if a dimension
+/// has no other digit.
 bool is_trivial(const Digit& digit) {
   return digit.extent == 1 && digit.mesh_dims.empty();
 }
@@ -96,7 +99,8 @@ std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Dig
   if (out.size() != 1) {
     return out;
   }
-  // A single digit is the whole dimension; without its extent the layout does not depend on sizes.
+  // A single digit is the whole dimension, so its extent is omitted. The layout then does not
+  // depend on sizes.
   if (out.front().mesh_dims.empty()) {
     return {};
   }
@@ -105,7 +109,8 @@ std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Dig
 }
 
 /// Meshes with dimensions of size 1 are common, since one configuration serves any number of GPUs.
-/// With them a redistribution plan would communicate in groups of one rank.
+/// If these dimensions were not removed, a redistribution plan would communicate in groups of one
+/// rank.
 LayoutPtr without_unit_mesh_dims(LayoutPtr layout) {
   const auto& mesh = layout->mesh_sizes();
   const auto is_unit = [&](int dim) { return mesh_size(mesh, dim) == 1; };
@@ -130,8 +135,8 @@ namespace tessera {
 // Layouts, and the table that interns them. dtensor compares and hashes layouts in every operator,
 // so these operations are pointer comparisons. The cost is paid here, once for each new layout.
 
-/// The identity of a layout, in canonical form. intern() first checks the content, because the
-/// canonical form reads mesh sizes by index.
+/// The data that identify a layout, in canonical form. intern() first checks the content, because
+/// the canonical form reads mesh sizes by index.
 struct Layout::Content {
   std::vector<std::int64_t> mesh_sizes;
   Layout::Dims dims;
@@ -154,10 +159,10 @@ class Hasher {
   std::uint64_t value() const { return state_; }
 
  private:
-  std::uint64_t state_ = 0x243F6A8885A308D3ULL;  // digits of pi; any odd start would do
+  std::uint64_t state_ = 0x243F6A8885A308D3ULL;  // digits of pi; any odd initial value would do
 };
 
-/// Marks a mesh dimension in `used`. Throws Error if it is out of range or already marked.
+/// Marks mesh dimension `dim` in `used`. Throws Error if `dim` is out of range or already marked.
 void check_mesh_dim(std::vector<bool>& used, int dim) {
   TESSERA_CHECK(dim >= 0 && static_cast<std::size_t>(dim) < used.size(),
                 "layout uses mesh dimension ", dim, " of a mesh with ", used.size());
@@ -174,8 +179,9 @@ bool needs_canonical(const std::vector<Digit>& digits) {
 
 }  // namespace
 
-/// Includes counts as well as contents, so that moving a digit to the neighbouring dimension
-/// changes the hash. Computed once for each call of intern(), whether or not it finds the layout.
+/// The hash includes the number of digits as well as the digits, so that moving a digit to the
+/// neighbouring tensor dimension changes the hash. Computed once for each call of intern(), whether
+/// or not it finds the layout.
 std::uint64_t Layout::Content::hash() const {
   Hasher hasher;
   for (const auto size : mesh_sizes) {
@@ -196,7 +202,8 @@ std::uint64_t Layout::Content::hash() const {
   return hasher.value();
 }
 
-/// Called before canonical_digits(), which uses mesh dimensions as indices.
+/// Checks the content. Must be called before canonical_digits(), which uses mesh dimensions as
+/// indices.
 void Layout::Content::check() const {
   std::vector<bool> used(mesh_sizes.size(), false);
   for (const auto& digits : dims) {
@@ -220,12 +227,13 @@ void Layout::Content::canonicalise() {
     }
     digits = detail::canonical_digits(mesh_sizes, std::move(digits));
   }
-  // The order has no meaning: reductions run from the inner mesh dimension to the outer one.
+  // Sorts the partial dimensions, whose order has no meaning: reductions always run from the inner
+  // mesh dimension to the outer one.
   std::sort(partial.begin(), partial.end(),
             [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
 }
 
-/// All layouts, in buckets by hash, each with its own lock.
+/// The table of all layouts, in buckets by hash. Each bucket has its own lock.
 class Layout::Table {
  public:
   static Table& instance() {
@@ -257,10 +265,10 @@ class Layout::Table {
   /// Releases what may be the last reference to a layout. Done under the lock, so that no thread
   /// can find the layout and make a new reference between the count reaching 0 and the removal.
   void release(const Layout* layout) {
-    // The bucket is looked up before the removal below, which destroys the layout.
+    // The bucket is found before the layout is removed, because removal destroys the layout.
     auto& bucket = bucket_of(layout->hash_);
     const std::unique_lock lock(bucket.mutex);
-    // acq_rel: accesses of other threads before they released their references happen before the
+    // acq_rel: all accesses by threads that have released their references happen before the
     // destruction.
     if (layout->holders_.fetch_sub(1, std::memory_order_acq_rel) > 1) {
       return;
@@ -281,7 +289,8 @@ class Layout::Table {
 
  private:
   struct Bucket {
-    // The caller holds the lock, so the new reference is made under the lock (see release()).
+    // Finds a layout in the bucket. The caller holds the bucket's lock, so the new reference is
+    // made under the lock (see release()).
     LayoutPtr find(std::uint64_t hash, const Content& content) const {
       const auto [begin, end] = layouts.equal_range(hash);
       for (auto entry = begin; entry != end; ++entry) {
@@ -295,12 +304,13 @@ class Layout::Table {
       return nullptr;
     }
 
-    // A multimap by hash, because contents may collide; find() compares them.
+    // A multimap of layouts by hash, because different contents may have equal hashes; find()
+    // compares contents.
     mutable std::shared_mutex mutex;
     std::unordered_multimap<std::uint64_t, std::unique_ptr<const Layout>> layouts;
   };
 
-  // Selects by the top four bits, which multiplication mixes best.
+  // Selects the bucket by the top four bits of the hash, which multiplication mixes best.
   Bucket& bucket_of(std::uint64_t hash) { return buckets_[hash >> 60]; }
 
   std::array<Bucket, 16> buckets_;
@@ -331,7 +341,7 @@ LayoutPtr Layout::intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
   return Table::instance().find_or_make(std::move(content));
 }
 
-// Takes the table's lock only for the last reference.
+// Releases a reference to a layout. Takes the table's lock only for the last reference.
 void Layout::release(const Layout* layout) {
   auto holders = layout->holders_.load(std::memory_order_relaxed);
   while (holders > 1) {
@@ -367,7 +377,8 @@ std::vector<int> Layout::mesh_dims_of(int tensor_dim) const {
 
 namespace {
 
-/// `alone`: the digit is the only digit of its dimension; its extent is then omitted.
+/// A digit as text. `alone`: whether the digit is the only digit of its dimension; its extent is
+/// then omitted.
 std::string to_string(const Digit& digit, bool alone) {
   std::string out;
   for (const int dim : digit.mesh_dims) {

@@ -51,7 +51,8 @@ int MeshShape::dim(int dim) const {
   return dim < 0 ? dim + ndim() : dim;
 }
 
-/// Row-major, so that ranks of one host are usually neighbours along the last dimension.
+/// Coordinates are row-major, so that ranks of one host are usually neighbours along the last
+/// dimension.
 std::vector<std::int64_t> MeshShape::coordinate(std::int64_t index) const {
   TESSERA_CHECK(index >= 0 && index < numel(), "position ", index, " is outside mesh ",
                 to_string(*this), ", which has ", numel());
@@ -79,7 +80,7 @@ std::string to_string(const MeshShape& shape) {
   std::string out = "(";
   for (const auto& [dim, size] : ranges::views::enumerate(shape.sizes())) {
     out += dim > 0 ? ", " : "";
-    if (dim < shape.names().size()) {  // an invalid shape may have too few names
+    if (dim < shape.names().size()) {  // an invalid shape may have fewer names than sizes
       out += shape.names()[dim] + "=";
     }
     out += std::to_string(size);
@@ -91,29 +92,31 @@ std::ostream& operator<<(std::ostream& stream, const MeshShape& shape) {
   return stream << to_string(shape);
 }
 
-// Which part of a tensor a coordinate has: sizes, offsets, boxes. The functions are pure, so
-// planning, random numbers, checkpoints and Muon can compute the part of any rank without
-// communication. All follow torch.chunk: full chunks of ceil(size / n), then a shorter one, then
-// empty ones.
+// Computes which part of a tensor the rank at a coordinate has: sizes, offsets, boxes. The
+// functions are pure, so planning, random numbers, checkpoints and Muon can compute the part of any
+// rank without communication. All divisions follow torch.chunk: full chunks of ceil(size / n), then
+// a shorter one, then empty ones.
 
 namespace {
 
-/// A range of a tensor dimension, with its global and local beginning.
+/// A range of positions along a tensor dimension: its beginnings in the global tensor and in the
+/// local tensor.
 struct Run {
   std::int64_t global = 0;
   std::int64_t local = 0;
   std::int64_t size = 0;
 };
 
-/// The chunk of one digit that a coordinate has.
+/// The chunk of one digit that the rank at a coordinate has.
 struct Chunk {
-  std::int64_t extent = 0;  ///< extent of the whole digit
+  std::int64_t extent = 0;  ///< extent of the whole digit, of which this is a chunk
   std::int64_t offset = 0;
   std::int64_t size = 0;
 };
 
-/// Nested torch.chunks: each mesh dimension divides the chunk that the previous one left.
-/// `dim_size` is the extent of a digit that is the only digit of its dimension.
+/// The chunk of a digit at a coordinate. Each mesh dimension divides the chunk that the previous
+/// mesh dimension left, as torch.chunk does. `dim_size` is the extent of a digit that is the only
+/// digit of its dimension.
 Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
                std::span<const std::int64_t> coordinate) {
   Chunk out{digit.extent == 0 ? dim_size : digit.extent, 0, 0};
@@ -127,7 +130,7 @@ Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
   return out;
 }
 
-/// Checks sizes given by callers, because a mismatch would read past the end.
+/// Checks sizes given by callers, because wrong lengths would cause reads past the end.
 void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                      std::span<const std::int64_t> coordinate) {
   TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
@@ -137,8 +140,9 @@ void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                 " dimensions was given a coordinate of ", coordinate.size());
 }
 
-/// `inner` repeated for each position of `chunk`. The distance between repetitions is
-/// `global_stride` elements in the global dimension and `local_stride` elements in the local one.
+/// The ranges `inner`, repeated for each position of `chunk`. From one repetition to the next the
+/// ranges move by `global_stride` positions in the global tensor, and by `local_stride` positions
+/// in the local tensor.
 std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
                         std::int64_t global_stride, std::int64_t local_stride) {
   std::vector<Run> out;
@@ -151,8 +155,9 @@ std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
   return out;
 }
 
-/// The ranges of a dimension that a coordinate has, in order, computed from the minor digit
-/// outwards. As long as the coordinate has the minor digits completely, the result stays one range.
+/// The ranges of a dimension that the rank at a coordinate has, in order. Computed from the last
+/// digit outwards. As long as the rank has all positions of the digits so far, the result is a
+/// single range.
 std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
                       std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(dim);
@@ -167,8 +172,8 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
     if (chunk.size == 0) {
       return {};
     }
-    // If the coordinate has all minor digits completely, neighbouring ranges merge into one.
-    // Otherwise there is one range for each position of this digit.
+    // If the rank has all positions of the later digits, neighbouring ranges merge into one range.
+    // Otherwise there is a range for each position of this digit.
     if (local_stride == global_stride) {
       out = {{chunk.offset * global_stride, 0, chunk.size * local_stride}};
     } else {
@@ -188,18 +193,19 @@ void append(Box& box, const Run& run) {
 
 }  // namespace
 
-/// 0 for chunks behind the last position, for which torch.chunk would return no chunk.
+/// The size is 0 for chunks behind the last position, where torch.chunk would return no chunk.
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index) {
   const auto full = detail::ceil_div(size, chunks);
   return std::clamp(size - index * full, std::int64_t{0}, full);
 }
 
-/// `size` for an empty chunk, so that offsets are never outside of the tensor.
+/// The offset of an empty chunk is `size`, so that offsets are never outside of the tensor.
 std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t index) {
   return std::min(size, index * detail::ceil_div(size, chunks));
 }
 
-/// Each coordinate has the same number of inner positions for each outer position.
+/// The local size is the product of the digits' local sizes, because a rank has equally many
+/// positions of inner digits for each position of an outer digit.
 std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
                         std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(tensor_dim);
@@ -262,7 +268,8 @@ std::vector<std::int64_t> global_indices(const Layout& layout, int tensor_dim, s
   return out;
 }
 
-// A part of a tensor as integers, because operator schemas have no type for boxes.
+// Conversions between a part of a tensor and a list of integers, because operator schemas have no
+// type for boxes.
 
 std::vector<std::int64_t> flat_place(const FlatPlace& place) {
   std::vector<std::int64_t> numbers = place.sizes;

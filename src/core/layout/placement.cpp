@@ -17,8 +17,8 @@
 
 namespace tessera {
 
-// Converts placements to text and back, in PyTorch's notation: the printed text can be parsed, and
-// pasted into Python. Documents, messages and the command line use it.
+// Converts placements to text and back, in PyTorch's notation: the printed text can be parsed
+// again, and pasted into Python. Documents, messages and the command line use this notation.
 
 namespace {
 
@@ -42,7 +42,8 @@ struct Printer {
   }
 };
 
-/// PyTorch prints a space behind each comma; users may not. No name contains a space.
+/// Removes spaces. PyTorch prints a space behind each comma, but users may omit it. No name
+/// contains a space.
 std::string without_spaces(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -53,12 +54,13 @@ std::string without_spaces(std::string_view text) {
   return out;
 }
 
-/// Removes an optional keyword: "Shard(dim=0)" is "Shard(0)".
+/// Removes an optional keyword, so that "Shard(dim=0)" is read like "Shard(0)".
 std::string_view without_prefix(std::string_view text, std::string_view prefix) {
   return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
 }
 
-/// `text` must consist of a number only; std::stoll would read "0x" as 0.
+/// The number in `text`; nullopt unless the whole text is a number. std::stoll would read "0x" as
+/// 0.
 std::optional<std::int64_t> integer(std::string_view text) {
   std::int64_t value = 0;
   const char* end = text.data() + text.size();
@@ -77,7 +79,7 @@ std::optional<Placement> parse_shard(std::string_view argument) {
   return Shard{*dim};
 }
 
-/// "Partial()" is a sum, as in PyTorch.
+/// Parses "Partial(...)". "Partial()" is a sum, as in PyTorch.
 std::optional<Placement> parse_partial(std::string_view argument) {
   if (argument.empty()) {
     return Partial{};
@@ -90,7 +92,8 @@ std::optional<Placement> parse_partial(std::string_view argument) {
   return std::nullopt;
 }
 
-/// Both arguments are required. PyTorch prints "sf=" and accepts "split_factor=".
+/// Parses "_StridedShard(...)". Both arguments are required. PyTorch prints "sf=" and accepts
+/// "split_factor=".
 std::optional<Placement> parse_strided_shard(std::string_view arguments) {
   const auto comma = arguments.find(',');
   if (comma == std::string_view::npos) {
@@ -105,7 +108,7 @@ std::optional<Placement> parse_strided_shard(std::string_view arguments) {
   return StridedShard{*dim, *factor};
 }
 
-/// nullopt if the text is not a placement.
+/// Parses a placement. Returns nullopt if the text is not a placement.
 std::optional<Placement> parse(std::string_view text) {
   if (text == "R") {
     return Replicate{};
@@ -185,13 +188,14 @@ Placement parse_placement(std::string_view text) {
 
 // Placements <-> Layout. NOTE [Orders and strided shards]
 //
-// PyTorch applies a placement list in mesh order. If a mesh dimension is applied after one that is
-// later in the mesh, it appears as a StridedShard, whose split factor is the number of chunks that
-// the later mesh dimension, applied first, makes. Example: FSDP over tensor parallelism on mesh
-// (dp=2, tp=4) applies tp first, then dp; PyTorch writes [_StridedShard(0, sf=4), Shard(0)].
+// PyTorch applies a placement list in mesh order. A mesh dimension may have to be applied after a
+// mesh dimension that is later in the mesh; such a mesh dimension has a StridedShard, whose split
+// factor is the number of chunks that the later mesh dimension, applied first, makes. Example: FSDP
+// over tensor parallelism on mesh (dp=2, tp=4) applies tp first, then dp; PyTorch writes
+// [_StridedShard(0, sf=4), Shard(0)].
 //
 // To a layout: mesh dimensions are inserted into the order from the last to the first, each behind
-// the ones whose sizes multiply to its split factor.
+// the mesh dimensions whose sizes multiply to its split factor.
 //
 // To placements: the split factor of a mesh dimension is the product of the sizes of the mesh
 // dimensions that precede it in the order and are later in the mesh.
@@ -205,15 +209,15 @@ namespace {
 using detail::mesh_size;
 using Sizes = std::vector<std::int64_t>;
 
-/// One mesh dimension that shards a tensor dimension; a plain Shard has split factor 1.
+/// A division of a tensor dimension by one mesh dimension. A plain Shard has split factor 1.
 struct Cut {
   int mesh_dim = 0;
   std::int64_t split_factor = 1;
 };
 
 /// The order of application that explains all split factors, if there is one. Mesh dimensions are
-/// inserted from the last to the first, so all that are already in `order` are later in the mesh,
-/// and split factors count their sizes.
+/// inserted from the last to the first, so all mesh dimensions that are already in `order` are
+/// later in the mesh, and split factors count their sizes.
 std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<Cut>& cuts) {
   std::vector<int> order;
   for (const Cut& cut : cuts | ranges::views::reverse) {
@@ -230,12 +234,13 @@ std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<
   return order;
 }
 
-/// The digits of one dimension while cuts are applied in mesh order.
+/// Applies cuts to one tensor dimension in mesh order. Stores the digits of the dimension after
+/// each cut.
 class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
 
-  /// Divides a digit by a mesh dimension; false if the cut is not at a digit's boundary.
+  /// Divides a digit by a mesh dimension. Returns false if the cut is not at a digit's boundary.
   bool apply(const Cut& cut) {
     const auto first = skip(cut.split_factor);
     if (!first) {
@@ -260,8 +265,8 @@ class DigitCutter {
   std::vector<Digit> digits() && { return std::move(digits_); }
 
  private:
-  /// How many positions of the digit each coordinate has; nullopt if the numbers differ. Only equal
-  /// parts can be divided again by a factor that is the same on all coordinates.
+  /// The number of positions of the digit that each rank has; nullopt if the numbers differ between
+  /// ranks. Only equal parts can be divided further by one factor on all ranks.
   std::optional<std::int64_t> remaining(const Digit& digit) const {
     const auto parts = detail::mesh_product(mesh_, digit.mesh_dims);
     if (digit.extent % parts != 0) {
@@ -270,7 +275,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// The index of the digit behind the first `factor` local positions; may split a digit in two.
+  /// The index of the digit that follows the first `factor` undivided positions. May split a digit
+  /// in two.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -280,7 +286,8 @@ class DigitCutter {
       if (!left || *left == 0) {
         return std::nullopt;
       }
-      if (*left % factor == 0 && *left != factor) {  // the positions end inside this digit
+      // The first `factor` positions end inside this digit.
+      if (*left % factor == 0 && *left != factor) {
         const auto behind = *left / factor;
         digits_[i].extent /= behind;
         digits_.insert(digits_.begin() + static_cast<std::ptrdiff_t>(i) + 1, Digit{behind, {}});
@@ -294,8 +301,8 @@ class DigitCutter {
     if (factor != 1) {
       return std::nullopt;
     }
-    // The factor uses up all positions. The mesh dimension then divides an additional digit of one
-    // position, which coordinate 0 has and the others lack.
+    // The split factor covers all positions. The mesh dimension then divides an additional digit of
+    // one position, which only the rank at coordinate 0 has.
     digits_.push_back(Digit{1, {}});
     return digits_.size() - 1;
   }
@@ -304,8 +311,9 @@ class DigitCutter {
   std::vector<Digit> digits_;
 };
 
-/// The digits of one dimension of `size`. A pure order is preferred, because it does not depend on
-/// sizes: such layouts are the same object for all tensors and may be divided unevenly.
+/// The digits of one tensor dimension with `size` positions. Prefers a pure order of mesh
+/// dimensions, because an order does not depend on sizes: such a layout is one object for all
+/// tensors and may be divided unevenly.
 std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector<Cut>& cuts,
                                             std::int64_t size) {
   if (cuts.empty()) {
@@ -323,13 +331,15 @@ std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector
   return std::move(cutter).digits();
 }
 
-/// A placement list: the cuts of each tensor dimension in mesh order, and the partials.
+/// The content of a placement list: the cuts of each tensor dimension in mesh order, and the
+/// partial mesh dimensions.
 struct CutsAndPartials {
   std::vector<std::vector<Cut>> cuts;
   std::vector<PartialDim> partial;
 };
 
-/// `dim` counted from 0. The error contains the whole list, which is what the user wrote.
+/// `dim` as an index from 0. The error message contains the whole list of placements, which is what
+/// the user wrote.
 std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int64_t ndim) {
   TESSERA_CHECK(dim >= -ndim && dim < ndim, "placements ", to_string(placements),
                 " shard dimension ", dim, " of a tensor with ", ndim,
@@ -359,8 +369,8 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
 }
 
 /// The split factor of `mesh_dim`, which is in one of `digits`: the number of positions in
-/// preceding digits that are local when PyTorch applies it, multiplied by its factor within its
-/// digit (see the note above).
+/// preceding digits that are undivided when PyTorch applies `mesh_dim`, multiplied by the factor of
+/// `mesh_dim` within its digit. See NOTE [Orders and strided shards].
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {
@@ -368,7 +378,8 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
     const auto at = std::find(order.begin(), order.end(), mesh_dim);
     if (at == order.end()) {
       factor *= digit.extent;
-      // Mesh dimensions that are earlier in the mesh were applied before; they are not local.
+      // Skips mesh dimensions that are earlier in the mesh, because PyTorch has applied them
+      // before.
       for (const int m : order) {
         factor /= m < mesh_dim ? mesh_size(mesh, m) : 1;
       }
@@ -379,7 +390,8 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
     }
     break;
   }
-  // Preceding uneven cuts may reduce the factor to 0, which to_placements() then refuses.
+  // The factor may be 0 after uneven cuts in preceding digits; to_placements() later refuses such a
+  // layout.
   return std::max(factor, std::int64_t{1});
 }
 
@@ -398,13 +410,15 @@ Placement placement_of(const Layout& layout, int mesh_dim) {
   return StridedShard{dim, factor};
 }
 
-/// Only a layout with several digits in a dimension may have no list of placements.
+/// Whether a tensor dimension has several digits. Only such a layout may have no list of
+/// placements.
 bool has_several_digits(const Layout& layout) {
   return std::any_of(layout.dims().begin(), layout.dims().end(),
                      [](const auto& digits) { return digits.size() > 1; });
 }
 
-/// Converts placements; nullptr if the cuts of a dimension are not at boundaries of its digits.
+/// Converts placements to a layout. Returns nullptr if the cuts of a tensor dimension are not at
+/// boundaries of its digits.
 LayoutPtr try_to_layout(const Sizes& mesh_sizes, const Placements& placements,
                         std::span<const std::int64_t> sizes) {
   auto [cuts, partial] = cuts_of(placements, sizes.size());
@@ -443,7 +457,7 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
   if (!has_several_digits(layout)) {
     return out;
   }
-  // Not every order of digits is a list of placements.
+  // Converts back and compares, because not every list of digits can be expressed by placements.
   const auto back = try_to_layout(layout.mesh_sizes(), out, sizes);
   TESSERA_CHECK(
       back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(layout.ptr()),

@@ -18,14 +18,14 @@ namespace {
 
 using plan::Problem;
 
-/// At most this many tensor dimensions are tried as temporary ones (Problem::temporary_dims).
+/// Problem::temporary_dims has at most this many tensor dimensions.
 constexpr std::size_t kTemporaryDims = 2;
 
 /// A shortest-path search over layouts by A* (Hart, Nilsson and Raphael 1968). plan::least_cost
-/// never exceeds the true cost, so the first path that reaches the target is the cheapest. Ties go
-/// to the node found first, so all ranks find the same plan. Takes O(n log n) time for n visited
-/// layouts, which is exponential in the number of mesh dimensions in the worst case; meshes have
-/// few, and plans are cached.
+/// never exceeds the true cost, so the first path that reaches the target is the cheapest. Of equal
+/// costs, the node that was found first is preferred, so all ranks find the same plan. Takes O(n
+/// log n) time for n visited layouts, which is exponential in the number of mesh dimensions in the
+/// worst case; meshes have few dimensions, and plans are cached.
 class Search {
  public:
   Search(const Problem& problem, const CostModel& model) : problem_(problem), model_(model) {}
@@ -34,8 +34,8 @@ class Search {
   std::vector<Step> run(LayoutPtr from) {
     reach(from, 0, kNone, {});
     while (!queue_.empty()) {
-      // A node may be in the queue several times, once for each cheaper path found to it. The first
-      // entry taken out has the lowest cost; later ones are skipped.
+      // A node may be in the queue several times, once for each cheaper path to the node. The first
+      // of its entries that is taken out has the lowest cost; later entries are skipped.
       const auto [estimate, number] = queue_.top();
       queue_.pop();
       if (nodes_[number].layout == problem_.to) {
@@ -52,7 +52,7 @@ class Search {
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
-  // A visited layout with the cheapest path to it so far.
+  // A visited layout, with the cheapest path to it that was found so far.
   struct Node {
     LayoutPtr layout = nullptr;
     double cost = 0;
@@ -60,11 +60,13 @@ class Search {
     Step step;
     bool done = false;
   };
-  // Ties go to the lower number, so the result does not depend on the heap's implementation.
+  // An entry of the search queue. Of entries with equal estimates the lower node number is first,
+  // so the result does not depend on the heap's implementation.
   struct Entry {
-    double estimate = 0;  // estimated cost of the whole path through this node
+    double estimate = 0;  // estimated cost of the whole path through the entry's node
     std::size_t number = 0;
-    friend bool operator<(const Entry& a, const Entry& b) {  // the queue's top is its largest
+    // Inverted, because the top of a std::priority_queue is the largest entry.
+    friend bool operator<(const Entry& a, const Entry& b) {
       return a.estimate != b.estimate ? a.estimate > b.estimate : a.number > b.number;
     }
   };
@@ -76,13 +78,13 @@ class Search {
     for (auto& step : proposed_) {
       step.bytes = plan::step_bytes(problem_, step);
       const auto cost = nodes_[number].cost + plan::step_cost(model_, step);
-      // The target layout is copied first, because the step is moved from in the same call.
+      // The layout after the step is copied first, because the step is moved from in this call.
       const auto to = step.to;
       reach(to, cost, number, std::move(step));
     }
   }
 
-  // Records a path to `layout` if the layout is new or the path is cheaper than the known one. A
+  // Records a path to `layout` if the layout is new or the path is cheaper than the known path. A
   // cheaper path reopens a finished node, because the estimate is admissible but not consistent.
   void reach(LayoutPtr layout, double cost, std::size_t parent, Step step) {
     const auto [known, is_new] = numbers_.try_emplace(layout, nodes_.size());
@@ -113,7 +115,8 @@ class Search {
   std::vector<Step> proposed_;
 };
 
-/// The search would index one mesh by the other layout's dimensions.
+/// Checks that both layouts are for one mesh, because the search uses dimensions of one layout as
+/// indices in the other.
 void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t> sizes) {
   TESSERA_CHECK(from->mesh_sizes() == to->mesh_sizes(), "redistribution from ", to_string(*from),
                 " to ", to_string(*to),
@@ -124,7 +127,7 @@ void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t>
                 " is of a tensor with ", sizes.size(), " dimensions");
 }
 
-/// The largest tensor dimensions, for which sharding causes the least padding.
+/// The largest tensor dimensions. Sharding a large dimension causes the least padding.
 std::vector<int> largest_dims(std::span<const std::int64_t> sizes) {
   std::vector<int> dims(sizes.size());
   std::iota(dims.begin(), dims.end(), 0);
@@ -153,10 +156,10 @@ std::int64_t bytes_of(const std::vector<Step>& steps) {
 /// time alone, small tensors would be all-reduced and sliced instead of reduce-scattered twice: one
 /// collective less, but more bytes.
 std::vector<Step> search(Problem problem, LayoutPtr from, const CostModel& model) {
-  // latency only breaks ties
+  // latency only decides between plans that send equally many bytes
   constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
   auto fastest = Search(problem, model).run(from);
-  // A plan of one step is returned directly, so most redistributions need one search.
+  // A plan of one step is final, so most redistributions need only one search.
   if (fastest.size() == 1) {
     return fastest;
   }

@@ -9,7 +9,7 @@
 
 namespace tessera::plan {
 
-// The legal moves from one layout towards another. Collectives can append and remove mesh
+// Lists the possible steps from one layout towards another. Collectives can append and remove mesh
 // dimensions only at the inner end of a digit.
 
 namespace {
@@ -20,8 +20,9 @@ bool contains(std::span<const int> list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-/// `digits` with only the mesh dimensions in `present`. nullopt if a present mesh dimension is
-/// inner to an absent mesh dimension, which could then only be appended behind it.
+/// `digits` with only the mesh dimensions in `present`. nullopt if a mesh dimension in `present` is
+/// inner to one that is not, because a missing mesh dimension can only be appended at the inner
+/// end.
 std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
   for (auto& digit : digits) {
     auto& dims = digit.mesh_dims;
@@ -45,13 +46,14 @@ void drop(std::vector<PartialDim>& partial, std::span<const int> mesh_dims) {
   std::erase_if(partial, [&](const auto& p) { return contains(mesh_dims, p.mesh_dim); });
 }
 
-/// A tensor dimension to which mesh dimensions may be appended, and its digits afterwards.
+/// A tensor dimension to which mesh dimensions may be appended, and the digits of the tensor
+/// dimension after that.
 struct Destination {
   int dim = 0;
   Digits digits;
 };
 
-/// The last mesh dimensions of a digit. Only the last mesh dimensions can be removed, because the
+/// The last mesh dimensions of a digit. Only these can be removed from the digit, because the
 /// chunks of inner mesh dimensions are within those of outer mesh dimensions.
 struct Tail {
   int dim = 0;
@@ -59,14 +61,14 @@ struct Tail {
   std::vector<int> mesh_dims;
 };
 
-/// A node of the planner's search: a layout on the way to the target.
+/// A layout between the start and the target, with the possible next steps.
 ///
 /// A mesh dimension is settled if it, and all mesh dimensions before it in its tensor dimension,
-/// are at their place in the target. No step moves a settled mesh dimension, which keeps the search
-/// small.
+/// divide the tensor dimension as in the target. No step moves a settled mesh dimension, which
+/// keeps the search small.
 class SearchState {
  public:
-  /// `problem` must outlive the state. A tensor dimension that is not sharded counts as complete.
+  /// A tensor dimension that is not sharded counts as complete. `problem` must outlive this object.
   SearchState(const Problem& problem, LayoutPtr layout)
       : problem_(problem),
         layout_(layout),
@@ -85,9 +87,9 @@ class SearchState {
   }
 
   /// The mesh dimensions that one collective may remove from a digit. Starts with the innermost
-  /// mesh dimension and extends outwards while mesh dimensions are not settled; a longer tail is
-  /// one collective over a flattened group. Stops at the first tail that is not a group, because
-  /// then no longer tail is one.
+  /// mesh dimension and extends outwards while mesh dimensions are not settled; a longer tail needs
+  /// one collective over a flattened group. Stops at the first tail that cannot be one group,
+  /// because then no longer tail can.
   std::vector<Tail> tails() const {
     std::vector<Tail> out;
     for (int d = 0; d < layout_->tensor_ndim(); ++d) {
@@ -107,13 +109,14 @@ class SearchState {
   }
 
   /// Sets of mesh dimensions that are partial with the same reduction and may be reduced now.
-  /// Subsets are enumerated as bits: at most 2^n for n partial mesh dimensions, where n is one or
-  /// two. A set is legal if all of its reductions are equal and commute with the inner partials
-  /// that remain, because inner mesh dimensions are reduced first.
+  /// Subsets are enumerated as bits: at most 2^n subsets for n partial mesh dimensions, where n is
+  /// usually one or two. A set is legal if all of its reductions are equal and commute with the
+  /// inner partials that remain, because inner mesh dimensions are reduced first.
   std::vector<std::vector<int>> reducible_sets() const {
     const auto& partial = layout_->partial();
     std::vector<std::vector<int>> out;
-    for (unsigned set = 1; set < 1U << partial.size(); ++set) {  // each non-empty subset, as bits
+    // Each non-empty subset of `partial`, as a set of bits.
+    for (unsigned set = 1; set < 1U << partial.size(); ++set) {
       std::vector<int> dims;
       bool legal = true;
       const PartialDim* outermost = nullptr;
@@ -135,9 +138,9 @@ class SearchState {
     return out;
   }
 
-  /// `mesh_dims` in their order in the target, which decides which chunk each rank gets. Mesh
-  /// dimensions that the target does not shard keep their order; mesh dimensions that the target
-  /// shards in another tensor dimension are last.
+  /// `mesh_dims`, sorted in their order in the target, which decides which chunk each rank gets.
+  /// Mesh dimensions that the target does not shard keep their order. Mesh dimensions that the
+  /// target shards in another tensor dimension are last.
   std::vector<int> in_final_order(std::vector<int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0) {
@@ -150,8 +153,8 @@ class SearchState {
     return mesh_dims;
   }
 
-  /// The place of `mesh_dims`, in this order, in the target. nullopt if mesh dimensions that are
-  /// there now must first be removed, or if other mesh dimensions must be placed first.
+  /// Where the target has `mesh_dims`, in this order. nullopt if other mesh dimensions must be
+  /// removed from there first, or placed there first.
   std::optional<Destination> final_destination(std::span<const int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0 || !complete_[static_cast<std::size_t>(dim)]) {
@@ -160,7 +163,8 @@ class SearchState {
     const auto& there = problem_.to->digits(dim);
     const auto after = with(layout_->mesh_dims_of(dim), mesh_dims);
     const auto all_there = problem_.to->mesh_dims_of(dim);
-    // A set may have several destinations in the target; then its parts are moved one by one.
+    // All of `mesh_dims` must belong to one tensor dimension in the target; otherwise parts of the
+    // set are moved one by one.
     if (!std::all_of(mesh_dims.begin(), mesh_dims.end(),
                      [&](int m) { return contains(all_there, m); })) {
       return std::nullopt;
@@ -173,7 +177,7 @@ class SearchState {
   }
 
   /// The final destination, if `mesh_dims` can be moved there, and the temporary destinations. The
-  /// final one is first, because for equal costs the planner takes the first one found.
+  /// final destination is first, because for equal costs the planner takes the path found first.
   std::vector<Destination> destinations(std::span<const int> mesh_dims) const {
     std::vector<Destination> out;
     if (auto destination = final_destination(mesh_dims)) {
@@ -181,10 +185,12 @@ class SearchState {
     }
     for (const int dim : problem_.temporary_dims) {
       auto digits = layout_->digits(dim);
-      // In `dim`, its final tensor dimension, a mesh dimension would be at a wrong place.
+      // A mesh dimension must not be appended to its final tensor dimension temporarily, because it
+      // would be at a wrong position in the order.
       const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
                                         [&](int m) { return problem_.to->sharded_dim(m) == dim; });
-      // Only dimensions with at most one digit: appending to one of several depends on sizes.
+      // Uses only tensor dimensions with at most one digit, because appending to one of several
+      // digits depends on sizes.
       if (digits.size() > 1 || is_final) {
         continue;
       }
@@ -199,7 +205,7 @@ class SearchState {
     return out;
   }
 
-  // The functions below return the layout after a step.
+  // The functions from here on return the layout after a step.
 
   LayoutPtr after_all_gather(const Tail& tail) const {
     return Layout::intern(layout_->mesh_sizes(), without(tail), layout_->partial());
@@ -211,7 +217,8 @@ class SearchState {
     return Layout::intern(layout_->mesh_sizes(), std::move(dims), layout_->partial());
   }
 
-  /// For `mesh_dims` that are replicated or partial now (slice, reduce-scatter).
+  /// The layout after sharding `mesh_dims`, which are replicated or partial now (slice,
+  /// reduce-scatter).
   LayoutPtr after_shard(std::span<const int> mesh_dims, const Destination& destination) const {
     auto dims = layout_->dims();
     auto partial = layout_->partial();
@@ -233,8 +240,9 @@ class SearchState {
   }
 
  private:
-  /// Finds the settled mesh dimensions of `dim`: the longest common prefix of its current order and
-  /// its order in the target. With several digits, all mesh dimensions are settled or none.
+  /// Finds the settled mesh dimensions of tensor dimension `dim`: the longest common prefix of the
+  /// current order of its mesh dimensions and their order in the target. If the dimension has
+  /// several digits, either all its mesh dimensions are settled or none.
   void settle(int dim) {
     const auto& here = layout_->digits(dim);
     if (here.empty()) {
@@ -243,7 +251,8 @@ class SearchState {
     const auto& there = problem_.to->digits(dim);
     const auto present = layout_->mesh_dims_of(dim);
     std::size_t settled = 0;
-    // With several digits the order does not show which digit a mesh dimension divides.
+    // Two orders of mesh dimensions cannot be compared if there are several digits, because the
+    // order does not show which digit a mesh dimension divides.
     if (here.size() > 1 || there.size() > 1) {
       if (fits_several_digits(dim, present)) {
         settled = present.size();
@@ -261,7 +270,8 @@ class SearchState {
     complete_[static_cast<std::size_t>(dim)] = settled == present.size();
   }
 
-  /// Removes the mesh dimensions from the inner end; the canonical form drops an empty order.
+  /// The digits after the mesh dimensions of `tail` have been removed. A dimension that is not
+  /// sharded any more has no digits, as in the canonical form.
   Layout::Dims without(const Tail& tail) const {
     auto dims = layout_->dims();
     auto& order = dims[static_cast<std::size_t>(tail.dim)][tail.digit].mesh_dims;
@@ -269,9 +279,9 @@ class SearchState {
     return dims;
   }
 
-  /// Whether the current digits equal the target's digits without the mesh dimensions that are
-  /// still missing. Compared in canonical form, because removing mesh dimensions may merge
-  /// neighbouring digits.
+  /// Whether the current digits of `dim` equal the target's digits without the mesh dimensions that
+  /// are missing now. Digits are compared in canonical form, because removing mesh dimensions may
+  /// merge neighbouring digits.
   bool fits_several_digits(int dim, const std::vector<int>& present) const {
     const auto& there = problem_.to->digits(dim);
     if (there.size() <= 1) {
@@ -303,24 +313,26 @@ class SearchState {
 
   const Problem& problem_;
   LayoutPtr layout_;
-  std::vector<bool> settled_;   // for each mesh dimension
-  std::vector<bool> complete_;  // for each tensor dimension: all of its mesh dimensions are settled
+  // For each mesh dimension, whether the mesh dimension is settled (see SearchState).
+  std::vector<bool> settled_;
+  // For each tensor dimension, whether all of its mesh dimensions are settled.
+  std::vector<bool> complete_;
 };
 
-// The costs of steps: bytes from the sizes of actual shards, time from the CostModel, and the lower
-// bound that guides the search. Bytes are those of the rank that sends most, because a collective
-// takes as long as its slowest rank.
+// The costs of redistribution steps: bytes from the sizes of actual shards, time from the
+// CostModel, and the lower bound that guides the search. Bytes are those of the rank that sends
+// most, because a collective takes as long as its slowest rank.
 
-/// The cost of a local step: a kernel launch and perhaps a copy. It is above 0, so that of two
-/// plans that send the same bytes the shorter one wins.
+/// The cost of a step without communication: a kernel launch and perhaps a copy. Above 0, so that
+/// of two plans that send equally many bytes the shorter plan wins.
 constexpr double kLocalStepUs = 0.5;
 
-/// The coordinate with the largest shards, because torch.chunk puts short chunks last.
+/// The coordinate of the rank with the largest shards, because torch.chunk puts short chunks last.
 std::vector<std::int64_t> first_coordinate(const Problem& problem) {
   return std::vector<std::int64_t>(problem.to->mesh_sizes().size(), 0);
 }
 
-/// The coordinate with the smallest shards along `mesh_dims`.
+/// The coordinate of the rank with the smallest shards along `mesh_dims`.
 std::vector<std::int64_t> last_coordinate(const Problem& problem,
                                           const std::vector<int>& mesh_dims) {
   auto out = first_coordinate(problem);
@@ -330,8 +342,9 @@ std::vector<std::int64_t> last_coordinate(const Problem& problem,
   return out;
 }
 
-/// Elements that leave a rank: all except the kept chunk, which is smallest on the last coordinate.
-/// `local / before` is the number of elements for each position of the dimension.
+/// The number of elements that a rank sends in an all-to-all: all except its own chunk, which is
+/// smallest on the last coordinate. `local / before` is the number of elements for each position of
+/// the dimension.
 std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::int64_t local) {
   const auto size = problem.size(step.to_dim);
   const auto before = local_size(*step.from, step.to_dim, size, first_coordinate(problem));
@@ -340,14 +353,15 @@ std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::
   return before == 0 ? 0 : local / before * (before - kept);
 }
 
-/// Elements that one rank sends, with ring algorithms.
+/// The number of elements that one rank sends in a step, with ring algorithms.
 std::int64_t elements(const Problem& problem, const Step& step) {
   const auto parts = detail::mesh_product(problem.to->mesh_sizes(), step.mesh_dims);
   const auto local = local_numel(*step.from, problem.sizes, first_coordinate(problem));
   switch (step.kind) {
     case StepKind::kAllGather:
       return local * (parts - 1);
-    case StepKind::kReduceScatter:  // all parts count as equal, because short ones are padded
+    case StepKind::kReduceScatter:  // all parts count as equally large, because short parts are
+                                    // padded
       return local_numel(*step.to, problem.sizes, first_coordinate(problem)) * (parts - 1);
     case StepKind::kAllReduce:
       return 2 * (local - local / parts);
@@ -361,15 +375,17 @@ std::int64_t elements(const Problem& problem, const Step& step) {
   return 0;
 }
 
-/// Mean numbers of elements on a rank: `needed` at the end, and `present` of these now. Fractions
-/// are not rounded, because rounding up could make the bound too high.
+/// Estimated numbers of elements per rank: `needed` in the target layout, and `present`, those of
+/// the needed elements that a rank already has. Fractions are not rounded, because rounding up
+/// could make the lower bound too high.
 struct Shares {
   double needed = 1;
   double present = 1;
 };
 
-/// As if all divisions were even and independent. If a mesh dimension shards different tensor
-/// dimensions now and in the target, only a part of the present elements is needed.
+/// The Shares of a layout, as if all divisions were even and independent. If a mesh dimension
+/// shards different tensor dimensions now and in the target, only a part of the present elements is
+/// needed.
 Shares shares(const SearchState& state) {
   const auto& problem = state.problem();
   Shares out;
@@ -392,7 +408,7 @@ Shares shares(const SearchState& state) {
   return out;
 }
 
-/// The number of different reductions still to be done; each takes a separate collective.
+/// The number of different reductions that are still to be done. Each takes a separate collective.
 int pending_reductions(const SearchState& state) {
   unsigned ops = 0;
   for (const auto& partial : state.layout()->partial()) {
@@ -404,7 +420,8 @@ int pending_reductions(const SearchState& state) {
   return __builtin_popcount(ops);
 }
 
-/// Whether some mesh dimension must be removed from its place, which takes at least one collective.
+/// Whether some mesh dimension must be removed from a tensor dimension, which takes at least one
+/// collective.
 bool has_pending_shard(const SearchState& state) {
   for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
     if (state.layout()->sharded_dim(m) >= 0 && !state.is_settled(m)) {
@@ -425,7 +442,7 @@ bool is_collective(StepKind kind) {
          kind == StepKind::kAllReduce || kind == StepKind::kAllToAll;
 }
 
-/// The alpha-beta model: latency plus bytes divided by bandwidth.
+/// The time of a step by the alpha-beta model: latency plus bytes divided by bandwidth.
 double step_cost(const CostModel& model, const Step& step) {
   if (!is_collective(step.kind)) {
     return kLocalStepUs;
@@ -433,8 +450,8 @@ double step_cost(const CostModel& model, const Step& step) {
   return model.latency_us + static_cast<double>(step.bytes) / model.bytes_per_us;
 }
 
-/// Admissible: counts each unavoidable collective once and never more bytes than must arrive. If it
-/// were too high, the search would miss the cheapest plan.
+/// A lower bound of the remaining cost: counts each unavoidable collective once and never more
+/// bytes than must arrive. If the bound were too high, the search would miss the cheapest plan.
 double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layout) {
   const SearchState state(problem, layout);
   const int reductions = pending_reductions(state);
@@ -443,7 +460,8 @@ double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layo
     return 0;
   }
   const auto [needed, present] = shares(state);
-  // With a pending reduction a rank's current values are useless, so it receives all that it needs.
+  // With a pending reduction a rank's current values are useless, so the rank must receive all
+  // elements that it needs.
   const auto received = reductions > 0 ? needed : needed - present;
   return collectives * model.latency_us +
          received * static_cast<double>(problem.itemsize) / model.bytes_per_us;
@@ -455,8 +473,8 @@ double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layo
 
 namespace {
 
-/// Shards a replicated tensor as the target does: a local slice. Lists only the final destination,
-/// because any other slice would have to be gathered again.
+/// Shards a replicated tensor as in the target, by a local slice. Proposes only the final
+/// destination, because any other slice would have to be gathered again.
 void slice(const SearchState& state, std::vector<Step>& out) {
   for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
     if (!state.is_replicated_on(m)) {
@@ -474,13 +492,13 @@ void slice(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Makes a replicated tensor partial as the target is: a local step. The replicated value becomes
-/// one term of the reduction; the other terms are identities.
+/// Makes a replicated tensor partial as in the target, without communication. The replicated value
+/// becomes one term of the reduction; the other terms are identities.
 void make_partial(const SearchState& state, std::vector<Step>& out) {
   const auto& now = state.layout()->partial();
   for (const auto& wanted : state.problem().to->partial()) {
-    // Inner mesh dimensions are reduced first (see Layout): the identities that this step adds on
-    // an outer one would not survive an inner reduction that does not commute.
+    // Inner mesh dimensions are reduced first (see Layout): an inner reduction that does not
+    // commute would change the identities that this step adds over an outer mesh dimension.
     const bool survives = std::all_of(now.begin(), now.end(), [&](const PartialDim& p) {
       return p.mesh_dim < wanted.mesh_dim || commute(p.op, wanted.op);
     });
@@ -495,8 +513,8 @@ void make_partial(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// For each set of mesh dimensions that may be reduced together, lists the final destination and
-/// temporary ones, from which a later all-to-all or all-gather continues.
+/// For each set of mesh dimensions that may be reduced together, proposes the final destination,
+/// and temporary destinations, from which a later all-to-all or all-gather continues.
 void reduce_scatter(const SearchState& state, std::vector<Step>& out) {
   for (const auto& set : state.reducible_sets()) {
     const auto mesh_dims = state.in_final_order(set);
@@ -523,8 +541,9 @@ void all_reduce(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Moves the last mesh dimensions of one tensor dimension to another one. To change their order
-/// within one tensor dimension, they move through another dimension or are gathered.
+/// Moves the last mesh dimensions of one tensor dimension to another tensor dimension. To change
+/// the order of mesh dimensions within one tensor dimension, they move through another tensor
+/// dimension or are gathered.
 void all_to_all(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     for (const auto& destination : state.destinations(tail.mesh_dims)) {
@@ -541,7 +560,8 @@ void all_to_all(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Every unsettled mesh dimension can be gathered, so the search reaches every target.
+/// Gathers mesh dimensions. Every unsettled mesh dimension can be gathered, so the search reaches
+/// every target.
 void all_gather(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     out.push_back({.kind = StepKind::kAllGather,
@@ -554,7 +574,7 @@ void all_gather(const SearchState& state, std::vector<Step>& out) {
 
 using Move = void (*)(const SearchState& state, std::vector<Step>& out);
 
-// The order breaks ties between plans of equal cost: the first plan found wins.
+// The order of this list decides between plans of equal cost: the plan that is found first wins.
 constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
                                      all_reduce, all_to_all,   all_gather};
 

@@ -16,21 +16,24 @@
 
 namespace tessera {
 
-// Digits of a dimension as digits of its factors: a rule is written in factors, a layout in digits.
-// If their boundaries do not agree, the dimension cannot keep its sharding.
+// Converts the digits of a tensor dimension to digits of the dimension's factors: a sharding rule
+// is written in factors, a layout in digits. If their boundaries do not agree, the dimension cannot
+// keep its sharding.
 
 namespace {
 
 using detail::ceil_div;
 using detail::mesh_size;
 
-/// Whether torch.chunk divides `outer * inner` positions as it divides `outer` positions.
+/// Whether torch.chunk divides `outer * inner` positions at the same boundaries as `outer` blocks
+/// of `inner` positions.
 bool chunks_align(std::int64_t outer, std::int64_t inner, std::int64_t parts) {
   return ceil_div(outer * inner, parts) == ceil_div(outer, parts) * inner;
 }
 
-/// Splits `digit` into a major digit of `extent` positions, which is returned, and the rest. Outer
-/// mesh dimensions go to the major digit until it is used up, inner ones to the rest.
+/// Splits `digit` in two: a major digit of `extent` positions, which is returned, and a minor
+/// digit, which remains in `digit`. Outer mesh dimensions go to the major digit until they divide
+/// it into single positions; inner mesh dimensions go to the minor digit.
 std::optional<Digit> cut(Digit& digit, std::int64_t extent,
                          std::span<const std::int64_t> mesh_sizes) {
   if (digit.extent % extent != 0) {
@@ -38,7 +41,8 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  std::int64_t left = extent;  // positions of the major digit in one chunk so far
+  // Number of positions of the major digit in one chunk that are not divided yet.
+  std::int64_t left = extent;
   // Whether a mesh dimension has divided the digit unevenly. Later mesh dimensions would then
   // divide chunks of different sizes, whose boundaries no digit describes.
   bool uneven = false;
@@ -47,7 +51,8 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
     if (uneven) {
       return std::nullopt;
     }
-    // The major digit is used up, so the mesh dimension divides each of its positions.
+    // The mesh dimensions so far divide the major digit into single positions, so this mesh
+    // dimension divides the minor digit.
     if (left == 1) {
       minor.mesh_dims.push_back(mesh_dim);
       continue;
@@ -63,12 +68,12 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   return major;
 }
 
-/// Whether some coordinate gets no position if `extent` is divided over `mesh_dims`. Full chunks
-/// must be checked as well as the last one: 7 over 2 gives 4 and 3; then 3 over 3 gives each
-/// coordinate one position, but 4 over 3 gives 2, 2 and 0.
+/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Full
+/// chunks must be checked as well as the last one: 7 over 2 gives 4 and 3; dividing the 3 over 3
+/// ranks gives each rank one position, but dividing the 4 gives 2, 2 and 0.
 bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
                     std::span<const std::int64_t> mesh_sizes) {
-  // An extent of 0 comes from an outer division: a coordinate without positions.
+  // An extent of 0 is the result of an outer division that leaves a rank without positions.
   if (mesh_dims.empty() || extent == 0) {
     return extent == 0;
   }
@@ -79,26 +84,27 @@ bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
   return leaves_nothing(last, inner, mesh_sizes) || leaves_nothing(chunk, inner, mesh_sizes);
 }
 
-/// The digits of each of several factors, major first.
+/// The digits of each of several factors, the major digit first.
 using FactorDigits = std::vector<std::vector<Digit>>;
 
-/// Distributes the digits of one tensor dimension over its factors. A digit that extends over a
-/// boundary of factors is split there; nullopt if its chunks do not end at the boundary. All
-/// extents must be explicit (not 0), and the factors' sizes must multiply to the product of the
-/// extents.
+/// Distributes the digits of one tensor dimension over its factors. A digit that contains a
+/// boundary between factors is split there. Returns nullopt if the chunks of the digit do not end
+/// at the boundary. All extents must be explicit (not 0), and the factors' sizes must multiply to
+/// the product of the extents.
 std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
                                          std::span<const std::int64_t> factor_sizes,
                                          std::span<const std::int64_t> mesh_sizes) {
-  // If the dimension is one factor, the factor has its digits, even with uneven division.
+  // If the dimension is a single factor, the factor has the digits of the dimension, even with
+  // uneven division.
   if (factor_sizes.size() == 1) {
     return FactorDigits{std::move(digits)};
   }
   FactorDigits result(factor_sizes.size());
   auto digit = digits.begin();
   for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
-    std::int64_t left = size;  // positions of the factor without digits so far
+    std::int64_t left = size;  // number of positions of the factor that no digit covers yet
     while (left > 1 && digit != digits.end()) {
-      // The digit's first part belongs to this factor, the rest to the next factor.
+      // The first part of the digit belongs to this factor, the rest belongs to the next factor.
       if (digit->extent > left) {
         std::optional<Digit> major = cut(*digit, left, mesh_sizes);
         if (!major) {
@@ -115,7 +121,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
       of_factor.push_back(std::move(*digit++));
     }
   }
-  // Remaining digits would belong to no factor.
+  // nullopt if digits remain, because they would belong to no factor.
   return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
 }
 
@@ -132,7 +138,8 @@ int drop_innermost(std::vector<Digit>& digits) {
   return -1;
 }
 
-/// Whether all chunks of `digits` have equal sizes: of 12 over 2 and 3, but not of 10.
+/// Whether all chunks of `digits` have equal sizes. True for 12 positions over 2 and 3 ranks, false
+/// for 10.
 bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
   for (const Digit& digit : digits) {
     std::int64_t left = digit.extent;
@@ -147,20 +154,22 @@ bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> 
   return true;
 }
 
-/// Whether some coordinate has no position of `digits`.
+/// Whether some rank has no position of `digits`.
 bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
   return std::any_of(digits.begin(), digits.end(), [&](const Digit& digit) {
     return leaves_nothing(digit.extent, digit.mesh_dims, mesh_sizes);
   });
 }
 
-// Candidates are only placements that some input already has, and replication. Sharding a factor
-// that no input shards would save computation but not bytes. Costs are bytes for one mesh dimension
-// at a time, in the order of the mesh, because the cost of an inner mesh dimension depends on how
-// the outer mesh dimensions divide the outputs.
+// Costs and candidates of propagate(). Candidates for a mesh dimension are only placements that
+// some input already has, and replication. Sharding a factor that no input shards would save
+// computation but not bytes. Costs are bytes for one mesh dimension at a time, in the order of the
+// mesh, because the cost of an inner mesh dimension depends on how the outer mesh dimensions divide
+// the outputs.
 
 struct FactorPlacement {
-  /// kFactor: `factor` is sharded. kOtherShard: sharded, but not along the boundaries of factors.
+  /// How a mesh dimension divides a tensor. kFactor: `factor` is sharded. kOtherShard: the tensor
+  /// is sharded, but not along the boundaries of factors.
   enum Kind { kReplicate, kFactor, kPartial, kOtherShard };
   Kind kind = kReplicate;
   int factor = -1;
@@ -168,12 +177,12 @@ struct FactorPlacement {
   friend bool operator==(const FactorPlacement&, const FactorPlacement&) = default;
 };
 
-/// The effect of one mesh dimension on the tensors of a group: none, sharding of one factor, or
-/// leaving the inputs of a ShardingRule::Linear partial.
+/// The effect of one mesh dimension on the tensors of a group: no effect, sharding of one factor,
+/// or leaving the inputs of a ShardingRule::Linear partial.
 struct Choice {
   enum Kind { kReplicate, kFactor, kLinear };
   Kind kind = kReplicate;
-  int index = -1;  ///< index of the factor, or index in ShardingRule::linear
+  int index = -1;  ///< index of the sharded factor, or index in ShardingRule::linear
   friend bool operator==(const Choice&, const Choice&) = default;
 };
 
@@ -186,8 +195,8 @@ bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
                      [&](const auto& dim) { return contains(dim, factor); });
 }
 
-/// The bytes to move the whole tensor. A dimension without elements counts as one element;
-/// otherwise a rank without rows would gather where the others do not.
+/// The number of bytes of the whole tensor. A dimension without elements counts as one element;
+/// otherwise a rank without rows would gather where other ranks do not.
 std::int64_t bytes_of(const TensorMeta& tensor) {
   std::int64_t bytes = tensor.itemsize;
   for (const std::int64_t size : tensor.sizes) {
@@ -196,14 +205,15 @@ std::int64_t bytes_of(const TensorMeta& tensor) {
   return bytes;
 }
 
-/// Moving a sharded tensor costs an all-gather or an all-to-all.
+/// Whether the tensor is sharded, so that moving it costs an all-gather or an all-to-all.
 bool is_sharded(const FactorPlacement& placement) {
   return placement.kind == FactorPlacement::kFactor ||
          placement.kind == FactorPlacement::kOtherShard;
 }
 
-/// Chooses, mesh dimension by mesh dimension, how to run one group of a rule's tensors
-/// (propagate()). Refers to its arguments, which must outlive it.
+/// Chooses for one group of a rule's tensors what each mesh dimension does, one mesh dimension
+/// after another (see propagate). Refers to its constructor's arguments, which must outlive the
+/// object.
 class TensorGroupChooser {
  public:
   TensorGroupChooser(const ShardingRule& rule, const OpCall& call,
@@ -225,14 +235,15 @@ class TensorGroupChooser {
       const auto at = static_cast<std::size_t>(index);
       inputs_.push_back(read_input(index, inputs[at]));
     }
-    // In-place inputs are first, because their layout cannot change; then large inputs, whose
-    // movement costs most. The sort is stable, because ranks must agree on ties.
+    // Inputs that are written in place are first, because their layout cannot change. Then large
+    // inputs follow, whose movement costs most. The sort is stable, because all ranks must get the
+    // same order.
     std::stable_sort(inputs_.begin(), inputs_.end(), [](const Input& a, const Input& b) {
       return std::pair(a.inplace, a.bytes) > std::pair(b.inplace, b.bytes);
     });
   }
 
-  /// One choice for each mesh dimension, outermost first; no factor in `unsharded` is sharded.
+  /// A Choice for each mesh dimension, the outermost first. No factor in `unsharded` is sharded.
   std::vector<Choice> choose(const std::set<int>& unsharded) const {
     std::vector<Choice> choices;
     for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
@@ -241,9 +252,10 @@ class TensorGroupChooser {
     return choices;
   }
 
-  /// The placement that `choice` needs for an input. In this order: a tensor that has the factor is
-  /// sharded; a tensor that is added to a sum is Partial, so that it counts once; a tensor in which
-  /// the operator is linear may stay partial; all others are replicated.
+  /// The placement that `choice` needs for an input. The first condition that is true decides: a
+  /// tensor that has the factor is sharded; a tensor that is added to a sum is Partial, so that it
+  /// counts once; a tensor in which the operator is linear may stay partial; all others are
+  /// replicated.
   FactorPlacement wanted_placement(int input, const Choice& choice) const {
     if (choice.kind == Choice::kFactor) {
       const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
@@ -264,7 +276,8 @@ class TensorGroupChooser {
     return {};
   }
 
-  /// An output that lacks the chosen factor is partial; may_shard() has checked that it may be.
+  /// The placement of an output with `choice`. An output that lacks the sharded factor becomes
+  /// partial; may_shard() has checked that this is possible.
   FactorPlacement output_placement(int output, const Choice& choice) const {
     if (choice.kind == Choice::kLinear) {
       return {FactorPlacement::kPartial, -1,
@@ -288,8 +301,8 @@ class TensorGroupChooser {
   bool is_hint(int input) const { return is_unread(input) && !rule_.size_arguments.empty(); }
 
   /// The digits of `factor` in the input that agrees with the choices on the most mesh dimensions.
-  /// Ties go to an input that is written in place, then to a larger input. Empty if no input shards
-  /// the factor. Extents are explicit (not 0).
+  /// If several inputs agree equally well, an input that is written in place is preferred, then a
+  /// larger input. Empty if no input shards the factor. Extents are explicit (not 0).
   std::vector<Digit> carried_digits(int factor, const std::vector<Choice>& choices) const {
     const Choice wanted{Choice::kFactor, factor};
     const std::vector<Digit>* best = nullptr;
@@ -297,7 +310,8 @@ class TensorGroupChooser {
     bool inplace = false;
     for (const Input& input : inputs_) {
       for (const auto& [held, digits] : input.digits) {
-        // An in-place input cannot move, so once one is found no other input counts.
+        // An input that is written in place cannot be redistributed, so once such an input is
+        // found, other inputs are ignored.
         if (held != factor || inplace) {
           continue;
         }
@@ -320,21 +334,22 @@ class TensorGroupChooser {
  private:
   struct Input {
     int index = 0;
-    bool plain = false;  // whether the tensor is not distributed
+    bool plain = false;  // whether the input is a plain tensor
     bool inplace = false;
-    std::int64_t bytes = 0;                                       // size of the global tensor
-    std::vector<FactorPlacement> placements = {};                 // for each mesh dimension
-    std::vector<std::pair<int, std::vector<Digit>>> digits = {};  // by sharded factor
+    std::int64_t bytes = 0;                        // number of bytes of the global tensor
+    std::vector<FactorPlacement> placements = {};  // placement of the input for each mesh dimension
+    // Sharded factors, with the digits of each factor.
+    std::vector<std::pair<int, std::vector<Digit>>> digits = {};
   };
-  /// Ordered: first choices that move nothing, then by bytes.
+  /// Costs compare first by whether data must move, then by bytes.
   struct Cost {
     bool moves = false;
     double bytes = 0;
     friend auto operator<=>(const Cost&, const Cost&) = default;
   };
 
-  /// Translates a layout into placements of factors, one for each mesh dimension. A plain tensor is
-  /// replicated everywhere, but proposes no placement (see candidates()).
+  /// The placements of factors that a layout stands for, one for each mesh dimension. A plain
+  /// tensor is replicated everywhere, but proposes no placement (see candidates()).
   Input read_input(int index, LayoutPtr layout) const {
     const auto& sizes = call_.tensors[static_cast<std::size_t>(index)].sizes;
     const auto& factors = rule_.inputs[static_cast<std::size_t>(index)];
@@ -361,14 +376,14 @@ class TensorGroupChooser {
   }
 
   /// Records which factor each mesh dimension shards. If the digits do not align with the factors,
-  /// mesh dimensions are given up, innermost first, until they do. These mesh dimensions become
-  /// kOtherShard, which means that they are gathered.
+  /// mesh dimensions are marked kOtherShard, the innermost first, until the others align. A mesh
+  /// dimension that is kOtherShard is gathered.
   void read_dim(Input& input, const ShardingRule::Factors& factors, std::vector<Digit> digits,
                 std::int64_t size) const {
     if (digits.empty()) {
       return;
     }
-    // The only digit of a dimension has extent 0 (see Digit), but factors need the size.
+    // The only digit of a dimension has extent 0 (see Digit), but factors need the actual size.
     if (digits.size() == 1) {
       digits.front().extent = size;
     }
@@ -444,12 +459,14 @@ class TensorGroupChooser {
         }
       }
     }
-    // All inputs gathered; last, so that this choice loses ties.
+    // Replication of all inputs is the last candidate, so that any other candidate of equal cost
+    // wins.
     add({});
     return result;
   }
 
-  /// Without a reduction, nothing says how to join the shards of an output.
+  /// A factor without a reduction must not be sharded if an output lacks it, because nothing says
+  /// how to combine the ranks' outputs.
   bool may_shard(int factor) const {
     const auto& properties = rule_.factors[static_cast<std::size_t>(factor)];
     if (properties.unsharded) {
@@ -461,8 +478,8 @@ class TensorGroupChooser {
            });
   }
 
-  /// Whether an output would be partial with reductions that do not commute. A layout fixes the
-  /// order of its reductions, and no operator produces another order.
+  /// Whether an output would be partial with reductions that do not commute. Such a layout has a
+  /// fixed order of reductions, and no operator produces the other order.
   bool mixes_reductions(const Choice& choice, const std::vector<Choice>& before) const {
     return std::any_of(group_.outputs.begin(), group_.outputs.end(), [&](int output) {
       const FactorPlacement placement = output_placement(output, choice);
@@ -490,25 +507,26 @@ class TensorGroupChooser {
     for (const Input& input : inputs_) {
       bytes += moved_bytes(input, mesh_dim, choice);
     }
-    // A choice that moves nothing wins, because the result's reduction may never be needed.
+    // A choice that moves no data wins, even if its result is pending, because the reduction may
+    // never be needed.
     if (bytes == 0) {
       return {};
     }
     return {true, bytes + pending_bytes(mesh_dim, choice, before)};
   }
 
-  /// Bytes that one rank sends to give `input` the placement that `choice` needs.
+  /// Number of bytes that one rank sends to give `input` the placement that `choice` needs.
   double moved_bytes(const Input& input, std::size_t mesh_dim, const Choice& choice) const {
     const FactorPlacement& have = input.placements[mesh_dim];
     const FactorPlacement want = wanted_placement(input.index, choice);
     if (have == want || have.kind == FactorPlacement::kReplicate || is_hint(input.index)) {
       return 0;
     }
-    // An unread tensor's values are not needed, so a pending sum costs nothing either.
+    // The values of an unread tensor are not needed, so its pending sum need not be reduced.
     if (is_unread(input.index) && !is_sharded(have) && !is_sharded(want)) {
       return 0;
     }
-    // Other mesh dimensions that shard the tensor have already divided it.
+    // The bytes of this rank's part: other mesh dimensions have already divided the tensor.
     auto bytes = static_cast<double>(input.bytes);
     for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
       if (m != mesh_dim && is_sharded(input.placements[m])) {
@@ -516,14 +534,16 @@ class TensorGroupChooser {
       }
     }
     const auto parts = static_cast<double>(mesh_sizes_[mesh_dim]);
-    const double gather = bytes * (parts - 1) / parts;  // all-gather or reduce-scatter
+    // Cost if the step is an all-gather or a reduce-scatter.
+    const double gather = bytes * (parts - 1) / parts;
     if (is_sharded(have)) {
-      return is_sharded(want) ? gather / parts : gather;  // all-to-all, or all-gather
+      // Cost of an all-to-all, or of an all-gather.
+      return is_sharded(want) ? gather / parts : gather;
     }
-    return is_sharded(want) ? gather : 2 * gather;  // reduce-scatter, or all-reduce
+    return is_sharded(want) ? gather : 2 * gather;  // cost of a reduce-scatter, or of an all-reduce
   }
 
-  /// Bytes to reduce the outputs that `choice` makes partial, as elements of 4 bytes.
+  /// Number of bytes to reduce the outputs that `choice` makes partial, for elements of 4 bytes.
   double pending_bytes(std::size_t mesh_dim, const Choice& choice,
                        const std::vector<Choice>& before) const {
     double total = 0;
@@ -531,12 +551,14 @@ class TensorGroupChooser {
       if (output_placement(output, choice).kind != FactorPlacement::kPartial) {
         continue;
       }
-      // The result's type is not known here, and comparing choices does not need it exactly.
+      // 4 bytes are assumed, because the result's type is not known here, and a comparison of
+      // choices does not need it exactly.
       double bytes = inputs_.empty() ? 0.0 : 4.0;
       for (const auto& dim : rule_.outputs[static_cast<std::size_t>(output)]) {
         for (int factor : dim) {
           const std::int64_t size = rule_.factors[static_cast<std::size_t>(factor)].size;
-          bytes *= static_cast<double>(std::max<std::int64_t>(size, 1));  // as in bytes_of()
+          // A dimension without elements counts as one element, as in bytes_of().
+          bytes *= static_cast<double>(std::max<std::int64_t>(size, 1));
         }
       }
       for (std::size_t m = 0; m < before.size(); ++m) {
@@ -554,13 +576,15 @@ class TensorGroupChooser {
   const OpCall& call_;
   std::span<const std::int64_t> mesh_sizes_;
   const ShardingRule::TensorGroup& group_;
-  std::vector<ShardingRule::Inplace> inplace_;  // the in-place pairs of this group
+  // Inputs of this group that are written in place, with their outputs.
+  std::vector<ShardingRule::Inplace> inplace_;
   std::vector<int> linear_;    // entries of ShardingRule::linear that concern this group
-  std::vector<Input> inputs_;  // in-place ones first, then by size, largest first
+  std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size,
+                               // the largest first
 };
 
 // propagate() computes the layouts of a call: TensorGroupChooser decides what each mesh dimension
-// does; the code below makes layouts of the decisions and revokes impossible decisions.
+// does; the class here makes layouts from these decisions and revokes impossible decisions.
 
 using TensorGroup = ShardingRule::TensorGroup;
 
@@ -568,7 +592,8 @@ std::vector<int> all_indices(std::size_t count) {
   return ranges::views::iota(0, static_cast<int>(count)) | ranges::to<std::vector>();
 }
 
-/// Layouts contain only the sizes of meshes; the caller has checked that the meshes are the same.
+/// The sizes of the mesh of all inputs. A layout contains only the sizes of its mesh; the caller
+/// has checked that all inputs have the same mesh.
 std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const LayoutPtr> inputs) {
   LayoutPtr first = nullptr;
   for (const LayoutPtr& layout : inputs) {
@@ -614,9 +639,10 @@ class TensorGroupPropagation {
   }
 
  private:
-  /// Whether a factor may be divided as chosen (unevenly, with an empty shard, in several ranges)
-  /// is known only when all choices are made. If it may not, the factor stays unsharded and the
-  /// choices are made again, at most once for each factor.
+  /// Makes the choices for all mesh dimensions. Whether a factor may be divided as chosen
+  /// (unevenly, with an empty shard, in several ranges) is known only after the last choice. If a
+  /// factor may not be divided, the factor stays unsharded and the choices are made again, at most
+  /// once for each factor.
   void decide() {
     std::set<int> unsharded;
     for (bool done = false; !done;) {
@@ -624,7 +650,8 @@ class TensorGroupPropagation {
       digits_.clear();
       done = true;
       for (const Choice& choice : choices_) {
-        // Several mesh dimensions may shard one factor; its digits include all of them.
+        // Several mesh dimensions may shard one factor, and the factor's digits include all of
+        // them, so each factor is handled once.
         if (choice.kind != Choice::kFactor || digits_.count(choice.index)) {
           continue;
         }
@@ -655,8 +682,9 @@ class TensorGroupPropagation {
     return choices_[mesh_dim] == Choice{Choice::kFactor, factor};
   }
 
-  /// The digits of a factor over the mesh dimensions that were chosen for it: in the order of the
-  /// input that carried_digits() picks, followed by the mesh dimensions that this input lacks.
+  /// The digits of a factor over the mesh dimensions that were chosen for the factor: first in the
+  /// order of the input that carried_digits() selects, then the mesh dimensions that do not shard
+  /// the factor in this input.
   std::vector<Digit> factor_digits(int factor) const {
     std::vector<Digit> digits = chooser_.carried_digits(factor, choices_);
     std::set<int> present;
@@ -666,13 +694,14 @@ class TensorGroupPropagation {
                     [&](int m) { return !shards(static_cast<std::size_t>(m), factor); });
       present.insert(digit.mesh_dims.begin(), digit.mesh_dims.end());
     }
-    // No input shards the factor over a chosen mesh dimension.
+    // Digits are empty if no input shards the factor. The factor is then one digit.
     if (digits.empty()) {
       digits.push_back({rule_.factors[static_cast<std::size_t>(factor)].size, {}});
     }
     for (std::size_t m = 0; m < choices_.size(); ++m) {
       if (shards(m, factor) && !present.count(static_cast<int>(m))) {
-        // A mesh dimension is appended at the inner end, so that others keep their cuts.
+        // A mesh dimension is appended at the inner end, so that the other mesh dimensions divide
+        // at the same boundaries.
         digits.front().mesh_dims.push_back(static_cast<int>(m));
       }
     }
@@ -695,7 +724,7 @@ class TensorGroupPropagation {
     if (!sharded) {
       return {};
     }
-    // Without positions, one digit over all mesh dimensions is enough.
+    // For a dimension without positions, a single digit over all mesh dimensions is enough.
     if (rules::size_of(rule_, factors) == 0) {
       for (Digit& digit : std::span(result).subspan(1)) {
         auto& major = result.front().mesh_dims;
@@ -730,11 +759,12 @@ class TensorGroupPropagation {
     return result;
   }
 
-  /// The layout of an input. An unread input keeps its own layout if possible.
+  /// The layout to which an input must be redistributed. An unread input keeps its own layout if
+  /// possible.
   LayoutPtr input_layout(int input) const {
     const auto index = static_cast<std::size_t>(input);
     LayoutPtr own = inputs_[index];
-    // An unread input need not be reduced; only its local sizes may have to fit.
+    // An unread input need not be reduced; only its local sizes may have to agree with the result.
     const bool unread = chooser_.is_unread(input);
     const auto& factors = rule_.inputs[index];
     if (unread && own && (chooser_.is_hint(input) || !has_factors(factors))) {
@@ -746,7 +776,7 @@ class TensorGroupPropagation {
     if (unread && own && own->dims() == wanted->dims()) {
       return own;
     }
-    // A plain tensor is the same on every rank, so if it is to be replicated it can stay plain.
+    // A plain tensor counts as replicated, so it can stay plain if the wanted layout is replicated.
     return !own && wanted->is_replicated() ? nullptr : wanted;
   }
 
@@ -761,7 +791,8 @@ class TensorGroupPropagation {
   const TensorGroup& group_;
   TensorGroupChooser chooser_;
   std::vector<Choice> choices_;
-  std::map<int, std::vector<Digit>> digits_;  // the digits of each sharded factor
+  // Digits of each sharded factor, by the factor's index.
+  std::map<int, std::vector<Digit>> digits_;
 };
 
 }  // namespace
@@ -772,7 +803,8 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
                 rule.inputs.size(), " tensors, found ", inputs.size(), " layouts");
   const std::vector<std::int64_t> mesh_sizes = common_mesh(call, inputs);
   Propagation result;
-  for (const LayoutPtr& layout : inputs) {  // replicated, unless a group decides otherwise
+  // Inputs are replicated, unless a group decides otherwise.
+  for (const LayoutPtr& layout : inputs) {
     result.inputs.push_back(layout ? Layout::replicated(mesh_sizes, layout->tensor_ndim())
                                    : nullptr);
   }

@@ -1,6 +1,6 @@
 // The registry of rules: the library's rules, from the tables in rules/, and rules that programs
-// register. It also adds to a rule what in-place and out= variants need, so tables describe
-// functional variants only.
+// register. Also adds to a rule what in-place and out= variants need, so the tables describe only
+// functional variants.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-/// Appends the expansions of a name with braces: "a{,_}" gives "a" and "a_".
+/// Appends all expansions of a name with braces: "a{,_}" gives "a" and "a_".
 void expand_braces(std::string name, std::vector<std::string>& result) {
   const std::size_t open = name.find('{');
   if (open == std::string::npos) {
@@ -37,7 +37,8 @@ void expand_braces(std::string name, std::vector<std::string>& result) {
   }
 }
 
-/// Full operator names with the namespace, as dispatch uses them.
+/// Full operator names with the namespace, as dispatch uses them. `names` are separated by blanks
+/// and may contain braces.
 std::vector<std::string> expand_names(std::string_view names) {
   std::vector<std::string> result;
   while (!names.empty()) {
@@ -50,7 +51,7 @@ std::vector<std::string> expand_names(std::string_view names) {
   return result;
 }
 
-/// The rules of layers above core, until the registry is made.
+/// The rules that layers above core have added. They are collected here until the registry is made.
 struct AddedRules {
   std::mutex mutex;
   std::map<std::string, RuleFunction::Entry> rules;
@@ -62,13 +63,15 @@ AddedRules& added_rules() {
   return *instance;
 }
 
-/// All tables. Never changes once it is made, so that a lookup takes no lock.
+/// All tables of rules. The registry never changes after it is made, so that a look-up takes no
+/// lock.
 struct Registry {
-  std::deque<std::string> names;  // a deque, because the keys below refer to the names
+  std::deque<std::string> names;  // a deque, because keys of the map refer to the names, whose
+                                  // addresses must not change
   std::unordered_map<std::string_view, RuleFunction::Entry> entries;
   std::vector<RuleFamily> families;
 
-  // The order of families is that of docs/operators/operators.md.
+  // The families are in the order of docs/operators/operators.md.
   Registry() {
     for (const auto& table :
          {rules::pointwise_table, rules::matmul_table, rules::reduction_table, rules::scan_table,
@@ -92,7 +95,7 @@ struct Registry {
     std::sort(family.operators.begin(), family.operators.end());
   }
 
-  /// Adds the last family: operators that libtorch does not have.
+  /// Adds the last family: operators of this library, which libtorch does not have.
   void take_added() {
     AddedRules& added = added_rules();
     const std::lock_guard lock(added.mutex);
@@ -113,7 +116,7 @@ struct Registry {
   }
 };
 
-/// Made at the first lookup; read-only afterwards.
+/// The registry, which is made at the first look-up and read-only after that.
 const Registry& registry() {
   static const Registry instance;
   return instance;
@@ -121,20 +124,22 @@ const Registry& registry() {
 
 // What in-place and out= variants add to the rule of their functional variant.
 
-/// Whether a written tensor has the result's sizes; libtorch resizes or rejects other tensors.
+/// Whether a written tensor has the sizes of the result. libtorch resizes or rejects a tensor of
+/// other sizes.
 bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
                 const rules::Sizes& sizes) {
   return std::equal(factors.begin(), factors.end(), sizes.begin(), sizes.end(),
                     [&](const auto& dim, auto size) { return rules::size_of(rule, dim) == size; });
 }
 
-/// Whether an in-place operator changes only its tensor's shape and not its elements.
+/// Whether an in-place operator changes only the shape of its tensor and not the elements.
 bool changes_shape(std::string_view op) {
   constexpr std::array<std::string_view, 4> kNames{"t_", "transpose_", "squeeze_", "unsqueeze_"};
   return std::find(kNames.begin(), kNames.end(), rules::base_name(op)) != kNames.end();
 }
 
-/// The result of an in-place operator is its first tensor, unless the rule declares others.
+/// The rule of an in-place operator. Its result is its first tensor, unless the functional rule
+/// declares otherwise.
 std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const OpCall& call) {
   std::optional<ShardingRule> rule = body(call);
   if (changes_shape(call.op)) {
@@ -151,15 +156,17 @@ std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const 
   return rule;
 }
 
-/// Adds that the last arguments of an out= overload receive the results; their values are not read.
+/// The rule of an out= overload, whose last arguments receive the results; their old values are not
+/// read.
 std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCall& call) {
   const std::size_t count = rules::out_count(call.op);
   if (call.args.size() < count) {
     return std::nullopt;
   }
   const std::size_t first = call.args.size() - count;
-  // The body must not see the out arguments, because an operator that uses all tensors among its
-  // arguments would broadcast with them. They stay in `tensors`, so that indices agree.
+  // Hides the out arguments from the functional rule, because a rule that uses all tensors among
+  // the arguments would broadcast with them. The tensors stay in `tensors`, so that indices stay
+  // valid.
   OpCall functional = call;
   functional.args.resize(first);
   std::optional<ShardingRule> rule = body(functional);
@@ -181,14 +188,15 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
   return rule;
 }
 
-// Rules that users register.
+// Rules that programs register.
 
-/// Rules of users may change until they are used, and so need a lock.
+/// The rules of the program. They may change until their first use, so they need a lock.
 struct UserRules {
   std::mutex mutex;
   // a map, because entries must keep their addresses
   std::map<std::string, RuleFunction::Entry, std::less<>> rules;
-  std::set<std::string, std::less<>> looked_up;  // operators whose rule may already be cached
+  // Operators whose rule may already be in a dispatch cache.
+  std::set<std::string, std::less<>> looked_up;
 };
 
 UserRules& user_rules() {
@@ -197,7 +205,7 @@ UserRules& user_rules() {
   return *instance;
 }
 
-/// The rule of a user, or nullptr. Afterwards no rule can be registered for `op`.
+/// The program's rule for `op`, or nullptr. After this call no rule can be registered for `op`.
 const RuleFunction::Entry* look_up_user_rule(std::string_view op) {
   auto& all = user_rules();
   const std::lock_guard lock(all.mutex);
@@ -215,7 +223,8 @@ void detail::add_library_rule(std::string op, RuleFunction::Body body, bool read
   added.rules.try_emplace(std::move(op), RuleFunction::Entry{std::move(body), reads_numbers});
 }
 
-/// After the first use, some thread's dispatch cache may contain a plan of the old rule.
+/// After the first use of an operator, a thread's dispatch cache may contain a plan made by the old
+/// rule.
 void register_rule(std::string op, RuleFunction::Body body, bool reads_numbers) {
   TESSERA_CHECK(body != nullptr, "register_rule of ", op, " without a rule; give a function");
   auto& all = user_rules();
@@ -269,13 +278,13 @@ std::vector<std::string> user_ruled_operators() {
 }
 
 // Turns a list of accepted placements into a rule of factors. An entry that shards dimensions
-// becomes a factor, which these dimensions share; an entry with Partial inputs becomes a Linear.
+// becomes a factor of these dimensions; an entry with Partial inputs becomes a Linear.
 
 namespace {
 
 using SizesOfEach = std::vector<std::vector<std::int64_t>>;
 
-/// Builds the rule of one call, entry by entry.
+/// Builds the rule of one call from the list of accepted placements, entry by entry.
 class AcceptedRule {
  public:
   AcceptedRule(const OpCall& call, const SizesOfEach& results)
@@ -309,7 +318,7 @@ class AcceptedRule {
 
  private:
   void add_sharded(const AcceptedPlacements& row) {
-    // The factor is made at the first dimension that the entry names, when its size is known.
+    // -1 until the first dimension that the entry shards, which gives the factor's size.
     factor_ = -1;
     for (std::size_t i = 0; i < row.inputs.size(); ++i) {
       if (const auto* shard = std::get_if<Shard>(&row.inputs[i])) {
@@ -323,7 +332,7 @@ class AcceptedRule {
         name(rule_.outputs[o], output_sizes_[o], shard->dim);
         continue;
       }
-      // An output without Shard lacks the factor, so a rule can only make it partial.
+      // An output without Shard lacks the factor, so the output can only become partial.
       const auto* partial = std::get_if<Partial>(&row.outputs[o]);
       check(partial != nullptr, "makes a replicated result of sharded inputs");
       auto& reduction = rule_.factors[static_cast<std::size_t>(factor_)].reduction;
@@ -332,7 +341,7 @@ class AcceptedRule {
     }
   }
 
-  /// Adds an entry without Shard: inputs that may be partial together, or all replicated.
+  /// Adds an entry without Shard: its inputs may be partial together, or all are replicated.
   void add_linear(const AcceptedPlacements& row) {
     std::vector<int> inputs;
     std::optional<ReduceOp> op;
@@ -354,8 +363,8 @@ class AcceptedRule {
     }
   }
 
-  /// Gives a dimension the factor of the entry. A dimension has one factor here, so if two entries
-  /// shard the same dimension, the operator needs a rule of factors.
+  /// Gives a dimension the factor of the entry. A dimension has only one factor, so if two entries
+  /// shard one dimension inconsistently, the operator needs a rule of factors.
   void name(ShardingRule::TensorFactors& tensor, const std::vector<std::int64_t>& sizes,
             std::int64_t dim) {
     const auto at =
@@ -379,7 +388,8 @@ class AcceptedRule {
     }
   }
 
-  // Called at the first call of the operator, because at registration the sizes are unknown.
+  // Throws Error for a wrong entry. Called at the first call of the operator, because the sizes are
+  // unknown at registration.
   void check(bool condition, const char* what) const {
     TESSERA_CHECK(condition, "an entry of the rule registered for ", call_.op, " ", what,
                   "; write a rule of factors for that");
@@ -395,7 +405,8 @@ class AcceptedRule {
 
 void register_rule(std::string op, std::vector<AcceptedPlacements> accepted,
                    std::function<std::vector<std::vector<std::int64_t>>(const OpCall&)> results) {
-  // Default: one result like the first tensor, as for pointwise operators, the most frequent case.
+  // Without `results` there is one result with the sizes of the first tensor, as for pointwise
+  // operators, the most frequent case.
   if (!results) {
     results = [](const OpCall& call) { return SizesOfEach{call.tensors.at(0).sizes}; };
   }

@@ -9,9 +9,10 @@
 
 namespace tessera::rules {
 
-// Gathers, scatters, selections by a list of indices, searches. A tensor is not sharded along the
-// dimension in which indices select; all other dimensions are independent. Exceptions are made if a
-// partial sum is cheaper (gather_by_parts) or if writes are added.
+// Sharding rules of gathers, scatters, selections by a list of indices, and searches. A tensor is
+// not sharded along the dimension in which indices select; all other dimensions are independent.
+// There are two exceptions: if a partial sum is cheaper (gather_by_parts), and if written values
+// are added.
 
 namespace {
 
@@ -41,14 +42,14 @@ bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   });
 }
 
-/// The effect of several writes to one element: the last one replaces the others, they are added,
+/// What several writes to one element do: the last write replaces the others, the values are added,
 /// or they are combined in a way that shards cannot compute (a maximum with the existing element).
 enum class Write { kReplace, kAdd, kCombine };
 
-// gather and scatter: one index for each element.
+// Rules of gather and scatter, which have one index for each element.
 
-/// Lets `dim`, the dimension in which gather selects, be sharded: each rank returns its own
-/// elements and zeros for the others, so the result is Partial(sum).
+/// Lets `dim`, the dimension in which gather selects, be sharded: each rank returns the elements
+/// that it has and zeros for all others, so the result is Partial(sum).
 void gather_by_parts(ShardingRule& rule, const OpCall& call, int self, std::size_t dim) {
   const std::int64_t size = meta_of(call, self).sizes[dim];
   const int along = input_of(rule, self)[dim].front();
@@ -61,8 +62,9 @@ void gather_by_parts(ShardingRule& rule, const OpCall& call, int self, std::size
   rule.offset_arguments = {{.arg = 3, .input = self, .dim = static_cast<int>(dim)}};
 }
 
-/// gather(self, dim, index): each index selects along `dim`, which stays unsharded in self, unless
-/// the result is so much smaller that reducing it sends less than gathering self.
+/// gather(self, dim, index): each index selects along `dim`. This dimension stays unsharded in
+/// self, unless the result is so much smaller than self that reducing the result sends less than
+/// gathering self.
 std::optional<ShardingRule> gather_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(2);
   if (!same_ndim(call, {self, index}) || meta_of(call, self).ndim() == 0) {
@@ -79,7 +81,8 @@ std::optional<ShardingRule> gather_rule(const OpCall& call) {
   input_of(rule, index)[dim] = {add_factor(rule, meta_of(call, index).sizes[dim])};
   rule.outputs.push_back(input_of(rule, index));
   add_any_linear(rule, {self});
-  // Bools cannot be summed. core recognises bools by their size, and so excludes all 1-byte types.
+  // Whether elements can be summed, which bools cannot. core recognises bools only by their size,
+  // and so excludes all 1-byte types.
   const bool numbers = meta_of(call, self).itemsize > 1;
   if (numbers && 2 * meta_of(call, index).numel() <= meta_of(call, self).numel()) {
     gather_by_parts(rule, call, self, dim);
@@ -88,7 +91,7 @@ std::optional<ShardingRule> gather_rule(const OpCall& call) {
 }
 
 /// scatter(self, dim, index, src or value): the inverse of gather. If values are added, the index
-/// may be sharded along `dim`: each shard adds its terms.
+/// may be sharded along `dim`: each shard of the index gives a term of the sum.
 RuleFunction::Body scatter(Write write, bool has_source) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(0), index = call.tensor_index(2);
@@ -106,7 +109,8 @@ RuleFunction::Body scatter(Write write, bool has_source) {
     for (std::size_t i = 0; i < meta_of(call, self).sizes.size(); ++i) {
       share_dim(rule, call, i == dim ? written : all, i);
     }
-    // Only sums can be made from shards; otherwise may_shard() keeps the dimension unsharded.
+    // Only added values can be combined from shards; for replaced values may_shard() keeps the
+    // dimension unsharded.
     for (int factor : input_of(rule, index)[dim]) {
       auto& properties = rule.factors[static_cast<std::size_t>(factor)];
       if (write == Write::kAdd) {
@@ -128,9 +132,9 @@ RuleFunction::Body scatter(Write write, bool has_source) {
   };
 }
 
-// index_select, index_add: a list of indices along one dimension.
+// Rules of index_select, index_add and similar operators: a list of indices along one dimension.
 
-/// index_select(self, dim, index)
+/// The rule of index_select(self, dim, index).
 std::optional<ShardingRule> index_select_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(2);
   if (meta_of(call, self).ndim() == 0 || meta_of(call, index).ndim() != 1) {
@@ -166,7 +170,7 @@ RuleFunction::Body index_write(Write write) {
     const int along = write == Write::kAdd ? add_reduced(rule, count, ReduceOp::kSum)
                                            : add_unsharded(rule, count);
     input_of(rule, source)[dim] = {along};
-    // A 0-d index is a single index.
+    // A 0-d index stands for a single index.
     if (meta_of(call, index).ndim() == 1) {
       input_of(rule, index)[0] = {along};
     }
@@ -181,7 +185,7 @@ RuleFunction::Body index_write(Write write) {
   };
 }
 
-/// index_fill(self, dim, index, value)
+/// The rule of index_fill(self, dim, index, value).
 std::optional<ShardingRule> index_fill_rule(const OpCall& call) {
   const int self = call.tensor_index(0);
   if (meta_of(call, self).ndim() == 0) {
@@ -192,7 +196,8 @@ std::optional<ShardingRule> index_fill_rule(const OpCall& call) {
   return rule;
 }
 
-/// take(self, index), bucketize(self, boundaries): each element reads all of the other tensor.
+/// take(self, index), bucketize(self, boundaries): each element of one tensor reads from all of the
+/// other tensor, which stays unsharded.
 RuleFunction::Body look_up(int element_arg) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int element = call.tensor_index(static_cast<std::size_t>(element_arg));
@@ -203,12 +208,13 @@ RuleFunction::Body look_up(int element_arg) {
   };
 }
 
-/// put(self, index, source, accumulate): indices refer to self flattened; shards add terms.
+/// put(self, index, source, accumulate): an index refers to self as a flat vector. Each shard of
+/// the index gives a term of the sum.
 std::optional<ShardingRule> put_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(1);
   const int source = call.tensor_index(2);
   const Sizes& sizes = meta_of(call, index).sizes;
-  // Without accumulation the last write wins, for which there is no rule.
+  // No rule without accumulation, because then the last write to an element wins.
   if (!call.boolean_or(3, false) || meta_of(call, source).sizes != sizes) {
     return std::nullopt;
   }
@@ -225,7 +231,8 @@ std::optional<ShardingRule> put_rule(const OpCall& call) {
   return rule;
 }
 
-/// searchsorted(sequence, self, ...): one sequence for all, or one for each leading index.
+/// searchsorted(sequence, self, ...): one sequence for all values, or one sequence for each leading
+/// index.
 std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
   const int sequence = call.tensor_index(0), self = call.tensor_index(1);
   ShardingRule rule = start(call);
@@ -249,24 +256,25 @@ std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
   return rule;
 }
 
-// self[indices]: NumPy's advanced indexing.
+// Rules of self[indices]: NumPy's advanced indexing.
 
-/// The factors of self[indices]. The indices broadcast together. Their dimensions replace the
-/// indexed dimensions: in place if these are adjacent, else in front.
+/// The factors of self[indices]. The index tensors broadcast together. Their dimensions replace the
+/// indexed dimensions: at the same position if the indexed dimensions are adjacent, otherwise in
+/// front.
 struct AdvancedIndex {
-  std::vector<int> indices;   ///< tensors, without None entries
-  std::vector<bool> indexed;  ///< for each dimension of self
-  TensorFactors broadcast;    ///< factors of the indices, broadcast
+  std::vector<int> indices;   ///< index tensors, without None entries
+  std::vector<bool> indexed;  ///< for each dimension of self, whether it is indexed
+  TensorFactors broadcast;    ///< factors of the index tensors after broadcasting
   TensorFactors result;       ///< factors of self[indices]
 };
 
 /// Whether masks, which select a number of elements that depends on data, are allowed.
 enum class Masks { kRefused, kTaken };
 
-/// How many dimensions of self each index covers: one, or as many as a mask has. nullopt if these
-/// are too many, for masks that are not allowed, and for masks together with indices of several
-/// dimensions. An itemsize of 1 means a mask, because libtorch uses both bool and uint8 as masks.
-/// libtorch itself rejects int8, so no other 1-byte type reaches this function.
+/// The number of dimensions of self that each index covers: one, or as many as a mask has. nullopt
+/// if self has fewer dimensions, if masks are not allowed, and for masks together with indices of
+/// several dimensions. An itemsize of 1 means a mask, because libtorch uses both bool and uint8 as
+/// masks. libtorch itself rejects int8, so no other 1-byte type reaches this function.
 std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vector<TensorRef>& refs,
                                              Masks masks) {
   std::vector<int> widths;
@@ -288,7 +296,8 @@ std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vect
   return widths;
 }
 
-/// Indexed dimensions stay unsharded, because any of their positions may be needed.
+/// Adds the factors of self[indices]. Indexed dimensions stay unsharded, because any of their
+/// positions may be needed.
 std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
                                        Masks masks = Masks::kRefused) {
   const int self = call.tensor_index(0);
@@ -304,7 +313,7 @@ std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
   bool masked = false;
   for (std::size_t i = 0; i < refs.size(); ++i) {
     const auto end = dim + static_cast<std::size_t>((*widths)[i]);
-    // None is a colon: the whole dimension is taken and stays sharded.
+    // An index of None is a colon: the whole dimension is selected, and it may be sharded.
     if (refs[i].index < 0) {
       dim = end;
       continue;
@@ -316,7 +325,7 @@ std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
       keep_unsharded(rule, own[dim]);
     }
   }
-  // Masks have no factors, so they are replicated; their result has one dimension of unknown size.
+  // Masks have no factors, so masks are replicated. Their result has one dimension of unknown size.
   std::optional<TensorFactors> broadcast =
       masked ? TensorFactors{{add_unsharded(rule, ShardingRule::kUnknown)}}
              : add_broadcast(rule, call, index.indices);
@@ -340,7 +349,7 @@ std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
   return index;
 }
 
-/// Values are moved and not changed, so any pending reduction may stay pending.
+/// Indexing moves values and does not change them, so any pending reduction may stay pending.
 std::optional<ShardingRule> index_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   const std::optional<AdvancedIndex> index = add_index(rule, call);
@@ -352,7 +361,8 @@ std::optional<ShardingRule> index_rule(const OpCall& call) {
   return rule;
 }
 
-/// index_put(self, indices, values, accumulate): values broadcast to self[indices].
+/// index_put(self, indices, values, accumulate): the values broadcast to the sizes of
+/// self[indices].
 std::optional<ShardingRule> index_put_rule(const OpCall& call) {
   const int self = call.tensor_index(0), values = call.tensor_index(2);
   const bool add = call.boolean_or(3, false);
@@ -374,8 +384,8 @@ std::optional<ShardingRule> index_put_rule(const OpCall& call) {
     }
   }
   rule.outputs.push_back(input_of(rule, self));
-  // With accumulation self is one term of a sum. Without it the last write wins, on which shards of
-  // the indices could not agree; so their factors have no reduction.
+  // With accumulation self is one term of a sum. Without accumulation the last write wins, on which
+  // shards of the indices could not agree, so the factors of the indices have no reduction.
   if (add) {
     rule.additive.push_back(self);
     add_linear(rule, {self, values});
@@ -409,15 +419,15 @@ Table indexing_table() {
           }};
 }
 
-// cat, stack and their inverses. The dimension along which tensors are joined or split stays
-// unsharded, because shards of the parts are not shards of the whole. Equal parts are an exception:
-// the part's number and the position within the part are two factors, and the position may be
-// sharded (a fused weight, where each rank has a shard of every part).
+// Rules of cat, stack and their inverses. The dimension along which tensors are joined or split
+// stays unsharded, because a shard of each part is not a shard of the whole. Equal parts are an
+// exception: the number of the part and the position within the part are two factors, and the
+// position may be sharded. An example is a fused weight, where each rank has a shard of every part.
 
 namespace {
 
-/// The tensors to join. `skip`: leaves out empty 1-d tensors, which cat skips, whatever shape the
-/// other tensors have; stack accepts no such tensors.
+/// The tensors to join. `skip`: whether to leave out empty 1-d tensors, which cat ignores, whatever
+/// shape the other tensors have. stack accepts no such tensors.
 std::vector<int> joined_tensors(const OpCall& call, bool skip) {
   std::vector<int> result;
   for (TensorRef ref : call.tensor_list(0)) {
@@ -473,7 +483,8 @@ std::optional<ShardingRule> cat_rule(const OpCall& call) {
   return rule;
 }
 
-/// The new dimension is local, so every dimension of the tensors may be sharded.
+/// Every dimension of the tensors may be sharded, because stack adds a new dimension, which is not
+/// sharded.
 std::optional<ShardingRule> stack_rule(const OpCall& call) {
   const std::vector<int> tensors = joined_tensors(call, false);
   if (tensors.empty() || !have_one_size(call, tensors)) {
@@ -512,7 +523,8 @@ ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes
   return rule;
 }
 
-/// The rule for one of `count` equal parts along `dim`. The parts may be sharded.
+/// The rule of an operator that returns one of `count` equal parts along `dim`. The parts may be
+/// sharded.
 ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t count) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
@@ -530,7 +542,7 @@ ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t co
 ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
   ShardingRule rule = part_of_equals(call, dim, count);
   const int along = rule.outputs[0][dim].front();
-  // For an empty tensor split.Tensor makes a single part, so shards must not be empty.
+  // Shards must not be empty, because split.Tensor makes a single part of an empty tensor.
   rule.factors[static_cast<std::size_t>(along)].allow_empty = false;
   rule.outputs.resize(static_cast<std::size_t>(count), rule.outputs[0]);
   const bool copies = base_name(call.op).ends_with("copy");
@@ -545,7 +557,7 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
   return rule;
 }
 
-/// The rule for part `part` of the equal parts of `size` along `dim`.
+/// The rule of a slice that is part `part` of equal parts of `size` positions along `dim`.
 ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
                            std::int64_t part) {
   ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);
@@ -560,7 +572,7 @@ ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t siz
   return rule;
 }
 
-/// A rule for the dimension that argument `arg` names; a scalar has no dimension.
+/// Applies `rule` to the dimension that argument `arg` names. A 0-d tensor has no dimension.
 template <class Rule>
 RuleFunction::Body along_dim(std::size_t arg, Rule rule) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
@@ -581,7 +593,7 @@ std::optional<ShardingRule> split_rule(const OpCall& call, std::size_t dim) {
     return split_equally(call, dim, size / step);
   }
   Sizes sizes;
-  // At least one part, even of an empty dimension.
+  // Makes at least one part, even of an empty dimension.
   for (std::int64_t at = 0; at == 0 || at < size; at += step) {
     sizes.push_back(std::min(step, size - at));
   }
@@ -605,7 +617,7 @@ ShardingRule select_rule(const OpCall& call, std::size_t dim) {
   return split_along(call, dim, {-1});
 }
 
-/// slice(self, dim, start, end, step). A slice of a whole dimension keeps it sharded.
+/// slice(self, dim, start, end, step). A slice of a whole dimension keeps the dimension sharded.
 std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   const std::int64_t size = call.tensor(0).sizes[dim], step = call.integer_or(4, 1);
   const auto clamp = [&](std::int64_t at) {
@@ -616,7 +628,8 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   if (step < 1) {
     return std::nullopt;
   }
-  // The local slice has the same arguments, so an end such as -1 would cut every shard.
+  // Only a slice with the default arguments counts, because the local slice has the same arguments,
+  // so an end such as -1 would shorten every shard.
   const bool takes_all = first == 0 && last == size && step == 1 &&
                          call.integer_or(3, size) >= size && call.integer_or(2, 0) == 0;
   const std::int64_t taken = last - first;

@@ -10,8 +10,9 @@
 
 namespace tessera::rules {
 
-// Matrix products, each as an einsum equation. Letters are factors. A letter that the result lacks
-// is summed over, so sharding it makes the result Partial(sum).
+// Sharding rules of matrix products, each written as an einsum equation. Letters are factors. A
+// factor that the result lacks is summed over, so sharding this factor makes the result
+// Partial(sum).
 
 namespace {
 
@@ -32,14 +33,16 @@ struct Einsum {
   }
 };
 
-using Letters = std::map<char, int>;  // letter to factor
+using Letters = std::map<char, int>;  // maps a letter of the equation to the factor's index
 
-/// Whether the operand is no factor of the product but is added and broadcasts to the result.
+/// Whether the operand is not a factor of the product but is added to it and broadcasts to the
+/// result.
 bool is_added(const std::string& operand) {
   return operand.front() == '+';
 }
 
-/// Gives an operand of the product the factors of its letters; false if its sizes don't fit.
+/// Gives an operand of the product the factors of its letters. Returns false if the operand's sizes
+/// do not agree.
 bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
                   const std::string& letters, int tensor, Letters& bound) {
   const Sizes& sizes = meta_of(call, tensor).sizes;
@@ -49,7 +52,7 @@ bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const char letter = letters[i];
     if (!bound.count(letter)) {
-      // A letter that is not in the result is contracted.
+      // A letter that is not in the result is summed over.
       const bool kept = einsum.result.find(letter) != std::string::npos;
       bound[letter] =
           kept ? add_factor(rule, sizes[i]) : add_reduced(rule, sizes[i], ReduceOp::kSum);
@@ -62,8 +65,9 @@ bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
   return true;
 }
 
-/// Gives an added operand the factors of the result, to which it broadcasts. It is also additive:
-/// if the contracted factor is sharded, only one rank's term may contain it.
+/// Gives an added operand the factors of the result, to which it broadcasts. The operand is also
+/// additive: if the factor that is summed over is sharded, only one rank's term may contain the
+/// operand.
 bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
   const Sizes& sizes = meta_of(call, tensor).sizes;
   if (sizes.size() > rule.outputs[0].size()) {
@@ -111,7 +115,7 @@ std::optional<ShardingRule> einsum_rule(const OpCall& call, const Einsum& einsum
   for (char letter : einsum.result) {
     result.push_back({bound.at(letter)});
   }
-  // Added operands are bound after the result, because they take its factors.
+  // Added operands are bound after the result, because they get the factors of the result.
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (is_added(einsum.operands[i]) && !bind_added(rule, call, tensors[i])) {
       return std::nullopt;
@@ -141,7 +145,7 @@ std::optional<ShardingRule> addmv_rule(const OpCall& call) {
 
 /// linear(input (..., k), weight (n, k), bias (n) or None).
 std::optional<ShardingRule> linear_rule(const OpCall& call) {
-  // One letter for each leading dimension; eight are enough.
+  // The einsum equation has one letter for each leading dimension; eight letters are enough.
   const std::string leading =
       std::string("abcdefgh")
           .substr(0, static_cast<std::size_t>(std::max(call.tensor(0).ndim() - 1, 0)));
@@ -154,7 +158,8 @@ std::optional<ShardingRule> linear_rule(const OpCall& call) {
                                   (matrix ? "n" : "")));
 }
 
-/// Leading dimensions broadcast as in pointwise operators; a vector has no batch.
+/// matmul(self, other): leading dimensions broadcast as in pointwise operators; a vector has no
+/// leading dimensions.
 std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   const int a = call.tensor_index(0), b = call.tensor_index(1);
   const int a_ndim = meta_of(call, a).ndim(), b_ndim = meta_of(call, b).ndim();
@@ -163,7 +168,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   }
   const int a_matrix = std::min(a_ndim, 2), b_matrix = std::min(b_ndim, 2);
 
-  OpCall batch = call;  // the two tensors without their matrix dimensions
+  OpCall batch = call;  // the call with both tensors reduced to their batch dimensions
   batch.tensors[static_cast<std::size_t>(a)].sizes.resize(
       static_cast<std::size_t>(a_ndim - a_matrix));
   batch.tensors[static_cast<std::size_t>(b)].sizes.resize(
@@ -174,7 +179,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
     return std::nullopt;
   }
 
-  // Wrong sizes get no rule, because libtorch's own error message is better.
+  // Wrong sizes have no rule, because libtorch's own error message is better.
   const std::int64_t contracted = meta_of(call, a).sizes.back();
   const std::int64_t other = meta_of(call, b).size(b_ndim - b_matrix);
   if (contracted != other) {
@@ -216,9 +221,9 @@ Table matmul_table() {
           }};
 }
 
-// Operators on the last dimensions of each tensor, with the other dimensions as a batch: linear
-// algebra, pooling, resampling, padding. Batch dimensions may be sharded in any way; the dimensions
-// on which the operator works stay unsharded.
+// Rules of operators on the last dimensions of each tensor: linear algebra, pooling, resampling,
+// padding. The other dimensions are a batch. Batch dimensions may be sharded in any way; the
+// dimensions on which the operator works stay unsharded.
 
 namespace {
 
@@ -226,12 +231,15 @@ constexpr std::int64_t kUnknown = ShardingRule::kUnknown;
 
 /// An operator on the last dimensions of its tensors; the other dimensions are a batch.
 struct Batched {
-  /// number of last dimensions of each tensor on which it works
+  /// number of trailing dimensions of each tensor on which the operator works
   std::vector<std::size_t> inputs;
-  std::vector<std::size_t> results;  ///< number of dimensions of each result behind the batch
-  std::vector<int> linear = {};      ///< the tensors in each of which it is linear
-  int sizes_arg = -1;                ///< argument with the sizes of the only result; -1: none
-  bool empty = true;                 ///< whether a shard of the batch may be empty
+  /// Number of dimensions of each result after the batch dimensions.
+  std::vector<std::size_t> results;
+  /// Tensors in which the operator is linear, in each of them separately.
+  std::vector<int> linear = {};
+  int sizes_arg = -1;  ///< index of the argument with the sizes of the only result; -1 if there is
+                       ///< no such argument
+  bool empty = true;   ///< whether a shard of the batch may have no elements
 };
 
 std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batched) {
@@ -239,7 +247,7 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
   if (tensors.size() != batched.inputs.size()) {
     return std::nullopt;
   }
-  OpCall batch = call;  // the tensors without their last dimensions
+  OpCall batch = call;  // the call with the tensors reduced to their batch dimensions
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     Sizes& sizes = batch.tensors[static_cast<std::size_t>(tensors[i])].sizes;
     if (sizes.size() < batched.inputs[i]) {
@@ -256,14 +264,15 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
     factor.allow_empty = batched.empty;
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    // The operator's own dimensions get no factor, so they are replicated.
+    // The dimensions on which the operator works get no factor, so they are replicated.
     TensorFactors& factors = input_of(rule, tensors[i]);
     factors.resize(factors.size() + batched.inputs[i]);
   }
   for (std::size_t own : batched.results) {
     TensorFactors& result = rule.outputs.emplace_back(*shared);
     for (std::size_t i = 0; i < own; ++i) {
-      // Most of these sizes follow from arguments; the local result determines them.
+      // Most of these sizes follow from other arguments, so the rule leaves them to the local
+      // result.
       result.push_back({add_unsharded(rule, kUnknown)});
     }
   }
@@ -273,8 +282,8 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
   if (batched.sizes_arg < 0) {
     return rule;
   }
-  // A backward takes the sizes of its result as an argument. If this argument is given, the rule
-  // uses these sizes, and the local call gets local ones.
+  // A backward takes the sizes of its result as an argument. If the argument is given, the rule
+  // uses its sizes, and the local call gets local sizes.
   const Sizes sizes = call.integers(static_cast<std::size_t>(batched.sizes_arg));
   if (sizes.size() != rule.outputs[0].size()) {
     return std::nullopt;
@@ -292,7 +301,8 @@ RuleFunction::Body on_last(const Batched& batched) {
   return [=](const OpCall& call) { return batched_rule(call, batched); };
 }
 
-/// If flag `arg` is off, only result `always` is computed and the others are empty.
+/// An operator with a flag: if argument `arg` is off, only result `always` is computed and all
+/// other results are empty.
 RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size_t always) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     std::optional<ShardingRule> rule = batched_rule(call, batched);
@@ -304,13 +314,14 @@ RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size
         rule->outputs[i].clear();
       }
     }
-    // A result that is not computed is empty and is in no group.
+    // A result that is not computed is empty and belongs to no tensor group.
     rule->groups = {{tensor_arguments(call), {static_cast<int>(always)}}};
     return rule;
   };
 }
 
-/// An operator on the last `dims` dimensions, linear in the first tensor; no batch may be empty.
+/// An operator on the last `dims` dimensions that is linear in the first tensor. No shard of the
+/// batch may be empty.
 RuleFunction::Body in_space(std::size_t dims, std::size_t inputs = 1, int sizes_arg = -1) {
   return on_last({.inputs = std::vector<std::size_t>(inputs, dims),
                   .results = {dims},
@@ -319,7 +330,7 @@ RuleFunction::Body in_space(std::size_t dims, std::size_t inputs = 1, int sizes_
                   .empty = false});
 }
 
-/// qr(A, mode). Mode "r" omits one result, so it has no rule.
+/// qr(A, mode). No rule for mode "r", which omits one result.
 std::optional<ShardingRule> qr_rule(const OpCall& call) {
   const auto* mode = call.args.size() > 1 ? std::get_if<std::string>(&call.args[1]) : nullptr;
   if (!mode || *mode == "r") {
@@ -328,21 +339,22 @@ std::optional<ShardingRule> qr_rule(const OpCall& call) {
   return batched_rule(call, {{2}, {2, 2}});
 }
 
-/// _linalg_solve_ex(A, B, left, check) -> result, LU, pivots, info. B consists of matrices, or of
-/// vectors if it has the sizes of A without the last one.
+/// _linalg_solve_ex(A, B, left, check) -> result, LU, pivots, info. B is a batch of matrices, or a
+/// batch of vectors if it has the sizes of A without the last size.
 std::optional<ShardingRule> solve_rule(const OpCall& call) {
   const Sizes& a = call.tensor(0).sizes;
   const Sizes& b = call.tensor(1).sizes;
   if (a.size() < 2) {
     return std::nullopt;
   }
-  // libtorch's own criterion for a batch of vectors.
+  // The criterion by which libtorch recognises a batch of vectors.
   const bool vectors = b.size() == 1 || b == Sizes(a.begin(), a.end() - 1);
   const std::size_t own = vectors ? 1 : 2;
   return batched_rule(call, {.inputs = {2, own}, .results = {own, 2, 1, 0}});
 }
 
-/// diag_embed(self, offset, dim1, dim2): the last dimension becomes two.
+/// diag_embed(self, offset, dim1, dim2): the last dimension of self becomes two dimensions of the
+/// result.
 std::optional<ShardingRule> diag_embed_rule(const OpCall& call) {
   const int self = call.tensor_index(0), ndim = call.tensor(0).ndim() + 1;
   if (ndim < 2) {
@@ -365,13 +377,13 @@ std::optional<ShardingRule> diag_embed_rule(const OpCall& call) {
   return rule;
 }
 
-/// A Fourier transform(self, dims, ...): linear, and independent along all other dimensions. The
-/// size of the last of `dims` changes if the input or the result is real.
+/// A Fourier transform(self, dims, ...) is linear, and independent along all dimensions except
+/// `dims`. The size of the last of `dims` changes if the input or the result is real.
 std::optional<ShardingRule> fourier_rule(const OpCall& call) {
   const int self = call.tensor_index(0), ndim = call.tensor(0).ndim();
   ShardingRule rule = start(call);
   TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
-  forbid_empty_shards(rule);  // not every kernel accepts an empty batch
+  forbid_empty_shards(rule);  // not every kernel of a Fourier transform accepts an empty batch
   input_of(rule, self) = factors;
   for (std::int64_t dim : call.integers(1)) {
     Factors& along = factors.at(static_cast<std::size_t>(wrap_dim(call, dim, ndim)));
@@ -383,7 +395,7 @@ std::optional<ShardingRule> fourier_rule(const OpCall& call) {
   return rule;
 }
 
-/// constant_pad_nd(self, pad, value): pairs of paddings, beginning with the last dimension.
+/// constant_pad_nd(self, pad, value): `pad` is a list of pairs, beginning with the last dimension.
 std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
   const int self = call.tensor_index(0);
   const Sizes pad = call.integers(1);
@@ -402,7 +414,8 @@ std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
     factors[dim] = {add_unsharded(rule, call.tensor(0).sizes[dim] + pad[i] + pad[i + 1])};
   }
   rule.outputs.push_back(factors);
-  // For a Partial input another constant would be added once for each rank.
+  // Linear only for the constant 0: with a Partial input any other constant would be added once for
+  // each rank.
   if (call.number(2) == 0) {
     add_linear(rule, {self});
   }
@@ -425,7 +438,7 @@ std::optional<ShardingRule> cdist_rule(const OpCall& call) {
   return rule;
 }
 
-/// cross(self, other, dim)
+/// The rule of cross(self, other, dim).
 std::optional<ShardingRule> cross_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   const auto result = add_broadcast(rule, call, {0, 1});
@@ -449,8 +462,8 @@ Table batched_table() {
   return {
       "last dimensions",
       {
-          // Linear algebra and Fourier transforms. A factorisation may throw for a matrix of its
-          // batch; dtensor makes the ranks agree on such errors (docs/design.md).
+          // Linear algebra and Fourier transforms. A factorisation may throw for one matrix of its
+          // batch; dtensor makes all ranks throw together (docs/design.md).
           {"linalg_inv_ex linalg_cholesky_ex", matrix({2, 0})},
           {"_linalg_det", matrix({0, 2, 1})},
           {"_linalg_slogdet", matrix({0, 0, 2, 1})},
@@ -472,8 +485,8 @@ Table batched_table() {
           {"linalg_cross", cross_rule},
           {"_cdist_forward", cdist_rule},
           {"_fft_c2c _fft_r2c _fft_c2r", fourier_rule},
-          // Pooling. Averages are linear; maxima are returned with indices, for which no reduction
-          // is correct.
+          // Pooling. Averages are linear. Maxima are returned together with indices, for which no
+          // reduction is correct.
           {"{avg_pool2d,adaptive_avg_pool2d,_adaptive_avg_pool2d}", in_space(2)},
           {"{avg_pool3d,adaptive_avg_pool3d,_adaptive_avg_pool3d}", in_space(3)},
           {"{avg_pool2d,_adaptive_avg_pool2d}_backward", in_space(2, 2)},
@@ -484,7 +497,7 @@ Table batched_table() {
            on_last({.inputs = {3}, .results = {3, 3}, .empty = false})},
           {"{max_pool2d_with_indices,adaptive_max_pool2d}_backward", in_space(2, 3)},
           {"{max_pool3d_with_indices,adaptive_max_pool3d}_backward", in_space(3, 3)},
-          // Resampling and padding.
+          // Rules of resampling and padding.
           {"upsample_{nearest1d,linear1d} _upsample_nearest_exact1d reflection_pad1d "
            "replication_pad1d",
            in_space(1)},

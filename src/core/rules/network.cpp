@@ -7,17 +7,19 @@
 
 namespace tessera::rules {
 
-// Layer, RMS, group and batch norm. Statistics cover the normalised dimensions, which stay
-// unsharded; batch norm along a sharded batch is a lowering (src/dtensor/lowerings/).
+// Rules of layer, RMS, group and batch norm. Statistics are computed over the normalised
+// dimensions, which stay unsharded; batch norm along a sharded batch is a lowering
+// (src/dtensor/lowerings/).
 
 namespace {
 
-/// The factors of a layer norm: unsharded over the last dimensions, which are normalised; the
+/// The factors of a layer norm. The last dimensions, which are normalised, are unsharded. The
 /// leading dimensions get the reduction sum if `reduce` is true.
 struct NormFactors {
   TensorFactors input;
-  TensorFactors normalised;  ///< factors of weight and bias
-  TensorFactors statistics;  ///< factors of the statistics: leading factors, then size 1
+  TensorFactors normalised;  ///< factors of the norm's weight and bias
+  TensorFactors statistics;  ///< factors of the norm's statistics: the leading factors, then
+                             ///< dimensions of size 1
 
   NormFactors(ShardingRule& rule, const Sizes& sizes, std::size_t normalised_dims, bool reduce) {
     for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -34,7 +36,7 @@ struct NormFactors {
   }
 };
 
-/// Sets the factors of a tensor argument, if the call has it.
+/// Sets the factors of a tensor argument if the call has this argument.
 void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
                const TensorFactors& factors) {
   if (call.has_tensor(arg)) {
@@ -42,7 +44,7 @@ void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
   }
 }
 
-/// norm(input, normalised shape, parameters...) -> result and statistics.
+/// Forward of a norm: (input, normalised shape, parameters...) -> result and statistics.
 RuleFunction::Body norm_forward(const std::vector<std::size_t>& parameters,
                                 std::size_t statistics) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
@@ -62,8 +64,8 @@ RuleFunction::Body norm_forward(const std::vector<std::size_t>& parameters,
   };
 }
 
-/// Backward of a norm: (grad, input, normalised shape, statistics..., parameters..., mask). Each
-/// shard of the leading dimensions adds its terms to the parameters' gradients.
+/// Backward of a norm: (grad, input, normalised shape, statistics..., parameters..., mask). The
+/// parameters' gradients are sums over all shards of the leading dimensions.
 RuleFunction::Body norm_backward(const std::vector<std::size_t>& statistics,
                                  const std::vector<std::size_t>& parameters) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
@@ -102,7 +104,7 @@ std::optional<ShardingRule> group_norm_rule(const OpCall& call) {
   set_input(rule, call, 1, {input[1]});
   set_input(rule, call, 2, {input[1]});
   rule.outputs = {input, statistics, statistics};
-  // N, the size of the batch, is an argument; on each rank it becomes the size of its part.
+  // Argument N, the size of the batch, is replaced by the local size of the batch on each rank.
   rule.size_arguments.push_back({3, 0, 0});
   return rule;
 }
@@ -128,8 +130,8 @@ std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// Batch normalisation with the running statistics, a pointwise operator: samples are independent.
-/// The statistics that the operator returns are empty.
+/// Batch normalisation with the running statistics is a pointwise operator, because samples are
+/// independent. The statistics that the operator returns are empty.
 ShardingRule batch_norm_inference(const OpCall& call) {
   ShardingRule rule = start(call);
   const TensorFactors input = add_factors(rule, call.tensor(0).sizes);
@@ -144,7 +146,8 @@ ShardingRule batch_norm_inference(const OpCall& call) {
 }
 
 /// native_batch_norm(input, weight, bias, running mean, running variance, training, ...). In
-/// training channels are independent and samples are not; the running statistics are written.
+/// training the channels are independent and the samples are not, and the running statistics are
+/// written.
 std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
   if (call.tensor(0).ndim() < 2) {
     return std::nullopt;
@@ -162,7 +165,8 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
     set_input(rule, call, arg, channels);
   }
   rule.outputs = {input, channels, channels};
-  // Outputs that are not returned are listed behind the returned outputs.
+  // Outputs that are not returned (the written running statistics) are listed behind the returned
+  // outputs.
   for (std::size_t arg : {3, 4}) {
     if (!call.has_tensor(arg)) {
       continue;
@@ -174,8 +178,8 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
 }
 
 /// native_batch_norm_backward(grad, input, weight, running mean, running variance, mean, inverse
-/// deviation, training, ...). With the running statistics samples are independent, and each shard
-/// adds its terms to the parameters' gradients.
+/// deviation, training, ...). With the running statistics samples are independent, and the
+/// gradients of the parameters are sums over all shards of the samples.
 std::optional<ShardingRule> batch_norm_backward_rule(const OpCall& call) {
   if (call.tensor(1).ndim() < 2) {
     return std::nullopt;
@@ -215,14 +219,14 @@ Table normalisation_table() {
           }};
 }
 
-// Convolutions: data parallel over the batch, tensor parallel over channels.
+// Rules of convolutions: data parallel over the batch, tensor parallel over channels.
 
 namespace {
 
 /// The factors of a convolution: input (batch, in channels, space...), weight (out channels, in
 /// channels, window...), result (batch, out channels, space...). In a transposed convolution the
-/// channels of the weight are swapped. Space and window stay unsharded, and so do channels of
-/// several groups.
+/// channels of the weight are swapped. Space and window stay unsharded. Channels stay unsharded too
+/// if there are several groups.
 struct ConvolutionFactors {
   Factors batch, in, out;
   TensorFactors input, weight, result;
@@ -237,13 +241,14 @@ struct ConvolutionFactors {
         weight{out, in},
         result{batch, out} {
     forbid_empty_shards(rule);
-    // A shard of in channels would need the matching shard of the groups' out channels.
+    // With several groups, a shard of the in channels would need the out channels of the same
+    // groups.
     if (groups != 1) {
       keep_unsharded(rule, in);
       keep_unsharded(rule, out);
       weight.assign(2, {});
     }
-    // The weight of a transposed convolution is (in, out / groups, window...).
+    // The weight of a transposed convolution has sizes (in, out / groups, window...).
     if (transposed) {
       std::swap(weight[0], weight[1]);
     }
@@ -252,7 +257,8 @@ struct ConvolutionFactors {
   }
 };
 
-/// Whether there is a rule. Without in channels libtorch computes other sizes for the result.
+/// Whether the convolution has a rule. Without in channels libtorch computes other sizes for the
+/// result.
 bool is_supported(const TensorMeta& input, const TensorMeta& weight) {
   return input.ndim() == weight.ndim() && input.ndim() >= 3 && input.size(1) != 0;
 }
@@ -266,7 +272,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   ConvolutionFactors factors(rule, call.tensor(0), call.tensor(1), call.boolean_or(6, false),
                              call.integer(8));
-  // The batch is a dimension of the forward's result, so it has no reduction.
+  // The batch is a dimension of the forward's result, so its factor has no reduction.
   rule.factors[static_cast<std::size_t>(factors.batch[0])].reduction.reset();
   input_of(rule, input) = factors.input;
   input_of(rule, weight) = factors.weight;
@@ -278,7 +284,8 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
     with_input.push_back(bias);
     with_weight.push_back(bias);
   }
-  // Spatial sizes depend on stride, padding and dilation; the local result determines them.
+  // Spatial sizes of the result depend on stride, padding and dilation, so the rule leaves them to
+  // the local result.
   while (factors.result.size() < factors.input.size()) {
     factors.result.push_back({add_unsharded(rule, ShardingRule::kUnknown)});
   }
@@ -289,9 +296,9 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
 }
 
 /// convolution_backward(grad, input, weight, bias sizes, stride, padding, dilation, transposed,
-/// output padding, groups, mask) -> gradients of input, weight, bias. The bias's gradient lacks the
-/// in channels and is no sum over them: each shard of the in channels would compute all of it. So
-/// in channels stay unsharded if the bias's gradient is requested.
+/// output padding, groups, mask) -> gradients of input, weight, bias. The bias's gradient has no in
+/// channels and is not a sum over them: each shard of the in channels would compute the whole
+/// gradient. So in channels stay unsharded if the bias's gradient is requested.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   if (!is_supported(call.tensor(1), call.tensor(2))) {
     return std::nullopt;
@@ -311,14 +318,15 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   for (std::size_t i : {1, 2}) {
     TensorFactors& output = rule.outputs.emplace_back(i == 1 ? factors.input : factors.weight);
     for (std::size_t dim = 0; dim < output.size(); ++dim) {
-      // A dimension without a factor in the forward is unsharded; as an output it needs its size.
+      // A dimension that has no factor in the forward is unsharded. As a dimension of an output it
+      // needs a factor with its size.
       if (output[dim].empty()) {
         output[dim] = {add_unsharded(rule, call.tensor(i).sizes[dim])};
       }
     }
   }
   rule.outputs.push_back({factors.out});
-  // The sizes of the bias become local sizes if out channels are sharded.
+  // The argument with the bias's sizes is replaced by local sizes if out channels are sharded.
   if (!call.is_none(3) && !call.integers(3).empty()) {
     rule.size_arguments.push_back({3, 2});
   }
@@ -336,13 +344,13 @@ Table convolution_table() {
           }};
 }
 
-// Embeddings: columns of the table are sharded like any dimension; sharding rows (the vocabulary)
-// gives partial sums.
+// Rules of embeddings: columns of the table are sharded like any dimension; sharding rows (the
+// vocabulary) gives partial sums.
 
 namespace {
 
 /// embedding(weight, indices). If the vocabulary is sharded, each rank looks up its own rows and
-/// returns zeros for the others, so the result is Partial(sum), as in Megatron-LM.
+/// returns zeros for all other rows, so the result is Partial(sum), as in Megatron-LM.
 std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   const int weight = call.tensor_index(0), indices = call.tensor_index(1);
   if (meta_of(call, weight).ndim() != 2) {
@@ -354,13 +362,15 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   input_of(rule, indices) = result;
   result.push_back({add_factor(rule, meta_of(call, weight).sizes[1])});
   const int row = add_reduced(rule, rows, ReduceOp::kSum);
-  // The local operator recognises its own rows by a range.
+  // The rows of a rank must be contiguous, because the local operator recognises its own rows by a
+  // range.
   rule.factors[static_cast<std::size_t>(row)].contiguous = true;
   input_of(rule, weight) = {{row}, result.back()};
   rule.outputs.push_back(result);
   rule.additive = {weight};
   add_any_linear(rule, {weight});
-  // at::embedding would fail for an index that this rank does not have.
+  // Another operator runs locally, because at::embedding would fail for an index of another rank's
+  // row.
   rule.local_call = {.op = ShardingRule::LocalCall::PartOperator::kEmbeddingRows,
                      .args = {TensorRef{weight}, TensorRef{indices}, std::int64_t{0}, rows},
                      .when_split = {row}};
@@ -368,8 +378,9 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   return rule;
 }
 
-/// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq). Each
-/// shard of the indices adds its terms; scaling by frequency needs counts over all indices.
+/// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq). The
+/// gradient is a sum over all shards of the indices. Scaling by frequency needs counts over all
+/// indices.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   const int grad = call.tensor_index(0), indices = call.tensor_index(1);
   const bool scaled = call.boolean_or(4, false);
@@ -379,7 +390,8 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   for (std::int64_t size : meta_of(call, indices).sizes) {
     const int factor = scaled ? add_unsharded(rule, size) : add_reduced(rule, size, ReduceOp::kSum);
-    // Until now only the indices have factors, so the last factor's number is its dimension.
+    // At this point only the indices have factors, one for each dimension, so a factor's number
+    // equals the number of its dimension.
     input_of(rule, indices)[rule.factors.size() - 1] = {factor};
   }
   input_of(rule, grad) = input_of(rule, indices);
@@ -389,10 +401,10 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// The modes of at::embedding_bag. The backward of a maximum needs its index.
+/// The modes of at::embedding_bag.
 enum BagMode { kBagSum = 0, kBagMean = 1, kBagMax = 2 };
 
-/// _embedding_bag(weight, indices, offsets, scale, mode, ...) -> result, and three tables for the
+/// _embedding_bag(weight, indices, offsets, scale, mode, ...) -> result, and three tensors for the
 /// backward. Indices stay unsharded, because an offset is a position among all indices.
 std::optional<ShardingRule> embedding_bag_rule(const OpCall& call) {
   if (call.tensor(0).ndim() != 2 || call.integer(4) == kBagMax) {
@@ -407,7 +419,7 @@ std::optional<ShardingRule> embedding_bag_rule(const OpCall& call) {
   return rule;
 }
 
-/// _embedding_bag_backward(grad, ..., rows, scale, mode, ...)
+/// The rule of _embedding_bag_backward(grad, ..., rows, scale, mode, ...).
 RuleFunction::Body embedding_bag_backward(std::size_t rows_arg) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     if (call.integer(rows_arg + 2) == kBagMax) {
@@ -436,8 +448,8 @@ Table embedding_table() {
           }};
 }
 
-// Scaled dot product attention, by the kernels from which libtorch chooses. Batch and heads may be
-// sharded (tensor parallelism shards heads), and queries if no causal mask depends on their
+// Rules of scaled dot product attention: the kernels from which libtorch chooses. Batch and heads
+// may be sharded (tensor parallelism shards heads), and queries if no causal mask depends on their
 // position. Keys stay unsharded: sharding them needs a running softmax across ranks (ring
 // attention).
 
@@ -445,27 +457,28 @@ namespace {
 
 /// The factors of scaled dot product attention: query (batch, heads, queries, width), key and value
 /// (batch, kv heads, keys, width). With fewer kv heads than heads (grouped-query attention, Ainslie
-/// et al. 2023) head i reads kv head i / group. The heads are then the two factors (kv heads,
-/// group), so that sharding kv heads shards query, key and value alike.
+/// et al. 2023) head i reads kv head i / group. The heads of the query are then two factors (kv
+/// heads, group), so that sharding kv heads shards query, key and value in the same way.
 struct AttentionFactors {
   TensorFactors query, key, value, result;
   Factors batch, heads, queries, keys;
 
-  // No rule for shapes that the kernels would reject or broadcast in their own way.
+  // Adds the factors to a rule. Returns nullopt for shapes that the kernels would reject or
+  // broadcast in their own way.
   static std::optional<AttentionFactors> add(ShardingRule& rule, const TensorMeta& q,
                                              const TensorMeta& k, const TensorMeta& v,
                                              bool split_queries) {
     if (q.ndim() != 4 || k.ndim() != 4 || v.ndim() != 4) {
       return std::nullopt;
     }
-    // Head i must read kv head i / group on every rank.
+    // Checks that head i reads kv head i / group on every rank.
     const std::int64_t kv_heads = k.size(1);
     if (v.size(1) != kv_heads || kv_heads == 0 || q.size(1) % kv_heads != 0 ||
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
       return std::nullopt;
     }
-    // In a backward, a gradient that lacks one of these factors (of key, value or bias) is a sum
-    // over the factor. The kernels divide by each of these sizes, so no shard may be empty.
+    // In a backward, the gradient of key, value or bias is a sum over each factor that it lacks.
+    // The kernels divide by these factors' sizes, so no shard may be empty.
     const auto add_reduced = [](ShardingRule& in, std::int64_t size, ReduceOp op) {
       const int factor = rules::add_reduced(in, size, op);
       in.factors.back().allow_empty = false;
@@ -490,26 +503,30 @@ struct AttentionFactors {
     return f;
   }
 
-  /// The factors of a mask or bias that broadcasts to (batch, heads, queries, keys).
+  /// The factors of a mask or bias, which broadcasts to (batch, heads, queries, keys).
   TensorFactors bias(const ShardingRule& rule, const TensorMeta& tensor) const {
     return factors_of_broadcast(rule, tensor.sizes, {batch, heads, queries, keys});
   }
 };
 
-/// The positions of a kernel's arguments, and the shape of its log-sum-exp.
+/// The positions of the arguments in the schema of an attention kernel, and the shape of its
+/// log-sum-exp.
 struct Kernel {
   enum Statistics { kRows, kRowsAndOne, kPaddedRows };
   int bias = -1;
   int dropout = 3;
   int causal = 4;
-  int debug = -1;  ///< flag that requests the dropout mask, for which there is no rule
+  int debug = -1;  ///< index of the flag that requests the dropout mask; a call that requests it
+                   ///< has no rule
   Statistics statistics = kRows;
-  int asks_statistics = -1;       ///< flag; if off, the log-sum-exp is (batch, heads, 0)
-  std::size_t other_outputs = 0;  ///< replicated outputs: seeds, offsets, empty tensors
+  /// Index of a flag; if the flag is off, the log-sum-exp is (batch, heads, 0).
+  int asks_statistics = -1;
+  /// Number of outputs that are replicated: seeds, offsets, empty tensors.
+  std::size_t other_outputs = 0;
 };
 
-/// The factors of the log-sum-exp: (batch, heads, queries), with an additional last 1, or with
-/// queries padded to a multiple of 32, which the backward kernel reads including the padding.
+/// The factors of the log-sum-exp: (batch, heads, queries), with an additional last dimension of
+/// size 1, or with queries padded to a multiple of 32. The backward kernel reads the padding too.
 TensorFactors statistics_factors(ShardingRule& rule, const AttentionFactors& f,
                                  const Kernel& kernel, std::int64_t queries) {
   TensorFactors result{f.batch, f.heads, f.queries};
@@ -526,18 +543,19 @@ bool is_set(const OpCall& call, int flag) {
   return flag >= 0 && call.boolean_or(static_cast<std::size_t>(flag), false);
 }
 
-/// Whether queries may be sharded: a causal mask starts at query 0 of the local tensor.
+/// Whether queries may be sharded. They may not with a causal mask, which starts at query 0 of the
+/// local tensor.
 bool splits_queries(const OpCall& call, const Kernel& kernel) {
   return kernel.statistics != Kernel::kPaddedRows && !is_set(call, kernel.causal);
 }
 
-/// Whether the call drops values. A dropout of 0 draws nothing, so the call is then not random.
+/// Whether the call drops values. With a dropout of 0 a call draws no numbers, so it is not random.
 bool drops(const OpCall& call, const Kernel& kernel) {
   const auto arg = static_cast<std::size_t>(kernel.dropout);
   return !call.is_none(arg) && call.number(arg) != 0;
 }
 
-/// kernel(query, key, value, ...) -> result, log-sum-exp, others.
+/// Forward of an attention kernel: (query, key, value, ...) -> result, log-sum-exp, other outputs.
 RuleFunction::Body attention(Kernel kernel) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);
@@ -564,7 +582,8 @@ RuleFunction::Body attention(Kernel kernel) {
   };
 }
 
-/// The positions of a backward's tensors; the first four are (grad, query, key, value).
+/// Argument indices of the tensors of a backward operator. The first four arguments are (grad,
+/// query, key, value).
 struct Backward {
   Kernel kernel;
   int result = 4;
@@ -572,7 +591,8 @@ struct Backward {
   bool bias_gradient = false;
 };
 
-/// kernel_backward(grad, query, key, value, ...) -> gradients of query, key, value (and bias).
+/// Backward of an attention kernel: (grad, query, key, value, ...) -> gradients of query, key,
+/// value (and bias).
 RuleFunction::Body attention_backward(Backward backward) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);
@@ -610,8 +630,8 @@ RuleFunction::Body attention_backward(Backward backward) {
 
 }  // namespace
 
-/// Positions of arguments are those of native_functions.yaml. All rows read numbers, because the
-/// dropout's probability decides whether a call is random.
+/// Positions of arguments are those of native_functions.yaml. All rows set `reads_numbers`, because
+/// the dropout's probability decides whether a call is random.
 Table attention_table() {
   const Kernel cpu{.bias = 5, .dropout = 3, .causal = 4};
   const Kernel flash{.dropout = 3, .causal = 4, .debug = 5, .other_outputs = 5};

@@ -8,21 +8,21 @@
 
 namespace tessera::rules {
 
-// Operators that make a tensor like another one. The result gets the other tensor's layout, so that
-// it fits this tensor, whose values are not read; nothing is ever moved for such operators.
+// Rules of operators that make a new tensor like an input tensor. The new tensor gets the layout of
+// the input, whose values are not read, so no data are moved.
 
 namespace {
 
-/// zeros_like and similar operators: the tensor's values are not read.
+/// zeros_like and similar operators, which do not read the values of their input.
 std::optional<ShardingRule> like_rule(const OpCall& call) {
   ShardingRule rule = unchanged(call);
   rule.unread.push_back(call.tensor_index(0));
   return rule;
 }
 
-/// new_zeros(self, size, ...): a dimension with the tensor's size is laid out as the tensor's
-/// dimension. Gradient formulas make zeros in this way and then write the gradient into them. If
-/// the number of dimensions differs, the result is replicated.
+/// new_zeros(self, size, ...): a dimension of the same size as in self is sharded as in self.
+/// Gradient formulas make zeros in this way and then write the gradient into them. If the result
+/// and self have different numbers of dimensions, the result is replicated.
 std::optional<ShardingRule> new_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   const Sizes& own = call.tensor(0).sizes;
@@ -42,7 +42,7 @@ std::optional<ShardingRule> new_rule(const OpCall& call) {
   return rule;
 }
 
-/// The strides that the caller passes are global; locally the result is contiguous.
+/// The strides that the caller passes are global strides; the local result is contiguous.
 std::optional<ShardingRule> new_strided_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = new_rule(call);
   ShardingRule::LocalCall local{"aten::new_empty", call.args};
@@ -51,9 +51,9 @@ std::optional<ShardingRule> new_strided_rule(const OpCall& call) {
   return rule;
 }
 
-/// A pointwise operator that draws random numbers; its tensors must not be partial. `reads`:
-/// whether the operator reads their values. dtensor runs these operators by global element
-/// (src/dtensor/random/), because run locally every shard would draw the same numbers.
+/// A pointwise operator that draws random numbers. Its tensors must not be partial. `reads`:
+/// whether the operator reads the values of its tensors. dtensor runs such an operator by global
+/// element (src/dtensor/random/), because otherwise every shard would draw the same numbers.
 RuleFunction::Body draw(std::size_t outputs, bool reads) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::vector<int> tensors = tensor_arguments(call);
@@ -91,14 +91,15 @@ Table random_table() {
       }};
 }
 
-// Pointwise operators: every dimension may be sharded, in any way, without communication. Rows
-// differ in which pending reductions may stay pending (add_linear_terms in rule_builder.h). A wrong
-// sign there gives wrong numbers; a missing one only costs an all-reduce. rules_test compares both
-// with libtorch.
+// Rules of pointwise operators: every dimension may be sharded, in any way, without communication.
+// The rows of the table differ in which pending reductions may stay pending (see add_linear_terms
+// in rule_builder.h). A wrong term gives wrong numbers; a missing term only costs an all-reduce.
+// rules_test compares the rows with libtorch.
 
 namespace {
 
-/// The rule for tensors that broadcast; `linear`: see add_linear_terms.
+/// The rule of an operator whose tensors broadcast. `linear`: terms in the notation of
+/// add_linear_terms.
 std::optional<ShardingRule> pointwise_rule(const OpCall& call, std::string_view linear,
                                            std::size_t outputs) {
   const std::vector<int> tensors = tensor_arguments(call);
@@ -119,13 +120,14 @@ RuleFunction::Body pointwise(std::string_view linear = "", std::size_t outputs =
 /// masked_fill: a constant is written where the mask is set. If the constant is 0, any partial
 /// input stays partial. Otherwise a sum of the terms would count the constant once for each rank.
 /// But an average, a maximum or a minimum of equal constants is the constant; hence the affine and
-/// monotone signs.
+/// monotone terms (see add_linear_terms).
 std::optional<ShardingRule> masked_fill_scalar(const OpCall& call) {
   const bool zero = !call.is_none(2) && call.number(2) == 0;
   return pointwise_rule(call, zero ? "0*" : "0~ 0<", 1);
 }
 
-/// The first tensor is written in place and not read; it keeps its layout.
+/// An operator that overwrites its first tensor in place without reading it. The tensor keeps its
+/// layout.
 RuleFunction::Body overwrite(std::string_view linear) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     std::optional<ShardingRule> rule = pointwise_rule(call, linear, 1);
@@ -186,7 +188,7 @@ Table pointwise_table() {
           {"where{.self,.self_out}", pointwise("12*")},
           {"masked_fill{.Tensor,_.Tensor}", pointwise("02*")},
           {"masked_fill{.Scalar,_.Scalar}", masked_fill_scalar, true},
-          // Copies and constants.
+          // Rules of copies and constants.
           {"positive clone detach{,_,_copy} alias{,_copy} lift lift_fresh{,_copy} contiguous "
            "_pin_memory",
            pointwise("0*")},
@@ -249,15 +251,15 @@ Table pointwise_table() {
       }};
 }
 
-// List operators, which run one kernel for many tensors. Each position of the lists is decided
-// separately, because the parameters in one list may have different layouts.
+// Rules of list operators, which run one kernel for many tensors. The layouts at each position of
+// the lists are decided separately, because the parameters in one list may have different layouts.
 
 namespace {
 
-/// The list arguments of a call; each has the length of the first one, or is empty.
+/// The list arguments of a call. Each list has the length of the first list, or is empty.
 using Lists = std::vector<std::vector<TensorRef>>;
 
-/// An empty list stands for an optional list that the call omits.
+/// The list arguments; an optional list that the call omits is an empty list.
 std::optional<Lists> list_arguments(const OpCall& call) {
   Lists lists;
   for (const Argument& arg : call.args) {
@@ -271,7 +273,8 @@ std::optional<Lists> list_arguments(const OpCall& call) {
   return fit ? std::optional(lists) : std::nullopt;
 }
 
-/// The tensors at one position of the lists, to which digits of linear terms refer.
+/// The tensors at position `at` of the lists. The digits in add_linear_terms refer to this list of
+/// tensors.
 std::vector<int> position(const Lists& lists, std::size_t at) {
   std::vector<int> result;
   for (const auto& list : lists) {
@@ -282,9 +285,10 @@ std::vector<int> position(const Lists& lists, std::size_t at) {
   return result;
 }
 
-/// A pointwise operator on each position of its lists; each position is a separate group. A single
-/// tensor among the arguments belongs to all positions, so it is replicated. An in-place operator
-/// writes the first list. `linear`: see add_linear_terms.
+/// The rule of a list operator that is pointwise at each position of its lists. Each position is a
+/// separate tensor group. A single tensor among the arguments belongs to all positions, so it is
+/// replicated. An in-place operator writes the first list. `linear`: terms in the notation of
+/// add_linear_terms.
 std::optional<ShardingRule> foreach_rule(const OpCall& call, std::string_view linear, bool reads) {
   const std::optional<Lists> lists = list_arguments(call);
   if (!lists) {
@@ -301,7 +305,8 @@ std::optional<ShardingRule> foreach_rule(const OpCall& call, std::string_view li
     rule.outputs.push_back(*result);
     rule.groups.push_back({tensors, {output}});
     add_linear_terms(rule, linear, tensors);
-    // The in-place pair is added here, because the registry adds it only for single results.
+    // The written inputs are declared here, because the registry does so only for operators with a
+    // single result.
     if (is_inplace(call.op)) {
       rule.inplace.push_back({tensors[0], output});
     }
@@ -316,8 +321,9 @@ RuleFunction::Body foreach (std::string_view linear = "", bool reads = true) {
   return [=](const OpCall& call) { return foreach_rule(call, linear, reads); };
 }
 
-/// One scalar for each tensor, partial if the tensor is sharded, so that nothing is sent until a
-/// result is read. If `reduction_of` returns nullopt, the tensors stay unsharded.
+/// A reduction of each tensor in a list to a scalar, which is partial if the tensor is sharded, so
+/// that nothing is sent until a result is read. If `reduction_of` returns nullopt, the tensors stay
+/// unsharded.
 RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(const OpCall&)) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::optional<ReduceOp> reduction = reduction_of(call);
@@ -327,7 +333,7 @@ RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(con
       for (std::size_t dim = 0; dim < input.size(); ++dim) {
         const std::int64_t size = meta_of(call, ref.index).sizes[dim];
         input[dim] = {reduction ? add_reduced(rule, size, *reduction) : add_unsharded(rule, size)};
-        // The maximum of an empty tensor throws; its sum is 0.
+        // Empty shards are allowed only for sums, because the maximum of an empty tensor throws.
         rule.factors.back().allow_empty = reduction == ReduceOp::kSum;
       }
       rule.groups.push_back({{ref.index}, {static_cast<int>(rule.outputs.size())}});
@@ -337,23 +343,23 @@ RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(con
   };
 }
 
-/// A norm is a reduction only if it needs no root. Tensors of other norms stay unsharded here;
-/// optim's norms call this operator on local tensors.
+/// A norm is a reduction only if it needs no root. For any other norm the tensors stay unsharded;
+/// the norms of optim call this operator on local tensors.
 std::optional<ReduceOp> norm_reduction(const OpCall& call) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   if (order == 0 || order == 1) {
     return ReduceOp::kSum;
   }
-  if (order > 1e308) {  // infinity
+  if (order > 1e308) {  // an order of infinity: the maximum of absolute values
     return ReduceOp::kMax;
   }
   return std::nullopt;
 }
 
 /// A fused optimizer(parameters, gradients, state..., steps, ...). The tensors at one position of
-/// the first `lists` lists have one layout; the steps behind them are replicated. All tensors
-/// except the gradients are written; gradients are written too if they are unscaled (argument
-/// `grad_scale`).
+/// the first `lists` lists have one layout; the `steps` arguments behind these lists are
+/// replicated. All tensors except the gradients are written; gradients are written too if they are
+/// unscaled (argument `grad_scale`).
 RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     Lists zipped;
@@ -386,7 +392,7 @@ RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
 
 }  // namespace
 
-/// The terms equal those of the operator in pointwise_table, for lists instead of tensors.
+/// The linear terms equal those of the operator in pointwise_table, for lists in place of tensors.
 Table foreach_table() {
   return {
       "foreach",

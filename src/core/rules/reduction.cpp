@@ -6,23 +6,25 @@
 
 namespace tessera::rules {
 
-// Reductions. A reduced dimension may be sharded if the shards' results can be reduced further: the
-// result is then partial, and nothing is sent until its value is needed.
+// Rules of reductions. A reduced dimension may be sharded if the results of the shards can be
+// reduced further. The result is then partial, and nothing is sent until its value is needed.
 
 namespace {
 
-/// The positions of a reduction's arguments; -1 if it lacks the argument.
+/// The positions of the arguments of a reduction; -1 if the reduction lacks the argument.
 struct Arguments {
-  int dim = -1;  ///< a dimension, a list, or None for all; -1: always all
+  int dim = -1;  ///< index of an argument that is a dimension, a list, or None for all dimensions;
+                 ///< -1: always reduces all
   int keepdim = -1;
   int dtype = -1;
 };
 
-/// kNanSum: a sum that is not linear in its input (absolute values, counts). kUnsharded: cannot be
-/// computed from the shards' results, so reduced dimensions are not sharded.
+/// Kinds of reductions. kNanSum: a sum that is not linear in its input (absolute values, counts).
+/// kUnsharded: cannot be computed from the shards' results, so reduced dimensions are not sharded.
 enum class Kind { kSum, kNanSum, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
 
-/// For bools, "any" is a maximum and "all" a minimum.
+/// The reduction that combines the results of shards. For bools, "any" is a maximum and "all" a
+/// minimum.
 std::optional<ReduceOp> reduction_of(Kind kind) {
   switch (kind) {
     case Kind::kSum:
@@ -47,13 +49,14 @@ std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, i
                            : named_dims(call, static_cast<std::size_t>(arguments.dim), ndim);
 }
 
-/// With keepdim a reduced dimension has size 1 and no factor.
+/// Whether keepdim is set: then a reduced dimension has size 1 and no factor.
 bool keeps_dims(const OpCall& call, const Arguments& arguments) {
   return arguments.keepdim >= 0 &&
          call.boolean_or(static_cast<std::size_t>(arguments.keepdim), false);
 }
 
-/// The maximum of an empty shard is an error; other reductions have a value.
+/// Adds the factor of a reduced dimension. Its shards must not be empty for a maximum, which would
+/// throw; other reductions of an empty shard have a value.
 int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   const std::optional<ReduceOp> op = reduction_of(kind);
   if (!op) {
@@ -64,7 +67,7 @@ int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   return factor;
 }
 
-/// Declares which partial inputs the reduction keeps partial.
+/// Declares with which partial inputs the result of the reduction is partial.
 void add_linearity(ShardingRule& rule, Kind kind, int self) {
   if (kind == Kind::kSum) {
     add_linear(rule, {self});
@@ -73,8 +76,8 @@ void add_linearity(ShardingRule& rule, Kind kind, int self) {
   }
 }
 
-/// The reduction of the first tensor. A dtype argument casts before the reduction, which is then
-/// not linear, because terms would be rounded one by one.
+/// The reduction of the first tensor. If a dtype argument casts the values before the reduction,
+/// the reduction is not linear, because terms would be rounded one by one.
 ShardingRule reduction_rule(const OpCall& call, Kind kind, const Arguments& arguments,
                             std::size_t outputs) {
   const int self = call.tensor_index(0);
@@ -108,7 +111,8 @@ RuleFunction::Body reduction(Kind kind, Arguments arguments, std::size_t outputs
   };
 }
 
-/// any.dims and all.dims: an empty list reduces nothing, unlike in other operators.
+/// any.dims and all.dims. In contrast to other operators, an empty list of dimensions reduces
+/// nothing.
 RuleFunction::Body reduction_of_dims(Kind kind) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     if (!call.is_none(1) && call.integers(1).empty()) {
@@ -118,8 +122,8 @@ RuleFunction::Body reduction_of_dims(Kind kind) {
   };
 }
 
-/// A mean is the sum of the shards' sums, divided by the global count. In half precision, where the
-/// sum could overflow, a mean is the average of the means of shards of equal sizes.
+/// The rule of a mean: the sum of the shards' sums, divided by the global count. In half precision,
+/// where the sum could overflow, a mean is the average of the means of shards of equal sizes.
 std::optional<ShardingRule> mean_rule(const OpCall& call) {
   const bool by_dim = call.op != "aten::mean";
   const Arguments arguments = by_dim ? Arguments{1, 2, 3} : Arguments{-1, -1, 1};
@@ -145,18 +149,19 @@ std::optional<ShardingRule> mean_rule(const OpCall& call) {
   return rule;
 }
 
-/// A p-norm is a reduction only if it needs no root; lowerings compute the other norms.
+/// The rule of a p-norm. A p-norm is a reduction only if it needs no root; lowerings compute all
+/// other norms.
 std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& arguments) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
   if (order == 0 || order == 1) {
-    kind = Kind::kNanSum;  // a sum of absolute values, or a count
+    kind = Kind::kNanSum;  // the 1-norm is a sum of absolute values, and the 0-norm a count
   }
   if (std::isinf(order)) {
     kind = order > 0 ? Kind::kMax : Kind::kMin;
   }
   ShardingRule rule = reduction_rule(call, kind, arguments, 1);
-  // The norm of a pending sum's terms is not the norm of the sum.
+  // Not linear, because the norm of a sum is not computed from the norms of the terms.
   rule.linear.clear();
   return rule;
 }
@@ -165,7 +170,7 @@ RuleFunction::Body norm(Arguments arguments) {
   return [=](const OpCall& call) { return norm_rule(call, arguments); };
 }
 
-/// histc(self, bins, min, max). If min equals max, the data determines the bounds.
+/// histc(self, bins, min, max). If min equals max, the values determine the bounds of the bins.
 std::optional<ShardingRule> histogram_rule(const OpCall& call) {
   if (call.number(2) == call.number(3)) {
     return std::nullopt;
@@ -217,16 +222,16 @@ Table reduction_table() {
       }};
 }
 
-// Operators whose results along one dimension depend on the whole dimension: softmax, scans, sorts,
-// shifts. This dimension stays unsharded; all others are independent.
+// Rules of operators whose results along one dimension depend on the whole dimension: softmax,
+// scans, sorts, shifts. This dimension stays unsharded; all others are independent.
 
 namespace {
 
-/// The reductions for which a partial first tensor gives partial results.
+/// The reductions for which a partial first tensor gives a partial result.
 enum class Linearity {
   kNone,
-  kLinear,  ///< sums and averages stay partial
-  kMoves,   ///< every reduction, because elements only change places
+  kLinear,  ///< sums and averages of the first tensor stay partial
+  kMoves,   ///< every reduction stays partial, because elements only change places
 };
 
 void add_linearity(ShardingRule& rule, Linearity linearity, int self) {
@@ -239,12 +244,14 @@ void add_linearity(ShardingRule& rule, Linearity linearity, int self) {
 }
 
 struct Along {
-  int dim = 1;  ///< argument with the dimension, or a list of dimensions (empty: all)
+  int dim = 1;  ///< index of the argument with the dimension, or with a list of dimensions (empty:
+                ///< all dimensions)
   std::size_t outputs = 1;
   Linearity linearity = Linearity::kNone;
 };
 
-/// Tensors of one shape. The named dimensions stay unsharded; the others are independent.
+/// The rule of an operator on tensors of one shape. The named dimensions stay unsharded; all other
+/// dimensions are independent.
 RuleFunction::Body along(Along along) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::vector<int> tensors = tensor_arguments(call);
@@ -269,7 +276,7 @@ RuleFunction::Body along(Along along) {
   };
 }
 
-/// Like along(), for the last `count` dimensions.
+/// Like along(), but the last `count` dimensions stay unsharded.
 RuleFunction::Body along_last(std::size_t count, Linearity linearity) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const Sizes& sizes = call.tensor(0).sizes;
@@ -285,12 +292,12 @@ RuleFunction::Body along_last(std::size_t count, Linearity linearity) {
   };
 }
 
-/// cumsum(self, dim, dtype): not linear with a cast, which comes before the sum.
+/// cumsum(self, dim, dtype). Not linear if dtype causes a cast, which is done before the sum.
 std::optional<ShardingRule> cumsum_rule(const OpCall& call) {
   return along({.linearity = call.is_none(2) ? Linearity::kLinear : Linearity::kNone})(call);
 }
 
-/// topk(self, k, dim, ...): the dimension stays unsharded and has k elements in the result.
+/// topk(self, k, dim, ...): dimension `dim` stays unsharded and has k positions in the result.
 std::optional<ShardingRule> topk_rule(const OpCall& call) {
   const int self = call.tensor_index(0), ndim = call.tensor(0).ndim();
   ShardingRule rule = start(call);
@@ -318,7 +325,7 @@ std::optional<ShardingRule> renorm_rule(const OpCall& call) {
   return rule;
 }
 
-/// glu(self, dim) halves a dimension; its backward(grad, self, dim) doubles it.
+/// glu(self, dim) halves dimension `dim`; its backward(grad, self, dim) doubles it.
 RuleFunction::Body glu(int self_arg, int dim_arg, bool backward) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(static_cast<std::size_t>(self_arg));
@@ -369,8 +376,8 @@ Table scan_table() {
           }};
 }
 
-// Losses. Samples may be sharded, classes may not. Losses need their own rules, because a mean of
-// the shards' means is wrong if shards differ in size.
+// Rules of losses. Samples may be sharded, classes may not. Losses need their own rules, because a
+// mean of the shards' means is wrong if shards differ in size.
 
 namespace {
 
@@ -392,10 +399,10 @@ struct NllFactors {
   }
 };
 
-/// nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight. A sum is
-/// the sum of the shards' sums. A mean divides by the total weight, which no shard knows, so
-/// samples stay unsharded. (If they are sharded, a lowering is cheaper:
-/// src/dtensor/lowerings/network.cpp.)
+/// nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight. With
+/// reduction kSum the loss is the sum of the shards' losses. With kMean the loss is divided by the
+/// total weight, which no shard knows, so samples stay unsharded. (If they are sharded, a lowering
+/// is cheaper: src/dtensor/lowerings/network.cpp.)
 std::optional<ShardingRule> nll_forward(const OpCall& call) {
   const Sizes& sizes = call.tensor(0).sizes;
   if (sizes.empty()) {
@@ -418,7 +425,8 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
       if (reduction == kMean) {
         properties.unsharded = true;
       } else {
-        properties.reduction = ReduceOp::kSum;  // of the total weight, and of a scalar loss
+        // Reduction of the total weight, and of a scalar loss.
+        properties.reduction = ReduceOp::kSum;
       }
     }
   }
@@ -428,7 +436,7 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
 }
 
 /// nll_loss_backward(grad, self, target, weight, reduction, ignore_index, total weight). The total
-/// weight is passed in and is global, so samples are independent.
+/// weight is an argument and covers all shards, so samples are independent.
 std::optional<ShardingRule> nll_backward(const OpCall& call) {
   const Sizes& sizes = call.tensor(1).sizes;
   if (sizes.empty()) {
@@ -439,7 +447,8 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   if (call.tensor(2).sizes.size() != factors.target.size()) {
     return std::nullopt;
   }
-  // Without a reduction the gradient has one number for each sample; with one it is a scalar.
+  // Without a reduction (kNone) the gradient of the loss has one number for each sample; otherwise
+  // the gradient is a scalar.
   if (call.tensor(0).ndim() > 0) {
     input_of(rule, call.tensor_index(0)) = factors.target;
   }
@@ -448,7 +457,7 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   if (call.has_tensor(3)) {
     input_of(rule, call.tensor_index(3)) = factors.weight;
   }
-  // Only a mean divides by the total weight.
+  // Only a mean divides by the total weight, so the total weight is otherwise unread.
   if (call.integer(4) != kMean) {
     rule.unread.push_back(call.tensor_index(6));
   }
@@ -457,14 +466,14 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   return rule;
 }
 
-/// A loss of pairs of elements, then a reduction. As in mean_rule, a mean runs as a sum that is
-/// scaled by the global count; in half precision it is the average of the means of equal shards.
-/// `reduces`: false for a backward, which has no reduction.
+/// The rule of a loss that compares pairs of elements and then reduces. As in mean_rule, a mean
+/// runs as a sum that is scaled by the global count; in half precision it is the average of the
+/// means of equal shards. `reduces` is false for a backward, which has no reduction.
 ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
                               const TensorFactors& elements, ShardingRule rule, bool reduces) {
   const std::int64_t reduction = call.integer(reduction_arg);
   const bool averages = reduces && reduction == kMean && call.tensor(0).itemsize <= 2;
-  // The scale is the global count, which is known here; the local call sums this rank's elements.
+  // The local call computes the sum of this rank's elements, which is divided by the global count.
   if (reduction == kMean && !averages) {
     std::int64_t count = 1;
     ShardingRule::LocalCall local{call.op, call.args, 1.0, {}};
@@ -491,8 +500,8 @@ ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
   return rule;
 }
 
-/// loss(self, target, ..., reduction, ...). Its backward takes the gradient first, a scalar or a
-/// tensor of the elements' shape, and is linear in it.
+/// loss(self, target, ..., reduction, ...). The first argument of its backward is the gradient, a
+/// scalar or a tensor of the elements' shape; the backward is linear in the gradient.
 RuleFunction::Body loss(std::size_t reduction_arg, bool is_backward = false) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);

@@ -10,28 +10,28 @@
 
 namespace tessera::rules {
 
-// Operator names, and a common rule, for the tables in this folder.
+// Functions on operator names, and a common rule, for the tables in this folder.
 
 /// The name without namespace and overload: "add_" for "aten::add_.Tensor".
 std::string_view base_name(std::string_view op);
-/// Whether the base name ends in one underscore, as names of in-place operators do.
+/// Whether the operator's base name ends in one underscore, as names of in-place operators do.
 bool is_inplace(std::string_view op);
 /// How many of an overload's last arguments receive its results: 1 for "aten::add.out", 2 for
 /// "aten::sort.values", 0 for an overload that returns its results.
 std::size_t out_count(std::string_view op);
 
-/// Adds one factor for each size; these factors must not be sharded.
+/// Adds one factor for each of `sizes`; these factors must not be sharded.
 TensorFactors add_unsharded_factors(ShardingRule& rule, const Sizes& sizes);
 
-/// The product of the factors' sizes; negative (unknown) if one of them is kUnknown.
+/// The product of the sizes of the factors; negative (unknown) if a factor has size kUnknown.
 std::int64_t size_of(const ShardingRule& rule, const Factors& factors);
 
-/// A tensor group of all input tensors of the call and the given outputs; the other outputs are
+/// A tensor group of all input tensors of the call and the given outputs. Outputs in no group are
 /// replicated.
 ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> outputs);
 
-/// Declares that the operator commutes with every reduction of `inputs`: it moves elements without
-/// changing them.
+/// Declares that the operator commutes with every reduction of `inputs`, because it moves elements
+/// without changing them.
 void add_any_linear(ShardingRule& rule, const std::vector<int>& inputs);
 
 /// A dimension as an index from 0. Throws Error if it is out of range (a 0-d tensor counts as
@@ -41,31 +41,32 @@ int wrap_dim(const OpCall& call, std::int64_t dim, int ndim);
 /// The indices of the tensor arguments, in order, without tensors in lists.
 std::vector<int> tensor_arguments(const OpCall& call);
 
-/// The sizes of a tensor of the call.
+/// The properties of tensor number `tensor` of the call.
 inline const TensorMeta& meta_of(const OpCall& call, int tensor) {
   return call.tensors[static_cast<std::size_t>(tensor)];
 }
 
-/// The rule of a call whose result has the sizes and the layout of argument 0.
+/// The rule of an operator whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
 /// The factors of a tensor of `sizes` that broadcasts to a tensor with the factors `to`, aligned at
 /// the last dimension. A dimension that broadcasts has no factor, so it is replicated.
 TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,
                                    const TensorFactors& to);
 
-// Each file of this folder provides tables to the registry, one for each family of operators. A new
-// table is declared here and listed in propagate/rule_registry.cpp.
+// Tables of rules, one for each family of operators, that the files of this folder provide to the
+// registry. A new table is declared here and listed in propagate/rule_registry.cpp.
 
-/// One rule for the operators in `names`: separated by blanks, without "aten::", braces expanded as
-/// in a shell ("add{,_}.Tensor add.out"). To add an operator, add a row to a table.
+/// One rule for the operators in `names`: names are separated by blanks, without "aten::", and
+/// braces are expanded as in a shell ("add{,_}.Tensor add.out"). To add an operator, add a row to a
+/// table.
 ///
 /// The body describes the functional variant. For in-place operators (whose name ends in '_') and
-/// out= overloads (whose overload name ends in "out") the registry adds what follows from the
-/// variant.
+/// out= overloads (whose overload name ends in "out") the registry changes the rule as the variant
+/// requires.
 struct Row {
   std::string_view names;
   RuleFunction::Body body;
-  bool reads_numbers = false;  ///< see RuleFunction::reads_numbers
+  bool reads_numbers = false;  ///< whether the rule reads numbers; see RuleFunction::reads_numbers
 };
 
 /// The rules of a family of operators that are sharded in the same way.

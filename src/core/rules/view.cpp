@@ -13,29 +13,31 @@
 
 namespace tessera::rules {
 
-// Views, and copies that move elements as views do. The local call is the same view of the local
-// tensor, so a rule must make sure that it shows the right elements: sizes among the arguments
-// become local sizes (size_arguments), and calls that depend on a size of 1 name dimensions
-// instead.
+// Rules of views, and of copies that move elements as views do. On each rank the same view operator
+// runs on the local tensor, so a rule must ensure that the local view has the right elements: sizes
+// among the arguments become local sizes (size_arguments), and calls that depend on a size of 1
+// name dimensions instead.
 
 namespace {
 
-/// A rule under construction, of an operator that moves the elements of one tensor.
+/// A rule under construction, for an operator that moves the elements of one tensor.
 struct ViewRule {
   ShardingRule rule;
   int self;
-  TensorFactors input;  ///< initially one factor for each dimension
+  TensorFactors input;  ///< factors of the input; initially one factor for each dimension
 
   explicit ViewRule(const OpCall& call) : rule(start(call)), self(call.tensor_index(0)) {
     input = add_factors(rule, meta_of(call, self).sizes);
   }
 
-  /// Elements are moved and not changed, so any pending reduction may stay pending.
+  /// Completes the rule. Elements are moved and not changed, so any pending reduction may stay
+  /// pending.
   ShardingRule finish(TensorFactors output) && {
     add_any_linear(rule, {self});
     return std::move(*this).without_linearity(std::move(output));
   }
-  /// For views as complex or real numbers: a maximum has no meaning for complex numbers.
+  /// Completes the rule of a view as complex or real numbers. Only sums may stay pending, because
+  /// complex numbers have no maximum.
   ShardingRule finish_linear(TensorFactors output) && {
     add_linear(rule, {self});
     return std::move(*this).without_linearity(std::move(output));
@@ -83,12 +85,13 @@ std::optional<ShardingRule> t_rule(const OpCall& call) {
   return swapped(call, 0, call.tensor(0).ndim() < 2 ? 0 : 1);
 }
 
-/// The local call names the dimensions of global size 1; others may have local size 1.
+/// squeeze: the local call names the dimensions of global size 1, because other dimensions may have
+/// local size 1.
 std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
   ViewRule view(call);
   const Sizes& sizes = call.tensor(0).sizes;
   std::vector<bool> named(sizes.size(), call.args.size() < 2);
-  // An empty list names no dimension.
+  // An empty list of dimensions names no dimension.
   if (call.args.size() > 1 && !call.integers(1).empty()) {
     named = named_dims(call, 1, call.tensor(0).ndim());
   }
@@ -117,7 +120,7 @@ std::optional<ShardingRule> unsqueeze_rule(const OpCall& call) {
   return std::move(view).finish(output);
 }
 
-/// expand(self, size): -1 keeps a dimension; new dimensions are added in front.
+/// expand(self, size): -1 leaves a dimension unchanged; new dimensions are added in front.
 std::optional<ShardingRule> expand_rule(const OpCall& call) {
   ViewRule view(call);
   const Sizes& own = call.tensor(0).sizes;
@@ -143,7 +146,8 @@ std::optional<ShardingRule> expand_rule(const OpCall& call) {
   return std::move(view).finish(output);
 }
 
-/// repeat(self, repeats): a dimension becomes (repeats, dimension); the repeats are local.
+/// repeat(self, repeats): a dimension becomes two factors (repeats, dimension), of which the
+/// repeats stay unsharded.
 std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   ViewRule view(call);
   const Sizes repeats = call.integers(1);
@@ -164,7 +168,7 @@ std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   return std::move(view).finish(output);
 }
 
-/// unfold(self, dim, size, step): the new last dimension has the positions in a window.
+/// unfold(self, dim, size, step): the last dimension of the result is the position within a window.
 std::optional<ShardingRule> unfold_rule(const OpCall& call) {
   ViewRule view(call);
   const std::int64_t size = call.integer(2), step = call.integer(3);
@@ -186,7 +190,7 @@ std::int64_t diagonal_size(std::int64_t rows, std::int64_t columns, std::int64_t
   return std::max<std::int64_t>(size, 0);
 }
 
-/// diagonal(self, offset, dim1, dim2): a new last dimension has the diagonal.
+/// diagonal(self, offset, dim1, dim2): the last dimension of the result is the diagonal.
 std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
   ViewRule view(call);
   const int ndim = call.tensor(0).ndim();
@@ -240,13 +244,13 @@ std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
   return std::move(view).without_linearity(std::move(output));
 }
 
-// Views of another shape: the factors that the two shapes share.
+// Rules of views with another shape: finds the factors that the two shapes share.
 
 /// Finds the factors that the two shapes of a reshape share. Walks both shapes, major dimension
 /// first, and gives the current dimensions a common factor: the greatest common divisor of their
-/// remaining sizes. (2, 6) -> (4, 3) has factors 2, 2, 3; a dimension is split, or several are
-/// joined. If the remaining sizes have no common divisor, no factor can be shared up to the next
-/// common boundary; these factors stay unsharded.
+/// remaining sizes. (2, 6) -> (4, 3) has factors 2, 2, 3; so a dimension may be split, and several
+/// dimensions may be joined. If the remaining sizes have no common divisor, no factor can be shared
+/// up to the next common boundary; the factors up to this boundary stay unsharded.
 class Reshape {
  public:
   Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
@@ -262,8 +266,8 @@ class Reshape {
   }
 
   /// For tensors without elements, any shape is a view of any other. Leading dimensions of equal
-  /// size are the same dimensions. The remaining dimensions are matched by elements if they have
-  /// any, else by equal trailing sizes.
+  /// size are the same dimensions. The remaining dimensions are matched by share() if they have
+  /// elements, otherwise by equal trailing sizes.
   void share_without_elements() {
     const auto rest = std::ranges::mismatch(from_, to_);
     const auto same = static_cast<std::size_t>(rest.in1 - from_.begin());
@@ -286,10 +290,11 @@ class Reshape {
     }
   }
 
-  /// Shares factors from dimension `first` on. `i` and `o` are one past the current dimensions.
+  /// Shares factors, beginning with dimension `first` of both shapes. `i` and `o` are one past the
+  /// current dimensions of input and output.
   void share(std::size_t first) {
     std::size_t i = first, o = first;
-    std::int64_t in = 1, out = 1;  // remaining sizes of the current dimensions
+    std::int64_t in = 1, out = 1;  // remaining sizes of the current input and output dimensions
     for (;;) {
       const bool more_input = next(from_, i, in), more_output = next(to_, o, out);
       if (!more_input || !more_output) {
@@ -308,7 +313,7 @@ class Reshape {
     }
   }
 
-  /// Advances to the next dimension of a size other than 1; false at the end.
+  /// Advances `at` to the next dimension of a size other than 1. Returns false at the end.
   static bool next(const Sizes& sizes, std::size_t& at, std::int64_t& left) {
     while (left == 1 && at < sizes.size()) {
       left = sizes[at++];
@@ -337,7 +342,7 @@ class Reshape {
   const Sizes &from_, &to_;
 };
 
-/// The sizes with -1 filled in; nullopt if they do not have `numel` elements.
+/// The sizes with -1 replaced; nullopt if the sizes do not have `numel` elements.
 std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   std::int64_t known = 1;
   std::int64_t* inferred = nullptr;
@@ -351,7 +356,7 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
     }
   }
   if (inferred) {
-    // Next to a size of 0, -1 is undefined; libtorch throws as well.
+    // With another size of 0 the value of -1 is undefined, and libtorch throws as well.
     if (known == 0 || numel % known != 0) {
       return std::nullopt;
     }
@@ -369,7 +374,7 @@ std::string text_of(const Sizes& sizes) {
   return "[" + text + "]";
 }
 
-/// view(self, size) and similar operators.
+/// The rule of view(self, size) and similar operators.
 std::optional<ShardingRule> reshape_rule(const OpCall& call) {
   const TensorMeta& self = call.tensor(0);
   const std::optional<Sizes> sizes = infer_sizes(call.integers(1), self.numel());
@@ -386,7 +391,7 @@ std::optional<ShardingRule> reshape_rule(const OpCall& call) {
   return rule;
 }
 
-/// _reshape_alias gets global strides; locally it is a view.
+/// _reshape_alias: its stride argument contains global strides, so the local call is a view.
 std::optional<ShardingRule> reshape_alias_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = reshape_rule(call);
   if (rule) {
@@ -417,8 +422,9 @@ Table view_table() {
           }};
 }
 
-// Backwards of views put a gradient into zeros with the sizes of the viewed tensor, or a tensor
-// into a copy (the scatters). The dimension in which the tensor is placed stays unsharded.
+// Rules of backwards of views, which put a gradient into zeros with the sizes of the viewed tensor,
+// or a tensor into a copy (the scatters). The dimension in which the tensor is placed stays
+// unsharded.
 
 namespace {
 
@@ -432,7 +438,8 @@ ShardingRule linear_in_gradient(const OpCall& call, ShardingRule rule, const Ten
   return rule;
 }
 
-/// select_backward(grad, sizes, dim, ...) and slice_backward: zeros with the gradient at its place.
+/// select_backward(grad, sizes, dim, ...) and slice_backward: zeros with the gradient written to
+/// the selected positions.
 RuleFunction::Body place_gradient(bool keeps_dim) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const Sizes sizes = call.integers(1);
@@ -453,7 +460,8 @@ RuleFunction::Body place_gradient(bool keeps_dim) {
   };
 }
 
-/// select_scatter(self, src, dim, ...) and slice_scatter: a copy of self with src at its place.
+/// select_scatter(self, src, dim, ...) and slice_scatter: a copy of self with src written to the
+/// selected positions.
 RuleFunction::Body place_source(bool keeps_dim) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(0), source = call.tensor_index(1);
@@ -482,7 +490,8 @@ RuleFunction::Body place_source(bool keeps_dim) {
   };
 }
 
-/// unfold_backward(grad, sizes, dim, ...): grad's last dimension is the position in a window.
+/// unfold_backward(grad, sizes, dim, ...): the last dimension of grad is the position within a
+/// window.
 std::optional<ShardingRule> unfold_backward_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   if (sizes.empty()) {
@@ -494,13 +503,14 @@ std::optional<ShardingRule> unfold_backward_rule(const OpCall& call) {
   const TensorFactors result = add_factors(rule, sizes);
   TensorFactors grad = result;
   keep_unsharded(rule, result[dim]);
-  // Neither the windows nor the positions within a window have a counterpart in the result.
+  // In grad, neither the dimension of windows nor the position within a window corresponds to a
+  // dimension of the result.
   grad[dim].clear();
   grad.emplace_back();
   return linear_in_gradient(call, std::move(rule), grad, result);
 }
 
-/// diagonal_backward(grad, sizes, offset, dim1, dim2): grad's last dimension is the diagonal.
+/// diagonal_backward(grad, sizes, offset, dim1, dim2): the last dimension of grad is the diagonal.
 std::optional<ShardingRule> diagonal_backward_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   const auto ndim = static_cast<int>(sizes.size());

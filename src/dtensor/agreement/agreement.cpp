@@ -29,8 +29,9 @@
 
 namespace tessera {
 
-// Comparisons and common decisions of a mesh's ranks, separate from the program's collectives. All
-// use the group of the whole mesh, and first wait for pending transfers.
+// Comparisons and common decisions of all ranks of a mesh. They communicate over the group of the
+// whole mesh, which is separate from the program's collectives, and first wait for pending
+// transfers.
 
 bool detail::checks_agreement() {
 #ifdef NDEBUG
@@ -78,9 +79,10 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
 
 namespace tessera::detail {
 
-// Finds replicas that differ between ranks, and the first difference. If they are equal, the cost
-// is one exchange of a digest between the hosts. Values are sent only for the error message, block
-// by block, so that no rank needs memory for the copies of all ranks.
+// Finds replicas (tensors that must be equal on all ranks) that differ between ranks, and the first
+// element that differs. If all replicas are equal, the cost is one exchange of a digest between the
+// hosts. Values are sent only for the error message, block by block, so that no rank needs memory
+// for the copies of all ranks.
 
 namespace {
 
@@ -96,7 +98,7 @@ std::string kind_of(const Replica& replica) {
                                  : "none";
 }
 
-/// Two hashes for each replica: one of its name and kind, one of its values.
+/// Two hashes for each replica: a hash of the replica's name and kind, and a hash of its values.
 Numbers hashes_of(const std::vector<Replica>& replicas) {
   Numbers hashes;
   for (const Replica& replica : replicas) {
@@ -126,9 +128,9 @@ double tolerance_of(c10::ScalarType type) {
 
 /// The first element of a replica that differs on a peer.
 struct Difference {
-  std::size_t peer = 0;  ///< the first peer that differs from peer 0
+  std::size_t peer = 0;  ///< the first peer whose value differs from the value of peer 0
   std::int64_t element = 0;
-  std::string first, other;  ///< the value on peer 0, and the value on `peer`
+  std::string first, other;  ///< the value of the element on peer 0, and its value on `peer`
 };
 
 at::Tensor gathered(const Peers& peers, const at::Tensor& block) {
@@ -172,7 +174,8 @@ std::optional<Difference> find_difference(const at::Tensor& rows, double toleran
   return std::nullopt;
 }
 
-/// The first difference, the same on every peer. Works by blocks, to save memory. Collective.
+/// The first element that differs between peers; every peer returns the same difference. Compares
+/// block by block, to save memory. Collective.
 std::optional<Difference> first_difference(const Peers& peers, Equality equality,
                                            const at::Tensor& local) {
   constexpr std::int64_t kBlock = std::int64_t{1} << 16;
@@ -203,14 +206,14 @@ std::string index_of(std::int64_t element, c10::IntArrayRef sizes) {
   return fmt::format("[{}]", fmt::join(index, ", "));
 }
 
-/// Compares the replicas one after another; used if the joint hash differs.
+/// Compares the replicas one after another. Used only if the joint hash of all replicas differs.
 class Report {
  public:
   Report(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
          const std::string& what, const std::string& remedy)
       : peers_(peers), replicas_(replicas), equality_(equality), what_(what), remedy_(remedy) {}
 
-  /// Throws Error at the first difference that exceeds the tolerance. Collective.
+  /// Throws Error at the first difference between ranks that exceeds the tolerance. Collective.
   void run(const Numbers& hashes) const {
     const auto counts = comm::gather_on_hosts(*peers_.group, {std::ssize(replicas_)});
     const std::vector<std::size_t> others = differing(counts, 0);
@@ -359,7 +362,8 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
   return split;
 }
 
-/// Whether that rank's part is added to the size of the whole: only the first copy of each part is.
+/// Whether the sizes of the part at `coordinate` are added to the size of the whole tensor. If
+/// several ranks have copies of one part, only the first copy is added.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {
@@ -369,7 +373,8 @@ bool counts(const SplitDim& split, const Sizes& coordinate) {
   return true;
 }
 
-/// The size along `split.dim` that each rank should have if the whole has `sizes`.
+/// For each rank, the size along `split.dim` that the rank's part should have if the whole tensor
+/// has `sizes`.
 Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& sizes,
                       const MeshShape& mesh) {
   Sizes chunks;
@@ -380,7 +385,8 @@ Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& 
   return chunks;
 }
 
-/// Hashes what all parts of a tensor share: the type, and unsharded sizes.
+/// Hashes the properties that are equal for all parts of a tensor: its type, and its sizes along
+/// dimensions that are not sharded.
 std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& split) {
   Sizes sizes = local.sizes().vec();
   for (const SplitDim& each : split) {
@@ -390,7 +396,8 @@ std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& 
   return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
 }
 
-/// For each rank (this rank, if ranks are fake): its sizes along `split`, and hash_of_rest().
+/// For each rank: the sizes of its part along the dimensions in `split`, and the hash from
+/// hash_of_rest(). With fake ranks, contains only this rank's values.
 std::vector<Sizes> parts_of(const at::Tensor& local, const std::vector<SplitDim>& split,
                             const DeviceMesh& mesh) {
   Sizes own;

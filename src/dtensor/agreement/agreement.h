@@ -10,10 +10,11 @@
 
 namespace tessera::detail {
 
-/// Whether the flag is set on at least one rank of the mesh. Collective over the mesh.
+/// Whether `own` is true on at least one rank of the mesh. Collective over the mesh.
 bool any_rank(const DeviceMesh& mesh, bool own);
 
-/// Whether ranks compare new distributed tensors: TESSERA_DEBUG, by default unless NDEBUG.
+/// Whether ranks compare each new distributed tensor. The variable TESSERA_DEBUG decides; without
+/// the variable, ranks compare only in builds without NDEBUG.
 bool checks_agreement();
 
 /// Whether TESSERA_DEBUG enables checks that need collectives in the middle of a step. Each thread

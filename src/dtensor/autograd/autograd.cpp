@@ -17,15 +17,16 @@
 
 namespace tessera::detail {
 
-// The differentiable functions of a handle: from_local, to_local and redistribute. Each runs as a
-// whole and records one node, because the operators inside would record only local tensors. A
-// node's backward calls the inverse function, which records in turn, so that gradients of gradients
-// work.
+// The differentiable functions of a distributed tensor: from_local, to_local and redistribute. Each
+// function records a single autograd node, because the operators inside the function see only local
+// tensors. A node's backward calls the inverse function, which records a node in turn, so that
+// gradients of gradients work.
 
 namespace {
 
-/// Records for autograd that `output` is a function of `input` whose backward is a Backward node,
-/// made from `arguments`. `output` must have no history and share no impl with `input`.
+/// Records in autograd's graph that `output` was computed from `input`. The backward is a node of
+/// type Backward, constructed from `arguments`. `output` must have no history and share no
+/// TensorImpl with `input`.
 template <class Backward, class... Arguments>
 at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arguments) {
   if (!is_recorded(input)) {
@@ -38,7 +39,7 @@ at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arg
 }
 
 /// The backward of from_local. Redistributes the gradient to the layout that the caller declared
-/// for the local gradient. An undefined gradient is zero, here and in the nodes below.
+/// for the local gradient. An undefined gradient means zero.
 struct FromLocalBackward final : Node {
   explicit FromLocalBackward(ShardingSpec s) : sharding(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override {
@@ -60,9 +61,9 @@ struct ToLocalBackward final : Node {
   TensorSpecPtr spec;
 };
 
-/// The backward of redistribute. Redistributes the gradient to the source's layout, in the type
-/// that gradients are sent in, then casts it to the source's type. Asynchronous if the forward was:
-/// the first use of the gradient waits.
+/// The backward of redistribute. Redistributes the gradient to the source's layout, in the type in
+/// which gradients are sent, then casts the gradient to the source's type. If the forward was
+/// asynchronous, the backward is too: the first use of the gradient waits for the collective.
 struct RedistributeBackward final : Node {
   RedistributeBackward(ShardingSpec s, c10::ScalarType t, const RedistributeOptions& o)
       : sharding(std::move(s)), dtype(t), options(o) {}
@@ -79,20 +80,21 @@ struct RedistributeBackward final : Node {
   RedistributeOptions options;
 };
 
-/// `spec` with another layout on the same mesh.
+/// A copy of `spec` with another layout on the same mesh.
 TensorSpecPtr with_layout(const TensorSpec& spec, LayoutPtr layout) {
   return intern_spec({{spec.sharding.mesh, layout}, spec.sizes, spec.strides, spec.dtype});
 }
 
-/// The local tensor, which the caller may write to. The local tensor of a detached view is a copy,
-/// and a write to it would not reach the viewed tensor. Therefore such a view returns another copy.
+/// Returns a local tensor that the caller may write to. The local tensor of a detached view is a
+/// copy, and a write to that copy would not reach the viewed tensor. Therefore a detached view
+/// returns another copy.
 at::Tensor own_local(const DistributedTensorImpl& impl) {
   return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
 }
 
-/// An asynchronous redistribution, below autograd. Returns an undefined tensor, and does nothing,
-/// if no collective is needed. The result's strides are assumed contiguous, because the strides of
-/// a pending local tensor are not known yet.
+/// Starts an asynchronous redistribution, without recording it in autograd. If no collective is
+/// needed, does nothing and returns an undefined tensor. The result's strides are assumed to be
+/// contiguous, because the strides of a pending local tensor are not known yet.
 at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
@@ -104,7 +106,7 @@ at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target
       intern_spec({target, spec->sizes, detail::contiguous_strides(spec->sizes), spec->dtype}));
 }
 
-/// Below autograd. The result never shares memory with the source.
+/// Redistributes without recording in autograd. The result never shares memory with the source.
 at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto local = redistribute_local(impl.local(), spec, target.layout);
@@ -120,8 +122,8 @@ at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& 
               intern_spec({target, spec->sizes, std::move(strides), spec->dtype}));
 }
 
-/// redistributed(), or the result that the active OperatorMode has saved: selective activation
-/// checkpointing saves results of collectives like those of operators.
+/// The result of redistributed(), or a result that the active OperatorMode has saved: selective
+/// activation checkpointing saves results of collectives like results of operators.
 at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   OperatorMode* mode = active_operator_mode();
   if (mode == nullptr) {
@@ -132,8 +134,9 @@ at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const Shardi
   return mode->call({name}, run).front().toTensor();
 }
 
-/// Where the layout is replicated, the caller promises that a local gradient is the same on all
-/// ranks; a function with its own reductions may have broken this promise. Collective.
+/// Compares the local gradients of ranks where the layout is replicated. There the caller promises
+/// equal gradients, but a function with its own reductions may have broken this promise.
+/// Collective.
 void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
   const DeviceMesh& mesh = spec.sharding.mesh;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
@@ -161,8 +164,8 @@ variable_list ToLocalBackward::apply(variable_list&& gradients) {
 
 }  // namespace
 
-/// Not collective, and without checks, which the caller has made. If a copy is needed, it is
-/// differentiable, because autograd records contiguous() itself.
+/// from_local without checks, which the caller must have made. Not collective. If a copy is needed,
+/// it is differentiable, because autograd records contiguous() itself.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient) {
   const at::Tensor dense = dense_local(local, sharding, sizes);
@@ -170,7 +173,8 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
                                    ShardingSpec{sharding.mesh, gradient});
 }
 
-/// The first use of a leaf installs the hook for its gradient's layout.
+/// The first use of a leaf installs the hook that redistributes the leaf's gradient to the leaf's
+/// layout.
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
   auto& impl = *as_distributed(tensor);
   check_readable(impl, "to_local()");
@@ -189,7 +193,7 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
   const auto& impl = impl_of_distributed(tensor);
   check_readable(impl, "redistribute()");
   const auto& source = impl.spec()->sharding;
-  // Returns the tensor itself, with its history; nothing is recorded.
+  // Without a change of layout, returns the tensor itself with its history and records nothing.
   if (source == target) {
     return tensor;
   }
@@ -212,7 +216,8 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
   if (as_distributed(tensor) != nullptr) {
     return redistribute_with_gradient(tensor, sharding, options);
   }
-  // Gradient formulas may return a plain tensor if all ranks compute the same values.
+  // A plain gradient counts as replicated: gradient formulas may return a plain tensor if all ranks
+  // compute equal values.
   const ShardingSpec replicated{sharding.mesh, Layout::replicated(sharding.layout->mesh_sizes(),
                                                                   static_cast<int>(tensor.dim()))};
   return redistribute_with_gradient(
@@ -221,14 +226,15 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 }
 
 // Hooks on gradients. Backward may choose any layout that is cheap for the gradient of a leaf, but
-// optimizers expect the layout of the leaf. The hook is installed late, at a leaf's first use: most
-// distributed tensors are not leaves, and only pay for a flag. A second hook handles gradients of
-// plain tensors that operators combined with distributed ones.
+// optimizers expect the layout of the leaf. The hook is installed only at a leaf's first use,
+// because most distributed tensors are not leaves. A second hook handles gradients of plain tensors
+// that operators combined with distributed ones.
 
-/// The hook runs before a gradient is accumulated, on every rank in the order of backward.
+/// Autograd runs the hook before it accumulates a gradient, on every rank in the same order.
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();
-  // Captures the spec: the tensor owns the hook, so capturing the tensor would leak.
+  // The hook captures only the spec. The tensor owns the hook, so a hook that captures the tensor
+  // would never be freed.
   add_own_hook(tensor, OwnHook::kLayout, [spec = impl.spec()](const at::Tensor& gradient) {
     if (!gradient.defined()) {
       return gradient;
@@ -253,7 +259,8 @@ at::Tensor make_plain(const at::Tensor& gradient) {
 
 /// A leaf is used in every step, and its hooks persist, so the hook is added only once.
 void keep_gradient_plain(const at::Tensor& tensor) {
-  // The forward of a torch::autograd::Function runs without GradMode.
+  // GradMode is checked by the caller, because the forward of a torch::autograd::Function runs
+  // without GradMode.
   if (!has_own_hook(tensor, OwnHook::kMakePlain)) {
     add_own_hook(tensor, OwnHook::kMakePlain, &make_plain);
   }

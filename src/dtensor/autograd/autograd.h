@@ -1,4 +1,4 @@
-// Differentiable from_local, to_local and redistribute; the gradients of leaves.
+// Differentiable from_local, to_local and redistribute, and hooks for the gradients of leaves.
 #pragma once
 
 #include <ATen/core/Tensor.h>

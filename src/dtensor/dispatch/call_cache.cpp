@@ -1,6 +1,6 @@
-// The parts of the dispatch cache that a cached call of an unboxed operator never enters: key words
-// for boxed arguments and plain tensors, insertion, statistics. The fast path is inline in the
-// header.
+// The parts of the dispatch cache that a cached call of an unboxed operator never runs: cache keys
+// of boxed arguments and plain tensors, insertion, statistics. Code for cached calls is inline in
+// the header.
 
 #include "dispatch/call_cache.h"
 
@@ -24,8 +24,9 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
   }
 }
 
-/// The words of a plain tensor are its type, sizes and strides. Below the tag, from the low end:
-/// wrapped number (1 bit), meta, type (8 bits from bit 8), number of dimensions.
+/// Encodes a plain tensor as a first word with properties, then its sizes and strides. Bits of the
+/// first word above the tag, from the low end: wrapped number (1 bit), meta (1 bit), type (8 bits
+/// from bit 8), number of dimensions.
 void CallKey::add_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return push(kNone);
@@ -35,14 +36,16 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
               kPlainTensor));
-  // at::mul(x, 2.0) passes a tensor; an infinite number needs another plan.
+  // at::mul(x, 2.0) passes the number as a tensor. A call with an infinite number needs another
+  // plan.
   if (wrapped != 0) {
     add_type(number_type(tensor));
   }
   for (const auto size : tensor.sizes()) {
     push(static_cast<std::uint64_t>(size));
   }
-  // Results inherit the memory order of the inputs. A sparse tensor has no strides.
+  // The key includes strides, because results inherit the memory order of the inputs. A sparse
+  // tensor has no strides.
   if (tensor.layout() != c10::kStrided) {
     return;
   }
@@ -83,7 +86,8 @@ void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Must push the words of the typed overloads of add(), because calls share plans.
+/// Must add the same words as the typed overloads of add(), because boxed and unboxed calls share
+/// plans.
 void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   if (value.isNone()) {
     add_none(kind);
@@ -108,12 +112,13 @@ void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   } else if (value.isList()) {
     add_boxed_list(kind, value);
   } else {
-    // No rule reads a value of another type (see bind_static).
+    // No sharding rule reads the value of an argument of another type, so the type is enough (see
+    // bind_static).
     add_text(value.tagKind());
   }
 }
 
-/// Adds the bytes of a text as words, padded with zeros, after their number.
+/// Adds the number of words, then the bytes of the text as words, padded with zeros.
 void CallKey::add_text(const std::string& text) {
   begin_list(text.size());
   for (std::size_t i = 0; i < text.size(); i += sizeof(std::uint64_t)) {
@@ -125,7 +130,7 @@ void CallKey::add_text(const std::string& text) {
 
 namespace {
 
-/// The caches of each rank's threads, for the lifetime of the threads.
+/// The dispatch caches of the threads of each rank. A cache is listed while its thread exists.
 struct CachesOfRanks {
   std::mutex mutex;
   std::unordered_multimap<const RankState*, const CallCache*> caches;
@@ -173,7 +178,7 @@ DispatchCacheStatistics statistics_of(const RankState& rank) {
 
 }  // namespace
 
-// A call on a thread that is ending finds no cache.
+// A thread that is ending has no dispatch cache any more.
 void CallCache::make_here() {
   struct Listed {
     CallCache cache;
@@ -183,7 +188,7 @@ void CallCache::make_here() {
   here_ = &own.cache;
 }
 
-/// Counts the plans by a scan of all slots; for tests and diagnosis only.
+/// Counts the cached plans by a scan of all slots. For tests and diagnosis only.
 DispatchCacheStatistics CallCache::statistics() const {
   const auto plans =
       std::ranges::count_if(slots_, [](const Slot& slot) { return slot.entry != nullptr; });
@@ -194,11 +199,12 @@ void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }
 
-/// key_ still has the words of the missed call: plan_call, which runs in between, only runs
-/// operators below our dispatch key, so it encodes no other call.
+/// key_ still has the words of the call that was not found: plan_call, which runs between look-up
+/// and insertion, only runs operators below our dispatch key, so no other call is encoded.
 CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   const std::uint64_t hash = missed.hash;
-  // The first empty slot, where look_up stops; otherwise the least recently used slot.
+  // Uses the first empty slot, because look_up stops there. If no slot is empty, replaces the least
+  // recently used slot.
   auto* place = &slot(hash, 0);
   for (std::size_t i = 0; i < kNeighbourhood; ++i) {
     auto& candidate = slot(hash, i);

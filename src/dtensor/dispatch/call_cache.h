@@ -31,8 +31,8 @@ namespace tessera::detail {
 /// and type of each plain tensor, and the arguments that rules read. The object is reused from call
 /// to call, so that building a key allocates nothing.
 ///
-/// There is one encoding: unboxed kernels add their arguments one by one, and boxed arguments are
-/// unpacked and added in the same way.
+/// Boxed and unboxed calls have the same encoding: unboxed kernels add their arguments one by one,
+/// and boxed arguments are unpacked and added in the same way.
 class CallKey {
  public:
   using Kind = OperatorInfo::ArgumentKind;
@@ -42,11 +42,11 @@ class CallKey {
     words_.clear();
     push(reinterpret_cast<std::uintptr_t>(&info));
   }
-  /// Builds the whole key of a call with these arguments.
+  /// Builds the whole cache key of a call of the operator `info` with `arguments`.
   void build(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-  /// Adds a distributed tensor as one word: the address of its interned spec. The low bits add
-  /// properties outside of the spec on which a plan depends.
+  /// Adds a distributed tensor as one word: the address of its interned spec. Low bits of the word
+  /// encode properties of the tensor that are not in the spec but change the plan.
   void add(Kind, const at::Tensor& tensor) {
     const auto* impl = tensor.defined() ? as_distributed(tensor) : nullptr;
     if (impl != nullptr) [[likely]] {
@@ -65,8 +65,8 @@ class CallKey {
       add(kind, tensor);
     }
   }
-  // Adds a number with its value; of kind kScalar only its type, so that a learning rate that
-  // changes in every step does not need a new plan in every step.
+  // Adds a number with its value. For a number of kind kScalar, adds only its type: otherwise a
+  // learning rate that changes in every step would need a new plan in every step.
   void add(Kind kind, std::int64_t value) {
     if (begin_number(kind, value, NumberType::kInteger)) {
       push(static_cast<std::uint64_t>(value));
@@ -126,12 +126,12 @@ class CallKey {
   }
 
  private:
-  // Tags in the low bits distinguish the kinds of words. Specs are aligned to eight bytes, so
-  // pointers to them have zeros there; other words have the lowest bit set.
-  static constexpr std::uint64_t kMeta = 2;      ///< tag added to a spec's pointer for a meta
-                                                 ///< tensor, which has no data
-  static constexpr std::uint64_t kDetached = 4;  ///< tag added to a spec's pointer for a view that
-                                                 ///< has its own copy
+  // Tags in the low bits distinguish the kinds of words. Pointers to specs are aligned to eight
+  // bytes, so their three low bits are free; all other words have the lowest bit set.
+  static constexpr std::uint64_t kMeta = 2;  ///< tag added to a spec's pointer for a meta
+                                             ///< tensor, which has no data
+  /// Tag added to a spec's pointer for a view that has its own copy of its base's elements.
+  static constexpr std::uint64_t kDetached = 4;
   static constexpr std::uint64_t kNone = 1;
   static constexpr std::uint64_t kPlainTensor = 3;
   static constexpr std::uint64_t kList = 5;
@@ -144,7 +144,7 @@ class CallKey {
   void begin_list(std::size_t size) { push(tagged(size, kList)); }
   void add_type(NumberType type) { push(tagged(static_cast<std::uint64_t>(type), kValue)); }
   void add_none(Kind kind) { kind == Kind::kScalar ? add_type(NumberType::kNone) : push(kNone); }
-  /// Adds the type of a number; returns whether the value must follow.
+  /// Adds the type of a number. Returns whether the key must contain the number's value too.
   template <class T>
   bool begin_number(Kind kind, T value, NumberType type) {
     add_type(kind == Kind::kScalar ? number_type(value) : type);
@@ -160,11 +160,12 @@ class CallKey {
   c10::SmallVector<std::uint64_t, 32> words_;
 };
 
-/// The plans of this thread's recent calls. Bounded: a full neighbourhood of slots drops its least
-/// recently used plan. Each thread has its own cache, so that ranks may be threads without locks.
+/// The plans of this thread's recent calls. The size is bounded: if all slots where a plan may be
+/// stored are full, the least recently used of their plans is dropped. Each thread has its own
+/// cache, so that ranks may be threads without locks.
 class CallCache {
  public:
-  /// This thread's dispatch cache.
+  /// The dispatch cache of the calling thread.
   static CallCache& of_thread() {
     if (here_ == nullptr) [[unlikely]] {
       make_here();
@@ -178,14 +179,14 @@ class CallCache {
   ~CallCache() { here_ = nullptr; }
 
   /// The cache key of the call that this thread is about to look up, and to insert if it is not
-  /// found. No operator may be dispatched in between.
+  /// found. No other operator may be dispatched between look-up and insertion.
   CallKey& key() { return key_; }
 
   struct Lookup {
-    std::uint64_t hash = 0;    ///< hash of the key that was looked up
-    CallPlan* plan = nullptr;  ///< the plan; nullptr: not found. Valid until the next insert
+    std::uint64_t hash = 0;    ///< hash of the cache key that was looked up
+    CallPlan* plan = nullptr;  ///< the plan, or nullptr if not found; valid until the next insert()
   };
-  /// Looks up the key that was built last.
+  /// Looks up the cache key that was built last.
   Lookup look_up() {
     const std::uint64_t hash = key_.hash();
     for (std::size_t i = 0; i < kNeighbourhood; ++i) {
@@ -200,24 +201,27 @@ class CallCache {
     }
     return {hash, nullptr};
   }
-  /// Inserts the plan of the call whose key was looked up last and not found.
+  /// Inserts the plan of the call whose key was looked up last and not found. Returns the stored
+  /// plan.
   CallPlan& insert(const Lookup& missed, CallPlan plan);
 
   DispatchCacheStatistics statistics() const;
   void clear();
 
  private:
-  // Neighbourhoods overlap. Each is filled from its front, and a plan is only ever replaced, never
-  // removed, so look_up may stop at the first empty slot.
+  // A key may be stored in a few consecutive slots, starting from its hash. They are filled in
+  // order, and a plan is only ever replaced, never removed, so look_up may stop at the first empty
+  // slot.
   static constexpr std::size_t kSlots = 8192;
   static constexpr std::size_t kNeighbourhood = 8;
 
-  /// The plan's inputs own the specs of the key, so that their addresses are not reused.
+  /// The plan's inputs own the specs that are in the key, so that the addresses of these specs are
+  /// not reused.
   struct Entry {
     std::vector<std::uint64_t> words;
     CallPlan plan;
 
-    /// Compares word by word, because keys have few words.
+    /// Compares the key word by word, which is fast because keys have few words.
     bool is_for(std::span<const std::uint64_t> key) const {
       if (words.size() != key.size()) {
         return false;
@@ -238,10 +242,10 @@ class CallCache {
   Slot& slot(std::uint64_t hash, std::size_t i) { return slots_[(hash + i) % kSlots]; }
 
   static void make_here();
-  // A plain pointer needs no guard for thread-local initialisation.
+  // A plain pointer, because access to it needs no guard for thread-local initialisation.
   static inline constinit thread_local CallCache* here_ = nullptr;
 
-  // A member instead of a local variable, so that the memory of its words is reused.
+  // A member instead of a local variable, so that the memory of the key's words is reused.
   CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
   std::uint64_t uses_ = 0;  ///< number of look-ups: hits plus misses
@@ -252,7 +256,7 @@ class CallCache {
 /// kDistributedKey is dispatched here. Collective if inputs must be redistributed.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-/// dispatch() for a call whose key was already looked up. Operator modes do not see it.
+/// Like dispatch(), for a call whose key was already looked up. Operator modes do not see the call.
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup);
 

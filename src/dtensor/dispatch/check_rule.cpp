@@ -1,5 +1,6 @@
-// Implements check_rule: runs an operator on every combination of placements, and compares with the
-// operator on plain tensors. Each rank is a thread, with the same plain arguments.
+// Implements check_rule: runs an operator on every combination of placements of its arguments, and
+// compares the results with those of the operator on plain tensors. Each rank is a thread, and all
+// ranks get the same plain arguments.
 
 #include "tessera/dtensor/check_rule.h"
 
@@ -54,7 +55,8 @@ std::vector<at::Tensor> tensors_in(const Values& values) {
   return tensors;
 }
 
-/// The tensors in the results, and the tensor arguments, which may have been written to.
+/// The tensors in the operator's results, and its tensor arguments, to which the operator may have
+/// written.
 std::vector<at::Tensor> outcome_of(const c10::OperatorHandle& op, const Values& arguments) {
   torch::jit::Stack stack(arguments.begin(), arguments.end());
   op.callBoxed(stack);
@@ -74,7 +76,7 @@ Values cloned(const Values& values) {
   return copies;
 }
 
-/// One rank's part of the check. Every rank tries the same combinations.
+/// The part of check_rule that one rank runs. Every rank tries the same combinations.
 class Trial {
  public:
   Trial(const c10::OperatorHandle& op, const Values& arguments, const CheckRuleOptions& options)
@@ -95,7 +97,8 @@ class Trial {
   }
 
  private:
-  /// Advances to the next combination, like the digits of a number; false after the last.
+  /// Advances `chosen` to the next combination, as if its elements were the digits of a number.
+  /// Returns false after the last combination.
   bool advance(std::vector<std::size_t>& chosen) const {
     for (std::size_t i = chosen.size(); i-- > 0;) {
       if (++chosen[i] < choices_[i].size()) {
@@ -165,10 +168,11 @@ class Trial {
   Values arguments_;
   CheckRuleOptions options_;
   std::vector<at::Tensor> expected_;
-  std::vector<std::vector<Placement>> choices_;  // placements to try for each tensor
+  std::vector<std::vector<Placement>> choices_;  // placements to try, for each tensor argument
 };
 
-/// The first failure that is not a consequence of another rank's failure.
+/// Collects the failures of all ranks. Reports the first failure that is not a consequence of
+/// another rank's failure.
 class Verdict {
  public:
   void note(const std::exception_ptr& error, bool echo) {

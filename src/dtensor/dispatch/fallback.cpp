@@ -1,5 +1,5 @@
-// Runs an operator on kDistributedKey in three steps: the key of the call, its plan (cached or made
-// now), and the execution by the plan's kind.
+// Runs an operator on kDistributedKey in three steps: builds the call's cache key, finds or makes
+// the plan, and runs the call by the plan's kind.
 
 #include "dispatch/call_cache.h"
 
@@ -31,8 +31,9 @@
 namespace tessera::detail {
 namespace {
 
-/// A list argument for the call at one position: the element of a list or of a tensor of numbers.
-/// The result is again a list, with one element, so that the same operator can be called.
+/// The argument for one position of a _foreach_ call: one element of a list, or of a tensor of
+/// numbers. The element is returned as a list of length one, so that the same operator can be
+/// called.
 c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size_t count) {
   if (value.isTensor() && value.toTensor().dim() == 1) {
     return value.toTensor().narrow(0, static_cast<std::int64_t>(position), 1);
@@ -63,34 +64,37 @@ void run_by_position(PlannedCall& call) {
 }
 
 void run_form(PlannedCall& call) {
-  // The same preparation that localize_arguments does for other kinds of plans: a leaf gets the
-  // hook for its gradient's layout, and a stale view is refused.
+  // Makes the same preparation that localize_arguments makes for other kinds of plans: a leaf gets
+  // the hook for its gradient's layout, and a view whose base has been written is refused.
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
     if (DistributedTensorImpl* impl = as_distributed(tensor)) {
       keep_gradient_layout(*impl, tensor);
       check_readable(*impl, call.info.name);
     }
   }
-  // A lowering calls operators on distributed tensors, so our dispatch key stays.
+  // A lowering is an alternative implementation that calls operators on distributed tensors, so our
+  // dispatch key is not excluded.
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
   call.stack.resize(call.first);
   std::ranges::move(results, std::back_inserter(call.stack));
 }
 
-// Many gradient formulas make zeros of the input's sizes and then write the gradient into them. The
-// layout of these zeros is a guess, to which the gradient of an operator that picks elements would
-// be redistributed. Until the write, only the formula has the zeros, so the zeros take the layout
-// of the written gradient instead. operator_info.cpp lists the operators that write like this, with
-// their functional forms.
+// Zeros in gradient formulas. Many gradient formulas make zeros with the input's sizes and then
+// write the gradient into these zeros. The layout of the zeros is a guess, and the gradient would
+// have to be redistributed to it. Until the write, only the formula refers to the zeros, so the
+// zeros take the layout of the written gradient instead. operator_info.cpp lists the operators that
+// write in this way, with their functional forms.
 
-/// The last zeros that this thread's backward has made and not yet written to. A weak reference
-/// does not keep the tensor alive, and a new tensor at the same address is not mistaken for it.
+/// The last zeros that this thread's backward has made and not yet written to. The reference is
+/// weak: it does not extend the tensor's lifetime, and a new tensor at the same address is not
+/// mistaken for the zeros.
 std::optional<WeakTensor>& last_zeros() {
   return RankThread::here().zeros;
 }
 
-/// Whether this thread runs a backward without a graph; a recorded graph also has the zeros.
+/// Whether this thread runs a backward without create_graph. A recorded graph would also refer to
+/// the zeros.
 bool inside_backward() {
   return backward_id() >= 0 && !at::GradMode::is_enabled();
 }
@@ -102,15 +106,16 @@ bool are_last_zeros(const at::Tensor& tensor) {
   return last_zeros()->lock().is_same(tensor);
 }
 
-/// Records that `zeros` were just made, inside backward only; one tensor per thread.
+/// Records that `zeros` were just made. Has an effect only inside a backward; each thread remembers
+/// one tensor.
 void note_backward_zeros(const at::Tensor& zeros) {
   if (inside_backward()) {
     last_zeros().emplace(zeros);
   }
 }
 
-/// If the call writes to the recorded zeros: runs the functional form of the operator, and the
-/// zeros become its result, in the result's layout. Otherwise returns false without any effect.
+/// If the call writes to the recorded zeros, runs the functional form of the operator, makes its
+/// result the value of the zeros, and returns true. Otherwise returns false without any effect.
 /// Collective if the functional form is.
 bool write_to_backward_zeros(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
@@ -120,12 +125,12 @@ bool write_to_backward_zeros(PlannedCall& call) {
   }
   last_zeros().reset();
   const c10::OperatorHandle& functional = *call.info.functional;
-  // The in-place form may have further arguments at the end.
+  // The in-place form may have more arguments than the functional form; they are at the end.
   call.stack.resize(call.first + functional.schema().arguments().size());
   functional.callBoxed(call.stack);
   const at::Tensor result = call.stack.back().toTensor();
   const DistributedTensorImpl* written = as_distributed(result);
-  // The formula uses this wrapper, so the wrapper takes over the result.
+  // The gradient formula refers to this wrapper, so the wrapper takes over the result.
   impl->replace(written->local(), written->spec());
   call.stack.back() = self;
   return true;
@@ -147,8 +152,8 @@ void run_plain(PlannedCall& call) {
 }
 
 /// Runs libtorch's composite kernel, whose operators are dispatched to kDistributedKey again. The
-/// key set is that of the arguments without the keys that the call has already passed, including
-/// kDistributedKey; otherwise the redispatch would end here again.
+/// call is redispatched without the keys that it has already passed, including kDistributedKey;
+/// otherwise it would return to this function for ever.
 void run_decomposed(PlannedCall& call) {
   c10::DispatchKeySet keys;
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
@@ -159,8 +164,8 @@ void run_decomposed(PlannedCall& call) {
   call.op.redispatchBoxed(keys & below, &call.stack);
 }
 
-/// Runs a call if this thread's scopes permit it; its collectives carry the operator's name. The
-/// check is first, so that a refused call has moved and written nothing.
+/// Runs a call if the scopes of this thread permit it. The call's collectives are labelled with the
+/// operator's name. The check is first, so that a refused call has moved and written nothing.
 template <class Run>
 void run_allowed(PlannedCall& call, const Run& run) {
   check_policy(call);
@@ -207,11 +212,12 @@ void execute(PlannedCall& call, CallKind kind) {
     case CallKind::kNativeDropout:
       return run_allowed(call, run_native_dropout);
     case CallKind::kForeach:
-      // Two calls with one cache key may differ in which of their tensors are the same.
+      // Depends on the arguments, not on the plan: two calls with one cache key may differ in which
+      // of their tensors are the same tensor.
       if (!positions_depend(call)) {
         return execute(call, call.plan.otherwise);
       }
-      check_policy(call);  // checks the whole call before its first position is written
+      check_policy(call);  // checks the whole call before its first position writes anything
       return run_by_position(call);
     case CallKind::kBackwardZeros:
       if (!write_to_backward_zeros(call)) {
@@ -230,7 +236,8 @@ void execute(PlannedCall& call, CallKind kind) {
   }
 }
 
-/// Whether a plan is cached. Plans of kinds kPlain and kDecomposed are almost free to make.
+/// Whether a plan is stored in the cache. Plans of kinds kPlain and kDecomposed are not, because
+/// making them costs almost nothing.
 bool is_kept(const CallPlan& plan) {
   return plan.kind != CallKind::kPlain && plan.kind != CallKind::kDecomposed;
 }
@@ -246,8 +253,9 @@ bool is_seen_by_modes(const OperatorInfo& info, const torch::jit::Stack& stack) 
 void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
-  // A mode may return without running the operator. Then the arguments are still on the stack;
-  // otherwise moved-from results are. In both cases the mode's results replace them.
+  // A mode may return results without running the operator. Then the arguments are still on the
+  // stack. If the operator ran, the stack has results that were moved from. In both cases the
+  // mode's results replace the values on the stack.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
     return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
@@ -275,13 +283,13 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup) {
-  // Nested calls may remove this plan from the cache, so the plan is not read after them.
+  // Nested calls may remove this plan from the cache, so the plan is not read after the call.
   if (lookup.plan != nullptr) {
     PlannedCall call(op, info, *lookup.plan, stack);
     return execute(call, call.plan.kind);
   }
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
-  // If planning throws, nothing is cached: the next such call is planned again, and throws again.
+  // If planning throws, nothing is cached: the next equal call is planned again, and throws again.
   CallPlan made = plan_call(op, info, arguments);
   PlannedCall call(op, info,
                    is_kept(made) ? CallCache::of_thread().insert(lookup, std::move(made)) : made,
@@ -289,7 +297,7 @@ void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::ji
   execute(call, call.plan.kind);
 }
 
-// The fallback for the operators of all libraries. Kernels that are registered by name
+// The fallback for the operators of all libraries. Kernels that are registered for single operators
 // (UnboxedKernel, and those in overrides/) take precedence.
 TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());

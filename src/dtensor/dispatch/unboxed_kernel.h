@@ -1,4 +1,4 @@
-// Kernels for kDistributedKey that are called without a stack.
+// Kernels for kDistributedKey that take unboxed arguments and do not use libtorch's stack.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -31,10 +31,10 @@
 
 namespace tessera::detail {
 
-/// The local tensors of a list, borrowed from the arguments: reference counts for hundreds of
-/// tensors would cost more than the rest of the call. The memory is saved for the thread's next
-/// list. Lists that exist at the same time (several lists in one call, or nested calls) have
-/// separate memory.
+/// The local tensors of a list argument, borrowed without counting references: counting for
+/// hundreds of tensors would cost more than the rest of the call. The memory of the list is reused
+/// for the thread's next list. Lists that exist at the same time (several lists in one call, or
+/// nested calls) have separate memory.
 class LocalList {
  public:
   explicit LocalList(std::size_t size) {
@@ -47,7 +47,7 @@ class LocalList {
   LocalList(LocalList&& other) noexcept : tensors_(std::move(other.tensors_)) {}
   LocalList(const LocalList&) = delete;
   LocalList& operator=(LocalList&&) = delete;
-  // clear() would decrement reference counts that were never incremented.
+  // clear() would decrement the reference counts of borrowed tensors, which were never incremented.
   ~LocalList() {
     for (at::Tensor& tensor : tensors_) {
       Borrow::destroyBorrow(tensor);
@@ -68,8 +68,8 @@ class LocalList {
   using Borrow = c10::MaybeOwnedTraits<at::Tensor>;
   using Buffer = std::vector<at::Tensor>;
 
-  /// This thread's unused buffers, at most 4, because no unboxed operator has more lists. The
-  /// capacity is fixed, so that storing a buffer never allocates.
+  /// This thread's unused buffers for lists. At most 4 are stored, because no unboxed operator has
+  /// more list arguments. The capacity is fixed, so that storing a buffer never allocates.
   static std::vector<Buffer>& spare() {
     thread_local std::vector<Buffer> buffers = [] {
       std::vector<Buffer> made;
@@ -84,15 +84,16 @@ class LocalList {
 
 /// The kernel of one operator with unboxed arguments. A call with a cached plan of kind kDirect
 /// unwraps the local tensors and wraps the results without a stack. Every other call is boxed and
-/// passed to dispatch(), with the result of the look-up. `Op` is a struct of at::_ops, or a
-/// FusedOperator, whose results are tensors. An operator without results writes to its first list.
+/// passed to dispatch(), which also gets the result of the cache look-up. `Op` is a struct of
+/// at::_ops, or a FusedOperator, whose results are tensors. An operator without results writes to
+/// its first list.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
 
 template <class Op, class Result, class... Arguments>
 class UnboxedKernel<Op, Result(Arguments...)> {
  public:
-  /// The kernel function for kDistributedKey.
+  /// The kernel function that is registered for kDistributedKey.
   static torch::CppFunction function() {
     return torch::CppFunction::makeFromUnboxedFunction(&call);
   }
@@ -110,7 +111,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static constexpr bool kIsList =
       std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>;
 
-  /// Found at the first call, because kernels are registered while libraries are loaded.
+  /// The operator is looked up at the first call, because kernels are registered while libraries
+  /// are loaded.
   static const c10::OperatorHandle& handle() {
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
@@ -132,7 +134,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return call_boxed([&](auto& stack) { dispatch(handle(), info, stack, found); }, arguments...);
   }
 
-  /// Arguments are in schema order. Comma folds are evaluated from left to right.
+  /// Adds the arguments to the cache key in schema order: comma folds are evaluated from left to
+  /// right.
   static CallCache::Lookup look_up(const OperatorInfo& info, const Arguments&... arguments) {
     CallCache& cache = CallCache::of_thread();
     CallKey& key = cache.key();
@@ -142,7 +145,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return cache.look_up();
   }
 
-  /// Whether the specs of all outputs are known. The first call of a plan finds them.
+  /// Whether the specs of all outputs are known. They are determined by the first call with the
+  /// plan.
   static bool is_ready(const CallPlan& plan) {
     if (plan.kind != CallKind::kDirect ||
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
@@ -155,8 +159,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                        [](const auto& output) { return output.spec != nullptr; });
   }
 
-  /// Installs the gradient hook of every tensor, as localize_arguments and check_policy do on the
-  /// boxed path. Other arguments contain no tensors.
+  /// Installs the gradient hook of every tensor in an argument, as localize_arguments and
+  /// check_policy do for boxed calls. Arguments of other types contain no tensors.
   template <class T>
   static void keep_gradient_layouts(const T& argument) {
     if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -184,10 +188,10 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     const auto localized = [&](auto& argument) -> decltype(auto) {
       return local(plan, i++, argument);
     };
-    // A braced initializer list fixes the order of evaluation.
+    // A braced initializer list guarantees the order of evaluation.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
     if constexpr (kNothing) {
-      // Operators without a result write to their first argument; in-place operators return it.
+      // Operators without a result write to their first argument, and in-place operators return it.
       const DirectForeachVersionCounts counts(std::get<0>(std::tie(arguments...)));
       run_kernel(locals);
       counts.bump();
@@ -220,14 +224,14 @@ class UnboxedKernel<Op, Result(Arguments...)> {
         locals);
   }
 
-  /// Whether `keys` are only a backend's: a lazy conjugation or negation has another kernel.
+  /// Whether `keys` has only a backend's keys. Lazy conjugation and negation have another kernel.
   static bool is_dense(c10::DispatchKeySet keys) {
     const auto dense =
         c10::full_backend_mask | c10::DispatchKeySet(c10::DispatchKey::Dense).raw_repr();
     return (keys.raw_repr() & ~dense) == 0;
   }
 
-  // A redispatch needs the arguments' keys, which only a full call reads itself.
+  // The keys of an argument, which a redispatch needs; a full call would compute them itself.
   static c10::DispatchKeySet keys_of(const at::Tensor& tensor) { return tensor.key_set(); }
   static c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& tensor) {
     return tensor ? tensor->key_set() : c10::DispatchKeySet();
@@ -273,14 +277,16 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     if (result.scalar_type() == spec->dtype) [[likely]] {
       return wrap(std::move(result), spec);
     }
-    // The type may depend on state outside of the cache key, such as libtorch's default type.
+    // Compares the type, because it may depend on state that is not in the cache key, such as
+    // libtorch's default type.
     auto other = *spec;
     other.dtype = result.scalar_type();
     return wrap(std::move(result), intern_spec(std::move(other)));
   }
 
-  /// A view shares the version counter of its base, as autograd requires; the call has already
-  /// passed libtorch's ADInplaceOrView. Tensors made in inference mode have no counter.
+  /// Returns a view that shares the version counter of its base, as autograd requires. Done here
+  /// because the call has already passed libtorch's ADInplaceOrView key. Tensors made in inference
+  /// mode have no counter.
   template <class Base>
   static void share_version(const at::Tensor& view, const Base& base) {
     if constexpr (std::is_same_v<Base, at::Tensor>) {
@@ -292,7 +298,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// The slow path: allocates a stack, and counts a reference for every tensor on it.
+  /// The slow path of a call: allocates a stack, and increments the reference count of every tensor
+  /// on it.
   template <class Dispatch>
   static Result call_boxed(const Dispatch& dispatch_stack, Arguments... arguments) {
     torch::jit::Stack stack;
@@ -313,7 +320,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     stack.emplace_back(c10::List<at::Tensor>(std::vector<at::Tensor>(list.begin(), list.end())));
   }
 
-  // The arguments that the operator gets for its local tensors.
+  // Conversion of each argument to the argument for local tensors.
 
   template <class List>
     requires kIsList<List>
@@ -330,7 +337,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static const T& local(const CallPlan&, std::size_t, const T& argument) {
     return argument;
   }
-  // For in-place operators. The cast removes only the const of the wrapper's accessor.
+  // For the written tensor of in-place operators. The cast removes only the const of the wrapper's
+  // accessor.
   static at::Tensor& local(const CallPlan&, std::size_t, at::Tensor& argument) {
     return const_cast<at::Tensor&>(local_or_self(argument));
   }

@@ -18,7 +18,8 @@
 namespace tessera::detail {
 namespace {
 
-/// Whether `tensor` has these strides; strides of dimensions of size 1 are ignored.
+/// Whether `tensor` has the strides `strides`. Strides of dimensions of size 1 are ignored, because
+/// they have no effect.
 bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
   for (std::size_t dim = 0; dim < strides.size(); ++dim) {
     const auto d = static_cast<std::int64_t>(dim);
@@ -29,20 +30,22 @@ bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
   return true;
 }
 
-/// Restores the stride-0 expansion of a gathered tensor.
+/// Makes a gathered tensor an expanded tensor again, with stride 0 where `strides` are 0.
 at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
-  // Copies only the elements in memory; a plain copy would be as large as the expanded tensor.
+  // Copies only the elements that exist in memory; contiguous() would allocate the full expanded
+  // size.
   const BelowAutograd guard;
   return narrow_stride_zero(tensor, strides).contiguous().expand(tensor.sizes());
 }
 
-/// Whether as_strided(tensor, sizes, strides, offset) addresses only elements of `tensor`. Marks
-/// the tensor's elements in a storage of the same size, and reads the marks through the view.
+/// Whether as_strided(tensor, sizes, strides, offset) addresses only elements of `tensor`. To find
+/// out, marks the tensor's elements in a storage of equal size, and reads the marks through the
+/// as_strided view.
 bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides,
                       std::int64_t offset) {
   const BelowAutograd guard;
   const auto extent = static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.element_size());
-  // Only memory positions are compared, so the marks are on the host.
+  // The marks are in host memory, because only memory positions are compared.
   const auto marks = at::zeros({extent}, at::kBool);
   marks.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).fill_(true);
   return marks.as_strided(sizes, strides, offset).all().item<bool>();
@@ -58,7 +61,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
   const auto where = static_cast<std::size_t>(info.storage_offset);
   const auto& input = plan.inputs.front();
   auto local = arguments[0].toTensor();
-  // A gathered tensor has a separate element in memory for each position.
+  // A gathered tensor stores every position as a separate element, also where the distributed
+  // tensor has stride 0.
   if (input.plan && !has_strides(local, input.spec->strides)) {
     local = expand_again(local, input.spec->strides);
     arguments[0] = local;
@@ -69,7 +73,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 " asks for memory by its strides. The tensor has strides ",
                 c10::IntArrayRef(input.spec->strides), ", but was gathered and has ",
                 local.strides(), " now: take a clone() first");
-  // Without a gather the memory is the program's own; a dense tensor has no gaps.
+  // Without a gather, all memory that the view can read belongs to the program's tensor. A dense
+  // tensor has no gaps between elements.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
     return;
   }
@@ -80,12 +85,13 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 "does not come along: redistribute what it is a view of to Replicate first");
 }
 
-/// Counts the call's tensors, because a plan refers to its inputs by number.
+/// Converts the call's tensors to local tensors one by one, and counts them, because a plan refers
+/// to its inputs by number.
 class Localizer {
  public:
   explicit Localizer(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
 
-  /// Arguments without tensors, and None, are unchanged.
+  /// Arguments without tensors, and None, are not changed.
   void localize_argument(c10::IValue& value, std::size_t argument) {
     using Kind = OperatorInfo::ArgumentKind;
     const Kind kind = info_.arguments[argument];
@@ -123,7 +129,8 @@ class Localizer {
     return tensors;
   }
 
-  /// The caller's list must not change. Elements that are None have no number in the plan.
+  /// Copies the list, because the caller's list must not change. Elements that are None have no
+  /// number in the plan.
   c10::List<std::optional<at::Tensor>> localize_optional_list(const c10::IValue& list,
                                                               std::size_t argument) {
     c10::List<std::optional<at::Tensor>> locals;
@@ -135,8 +142,8 @@ class Localizer {
     return locals;
   }
 
-  /// The local tensor that the operator gets for `tensor`, the call's next tensor. Records data for
-  /// later steps in the run: written tensors, and tensors for a local call.
+  /// The local tensor that the operator gets for `tensor`, which is the call's next tensor. Records
+  /// in the LocalRun what later steps need: written tensors, and the tensors for a local call.
   at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
     const CallPlan::Input& input = plan_.inputs[next_input_];
     DistributedTensorImpl* impl = as_distributed(tensor);
@@ -157,7 +164,7 @@ class Localizer {
     } else if (input.plan) {
       local = moved(local, input);
     }
-    // The operator may resize an empty tensor, on this rank alone, or into memory where another
+    // An operator may resize an empty tensor: on this rank alone, or into memory where another
     // tensor begins. Therefore an empty local tensor is copied; a redistribution would not copy it.
     if (input.written != nullptr && impl != nullptr && local.numel() == 0) {
       local = local.clone();
@@ -172,13 +179,15 @@ class Localizer {
     return local;
   }
 
-  /// Every rank has a term of the gradient of `tensor`, which may be plain.
+  /// Connects a local tensor to autograd. Each rank computes one term of the gradient of `tensor`,
+  /// which may be plain; the gradient is the sum of the terms.
   at::Tensor with_gradient(const at::Tensor& tensor, const CallPlan::Input& input) {
     const ShardingSpec wanted{plan_.replicated.mesh, input.layout()};
     return to_local_with_gradient(as_layout(tensor, wanted), input.gradient);
   }
 
-  /// A write to a detached view, which has its own copy, is passed on to its base.
+  /// Prepares a write to a detached view, which has its own copy: the write will be repeated on the
+  /// view's base.
   void check_detached(const DistributedTensorImpl& impl, const at::Tensor& tensor,
                       std::size_t argument) {
     if (!impl.detached_view()) {
@@ -200,7 +209,8 @@ class Localizer {
   }
 
   at::Tensor moved(const at::Tensor& local, const CallPlan::Input& input) {
-    for (const Moved& done : moved_) {  // reuses the result, for calls like cat({x, x})
+    // Reuses the result of an equal earlier argument, as in cat({x, x}).
+    for (const Moved& done : moved_) {
       if (done.from.is_same(local) && done.target == input.target && input.written == nullptr) {
         return done.to;
       }
@@ -211,18 +221,19 @@ class Localizer {
     } else {
       result = expand_stride_zero(result, input.spec->strides);
     }
-    // Type promotion depends on the wrapped-number flag.
+    // Copies the wrapped-number flag, because type promotion depends on it.
     if (is_wrapped_number(local)) {
       make_wrapped_number(result);
     }
     return result;
   }
 
-  /// Runs the redistribution steps of the plan. Without a sharding rule also restores the strides
-  /// of the whole tensor, which costs a copy if the gathered tensor has other strides.
+  /// Runs the redistribution steps of the plan. For an operator without a sharding rule, also
+  /// restores the strides of the whole tensor, which costs a copy if the gathered tensor has other
+  /// strides.
   at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
     at::Tensor result = run_plan(*input.plan, local, plan_.replicated.mesh, input.spec->sizes);
-    // Without a rule the operator runs exactly as on one rank, including strides.
+    // Without a sharding rule the operator must run exactly as on one rank, including strides.
     if (plan_.has_rule || result.strides() == input.spec->strides) {
       return result;
     }
@@ -236,13 +247,14 @@ class Localizer {
   const OperatorInfo& info_;
   const CallPlan& plan_;
   std::size_t next_input_ = 0;
-  // A short list: only redistributed tensors are in it, and a call names most tensors once.
+  // A short list without hashing: only redistributed tensors are in it, and a call uses most
+  // tensors once.
   c10::SmallVector<Moved, 2> moved_;
 };
 
 }  // namespace
 
-// Replaces arguments one by one, so that each wrapper's last reference is released early.
+// Replaces arguments one by one, so that the stack's reference to each wrapper is released early.
 void localize_arguments(LocalRun& run) {
   Localizer localizer(run);
   for (std::size_t i = 0; i < run.call.info.arguments.size(); ++i) {

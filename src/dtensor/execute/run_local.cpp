@@ -32,9 +32,9 @@ namespace tessera::detail {
 
 namespace {
 
-/// Leaves inference mode for a view of a redistributed tensor. Otherwise the view's copy would be
-/// an inference tensor without a version counter, but libtorch requires that a view of a tensor
-/// with a version counter has one too.
+/// Leaves inference mode while a view of a redistributed tensor is made. Otherwise the view's copy
+/// would be an inference tensor without a version counter, but libtorch requires a view to have a
+/// counter if its base has one.
 class OrdinaryViewScope {
  public:
   explicit OrdinaryViewScope(const LocalRun& run) {
@@ -57,11 +57,11 @@ class OrdinaryViewScope {
 
 /// The version counters of the tensors that a call of the _foreach_add_ kind writes to. libtorch
 /// does not count these writes above the kernels: CUDA kernels bump the versions themselves. Other
-/// kernels bump them through the operators that they call, which do not bump when they run on local
-/// tensors.
+/// kernels call operators that bump the versions, except when those operators run on local tensors.
 class ForeachVersionCounts {
  public:
-  /// Reads the versions before the call. For other operators: none.
+  /// Reads the versions before the call. For operators that are not of the _foreach_add_ kind,
+  /// reads none.
   explicit ForeachVersionCounts(const PlannedCall& call) {
     if (!call.info.writes_lists) {
       return;
@@ -74,7 +74,7 @@ class ForeachVersionCounts {
 
   /// Bumps the versions that the kernel did not bump.
   void bump() const {
-    // Tensors may share a counter, so all versions are compared before the first is bumped.
+    // Tensors may share a counter, so all versions are compared before any version is bumped.
     std::vector<const at::Tensor*> unbumped;
     for (const auto& [tensor, version] : written_) {
       if (writes_of(tensor) == version) {
@@ -90,8 +90,8 @@ class ForeachVersionCounts {
   std::vector<std::pair<at::Tensor, std::uint32_t>> written_;
 };
 
-/// The arguments of a local call, for the schema of its operator: values of the plan, or local
-/// tensors of this call.
+/// The arguments of a local call for the schema of the called operator: values of the plan, or
+/// local tensors of this call.
 std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   const auto& schema = local.op.schema().arguments();
@@ -111,7 +111,8 @@ void run_local_call(LocalRun& run) {
   stack.resize(run.call.first);
   stack.insert(stack.end(), arguments.begin(), arguments.end());
   local.op.callBoxed(stack);
-  // The mean over a split dimension is a sum, divided by the number of all elements.
+  // The mean over a sharded dimension is computed as a sum, divided by the number of elements of
+  // the whole tensor.
   if (local.scale == 1.0) {
     return;
   }
@@ -120,7 +121,8 @@ void run_local_call(LocalRun& run) {
   }
 }
 
-/// Saves the arguments, so that write_through can take a view of a redistributed tensor again.
+/// Saves the arguments of a view operator, so that write_through can run the operator again on a
+/// redistributed base.
 void keep_view_arguments(LocalRun& run) {
   if (run.call.info.viewed < 0 || !run.is_moved()) {
     return;
@@ -131,12 +133,13 @@ void keep_view_arguments(LocalRun& run) {
                            : std::vector<c10::IValue>(arguments.begin(), arguments.end());
 }
 
-/// Runs the operator, or the plan's replacement. Not collective.
+/// Runs the operator, or the local call that replaces it in the plan. Not collective.
 void run_operator(LocalRun& run) {
   if (run.call.plan.local_call) {
     return run_local_call(run);
   }
-  // Every rank runs the whole operator and must draw the same random numbers.
+  // A gathered random operator runs as a whole on every rank, and all ranks must draw the same
+  // random numbers.
   std::optional<SeededGenerator> generator;
   if (run.call.plan.seeded) {
     generator.emplace(run.device, next_random_key());
@@ -149,13 +152,13 @@ void run_operator(LocalRun& run) {
 }
 
 /// Accepts new sizes that the operator gave to an out= tensor, which is allowed for an empty
-/// tensor. Used only for operators without a rule: they run on whole tensors, so all ranks have the
-/// same sizes and throw or continue together.
+/// tensor. Used only for operators without a sharding rule: such operators run on whole tensors, so
+/// all ranks have the same sizes and throw or continue together.
 void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
   const bool empty = original.numel() == 0;
-  // The operator has resized the caller's tensor itself.
+  // The operator has already resized the caller's tensor.
   if (!empty && local.is_same(original.local())) {
     restore_sizes(local, spec->sizes, spec->strides);
   }
@@ -177,7 +180,7 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const at::Tensor& own = impl != nullptr ? impl->local() : written.original;
   const bool in_place = written.local.is_same(own) && input.written == spec->sharding.layout;
   if (in_place && impl == nullptr) {
-    return;  // a plain tensor was written directly; libtorch may even have resized it
+    return;  // a plain tensor was written directly, and libtorch may even have resized it
   }
   if (!plan.has_rule && written.local.sizes() != spec->sizes) {
     return take_new_sizes(run, *impl, written.local);
@@ -185,7 +188,8 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   if (in_place) {
     return;
   }
-  // Never collective: the rule's layout is the tensor's own layout, or replicated.
+  // Never collective: the layout of the new value is the layout of the caller's tensor, or
+  // replicated.
   const TensorSpecPtr left =
       intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
   const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
@@ -194,19 +198,20 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
 }
 
-/// Copies written values to the caller's tensors. Collective only for written_views.
+/// Copies all new values to the tensors that the caller passed. Collective only for written_views.
 void write_back(LocalRun& run) {
   for (const LocalRun::Written& written : run.written) {
     bring_back(run, written);
   }
-  // Views are last: the operator may also have written a base that is gathered for a view.
+  // Views are copied last, because the operator may also have written a base that is gathered for a
+  // view.
   for (const at::Tensor& view : run.written_views) {
     write_through(view);
   }
 }
 
-/// Autograd has recorded the call on the wrappers and must not see local tensors. The write-back is
-/// inside the guard too, because it copies between local tensors.
+/// Below autograd, because autograd has recorded the call on the wrappers and must not see local
+/// tensors. The write-back copies between local tensors, so it is also inside the guard.
 void run_on_local_tensors(LocalRun& run, CallKind kind) {
   const BelowAutograd guard;
   keep_view_arguments(run);
@@ -233,8 +238,9 @@ bool requires_grad(const c10::IValue& value) {
   return value.isList() && std::ranges::any_of(value.toListRef(), requires_grad);
 }
 
-/// The argument, replicated on every rank; collective if it was not. Operators that may fail for
-/// some values have no tensor lists, so lists are not replicated.
+/// The argument with its tensor replicated on every rank. Collective if the tensor was not
+/// replicated. Does not handle tensor lists, because operators that may fail for some values have
+/// none.
 c10::IValue replicated_argument(const c10::IValue& argument) {
   const auto* impl = argument.isTensor() && argument.toTensor().defined()
                          ? as_distributed(argument.toTensor())
@@ -272,7 +278,7 @@ bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> ar
   if (!wanted) {
     return false;
   }
-  // A write or a view would have to become part of the wrapper's autograd history.
+  // Refused, because a write or a view would have to become part of the wrapper's autograd history.
   TESSERA_CHECK(info.written.empty() && info.viewed < 0, info.name,
                 info.written.empty() ? " returns a view of" : " writes to",
                 " an argument whose gradient is wanted, and no autograd kernel of it records "
@@ -280,9 +286,9 @@ bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> ar
   return true;
 }
 
-/// The steps of the call. Versions are read before the operator, whose kernel may bump them itself;
-/// versions that it did not bump are bumped after the values are written back. Results are wrapped
-/// last, from the values on the stack.
+/// The steps of the call. Version counters are read before the operator runs, because its kernel
+/// may bump them. Counters that the kernel did not bump are bumped after the new values are written
+/// back. Results are wrapped last, from the values on the stack.
 void run_local(PlannedCall& call, CallKind kind) {
   const ForeachVersionCounts counts(call);
   LocalRun run(call);
@@ -295,7 +301,8 @@ void run_local(PlannedCall& call, CallKind kind) {
   wrap_results(run);
 }
 
-// The arguments and the mesh are saved, because a run replaces the arguments, and may throw.
+// Copies of the arguments and the mesh are saved, because run_local replaces the arguments, and may
+// throw.
 bool run_agreed(PlannedCall& call) {
   const auto given = call.arguments();
   const std::vector<c10::IValue> arguments(given.begin(), given.end());
@@ -304,10 +311,10 @@ bool run_agreed(PlannedCall& call) {
   try {
     run_local(call, CallKind::kAgreed);
   } catch (const c10::Error&) {  // an exception of the operator itself; an Error about a failed
-                                 // peer is not caught
+                                 // peer has another type and is not caught
     failed = true;
   }
-  // Every rank reaches this point, even if its operator threw, so that no rank waits forever.
+  // Every rank calls any_rank, even if its operator threw, so that no rank waits for ever.
   if (!any_rank(mesh, failed)) {
     return true;
   }
@@ -318,12 +325,13 @@ bool run_agreed(PlannedCall& call) {
 
 // The random operators of at:: that draw by global element instead of gathering. Each takes the
 // next random key of the thread's sequence (fills.h), whatever the layout, so that the numbers do
-// not depend on the mesh. Other random operators run whole on every rank, under a SeededGenerator.
-// This part handles distributed tensors; plain_random.cpp handles plain ones.
+// not depend on the mesh. Random operators of other kinds run as a whole on every rank, under a
+// SeededGenerator. This code handles distributed tensors; plain_random.cpp handles plain tensors.
 
 namespace {
 
-/// A pending reduction has no elements of its own, so the tensor that it reduces to is filled.
+/// A pending reduction has terms instead of elements, so the tensor that results from the reduction
+/// is filled.
 void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
   const DistributedTensorImpl& impl = *as_distributed(self);
   const TensorSpec& spec = *impl.spec();
@@ -333,7 +341,8 @@ void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key
   const at::Tensor& local = local_tensor(values);
   const RandomPlace place = random_place({call.info.name, values, random_source(), key});
   call.info.traits.fill()({local, place, key}, call.arguments());
-  // Makes terms that reduce to the random numbers; this step is local.
+  // Turns the random numbers into terms that reduce to these numbers. This step does not
+  // communicate.
   impl.local().copy_(
       redistribute_local(local, as_distributed(values)->spec(), spec.sharding.layout));
 }
@@ -352,11 +361,13 @@ struct Dropped {
   at::Tensor kept;  ///< the dropout mask, as bool
 };
 
-/// Draws the dropout mask of the local tensor, by the places of its elements in the whole tensor.
+/// Draws the dropout mask of the local tensor, from the indices of its elements in the whole
+/// tensor.
 Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& spec, double p) {
   const auto kept = at::empty_like(local);
   const RandomKey key = next_random_key();
-  // Meta tensors take a random key too, so that later draws are the same as with values.
+  // Dropout of meta tensors takes a random key too, so that later random numbers are the same as
+  // with real tensors.
   if (!kept.is_meta()) {
     const at::Tensor whole = make_distributed(kept, spec, x.sizes().vec());
     fill_random(kept, random_place({"native_dropout", whole, x, key}), kernels::Bernoulli{1 - p},
@@ -392,7 +403,7 @@ void check_rows_together(const PlannedCall& call) {
 void run_random_inplace(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DistributedTensorImpl& impl = *as_distributed(self);
-  // Checked first, because a refused call must change nothing.
+  // Checked before anything else, because a refused call must change nothing.
   if (impl.detached_view()) {
     check_writable(impl, call.info.name);
   }
@@ -418,7 +429,7 @@ void run_native_dropout(PlannedCall& call) {
   keep_gradient_layout(impl, x);
 
   const TensorSpecPtr spec = impl.spec();
-  // The elements of a term are not elements of the sum, so a partial sum is reduced first.
+  // A term of a pending sum has other elements than the sum, so the sum is computed first.
   const ShardingSpec settled{spec->sharding.mesh, gradient_layout(spec->sharding.layout)};
   const BelowAutograd guard;
   const auto local = redistribute_local(impl.local(), spec, settled.layout);
@@ -429,17 +440,17 @@ void run_native_dropout(PlannedCall& call) {
 
 namespace {
 
-/// The tensor that `tensor` is a view of, or itself, by autograd's record of views, which is the
-/// same on every rank; whether local tensors share memory depends on their sizes.
+/// The tensor that `tensor` is a view of, or `tensor` itself. Uses autograd's record of views,
+/// which is the same on every rank; whether local tensors share memory may differ between ranks.
 const void* base_of(const at::Tensor& tensor) {
   return identity_of(viewed_by(tensor));
 }
 
-/// A use of a tensor in a list argument.
+/// A use of a tensor in a list argument of a _foreach_ operator.
 struct Use {
   const void* base;
   std::size_t position;
-  bool copied;  ///< whether the kernel gets a copy of it
+  bool copied;  ///< whether the kernel gets a copy of the tensor
 };
 
 /// The tensors of all list arguments. The first `written` of them are written by the operator.
@@ -448,8 +459,8 @@ struct Uses {
   std::size_t written = 0;
 };
 
-/// Numbers the tensors as bind_call does, to find the plan's input for each. The first list is the
-/// one that is written (OperatorInfo::writes_lists).
+/// Numbers the tensors as bind_call does, to find the plan's input for each tensor. The first list
+/// is written by the operator (OperatorInfo::writes_lists).
 Uses uses_of(const PlannedCall& call) {
   Uses uses;
   std::size_t number = 0;
@@ -475,8 +486,8 @@ Uses uses_of(const PlannedCall& call) {
 
 }  // namespace
 
-/// Uses at the same position, and uses of the caller's own memory, work as in the kernel alone.
-/// Only a copy hides a write from another position.
+/// Only a use of a copy matters, because a copy hides a write at another position. Uses at one
+/// position, and uses of the caller's own memory, give the same result as on one rank.
 bool positions_depend(const PlannedCall& call) {
   const Uses uses = uses_of(call);
   std::unordered_multimap<const void*, const Use*> written;
@@ -491,7 +502,8 @@ bool positions_depend(const PlannedCall& call) {
   });
 }
 
-// Reads a single counter, because a call may have hundreds of tensors.
+// Reads a single counter, because a call may have hundreds of tensors and their counters are all
+// bumped or all not.
 DirectForeachVersionCounts::DirectForeachVersionCounts(at::TensorList tensors)
     : tensors_(tensors), version_(tensors.empty() ? 0 : writes_of(tensors.front())) {}
 

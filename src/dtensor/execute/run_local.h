@@ -27,56 +27,59 @@ bool run_agreed(PlannedCall& call);
 /// recorded on local tensors instead.
 bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-/// The state of one call in the steps of run_local.
+/// The state of one call, which the steps of run_local share.
 struct LocalRun {
   explicit LocalRun(PlannedCall& call);
 
   PlannedCall& call;
   bool recorded = false;  ///< autograd records the operator on the local tensors (kRecorded)
-  /// The written arguments as the caller passed them, which are returned as results.
+  /// the written arguments as the caller passed them, which are returned as results
   c10::SmallVector<c10::IValue, 2> returned;
-  at::Tensor viewed;  ///< the base of a view operator's results
+  at::Tensor viewed;  ///< the base of the results, if the operator is a view operator
 
-  /// A tensor whose new value must be copied back.
+  /// A written tensor whose new value must be copied back to the caller's tensor.
   struct Written {
-    at::Tensor original;  ///< the tensor as the caller passed it
-    at::Tensor local;     ///< the tensor that the operator writes to
-    std::size_t input;    ///< the tensor's number among the call's tensors
+    at::Tensor original;  ///< the tensor that was written, as the caller passed it
+    at::Tensor local;     ///< the local tensor that the operator writes to
+    std::size_t input;    ///< the written tensor's number among the call's tensors
   };
   c10::SmallVector<Written, 2> written;
-  std::vector<at::Tensor> written_views;    ///< detached views, whose base must be written as well
-  std::vector<at::Tensor> locals;           ///< all local tensors, if a local call uses them
-  c10::Device device = c10::kCPU;           ///< device on which random numbers are drawn
-  std::vector<c10::IValue> view_arguments;  ///< local arguments, with which a view of a
-                                            ///< redistributed tensor is taken again
+  /// Detached views that were written, whose bases must be written as well.
+  std::vector<at::Tensor> written_views;
+  std::vector<at::Tensor> locals;  ///< local tensors of all arguments, if a local call uses them
+  c10::Device device = c10::kCPU;  ///< device on which random numbers are drawn
+  std::vector<c10::IValue> view_arguments;  ///< local arguments with which a view of a
+                                            ///< redistributed tensor can be made again
 
-  /// Whether the base of a view was redistributed first; then the result views a copy.
+  /// Whether the base of a view was redistributed first. The result is then a view of a copy of the
+  /// base.
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
 };
 
-// The steps of run_local in other files:
+// Steps of run_local that are defined in other files of this folder:
 
-/// Makes the arguments local, redistributed by the plan. Collective if the plan moves data.
+/// Replaces the arguments by local tensors, redistributed as the plan requires. Collective if the
+/// plan moves data.
 void localize_arguments(LocalRun& run);
-/// Rewrites arguments about global sizes or memory for the local tensors.
+/// Rewrites arguments that refer to global sizes or to memory, so that they fit the local tensors.
 void rewrite_arguments(LocalRun& run);
-/// Wraps the results as distributed tensors.
+/// Replaces the local results of the call by distributed tensors.
 void wrap_results(LocalRun& run);
 
-/// The spec of a local tensor that is the whole tensor, for an operator without a rule.
+/// The spec of a result that is whole on every rank, for an operator without a sharding rule.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 
 /// Throws Error for a call that would draw the same sequence of numbers on data-parallel ranks with
 /// different rows. Collective if ranks must compare rows.
 void check_rows_together(const PlannedCall& call);
 
-/// Runs an in-place random operator by global element: nothing is gathered, and every mesh draws
-/// the same numbers. The call's result replaces its arguments on the stack. Not collective, except
-/// for a view of a tensor that had to be gathered.
+/// Runs an in-place random operator that draws by global element: nothing is gathered, and every
+/// mesh draws the same numbers. The result replaces the call's arguments on the stack. Not
+/// collective, except for a view of a tensor that had to be gathered.
 void run_random_inplace(PlannedCall& call);
 
 /// Runs native_dropout by global element: every mesh drops the same elements. Collective if the
-/// tensor is a pending reduction, which is done first.
+/// tensor is a pending reduction, which is reduced first.
 void run_native_dropout(PlannedCall& call);
 
 /// Whether a call of kind kForeach must run position by position: one position writes a tensor that
@@ -84,8 +87,8 @@ void run_native_dropout(PlannedCall& call);
 bool positions_depend(const PlannedCall& call);
 
 /// Bumps the versions of the tensors that a kernel of the _foreach_add_ kind has written, unless
-/// the kernel bumped them itself. For a kernel that bumps the versions of all `tensors` or of none;
-/// the stack-based path compares each version (run_local.cpp).
+/// the kernel bumped them itself. Assumes that the kernel bumps the versions of all `tensors` or of
+/// none; ForeachVersionCounts in run_local.cpp does not assume it.
 class DirectForeachVersionCounts {
  public:
   explicit DirectForeachVersionCounts(at::TensorList tensors);

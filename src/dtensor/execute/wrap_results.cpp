@@ -9,12 +9,13 @@
 namespace tessera::detail {
 namespace {
 
-/// Counts results as a plan counts its outputs: each element of a list separately.
+/// Wraps results and counts them as a plan counts its outputs: each element of a list separately.
 class ResultWrapper {
  public:
   explicit ResultWrapper(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
 
-  /// Replaces a result on the stack by its wrapper. An undefined result is unchanged, but counted.
+  /// Replaces a local result on the stack by a distributed tensor. An undefined result is
+  /// unchanged, but counted.
   void wrap_result(c10::IValue& value, const OperatorInfo::Return& returned) {
     if (returned.written >= 0) {
       give_back(value, std::move(run_.returned[next_returned_++]));
@@ -39,8 +40,9 @@ class ResultWrapper {
     return wrapped;
   }
 
-  /// Returns the caller's tensor as an in-place result. If its shape has changed, its wrapper gets
-  /// the new local tensor and its spec; a detached view becomes a view of its previous base.
+  /// Returns the caller's tensor as the result of an in-place operator. If the shape has changed,
+  /// the caller's wrapper gets the new local tensor and its spec; a detached view becomes a view of
+  /// its previous base.
   void give_back(c10::IValue& value, c10::IValue original) {
     DistributedTensorImpl* impl =
         info_.changes_shape && original.isTensor() ? as_distributed(original.toTensor()) : nullptr;
@@ -57,7 +59,8 @@ class ResultWrapper {
     value = std::move(original);
   }
 
-  /// The spec is found first: its strides are those of the plan, not of a contiguous copy.
+  /// Finds the spec before a possible copy, because the strides must be those of the plan, not of a
+  /// contiguous copy.
   at::Tensor wrap_tensor(at::Tensor local) {
     TensorSpecPtr spec = spec_of(local);
     if (run_.recorded && local.requires_grad()) {
@@ -70,7 +73,7 @@ class ResultWrapper {
                             : wrap_view(std::move(local), std::move(spec));
   }
 
-  /// For another reduction than a sum the gradient depends on the terms, so it is refused.
+  /// Refuses a pending reduction other than a sum, because its gradient would depend on all terms.
   at::Tensor wrap_recorded(const at::Tensor& local, const TensorSpec& spec) const {
     for (const auto& [mesh_dim, op] : spec.sharding.layout->partial()) {
       TESSERA_CHECK(op == ReduceOp::kSum, info_.name, " returns a ", to_string(Partial{op}),
@@ -102,10 +105,11 @@ class ResultWrapper {
     return result;
   }
 
-  /// The state that is needed to take the view from its base again, after a write through the view.
+  /// The state with which the view can be made again from its base, after a write through the view.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
-    // The results of one call are pieces that do not overlap, so they share one record.
+    // All results of one call share one record, because they are parts of the base that do not
+    // overlap.
     seen_ = seen_ == nullptr ? view->seen : seen_;
     view->seen = seen_;
     if (!run_.is_moved()) {
@@ -134,20 +138,23 @@ class ResultWrapper {
     TESSERA_CHECK(output_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
                   " names too few outputs");
     CallPlan::Output& output = plan_.outputs[output_];
-    // The rule only declares that all ranks have the same output (seeds of attention).
+    // The rule only declares that this output is the same on all ranks (such as the seeds of
+    // attention).
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }
-    // The type may depend on state outside of the cache key, such as libtorch's default type.
+    // The type is compared, because it may depend on state that is not in the cache key, such as
+    // libtorch's default type.
     if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
       output.spec = first_spec(output, local);
     }
     return output.spec;
   }
 
-  /// The type and the order of dimensions in memory are known after the kernel has run once. Sizes
-  /// that the rule does not know are those of the local result, since such dimensions are not
-  /// sharded. The check detects wrong rules at their first call.
+  /// Makes the spec of an output after the first run of the kernel, which determines the type and
+  /// the order of dimensions in memory. Sizes that the rule does not know are those of the local
+  /// result, since such dimensions are not sharded. The check detects wrong rules at their first
+  /// call.
   TensorSpecPtr first_spec(CallPlan::Output& output, const at::Tensor& local) {
     const ShardingSpec sharding{plan_.replicated.mesh, output.layout};
     for (std::size_t dim = 0; dim < output.sizes.size(); ++dim) {

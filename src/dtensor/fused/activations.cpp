@@ -15,8 +15,8 @@
 
 namespace tessera::detail {
 
-// silu(gate) * up in one kernel: the middle of a gated MLP. With separate operators, autograd would
-// save silu(gate) as well.
+// The operator silu(gate) * up in one kernel: the middle of a gated MLP. With separate operators,
+// autograd would save silu(gate) as well.
 
 namespace {
 
@@ -33,7 +33,7 @@ struct SiluMulBackward
       "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)";
 };
 
-/// The gradients of silu_mul, and its result, for backwards that recompute the result.
+/// Computes the gradients of silu_mul and also its result, for backwards that recompute the result.
 struct SiluMulWithGradients
     : FusedOperator<SiluMulWithGradients,
                     ThreeTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&)> {
@@ -117,8 +117,8 @@ namespace {
 
 /// `seed` and `stream` are the bits of a key. `first_element` is the index of x's first element in
 /// the tensor that one mask covers. All three are Scalars, because values of Scalars are not part
-/// of a call's key in the dispatch cache, and every call has another stream. `place`: flat_place()
-/// of x; empty: x is whole.
+/// of a call's key in the dispatch cache, and every call has another stream. `place`: the value of
+/// flat_place() for x; empty if x is the whole tensor.
 struct Dropout : FusedOperator<Dropout, at::Tensor(const at::Tensor&, double, const at::Scalar&,
                                                    const at::Scalar&, const at::Scalar&,
                                                    c10::SymIntArrayRef)> {
@@ -220,7 +220,7 @@ void check_rotary_sizes(c10::IntArrayRef x, c10::IntArrayRef cos, c10::IntArrayR
   }
 }
 
-/// Rotates queries and keys in one launch.
+/// Rotates queries and keys in one kernel launch.
 struct RotaryEmbeddingQk
     : FusedOperator<RotaryEmbeddingQk, TwoTensors(const at::Tensor&, const at::Tensor&,
                                                   const at::Tensor&, const at::Tensor&, bool)> {
@@ -235,7 +235,8 @@ at::Tensor run_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   return kernels::rotary_embedding(x, cos, sin, transposed);
 }
 
-/// Rotated pairs are within a head; the tables are split like the sequence.
+/// Both elements of a rotated pair belong to one head, so heads may be split. The tables are split
+/// like the sequence.
 std::optional<ShardingRule> rotary_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(0).sizes;
   check_rotary_sizes(sizes, call.tensor(1).sizes, call.tensor(2).sizes);
@@ -286,7 +287,7 @@ TwoTensors run_rotary_qk(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return kernels::rotary_embedding_qk(q, k, cos, sin, transposed);
 }
 
-/// Query heads are split like key heads, each key head with its group of query heads.
+/// Query heads are split like key heads, so that each key head is on the rank of its query heads.
 std::optional<ShardingRule> rotary_qk_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(1).sizes;
   check_qk(call.tensor(0).sizes, sizes, call.tensor(2).sizes, call.tensor(3).sizes);
@@ -379,7 +380,7 @@ struct AddRmsNorm : FusedOperator<AddRmsNorm, ThreeTensors(const at::Tensor&, co
       "(Tensor out, Tensor sum, Tensor rstd)";
 };
 
-/// `sum_grad`: the gradient of add_rms_norm's sum, which is `x` here.
+/// `x` is the sum that add_rms_norm normalises; `sum_grad` is the gradient of this sum as a result.
 struct RmsNormBackward
     : FusedOperator<RmsNormBackward,
                     TwoTensors(const at::Tensor&, const at::Tensor&, const OptionalTensor&,
@@ -390,7 +391,8 @@ struct RmsNormBackward
       "(Tensor, Tensor)";
 };
 
-/// `weight`: the sizes of the weight; nullopt: there is no weight.
+/// Throws for wrong sizes. `weight` has the sizes of the weight; nullopt means that there is no
+/// weight.
 void check_rms_norm_sizes(c10::IntArrayRef x, std::optional<c10::IntArrayRef> weight) {
   TESSERA_CHECK(!x.empty(), "rms_norm of a scalar was asked for");
   TESSERA_CHECK(!weight || (weight->size() == 1 && weight->front() == x.back()),
@@ -433,13 +435,14 @@ TwoTensors run_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                     defined_or_not(sum_grad));
 }
 
-/// The sharding factors of x, of tensors with one number per row, and of the weight.
+/// Sharding factors (see ShardingRule) of x, of tensors with one number per row, and of the weight.
 struct NormFactors {
   rules::TensorFactors x, rows, weight;
 
   NormFactors(ShardingRule& rule, const rules::Sizes& sizes) {
     for (const std::int64_t size : std::span(sizes).first(sizes.size() - 1)) {
-      // Each shard of the rows computes a separate term of the weight's gradient.
+      // Each shard of the rows gives a term of the weight's gradient; the gradient is the sum of
+      // the terms.
       x.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
     }
     rows = x;
@@ -456,7 +459,8 @@ void set_optional(ShardingRule& rule, const OpCall& call, std::size_t arg,
   }
 }
 
-/// The rule of a norm of one tensor, or of the sum of two (`tensors`).
+/// The rule of a norm; `tensors` is 1 for the norm of one tensor, and 2 for the norm of a sum of
+/// two.
 RuleFunction::Body rule_of_norm(std::size_t tensors) {
   return [tensors](const OpCall& call) -> std::optional<ShardingRule> {
     check_rms_norm_sizes(call.tensor(0).sizes,
@@ -488,11 +492,12 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// One saved number per row avoids a pass over the input in backward.
+/// The autograd node of RMS norm. Saving one number per row avoids a pass over the input in
+/// backward.
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
-  /// Records the inputs of compute() apart from x.
+  /// Saves the inputs of compute() except x.
   void take(const at::Tensor& weight, double eps) {
     eps_ = eps;
     weight_ = weight;
@@ -500,7 +505,8 @@ struct RmsNormNode final : RecomputableNode {
   }
 
  private:
-  /// A product may need the result before FSDP has gathered the norm's weight again.
+  /// A product's backward may need this node's recomputed result before FSDP has gathered the
+  /// norm's weight again.
   bool prepare() override {
     if (!weight_.defined() || copied_) {
       return true;
@@ -523,7 +529,7 @@ struct RmsNormNode final : RecomputableNode {
     return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional_tensor(weight_), eps_));
   }
 
-  /// The second result, if there is one, is the sum of the first two inputs.
+  /// If there is a second result, it is the sum of the first two inputs.
   variable_list differentiate(const variable_list& gradients) override {
     const bool adds = gradients.size() == 2;
     const at::Tensor of_sum = adds ? gradients[1] : at::Tensor();
@@ -584,7 +590,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps) {
-  // Inputs that an addition would promote or broadcast: they are added first.
+  // The kernel does not promote types or broadcast, so inputs that need it are added by libtorch
+  // first.
   if (x.scalar_type() != residual.scalar_type() || x.sizes() != residual.sizes()) {
     const at::Tensor sum = x.add(residual);
     return {rms_norm(sum, weight, eps), sum};

@@ -58,12 +58,12 @@ at::Tensor cut(const at::Tensor& tensor, std::int64_t width) {
   return tensor.size(-1) == width ? tensor : tensor.narrow(-1, 0, width);
 }
 
-/// Converts to the type of the scores, in which half types are summed.
+/// Converts to the type in which the scores are computed; half types are converted to float.
 at::Tensor widened(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
 
-/// The mask in the format of GPU kernels: for all heads, with rows aligned to 16 elements.
+/// The mask as GPU kernels need it: expanded to all heads, with rows aligned to 16 elements.
 std::optional<at::Tensor> aligned_mask(const at::Tensor& mask, const at::Tensor& q) {
   if (!mask.defined()) {
     return std::nullopt;
@@ -105,7 +105,8 @@ AttentionGradients by_formula_backward(const at::Tensor& grad, const at::Tensor&
           weights.transpose(2, 3).matmul(of_out).to(type)};
 }
 
-// The flash kernels: the CPU's accepts a mask, the GPU's needs a width that is a multiple of 8.
+// The flash kernels. The CPU's kernel accepts a mask; the GPU's kernel needs a head width that is a
+// multiple of 8.
 
 bool is_on_host(const at::Tensor& q) {
   return q.is_cpu() || q.is_meta();
@@ -130,7 +131,7 @@ AttentionGradients by_flash_backward(const at::Tensor& grad, const at::Tensor& q
     return at::_scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, whole.out, whole.log_sum_exp, 0, seen.causal, optional_tensor(seen.mask));
   }
-  // No dropout here, so the backward reads no generator state.
+  // Dropout is 0 in this call, so the backward reads no generator state.
   const auto [of_q, of_k, of_v] = at::_scaled_dot_product_flash_attention_backward(
       padded_to(grad, 8), padded_to(q, 8), padded_to(k, 8), padded_to(v, 8),
       padded_to(whole.out, 8), whole.log_sum_exp, {}, {}, q.size(2), k.size(2), 0, seen.causal, {},
@@ -138,7 +139,7 @@ AttentionGradients by_flash_backward(const at::Tensor& grad, const at::Tensor& q
   return {cut(of_q, q.size(-1)), cut(of_k, k.size(-1)), cut(of_v, v.size(-1))};
 }
 
-// The memory-efficient kernel: its log-sum-exp is padded to a multiple of 32 queries.
+// The memory-efficient kernel. Its log-sum-exp is padded to a multiple of 32 queries.
 
 AttentionPart by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const SeenKeys& seen) {
@@ -157,7 +158,8 @@ AttentionGradients by_efficient_backward(const at::Tensor& grad, const at::Tenso
   return {std::get<0>(results), std::get<1>(results), std::get<2>(results)};
 }
 
-// The cuDNN kernel: in some releases of libtorch its log-sum-exp has a last dimension of 1.
+// The cuDNN kernel. In some releases of libtorch its log-sum-exp has an additional last dimension
+// of size 1.
 
 std::atomic<bool>& has_column() {
   static std::atomic<bool> of_this_libtorch{true};
@@ -237,7 +239,8 @@ AttentionGradients attention_part_backward(const AttentionKernel& kernel, const 
                                            const at::Tensor& v, const AttentionPart& whole,
                                            const SeenKeys& seen) {
   const Calls calls = calls_of(kernel.backend);
-  // Kernels need the contiguous format in which they write the log-sum-exp.
+  // The backward kernels need the contiguous format in which the forward kernels write the
+  // log-sum-exp.
   const AttentionPart given{whole.out, whole.log_sum_exp.contiguous()};
   if (!kernel.repeats_heads) {
     return calls.backward(grad, q, k, v, given, seen);
@@ -258,20 +261,20 @@ void merge(AttentionPart& merged, const AttentionPart& part) {
   merged.log_sum_exp = std::move(log_sum_exp);
 }
 
-// Attention by libtorch's kernels. It is a composite operator (CompositeImplicitAutograd) instead
-// of a new kernel, because libtorch's operators already have gradients, rules and names for
-// checkpoint policies. libtorch chooses the kernel, unless unequal head counts would make it choose
-// the slow one.
+// Attention by libtorch's kernels. The attention operator is a composite operator
+// (CompositeImplicitAutograd) instead of a new kernel, because libtorch's operators already have
+// gradients, rules and names for checkpoint policies. libtorch chooses the kernel, unless unequal
+// head counts would make it choose the slow implementation by formula.
 
 namespace {
 
-/// A tensor with the global sizes, used to query libtorch, so that all ranks choose the same
-/// kernel. libtorch cannot choose for a distributed tensor.
+/// A plain tensor with the global sizes of `tensor`, for which libtorch chooses a kernel, so that
+/// all ranks choose the same kernel. libtorch cannot choose for a distributed tensor.
 at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return tensor;
   }
-  // Kernels require contiguous rows.
+  // Expands a row that is contiguous in memory, because kernels require contiguous rows.
   const at::Tensor row = at::empty({tensor.size(-1)}, local_tensor(tensor).options());
   return row.requires_grad_(tensor.requires_grad()).expand(tensor.sizes());
 }
@@ -283,14 +286,14 @@ AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Te
                           backend_of_libtorch(causal, seen, dropout));
 }
 
-/// Whether the call is a training call for which the formula is refused. Calls with dropout are
-/// excluded: on a GPU dropout always uses the formula (docs/random.md).
+/// Whether the call belongs to training, where the slow implementation by formula is refused. Calls
+/// with dropout are excluded: on a GPU dropout always uses the formula (docs/random.md).
 bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout) {
   return c10::GradMode::is_enabled() && dropout == 0 && q.numel() > 0 &&
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
 }
 
-/// Whether a call on a GPU repeats heads. On a CPU libtorch handles all head counts.
+/// Whether attention on a GPU repeats the key heads. On a CPU libtorch handles all head counts.
 bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                    const at::Tensor& mask, double dropout) {
   const bool training = in_training(q, k, v, dropout);
@@ -307,7 +310,7 @@ bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                          const OptionalTensor& mask, double dropout) {
   if (q.is_meta()) {
-    // libtorch's C++ library has no meta kernel for masked attention.
+    // Computed by formula, because libtorch's C++ library has no meta kernel for masked attention.
     return q.matmul(repeat_heads(k, q.size(1)).transpose(2, 3))
         .softmax(-1)
         .matmul(repeat_heads(v, q.size(1)));
@@ -320,7 +323,7 @@ at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Ten
                                           /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
-/// Set by the program for all its threads.
+/// Whether the program has allowed the implementation by formula. Valid for all threads.
 std::atomic<bool>& math_is_allowed() {
   static std::atomic<bool> allowed = false;
   return allowed;
@@ -359,7 +362,8 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
   if (as_given != at::SDPBackend::math || q.is_cpu() || q.size(1) == k.size(1)) {
     return {as_given, false};
   }
-  // The choice depends only on sizes. A view has the sizes of repeated heads, without the copy.
+  // libtorch's choice of a kernel depends only on sizes. An expanded view has the sizes of repeated
+  // heads, without a copy.
   const auto of_sizes = [&](const at::Tensor& kv) {
     return kv.slice(1, 0, 1).expand({-1, q.size(1), -1, -1});
   };
@@ -391,11 +395,11 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 
 // Causal attention of chunks of a sequence to the keys of the whole sequence. All queries of a
 // chunk see all keys before the chunk, and the chunk's own keys form a causal square. So two kernel
-// calls are sufficient. Neither needs a mask tensor, which would have chunk * keys elements and
-// need a slower kernel. Forward merges their results by log-sum-exp, as in blockwise and ring
-// attention (Liu et al. 2023); backward passes the merged result to each call. Only the merged
-// results are saved. With documents, a document's queries in a chunk are treated as a separate
-// chunk, of the sequence that is this document.
+// calls are sufficient. No mask tensor is needed, which would have chunk * keys elements and need a
+// slower kernel. Forward merges the two results by log-sum-exp, as in blockwise and ring attention
+// (Liu et al. 2023); backward passes the merged result to each call. Only the merged results are
+// saved. With documents, a document's queries in a chunk are treated as a separate chunk, of the
+// sequence that is this document.
 
 namespace {
 
@@ -430,18 +434,19 @@ struct Range {
   }
 };
 
-/// Keys that all queries of a chunk see in the same way.
+/// A block of keys that all queries of a chunk see in the same way.
 struct Block {
   enum Kind { kFull, kCausal, kMasked };
   Range keys;
   Kind kind = kFull;
 };
 
-/// The blocks of keys for the queries at `chunk`. Every query sees at least one key in each block.
+/// The blocks of keys that the queries at `chunk` see. Every query sees at least one key in each
+/// block.
 std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   const std::int64_t end = chunk.end();
   const Block square{chunk, Block::kCausal};
-  // Keys from `full` on, before the chunk, are visible to all queries of the chunk.
+  // All queries of the chunk see the keys from `full` up to the start of the chunk.
   std::int64_t full = 0;
   std::vector<Block> blocks;
   if (window > 0 && window < end) {
@@ -449,7 +454,8 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
     if (window <= chunk.length) {
       return {{{first, end - first}, Block::kMasked}};
     }
-    full = end - window + 1;  // the last query sees one key before `full`, in the masked block
+    // The last query sees one key before `full`, and this key is in the masked block.
+    full = end - window + 1;
     blocks.push_back({{first, full - first}, Block::kMasked});
   }
   if (full < chunk.first) {
@@ -459,10 +465,11 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   return blocks;
 }
 
-/// Queries that are computed together: those of a chunk, or of a document's part in a chunk.
+/// Queries that are computed together: the queries of a chunk, or the queries of one document
+/// within a chunk.
 struct Piece {
-  Range sequences;  ///< range of sequences in the batch
-  Range rows;       ///< range of q's tokens
+  Range sequences;  ///< range of sequences in the batch to which the queries belong
+  Range rows;       ///< range of tokens of q
   Range keys;       ///< range of k's tokens; the queries see no other keys
   /// The positions of the queries, relative to the first of `keys`.
   Range queries() const { return {keys.length - rows.length, rows.length}; }
@@ -471,7 +478,7 @@ struct Piece {
   at::Tensor of_keys(const at::Tensor& tensor) const { return keys.of(sequences.of(tensor, 0)); }
 };
 
-/// Appends the part of each document that has queries in `chunk`. `offsets`: the starts of the
+/// Appends a Piece for each document that has queries in `chunk`. `offsets`: the starts of the
 /// documents, in the format of chunked_attention(); `sequence`: the length of one sequence.
 void append_of_documents(std::vector<Piece>& pieces, const Piece& chunk, std::int64_t sequence,
                          c10::IntArrayRef offsets) {
@@ -512,7 +519,8 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
     check_documents(k, documents);
   }
   const bool whole_sequences =
-      std::ssize(documents) <= q.size(0) + 1;  // one document per sequence, or no documents
+      // There is one document per sequence, or there are no documents at all.
+      std::ssize(documents) <= q.size(0) + 1;
   const std::int64_t length = q.size(kTokensDim) / count, sequence = k.size(kTokensDim);
   std::vector<Piece> pieces;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -530,7 +538,8 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
   return pieces;
 }
 
-/// An empty tensor in memory as (batch, tokens, heads, width), as projections read it.
+/// An uninitialised tensor that lies in memory as (batch, tokens, heads, width), the order in which
+/// projections read it.
 at::Tensor by_tokens(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
       .transpose(1, 2);
@@ -615,9 +624,9 @@ AttentionGradients run_chunked_attention_backward(const at::Tensor& grad, const 
   return {of_q, of_k, of_v};
 }
 
-/// The sharding factors. Batch and heads may be sharded, but with documents the batch may not,
-/// because the offsets refer to the whole batch. With fewer kv heads than heads (Ainslie et al.
-/// 2023) the heads are the factors (kv heads, group).
+/// The sharding factors (see ShardingRule) of chunked attention. Batch and heads may be sharded,
+/// but with documents the batch may not, because the offsets refer to the whole batch. With fewer
+/// kv heads than heads (Ainslie et al. 2023) the heads are the factors (kv heads, group).
 struct ChunkFactors {
   rules::TensorFactors queries, keys, statistics;
 };
@@ -676,7 +685,8 @@ TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tenso
   const auto node = node_for<ChunkedAttentionNode>(q, k, v);
   TwoTensors result = ChunkedAttention::call_below_autograd(q, k, v, firsts, window, documents);
   if (node != nullptr) {
-    // Saves a detached result, because the result itself owns the node.
+    // Saves a detached result. The result itself owns the node, so saving it would make a cycle
+    // that is never freed.
     node->save(q, k, v, std::get<0>(result).detach(), std::get<1>(result));
     node->firsts = firsts.vec();
     node->window = window;

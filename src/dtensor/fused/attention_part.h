@@ -1,5 +1,6 @@
-// Attention to a part of the keys, with the log-sum-exp of its scores. The log-sum-exp permits
-// merging with the results for other keys. Below autograd, on local tensors.
+// Attention to a part of the keys, with the log-sum-exp of its scores. With the log-sum-exp, the
+// result can be merged with results for other keys. Works on local tensors, without recording in
+// autograd.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,15 +14,15 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// Which of the keys a query sees.
+/// Determines which keys a query sees.
 struct SeenKeys {
   bool causal = false;  ///< causal: as many queries as keys; query i sees the keys up to i
-  at::Tensor mask{};    ///< a term for the scores: (queries, keys), in the scores' type; undefined:
-                        ///< no mask
+  at::Tensor mask{};    ///< mask that is added to the scores: (queries, keys), in the scores' type;
+                        ///< undefined: no mask
 };
 
-/// out: (batch, heads, queries, width); log_sum_exp: (batch, heads, queries), fp32, or fp64 for
-/// fp64 inputs.
+/// The result of attention. out: (batch, heads, queries, width); log_sum_exp: (batch, heads,
+/// queries), fp32, or fp64 for fp64 inputs.
 struct AttentionPart {
   at::Tensor out, log_sum_exp;
 };
@@ -29,21 +30,23 @@ struct AttentionPart {
 /// Gradients of q, k and v.
 using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// libtorch's choice of a kernel; sets `repeats_heads` if it does not support fewer kv heads.
+/// libtorch's choice of a kernel. Sets `repeats_heads` if the kernel does not support fewer kv
+/// heads than query heads.
 AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const SeenKeys& seen);
 /// Attention of q to k and v. Every query must see at least one key.
 AttentionPart attention_part(const AttentionKernel& kernel, const at::Tensor& q,
                              const at::Tensor& k, const at::Tensor& v, const SeenKeys& seen);
-/// The gradients of these q, k and v as terms of the gradients of `whole`, the merged result.
+/// The gradients of q, k and v, which are terms of the gradients of `whole`, the merged result.
 /// Kernels recompute the attention weights from the log-sum-exp, so with the log-sum-exp over all
-/// keys each part's gradients are exact.
+/// keys each term is exact.
 AttentionGradients attention_part_backward(const AttentionKernel& kernel, const at::Tensor& grad,
                                            const at::Tensor& q, const at::Tensor& k,
                                            const at::Tensor& v, const AttentionPart& whole,
                                            const SeenKeys& seen);
 
-/// Merges `part`, attention to other keys, into `merged`, whose `out` may change to a wider type.
+/// Merges `part`, the attention of the same queries to other keys, into `merged`. `merged.out` may
+/// change to a wider type.
 void merge(AttentionPart& merged, const AttentionPart& part);
 
 }  // namespace tessera::detail

@@ -13,8 +13,8 @@
 
 namespace tessera::detail {
 
-// The parts that do not depend on an operator's type: the path of a gradient through a FusedNode,
-// recomputation, and the shared elementwise rule.
+// The parts of fused operators that do not depend on an operator's type: the gradient of a
+// FusedNode, recomputation, and the sharding rule of elementwise operators.
 
 /// Gradient mode is on in a backward only if the backward is recorded (create_graph).
 variable_list FusedNode::apply(variable_list&& gradients) {
@@ -35,7 +35,7 @@ variable_list FusedNode::apply(variable_list&& gradients) {
   return differentiate(gradients);
 }
 
-/// Unpacking a variable without data gives libtorch's error message.
+/// If the variables were released, unpacking one of them gives libtorch's error message.
 void FusedNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (SavedVariable& variable : saved_) {
@@ -76,7 +76,7 @@ bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
   return tensor.output_nr() == 0 && !moves_ && writes_of(tensor) == writes_ && prepare();
 }
 
-/// Nothing is kept with create_graph: a recorded backward records the operator itself.
+/// With create_graph no result is cached, because a recorded backward records the operator itself.
 RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gradient,
                                                            int backward) {
   if (!takes_gradient() || !gradient.defined() || c10::GradMode::is_enabled() ||
@@ -91,14 +91,15 @@ RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gra
 at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   const int backward = backward_id();
   const std::lock_guard lock(mutex_);
-  // Outside of a backward, the end of life of a cached result is unknown.
+  // Outside of a backward nothing is cached, because no event would end the lifetime of the cached
+  // result.
   if (backward < 0) {
     return compute();
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // Releases the result at the end of the backward, because this node does not run if only
-    // gradients that come earlier in the backward were requested.
+    // Releases the cached result at the end of the backward, because this node does not run at all
+    // if the requested gradients do not depend on it.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};

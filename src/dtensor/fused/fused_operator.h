@@ -1,6 +1,6 @@
-// Shared by the operators in this folder. Each is defined in one file: a FusedOperator with its
-// name and schema, a kernel, a sharding rule, and a node for its gradient. The backward is an
-// operator too.
+// Code that all operators in this folder share. Each operator is defined in one file: a
+// FusedOperator with its name and schema, a kernel, a sharding rule, and an autograd node. The
+// backward is an operator too.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -30,13 +30,12 @@ using OptionalTensor = std::optional<at::Tensor>;
 using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
 using ThreeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// nullopt for an undefined tensor.
 inline OptionalTensor optional_tensor(const at::Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
 /// Calls of an operator of this library, like at::_ops for libtorch's operators. `Op` has a `name`,
-/// "tessera::silu_mul", and a `signature`, "(Tensor gate, Tensor up) -> Tensor".
+/// such as "tessera::silu_mul", and a `signature`, such as "(Tensor gate, Tensor up) -> Tensor".
 template <class Op, class Schema>
 class FusedOperator;
 
@@ -47,7 +46,7 @@ class FusedOperator<Op, Result(Arguments...)> {
   static constexpr const char* overload_name = "";
 
   static Result call(Arguments... arguments) { return handle().call(arguments...); }
-  /// For autograd kernels, which call the operator below autograd's keys.
+  /// Calls the operator below autograd's keys. Used by the autograd kernel of the same operator.
   static Result call_below_autograd(Arguments... arguments) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     return handle().call(arguments...);
@@ -81,7 +80,7 @@ void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::
   add_library_rule(Op::name, std::move(rule), reads_numbers);
 }
 
-/// The autograd node of an operator. Differentiable once.
+/// The autograd node of a fused operator. Differentiable once.
 class FusedNode : public Node {
  public:
   variable_list apply(variable_list&& gradients) override;
@@ -92,9 +91,9 @@ class FusedNode : public Node {
   void save(const Tensors&... tensors) {
     (saved_.emplace_back(tensors, /*is_output=*/false), ...);
   }
-  /// Saves a result that was recorded, after the tensors saved so far.
+  /// Saves a recorded result of the operator, after the tensors that were saved before.
   void save_result(const at::Tensor& result) { saved_.emplace_back(result, /*is_output=*/true); }
-  /// Records `result` as the next result whose gradient the node receives.
+  /// Adds `result` to the results whose gradients the node receives.
   void record(const at::Tensor& result);
 
  protected:
@@ -105,7 +104,7 @@ class FusedNode : public Node {
   /// gradient is defined, and each defined gradient has the layout of its result.
   virtual variable_list differentiate(const variable_list& gradients) = 0;
   at::Tensor saved(std::size_t i) { return saved_[i].unpack(pointer_to(*this)); }
-  /// Whether the first result is distributed.
+  /// Whether the operator's first result is distributed.
   bool is_distributed() const { return results_.front() != nullptr; }
   /// Whether `tensor` has the layout of the first result.
   bool fits_result(const at::Tensor& tensor) const;
@@ -121,18 +120,20 @@ class FusedNode : public Node {
 };
 
 /// The node of an operator whose first result is recomputed, because recomputing it costs less than
-/// saving it: see KeptTensor. The saved tensors of the node are sufficient for this.
+/// saving it: see KeptTensor. The node's saved tensors suffice to recompute the result.
 class RecomputableNode : public FusedNode {
  public:
-  /// Whether `tensor`, of this node, is the first result and has not been written to.
+  /// Whether `tensor` is the first result of this node and has not been written to, so that it can
+  /// be recomputed.
   bool can_recompute(const at::Tensor& tensor);
-  /// The result. Nodes that need it run before this node; it is computed for the first of them, and
-  /// cached until this node runs or the backward ends.
+  /// The recomputed first result. Nodes that need the result run before this node in a backward.
+  /// The result is computed for the first such node, and cached until this node runs or the
+  /// backward ends.
   at::Tensor recompute() { return recompute_for({}); }
   /// Whether compute_with(), which also computes the gradients of the inputs, is implemented.
   virtual bool takes_gradient() const { return false; }
-  /// recompute() for a caller that has a gradient of the result. If exactly this gradient then
-  /// arrives at this node, the inputs' gradients are already computed.
+  /// Like recompute(), for a caller that has a gradient of the result. If exactly this gradient
+  /// then arrives at this node, the inputs' gradients are already computed.
   at::Tensor recompute_for(const at::Tensor& gradient);
   variable_list apply(variable_list&& gradients) final;
 
@@ -153,30 +154,34 @@ class RecomputableNode : public FusedNode {
     variable_list gradients;
   };
 
-  /// Fetches the inputs of compute() that the node does not save; false: they are not available.
+  /// Fetches the inputs of compute() that the node does not save. Returns false if they are not
+  /// available.
   virtual bool prepare() { return true; }
-  /// Computes the result; in a recorded backward, by operators that autograd records.
+  /// Computes the first result. In a recorded backward, uses operators that autograd records.
   virtual at::Tensor compute() = 0;
-  /// Computes the result, and the inputs' gradients for `gradient`, which fits_result().
+  /// Computes the result, and the gradients of the inputs for `gradient`, which has the layout of
+  /// the result (see fits_result).
   virtual WithGradients compute_with(const at::Tensor& /*gradient*/) { return {compute(), {}}; }
 
  private:
   struct Recomputed {
-    int backward = -1;  ///< id of the backward; -1: the backward has ended
+    /// Id of the backward for which the result is cached; -1: that backward has ended.
+    int backward = -1;
     at::Tensor result;
     variable_list gradients = {};  ///< gradients of the inputs, computed for `gradient`
-    at::Tensor gradient = {};      ///< gradient of the result that was used; undefined: `gradients`
-                                   ///< is empty
-    std::uint32_t writes = 0;      ///< version of `gradient` when it was used
+    at::Tensor gradient = {};      ///< gradient of the result from which `gradients` was computed;
+                                   ///< undefined: `gradients` is empty
+    std::uint32_t writes = 0;      ///< version counter of `gradient` when it was used
   };
   Recomputed compute_for(const at::Tensor& gradient, int backward);
 
-  std::uint32_t writes_ = 0;  ///< version of the result when it was made
+  std::uint32_t writes_ = 0;  ///< version counter of the result when it was made
   bool moves_ = false;
   std::shared_ptr<Recomputed> recomputed_;
 };
 
-/// The node of a call with these inputs; nullptr if no gradient is needed.
+/// Makes the autograd node of a call with the given inputs. Returns nullptr if no gradient is
+/// needed.
 template <class NodeOfOperator, class... Tensors>
 NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
   if (!is_recorded(inputs...)) {
@@ -187,7 +192,6 @@ NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
   return node;
 }
 
-/// Returns `result` with `node` as its gradient node.
 template <class NodeOfOperator>
 at::Tensor recorded(const NodePtr<NodeOfOperator>& node, at::Tensor result) {
   if (node != nullptr) {

@@ -1,4 +1,4 @@
-// The fused operators embedding and fp8_linear.
+// The fused operators tessera::embedding and tessera::fp8_linear.
 
 #include "fused/fused_operator.h"
 #include "tessera/core/error.h"
@@ -16,7 +16,8 @@ namespace tessera::detail {
 
 namespace {
 
-/// `weight`: the rows from `first_row` on of a table of `total_rows` rows (< 0: the whole table).
+/// `weight` contains the rows from `first_row` on of a table of `total_rows` rows; if `total_rows`
+/// is negative, the whole table.
 struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                        std::int64_t, std::int64_t)> {
   static constexpr const char* name = "tessera::embedding";
@@ -24,7 +25,7 @@ struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const 
       "(Tensor weight, Tensor indices, int first_row=0, int total_rows=-1) -> Tensor";
 };
 
-/// The gradient of `weight`; only the sizes and layout of `weight` are read.
+/// Computes the gradient of `weight`, of which only the sizes and layout are read.
 struct EmbeddingBackward
     : FusedOperator<EmbeddingBackward, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                   const at::Tensor&, std::int64_t)> {
@@ -49,7 +50,8 @@ at::Tensor run_embedding_backward(const at::Tensor& grad, const at::Tensor& indi
   return kernels::embedding_rows_backward(grad, indices, first_row, weight.size(0));
 }
 
-/// The sharding factors of the indices, of the result (one row per index), and of the table.
+/// Sharding factors (see ShardingRule) of the indices, of the result (one row per index), and of
+/// the table.
 struct EmbeddingFactors {
   rules::TensorFactors indices, result, table;
   int row = -1;
@@ -57,12 +59,13 @@ struct EmbeddingFactors {
   EmbeddingFactors(ShardingRule& rule, const TensorMeta& of_table, const TensorMeta& of_indices,
                    bool reduces_rows) {
     for (const std::int64_t size : of_indices.sizes) {
-      // Each shard of the indices computes a separate term of the table's gradient.
+      // Each shard of the indices gives a term of the table's gradient; the gradient is the sum of
+      // the terms.
       indices.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
     }
     row = reduces_rows ? rules::add_reduced(rule, of_table.size(0), ReduceOp::kSum)
                        : rules::add_factor(rule, of_table.size(0));
-    // A rank needs contiguous rows, because it recognises its rows by a range.
+    // The rows of a rank must be contiguous, because a rank recognises its rows by a range.
     rule.factors.back().contiguous = true;
     table = {{row}, {rules::add_factor(rule, of_table.size(1))}};
     result = indices;
@@ -86,7 +89,8 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   return rule;
 }
 
-/// The gradient is split like the table; no other tensor of the call determines this.
+/// The gradient is split like the table. The rule must say so, because the table itself is not an
+/// argument.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const EmbeddingFactors factors(rule, call.tensor(2), call.tensor(1), /*reduces_rows=*/false);
@@ -116,7 +120,8 @@ at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& 
                                     std::int64_t first_row, std::int64_t total_rows) {
   const auto node = node_for<EmbeddingNode>(weight);
   if (node != nullptr) {
-    // variable_data() has another version counter: the table may change before backward.
+    // variable_data() has its own version counter, so that a change of the table before backward is
+    // permitted.
     node->save(indices, weight.variable_data());
     node->first_row = first_row;
   }
@@ -171,7 +176,7 @@ at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   return kernels::fp8_linear(x, weight);
 }
 
-/// The sharding factors of the rows; `reduced`: the result does not have the rows.
+/// Sharding factors of the rows. `reduced`: whether the result is a sum over the rows.
 rules::TensorFactors row_factors(ShardingRule& rule, const rules::Sizes& sizes, bool reduced) {
   rules::TensorFactors factors;
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
@@ -186,8 +191,8 @@ rules::TensorFactors with(rules::TensorFactors rows, int last) {
   return rows;
 }
 
-/// The rule of a product of rows and the weight. `summed`: the dimension of the weight that the
-/// product sums over.
+/// The sharding rule of a product of rows and the weight. `summed`: the dimension of the weight
+/// that the product sums over.
 ShardingRule product_rule(const OpCall& call, std::size_t summed) {
   const rules::Sizes& weight = call.tensor(1).sizes;
   ShardingRule rule = rules::start(call);
@@ -235,7 +240,8 @@ struct Fp8LinearNode final : FusedNode {
 at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   const auto node = node_for<Fp8LinearNode>(x, weight);
   if (node != nullptr) {
-    // Not saved in fp8: backward scales x along other rows, and FSDP gathers the weight again.
+    // Not saved in fp8: backward scales x along another dimension, and FSDP gathers the weight
+    // again.
     node->save(x, weight);
   }
   return recorded(node, Fp8Linear::call_below_autograd(x, weight));

@@ -56,7 +56,7 @@ void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int6
   TESSERA_CHECK(targets.scalar_type() == at::kLong,
                 "cross_entropy: targets must be int64, but are ", targets.scalar_type());
   if (targets.is_meta()) {
-    return;  // no values to check
+    return;
   }
   if (targets.is_cuda()) {
     return kernels::assert_indices(targets, vocabulary, ignore_index);
@@ -115,7 +115,8 @@ void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
     return kernels::row_losses(rows, into);
   }
   const kernels::RowTerms terms = kernels::row_terms(rows);
-  // The maximum over all columns, so that no exponential overflows and the ranks' sums add up.
+  // The maximum over the columns of all ranks. With it no exponential overflows, and the ranks'
+  // sums have one common scale and can be added.
   reduce(*shard.group, terms.all_maximum, ReduceOp::kMax);
   kernels::make_relative(rows, terms);
   reduce(*shard.group, terms.terms, ReduceOp::kSum);
@@ -130,9 +131,9 @@ void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
 }
 
 // The cross entropy of each row of logits; with a sharded vocabulary, Megatron-LM's algorithm. A
-// lowering performs the two all-reduces, which belong to the operator itself. It is one operator,
-// because separate ones would each save a copy of the logits. It saves the logits and a few numbers
-// per row; backward recomputes the softmax without communication.
+// lowering performs the two all-reduces, which belong to the operator itself. Cross entropy is one
+// operator, because several operators would each save a copy of the logits. It saves the logits and
+// a few numbers per row; backward recomputes the softmax without communication.
 
 namespace {
 
@@ -144,7 +145,8 @@ struct CrossEntropy : FusedOperator<CrossEntropy, TwoTensors(const at::Tensor&, 
       "float z_loss=0.0) -> (Tensor losses, Tensor log_sum_exp)";
 };
 
-/// `logits` has `vocabulary` columns from `first_column` on; vocabulary < 0: all columns.
+/// `logits` contains the columns from `first_column` on of `vocabulary` columns; if `vocabulary` is
+/// negative, all columns.
 struct CrossEntropyBackward
     : FusedOperator<CrossEntropyBackward,
                     at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -157,7 +159,7 @@ struct CrossEntropyBackward
       "-> Tensor";
 };
 
-/// The losses of local rows; `shard`: the columns that the rows have.
+/// The losses of local rows. `shard` describes the range of columns that the local rows contain.
 RowLosses checked_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                              const VocabularyShard& shard, const RowLossOptions& options) {
   check_options(options);
@@ -206,7 +208,8 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int row = rules::add_factor(rule, sizes[0]);
   const int column = rules::add_factor(rule, sizes[1]);
-  // A rank needs contiguous columns, because it recognises targets in its columns by a range.
+  // The columns of a rank must be contiguous, because a rank recognises targets in its columns by a
+  // range.
   rule.factors.back().contiguous = true;
   const rules::TensorFactors rows{{row}}, matrix{{row}, {column}};
   rule.inputs = {rows, matrix, rows, rows};
@@ -225,7 +228,8 @@ bool are_here(const at::Tensor& targets, LayoutPtr rows) {
   return layout == rows || layout->is_replicated();
 }
 
-/// Bytes for a sharded vocabulary: a maximum for each row, then two or three sums.
+/// Bytes that one rank sends with a sharded vocabulary: a maximum for each row, then two or three
+/// sums.
 std::optional<double> bytes_of_split(const BoundCall& bound) {
   const DistributedTensorImpl* logits = non_partial_argument(bound, 0);
   if (logits == nullptr || !has_consecutive_columns(logits->spec()->sharding, 1)) {
@@ -291,7 +295,8 @@ TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tens
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule,
                        &differentiable_cross_entropy);
-  // The rule's local call contains the options, so a plan is valid for one choice of options only.
+  // Part of the cache key: the rule's local call contains the options, so a plan is valid only for
+  // one choice of options.
   define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule,
                                nullptr, /*reads_numbers=*/true);
 }

@@ -38,7 +38,7 @@ namespace tessera {
 
 namespace {
 
-/// The properties on which ranks must agree, for messages.
+/// The properties of a tensor on which ranks must agree, as text for messages.
 std::string text_of(const DistributedTensor& tensor) {
   return detail::describe(*detail::impl_of_distributed(tensor).spec()) + " of " +
          c10::toString(tensor.tensor().scalar_type());
@@ -107,7 +107,7 @@ void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
   }
 }
 
-/// The global sizes, if the caller has not given them.
+/// The global sizes of a tensor, computed from all ranks' parts if the caller has not given sizes.
 std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMesh& mesh,
                                          const Placements& placements) {
   const auto strided = [](const Placement& placement) {
@@ -118,8 +118,8 @@ std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMe
   return detail::agreed_sizes("from_local", local, mesh, placements);
 }
 
-/// The layout of the local gradient, for parts with `layout` of a tensor with global `sizes`.
-/// Throws Error for placements whose parts have other sizes.
+/// The layout of the local gradient, for a tensor with `layout` and global `sizes`. Throws Error
+/// for placements whose parts have other sizes.
 LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& placements,
                          const Layout& layout, c10::IntArrayRef sizes) {
   if (!placements) {
@@ -138,7 +138,8 @@ void check_whole(const at::Tensor& tensor) {
                 "already: redistribute() changes its placements");
 }
 
-/// Returns `made`; debug mode compares replicated parts, which is collective.
+/// Returns `made`. In debug mode first compares the copies of replicated parts between ranks, which
+/// is collective.
 DistributedTensor with_equal_copies(const DistributedTensor& made) {
   const DeviceMesh& mesh = made.mesh();
   for (int dim = 0; detail::checks_calls() && dim < mesh.ndim(); ++dim) {
@@ -152,7 +153,7 @@ DistributedTensor with_equal_copies(const DistributedTensor& made) {
   return made;
 }
 
-/// `gradient`: the layout of the local gradient.
+/// Makes a distributed tensor from a local tensor. `gradient` is the layout of the local gradient.
 DistributedTensor made_of(const at::Tensor& local, const ShardingSpec& spec,
                           const std::vector<std::int64_t>& sizes, LayoutPtr gradient) {
   detail::check_local(local, spec, sizes);
@@ -207,8 +208,8 @@ DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
 
 DistributedTensor DistributedTensor::redistribute(const Placements& placements,
                                                   const RedistributeOptions& options) const {
-  // Casts before the transfer, since the requested type is usually narrower. Autograd reverses the
-  // cast.
+  // Casts before the transfer, since the requested type is usually narrower. Autograd casts the
+  // gradient back.
   const auto source = options.forward_dtype ? tensor_.to(*options.forward_dtype) : tensor_;
   const auto target = to_layout(mesh().shape().sizes(), placements,
                                 detail::impl_of_distributed(source).spec()->sizes);
@@ -216,8 +217,8 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements,
   return DistributedTensor(detail::redistribute_with_gradient(source, {mesh(), target}, options));
 }
 
-/// Two recorded steps, so that the gradient takes the same steps back: first the local gradient's
-/// placements, then a redistribution to this tensor's placements.
+/// Two recorded operations, so that the gradient takes the reverse path: from the local gradient's
+/// placements to a redistribution to this tensor's placements.
 at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
   const comm::CallerScope caller("full_tensor");
   const auto own = layout();
@@ -251,7 +252,8 @@ DistributedTensor distribute_equal(const at::Tensor& tensor, const DeviceMesh& m
     const auto& mesh_sizes = mesh.shape().sizes();
     const auto target = to_layout(mesh_sizes, placements, sizes);
     detail::check_partials(*target, tensor.scalar_type(), "distribute_tensor");
-    // Cutting the shard out of a replicated tensor is local; its gradient is a gather.
+    // Cutting a rank's shard out of a replicated tensor does not communicate; its gradient is a
+    // gather.
     const auto replicated = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
     return made_of(tensor, {mesh, replicated}, sizes, replicated).redistribute(target);
   });
@@ -272,7 +274,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   }
   const auto sizes = tensor.sizes().vec();
   // Checks the arguments on all ranks before the scatter, in which ranks that disagree would wait
-  // for one another. The empty result only carries the layout.
+  // for one another. The empty tensor is only made for its layout.
   const auto empty = make_agreed(mesh, [&] {
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
@@ -288,7 +290,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   return DistributedTensor(make_distributed(part, empty.spec(), sizes));
 }
 
-/// Sets the flag without a hook: the first caller to decide for a leaf is final.
+/// Sets the flag of the gradient hook without installing a hook. The first caller that decides for
+/// a leaf is final.
 bool leave_gradient_pending(const at::Tensor& leaf) {
   detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
   TESSERA_CHECK(impl != nullptr, "leave_gradient_pending was asked for a plain tensor");

@@ -47,8 +47,8 @@ std::optional<Placements> item(const OptionalPlacements& list, std::size_t numbe
   return number < list.size() ? list[number] : std::nullopt;
 }
 
-/// How the ranks' gradients of a replicated argument are reduced if the result has `placement` on a
-/// mesh dimension. nullopt: each rank has the whole gradient.
+/// The reduction of the ranks' gradients of a replicated argument, if the result has `placement` on
+/// a mesh dimension. nullopt: no reduction, because each rank has the whole gradient.
 std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   if (is_replicate(placement)) {
     return std::nullopt;
@@ -68,7 +68,8 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
     }
     std::set<std::optional<ReduceOp>> found;
     for (const Placements& result : results) {
-      if (result.size() == argument.mesh_sizes().size()) {  // from_local refuses other lengths
+      // from_local refuses a layout of any other length.
+      if (result.size() == argument.mesh_sizes().size()) {
         found.insert(reduction_behind(result[static_cast<std::size_t>(dim)]));
       }
     }
@@ -95,8 +96,9 @@ at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
   return detail::to_local_with_gradient(tensor, gradient_behind(*tensor.layout(), number, results));
 }
 
-/// The argument as a distributed tensor. A plain argument is the same on every rank. If it gets a
-/// gradient, each rank may compute only the gradient of its own part of the results.
+/// The argument as a distributed tensor. A plain argument counts as replicated. If it needs a
+/// gradient, that gradient may be partial, because each rank may compute only the gradient of its
+/// own part of the results.
 DistributedTensor as_distributed(const at::Tensor& argument, const DeviceMesh& mesh) {
   if (tessera::is_distributed(argument)) {
     return DistributedTensor(argument);

@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::int64_t kMostElements = 1000;
 
-/// This rank's ranges of the global tensor: "[2:4, 0:3]", or several blocks.
+/// This rank's ranges of the global tensor, as text: "[2:4, 0:3]", or several such blocks.
 std::string places(const DistributedTensor& tensor) {
   std::vector<std::string> blocks;
   const auto sizes = tensor.tensor().sizes();
@@ -40,7 +40,8 @@ std::string places(const DistributedTensor& tensor) {
   return blocks.empty() ? "nothing" : fmt::format("{}", fmt::join(blocks, " and "));
 }
 
-/// The values of a local tensor, by libtorch's printer. Below autograd, because it calls operators.
+/// The values of a local tensor as text, by libtorch's printer. Below autograd, because the printer
+/// calls operators.
 std::string values(const at::Tensor& local) {
   if (local.is_meta()) {
     return "(no values on the meta device)";
@@ -77,7 +78,7 @@ std::string to_string(const DistributedTensor& tensor) {
   if (!tensor.tensor().defined() || !tensor.layout()->is_partial()) {
     return local_to_string(tensor);
   }
-  // The terms of a pending reduction are not values of the tensor, so they are reduced first.
+  // A pending reduction is reduced before printing, because its terms are not values of the tensor.
   const at::NoGradGuard no_grad;
   const auto reduced = tensor.redistribute(detail::gradient_layout(tensor.layout()));
   return text_of(tensor, reduced, "holds, reduced,");
@@ -92,9 +93,11 @@ std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor) 
 
 namespace {
 
-using Range = std::pair<std::int64_t, std::int64_t>;  ///< a half-open range [begin, end)
+/// A range of indices [begin, end), without `end`.
+using Range = std::pair<std::int64_t, std::int64_t>;
 
-/// A vector is shown as a table with one column, so a missing dimension has one position.
+/// A range along a dimension of the block. A vector is shown as a table with one column, so a
+/// missing dimension has the range of one position.
 Range range_of(const Box& box, std::size_t dim) {
   if (dim >= box.sizes.size()) {
     return {0, 1};
@@ -143,7 +146,7 @@ std::string visualize(const DistributedTensor& tensor) {
   for (const auto& row : rows) {
     text += fmt::format("\n{:{}}", label(row), kWidth);
     for (const auto& column : columns) {
-      // Blocks need not form a full grid: a cell without a block is empty.
+      // The blocks need not fill the table: a cell without a block is empty.
       const auto block = blocks.find({row, column});
       const auto ranks = block == blocks.end() ? std::vector<int>{} : block->second;
       text += fmt::format("{:{}}", fmt::format("{}", fmt::join(ranks, ",")), kWidth);

@@ -16,13 +16,13 @@
 namespace tessera::detail {
 
 // Selects the lowering of a call, after the rule has determined which data would be moved. The
-// other files of this folder define the lowerings.
+// other source files of this folder define the lowerings.
 
 namespace {
 
 constexpr std::string_view kAtenPrefix = "aten::";
 
-/// A std::list, because its elements do not move when it grows.
+/// A std::list, because pointers to its elements stay valid when it grows.
 std::list<std::vector<Lowering>>& added_lowerings() {
   static std::list<std::vector<Lowering>> lowerings;
   return lowerings;
@@ -65,7 +65,7 @@ LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound,
     if (own && lowering->own_collectives) {
       return {lowering, /*moves=*/false};
     }
-    // Of equal lowerings the first is used.
+    // If two lowerings send equally many bytes, the first is used.
     if (!own || *own >= bytes) {
       continue;
     }
@@ -103,7 +103,8 @@ const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::si
   }
   const auto index = static_cast<std::size_t>(call.call.tensor_index(arg));
   const auto* impl = as_distributed(call.tensors[index]);
-  // A partial tensor's elements are unknown before it is reduced, so the rule handles it.
+  // Excludes a partial tensor, whose elements are unknown before it is reduced; the sharding rule
+  // handles it.
   return impl != nullptr && !impl->spec()->sharding.layout->is_partial() ? impl : nullptr;
 }
 
@@ -178,7 +179,7 @@ std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims) {
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements) {
   const auto layout = spec.sharding.layout;
   const auto ranks = static_cast<double>(group_size(layout, sharding_mesh_dims(layout, dims)));
-  // An all-reduce is a reduce-scatter and an all-gather.
+  // An all-reduce counts as a reduce-scatter and an all-gather.
   return 2 * elements * static_cast<double>(c10::elementSize(spec.dtype)) * (ranks - 1) / ranks;
 }
 
@@ -217,7 +218,8 @@ at::Tensor reduce_partial(const at::Tensor& tensor) {
 }
 
 std::vector<at::Tensor> reduce_partials_together(const std::vector<at::Tensor>& tensors) {
-  // Stacked along a new dimension, which is not sharded, so that their layouts do not change.
+  // Stacks the tensors along a new dimension, which is not sharded, so that their layouts do not
+  // change.
   return reduce_partial(at::stack(tensors)).unbind();
 }
 

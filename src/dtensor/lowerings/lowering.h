@@ -1,4 +1,4 @@
-// Lowerings: alternatives to an operator's sharding rule.
+// Lowerings: alternative implementations of an operator, used instead of its sharding rule.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,22 +27,24 @@ using Results = std::vector<c10::IValue>;
 /// composition of operators on distributed tensors, or local work that depends on the rank's
 /// elements.
 struct Lowering {
-  std::string_view name;  ///< name of the operator; without "aten::" for libtorch's operators
-  /// Bytes that one rank sends with this lowering; nullopt: it does not support the call. A pure
-  /// function of the data in the call's cache key.
+  /// Name of the operator; the prefix "aten::" of libtorch's operators is omitted.
+  std::string_view name;
+  /// Returns the bytes that one rank sends with this lowering; nullopt if the lowering does not
+  /// support the call. A pure function of the data in the call's cache key.
   std::optional<double> (*bytes)(const BoundCall& call);
   /// Computes the results. Below autograd. Collective if bytes() isn't 0.
   Results (*run)(Arguments arguments);
-  /// Whether the communication is the operator's purpose, so that the caller has requested it even
-  /// in a strict scope. Such a lowering is used for every call that it supports, whatever it sends.
+  /// Whether communication is the purpose of the operator, as in a sharded loss, so that the caller
+  /// has requested it even in a strict scope. Such a lowering is used for every call that it
+  /// supports, whatever it sends.
   bool own_collectives = false;
 };
 
-/// The lowering that sends the least, for a call that would otherwise send `bytes` per rank; none
+/// The lowering that sends the least, for a call that would otherwise send `bytes` per rank. Empty
 /// if no lowering sends less.
 struct LoweringChoice {
   const Lowering* lowering = nullptr;
-  bool moves = false;  ///< whether it communicates without the caller's request
+  bool moves = false;  ///< whether the lowering communicates without the caller's request
 };
 LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound, double bytes);
 
@@ -66,25 +68,27 @@ namespace tessera::detail {
 
 using Dims = std::vector<std::int64_t>;
 
-/// nullptr if argument `arg` is None, plain, or partial, which no lowering supports.
+/// The impl of argument `arg`. nullptr if the argument is None, plain, or partial, which no
+/// lowering supports.
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
-/// The impl of a tensor that must be distributed.
 const DistributedTensorImpl& impl_of(const at::Tensor& tensor);
 
-/// The dimensions in argument `arg`, ascending from 0; all if it is None or empty.
+/// The dimensions that argument `arg` names, in ascending order. All dimensions if the argument is
+/// None or empty.
 Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim);
-/// The dimensions in the argument itself, an int or a list.
+/// The dimensions that the given argument value names; the value is an int or a list.
 Dims named_dims(const c10::IValue& argument, std::int64_t ndim);
 Dims all_dims(std::int64_t ndim);
 
-/// The mesh dimensions that shard `dims`, in the order of `dims` and of their sharding.
+/// The mesh dimensions that shard the tensor dimensions `dims`: sorted by `dims`, then in the order
+/// in which they shard a dimension.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
 /// The number of ranks in a group over `mesh_dims`.
 std::int64_t group_size(LayoutPtr layout, const std::vector<int>& mesh_dims);
 
 /// The number of elements along `dims` of the global tensor: those that are reduced to one result.
 std::int64_t numel_along(const TensorSpec& spec, const Dims& dims);
-/// The number of results of a reduction over `dims` on the rank with the largest shard.
+/// The number of results of a reduction over `dims` on the rank with the most results.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
 /// The bytes that one rank sends to all-reduce `elements` over the ranks that shard `dims`.
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements);
@@ -93,9 +97,9 @@ struct Reduction {
   const TensorSpec& spec;
   Dims dims;
 };
-/// The reduction of argument 0 over the dimensions that argument `dims` names; if `dims` is below
-/// 0, over all dimensions. nullopt: no lowering supports it. A tensor without elements is gathered,
-/// so that libtorch throws its own error.
+/// The reduction of argument 0 over the dimensions that argument number `dims` names, or over all
+/// dimensions if `dims` is negative. nullopt if no lowering supports the reduction. A tensor
+/// without elements is gathered, so that libtorch throws its own error.
 std::optional<Reduction> reduction_of(const BoundCall& call, int dims);
 
 /// The sizes and layout of the result of a reduction over `dims`. With `partial`, the layout is
@@ -107,9 +111,10 @@ struct ReducedSpec {
 ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims, bool keepdim,
                          std::optional<ReduceOp> partial = {});
 
-/// `tensor` with its partials reduced. Collective if there are any. Below autograd.
+/// `tensor` with its pending reductions done. Collective if there are pending reductions. Below
+/// autograd.
 at::Tensor reduce_partial(const at::Tensor& tensor);
-/// reduce_partial() for several tensors of one shape and layout, with one collective.
+/// Like reduce_partial(), for several tensors of one shape and layout, with a single collective.
 std::vector<at::Tensor> reduce_partials_together(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail

@@ -27,7 +27,7 @@ Dims samples_of(std::int64_t ndim) {
   return dims;
 }
 
-/// Bytes of all-reduces of `sums` numbers per channel.
+/// Bytes that one rank sends for all-reduces of `sums` numbers per channel.
 std::optional<double> bytes_of_channels(const DistributedTensorImpl* input, double sums) {
   if (input == nullptr || input->dim() < 2) {
     return std::nullopt;
@@ -37,7 +37,7 @@ std::optional<double> bytes_of_channels(const DistributedTensorImpl* input, doub
     return std::nullopt;
   }
   const auto samples = samples_of(input->dim());
-  // The unbiased variance of a single value divides by 0; libtorch handles this case.
+  // libtorch handles a single sample per channel, because the unbiased variance would divide by 0.
   if (numel_along(spec, samples) < 2) {
     return std::nullopt;
   }
@@ -46,7 +46,7 @@ std::optional<double> bytes_of_channels(const DistributedTensorImpl* input, doub
 }
 
 std::optional<double> bytes_of_forward(const BoundCall& bound) {
-  // Outside of training nothing is summed, and the rule handles the call.
+  // In evaluation nothing is summed over samples, and the sharding rule handles the call.
   if (!bound.call.boolean_or(5, false)) {
     return std::nullopt;
   }
@@ -81,7 +81,7 @@ void follow(const c10::IValue& running, const at::Tensor& now, double momentum) 
   running.toTensor().mul_(1 - momentum).add_(now, momentum);
 }
 
-/// native_batch_norm(input, weight, bias, mean, variance, training, momentum, eps)
+/// Arguments: native_batch_norm(input, weight, bias, mean, variance, training, momentum, eps)
 Results run_forward(Arguments arguments) {
   const auto& input = arguments[0].toTensor();
   const auto samples = samples_of(input.dim());
@@ -94,7 +94,8 @@ Results run_forward(Arguments arguments) {
   const auto variance = reduce_partial((centred * centred).sum(samples)) / count;
   const auto momentum = arguments[6].toDouble();
   follow(arguments[3], mean, momentum);
-  // Values are normalised by the biased variance; the running variance is unbiased. As in libtorch.
+  // As in libtorch, values are normalised by the biased variance, but the running variance is
+  // unbiased.
   follow(arguments[4], variance * (count / (count - 1)), momentum);
   const auto scale = (variance + arguments[7].toDouble()).rsqrt();
   auto result = centred * channels(scale, input);
@@ -107,8 +108,8 @@ Results run_forward(Arguments arguments) {
   return {result.to(input.scalar_type()), mean, scale};
 }
 
-/// native_batch_norm_backward(gradient, input, weight, running mean, running variance, mean, scale,
-/// training, eps, mask)
+/// Arguments: native_batch_norm_backward(gradient, input, weight, running mean, running variance,
+/// mean, scale, training, eps, mask)
 Results run_backward(Arguments arguments) {
   const auto& input = arguments[1].toTensor();
   const auto type = at::toOpMathType(input.scalar_type());
@@ -116,7 +117,8 @@ Results run_backward(Arguments arguments) {
   const auto gradient = arguments[0].toTensor().to(type);
   const auto scale = channels(arguments[6].toTensor(), input);
   const auto normal = (input.to(type) - channels(arguments[5].toTensor(), input)) * scale;
-  // One all-reduce gives both sums, whichever gradients the mask requests.
+  // One all-reduce computes the sums for the gradients of weight and bias, even if the mask
+  // requests only one of them.
   const auto sums =
       reduce_partials_together({gradient.sum(samples), (gradient * normal).sum(samples)});
   const auto count = count_of(input);
@@ -150,9 +152,9 @@ std::optional<double> bytes_of_separate_bias_gradient(const BoundCall& bound) {
   }
   const bool transposed = bound.call.boolean_or(7, false);
   const auto layout = input->spec()->sharding.layout;
-  // Supports input and weight that are sharded equally over the input channels, if the bias's
-  // gradient is requested. Several channel groups are not supported: a shard of the input channels
-  // would then belong to only some of the output channels.
+  // Supports input and weight that are both sharded over the input channels, if the bias's gradient
+  // is requested. Several channel groups are not supported: a shard of the input channels would
+  // then belong to only some of the output channels.
   const auto in = sharding_mesh_dims(layout, {1});
   if (bound.call.integer(kGroups) != 1 || bound.call.integers(kGradientMask).at(2) == 0) {
     return std::nullopt;
@@ -161,7 +163,8 @@ std::optional<double> bytes_of_separate_bias_gradient(const BoundCall& bound) {
       in != sharding_mesh_dims(weight->spec()->sharding.layout, {transposed ? 0 : 1})) {
     return std::nullopt;
   }
-  // The output's gradient has no input channels, so it must be whole along these mesh dimensions.
+  // The gradient of the output has no input channels, so it must not be sharded along these mesh
+  // dimensions.
   for (const int m : in) {
     if (gradient->spec()->sharding.layout->sharded_dim(m) >= 0) {
       return std::nullopt;
@@ -175,7 +178,8 @@ std::optional<double> bytes_of_separate_bias_gradient(const BoundCall& bound) {
 Results run_separate_bias_gradient(Arguments arguments) {
   const auto& gradient = arguments[0].toTensor();
   const auto mask = arguments[kGradientMask].toBoolList();
-  // Dispatched again without the bias's gradient, so this lowering does not apply again.
+  // Dispatches the operator again without the bias's gradient, so that this lowering does not apply
+  // to the inner call.
   const auto [of_input, of_weight, none] = at::convolution_backward(
       gradient, arguments[1].toTensor(), arguments[2].toTensor(), at::OptionalIntArrayRef(),
       arguments[4].toIntVector(), arguments[5].toIntVector(), arguments[6].toIntVector(),
@@ -192,7 +196,7 @@ const AddedLowerings kConvolutionLowerings{
 
 // The mean of a loss with sharded samples: a sum, divided by the total weight over all shards.
 
-/// Bytes of one all-reduce of the loss and the total weight.
+/// Bytes that one rank sends for one all-reduce of the loss and the total weight.
 std::optional<double> bytes_of_mean(const BoundCall& bound) {
   const auto* self = non_partial_argument(bound, 0);
   if (self == nullptr || bound.call.integer(3) != at::Reduction::Mean) {
@@ -201,7 +205,7 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
   const auto& spec = *self->spec();
   Dims samples = all_dims(static_cast<std::int64_t>(spec.sizes.size()));
   const std::size_t classes = samples.size() > 1 ? 1 : 0;
-  // A sample selects one of its classes, so the classes must be whole.
+  // Each sample reads the score of one class, so the dimension of classes must not be sharded.
   if (!sharding_mesh_dims(spec.sharding.layout, {static_cast<std::int64_t>(classes)}).empty()) {
     return std::nullopt;
   }
@@ -211,13 +215,13 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 /// Arguments: (self, target, weight, reduction, ignore_index)
 template <auto kForward>
 Results run_mean(Arguments arguments) {
-  // Computed as a sum, for which the rule leaves both results partial. Shards have different
+  // Computes the sum first; the rule leaves the sum and the weight partial. Shards have different
   // weights, because of their sizes, classes and ignored samples.
   const auto [sum, weight] =
       kForward(arguments[0].toTensor(), arguments[1].toTensor(),
                arguments[2].toOptional<at::Tensor>(), at::Reduction::Sum, arguments[4].toInt());
   const auto total = reduce_partials_together({sum, weight});
-  // A clone, because unbind returns views but the operator does not.
+  // A clone, because unbind returns views, but the operator must return separate tensors.
   return {total[0] / total[1], total[1].clone()};
 }
 
@@ -226,17 +230,20 @@ const AddedLowerings kLossesLowerings{
     {"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
 };
 
-// Operators whose result depends on values that ranks have or compare independently.
+// Lowerings of operators whose result depends on tensor values: indexing, and equal().
 
-/// A plain tensor counts as replicated; check_policy refuses it unless that is permitted.
+/// Whether the tensor is replicated. A plain tensor counts as replicated; check_policy refuses it
+/// unless the scopes permit it.
 bool is_replicated(const at::Tensor& tensor) {
   const auto* impl = as_distributed(tensor);
   return impl == nullptr || impl->spec()->sharding.layout->is_replicated();
 }
 
-// self[masks and indices], if these are replicated and the indexed dimensions are not sharded.
+// self[masks and indices], if masks and indices are replicated and the indexed dimensions of self
+// are not sharded.
 
-/// The dimensions of self that the indices consume: a mask consumes as many as it has.
+/// The dimensions of self that the indices consume. A mask consumes as many dimensions as it has
+/// itself.
 Dims indexed_dims(std::span<const std::optional<at::Tensor>> indices) {
   Dims dims;
   std::int64_t dim = 0;
@@ -265,7 +272,8 @@ std::vector<std::optional<at::Tensor>> indices_of(const BoundCall& bound) {
 
 std::optional<double> bytes_of_index(const BoundCall& bound) {
   const auto* self = non_partial_argument(bound, 0);
-  // A meta tensor has no values, which determine how many elements a mask selects.
+  // Excludes meta tensors: the values of a mask, which a meta tensor lacks, determine how many
+  // elements are selected.
   if (self == nullptr || self->local().is_meta()) {
     return std::nullopt;
   }
@@ -279,21 +287,23 @@ std::optional<double> bytes_of_index(const BoundCall& bound) {
   if (dims.empty() || dims.back() >= self->dim()) {
     return std::nullopt;
   }
-  // Indexing is the same for each position of the dimensions that are not indexed.
+  // The dimensions that are not indexed may be sharded, because indexing is the same at each of
+  // their positions.
   if (!sharding_mesh_dims(self->spec()->sharding.layout, dims).empty()) {
     return std::nullopt;
   }
   return 0;
 }
 
-/// The indices' dimensions replace indexed dimensions that are adjacent; else they are in front.
+/// Position of the indices' dimensions in the result: in place of indexed dimensions that are
+/// adjacent, otherwise in front.
 std::size_t position_of_indices(const Dims& indexed) {
   const bool adjacent =
       indexed.back() - indexed.front() + 1 == static_cast<std::int64_t>(indexed.size());
   return adjacent ? static_cast<std::size_t>(indexed.front()) : 0;
 }
 
-/// Arguments: index.Tensor(self, indices)
+/// Arguments of index.Tensor: self, indices.
 Results run_index(Arguments arguments) {
   const auto& impl = impl_of(arguments[0].toTensor());
   c10::List<std::optional<at::Tensor>> locals;
@@ -312,8 +322,8 @@ Results run_index(Arguments arguments) {
   }
   auto digits = result.layout->dims();
   const auto position = static_cast<std::ptrdiff_t>(position_of_indices(dims));
-  // A mask becomes one dimension, and indices become the dimensions of their broadcast. Their
-  // number and sizes are taken from the local result, which is whole along these dimensions.
+  // A mask becomes one dimension, and indices become the dimensions of their broadcast. The number
+  // and sizes of the new dimensions are those of the local result, which is not sharded along them.
   const auto added = static_cast<std::size_t>(local.dim()) - digits.size();
   digits.insert(digits.begin() + position, added, {});
   for (std::size_t i = 0; i < added; ++i) {
@@ -332,7 +342,7 @@ std::optional<double> bytes_of_equal(const BoundCall& bound) {
   if (self == nullptr || other == nullptr || self->local().is_meta()) {
     return std::nullopt;
   }
-  // The specs may differ in strides, which equal() ignores.
+  // Compares only the shardings, because equal() ignores strides.
   const bool alike = self->spec()->sharding == other->spec()->sharding &&
                      self->spec()->sizes == other->spec()->sizes;
   return alike ? std::optional(all_reduce_bytes(*self->spec(), all_dims(self->dim()), 1))

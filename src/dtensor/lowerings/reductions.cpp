@@ -24,18 +24,20 @@
 namespace tessera::detail {
 
 // Maxima and minima over a sharded dimension. Without indices, the result is a Partial(max) or
-// Partial(min), which needs no communication here. With indices, no communicator's reduction is
-// applicable, so ranks exchange their candidates.
+// Partial(min), which needs no communication here. With indices, communicators have no suitable
+// reduction, so ranks exchange their candidates: each rank's best value and its index.
 
 namespace {
 
-/// The index of a candidate that must not win, because every real index is smaller.
+/// The index of a candidate that must not win. Every real index is smaller.
 constexpr auto kNowhere = std::numeric_limits<std::int64_t>::max();
 
-/// The identity of a maximum or minimum of elements of type T.
+/// The initial value of a maximum or minimum of elements of type T, which no element can make
+/// worse.
 template <class T>
 at::Scalar identity_of(ReduceOp op) {
-  // Integers have no infinity; for bool the limits are false and true.
+  // Integers have no infinity, so their smallest or largest value is used. For bool these are false
+  // and true.
   using Limits = std::numeric_limits<T>;
   if (op == ReduceOp::kMax) {
     return Limits::has_infinity ? T(-Limits::infinity()) : Limits::lowest();
@@ -64,7 +66,7 @@ struct ExtremumCall {
 
   const DistributedTensorImpl& impl;
   const TensorSpec& spec;
-  bool flat;  ///< whether all dimensions are reduced, as if the tensor had only one
+  bool flat;  ///< whether all dimensions are reduced, as if the tensor were a vector
   bool keepdim;
   Dims dims;
 };
@@ -78,12 +80,14 @@ std::vector<std::int64_t> kept_sizes(const ExtremumCall& call) {
   return sizes;
 }
 
-/// Whether this shard is empty: libtorch would throw, although other ranks may have elements.
+/// Whether this shard has no elements along a reduced dimension. libtorch would throw, although
+/// other ranks may have elements.
 bool has_no_elements_along(const ExtremumCall& call) {
   return std::ranges::any_of(call.dims, [&](auto dim) { return call.impl.local().size(dim) == 0; });
 }
 
-// Values without indices: the result is Partial; an empty shard contributes the identity.
+// Maxima and minima without indices: the result is Partial; an empty shard contributes the identity
+// of the reduction.
 
 std::optional<double> bytes_of_values(const BoundCall& bound) {
   const auto reduction = reduction_of(bound, 1);
@@ -103,7 +107,8 @@ at::Tensor partial_extremum(const ExtremumCall& call) {
                     ? identity(kept_sizes(call), kOp, local.options())
                     : (kLargest ? local.amax(call.dims, true) : local.amin(call.dims, true));
   return make_distributed(
-      // The values are reduced with keepdim, but the result may lack these dimensions.
+      // The values have the reduced dimensions with size 1, but the result may lack these
+      // dimensions.
       values.reshape(local_sizes({call.spec.sharding.mesh, result.layout}, result.sizes)),
       {call.spec.sharding.mesh, result.layout}, result.sizes);
 }
@@ -119,11 +124,12 @@ Results run_both(Arguments arguments) {
   return {partial_extremum<false>(call), partial_extremum<true>(call)};
 }
 
-// Values with indices: each rank's best value and its index are gathered and compared.
+// Maxima and minima with indices: each rank's best value and its index are gathered and compared.
 
 struct Candidates {
-  at::Tensor values;   ///< best values with this rank's sizes; after gather(): (ranks, results)
-  at::Tensor indices;  ///< global indices of the values
+  at::Tensor values;   ///< best values, with the sizes of this rank's result; after gather(), the
+                       ///< values of all ranks: (ranks, results)
+  at::Tensor indices;  ///< indices of the values in the global tensor
 };
 
 std::optional<double> bytes_of_candidates(const BoundCall& bound) {
@@ -132,7 +138,7 @@ std::optional<double> bytes_of_candidates(const BoundCall& bound) {
     return std::nullopt;
   }
   const auto& [spec, dims] = *reduction;
-  // An all-gather: each rank's candidates are sent to all others.
+  // Bytes of an all-gather: each rank's candidates are sent to all other ranks.
   const auto ranks =
       group_size(spec.sharding.layout, sharding_mesh_dims(spec.sharding.layout, dims));
   const auto each = static_cast<std::int64_t>(c10::elementSize(spec.dtype) + sizeof(std::int64_t));
@@ -145,7 +151,7 @@ std::vector<std::int64_t> indices_of(const ExtremumCall& call, std::int64_t dim)
                         call.spec.sizes[static_cast<std::size_t>(dim)], sharding.mesh.coordinate());
 }
 
-/// Converts the flat index `index` in the local tensor to the flat index in the global tensor.
+/// The flat index in the global tensor of the element with flat index `index` in the local tensor.
 std::int64_t global_flat_index(const ExtremumCall& call, std::int64_t index) {
   std::int64_t result = 0, stride = 1;
   for (std::size_t dim = call.spec.sizes.size(); dim-- > 0;) {
@@ -169,18 +175,18 @@ Candidates best_of_shard(const ExtremumCall& call) {
   }
   if (call.flat) {
     const auto index = (kLargest ? local.argmax() : local.argmin());
-    // Returns tensors of the right sizes and types; their values are not read.
+    // For meta tensors, returns tensors of the right sizes and types without values.
     if (local.is_meta()) {
       return {local.flatten().narrow(0, 0, 1), index};
     }
-    // Only the host can translate the index; on a GPU this waits for the device.
+    // The index is translated on the host; on a GPU this waits for the device.
     const auto position = index.template item<std::int64_t>();
     return {local.reshape({-1}).narrow(0, position, 1),
             at::full({1}, global_flat_index(call, position), longs)};
   }
   const auto dim = call.dims.front();
   const auto [values, indices] = kLargest ? local.max(dim, true) : local.min(dim, true);
-  // A shard may consist of several ranges, so one offset is not enough.
+  // A table of global indices instead of one offset, because a shard may consist of several ranges.
   const auto global = at::tensor(indices_of(call, dim), longs.device(at::kCPU)).to(local.device());
   return {values, global.index_select(0, indices.reshape({-1})).view_as(indices)};
 }
@@ -210,10 +216,12 @@ Candidates gather(const Candidates& own, comm::Communicator& group) {
   return {unpack(0, own.values), unpack(own.values.element_size(), own.indices)};
 }
 
-/// The best candidate. Among equal ones, and among NaNs, the one with the lowest global index.
+/// Selects the best of all ranks' candidates. Of equal candidates, or several NaNs, selects the one
+/// with the lowest global index.
 template <bool kLargest>
 Candidates best_of(const Candidates& all) {
-  // amax and amin return NaN if there is one; a NaN is not equal to itself.
+  // amax and amin return NaN if any value is NaN. Such a result needs isnan(), because a NaN is not
+  // equal to itself.
   const auto best = kLargest ? all.values.amax(0) : all.values.amin(0);
   const auto wins = all.values.eq(best).logical_or_(all.values.ne(all.values));
   return {best, all.indices.masked_fill(wins.logical_not(), kNowhere).amin(0)};
@@ -263,7 +271,8 @@ const AddedLowerings kExtremumLowerings{
 // taken. Orders without a root (0, 1, infinity) are plain reductions and have a rule
 // (src/core/rules/reduction.cpp).
 
-/// The positions of an operator's arguments; -1: the operator has no such argument.
+/// The positions of the arguments in the schema of a norm operator; -1 if the operator has no such
+/// argument.
 struct Norm {
   int dims = -1;
   int keepdim = -1;
@@ -286,7 +295,8 @@ std::optional<double> bytes_of_norm(const BoundCall& bound) {
   }
   const auto& [spec, dims] = *reduction;
   const auto order = order_of(bound);
-  // An extremum of absolute values: Partial(max) or Partial(min), without communication.
+  // The infinity norm is the maximum of absolute values (order -inf: the minimum), so the result is
+  // Partial(max) or Partial(min), without communication.
   if (std::isinf(order)) {
     return 0;
   }
@@ -309,7 +319,7 @@ Results run_norm(Arguments arguments) {
     return {order > 0 ? sizes.amax(dims, keepdim) : sizes.amin(dims, keepdim)};
   }
   // The sum is accumulated in libtorch's arithmetic type, because squares overflow half precision.
-  // It is dispatched to a rule that leaves the sum partial.
+  // The sharding rule of the sum leaves its result partial.
   const auto sum =
       at::linalg__powsum(self, order, dims, keepdim, at::toOpMathType(self.scalar_type()));
   return {reduce_partial(sum).pow(1 / order).to(self.scalar_type())};
@@ -325,12 +335,12 @@ std::optional<double> bytes_of_norms(const BoundCall& bound) {
     }
     bytes += all_reduce_bytes(*impl->spec(), all_dims(tensor.dim()), 1);
   }
-  // run_norms supports only sums.
+  // Infinite orders are excluded, because run_norms supports only sums.
   return std::isinf(order_of(bound)) ? std::nullopt : std::optional(bytes);
 }
 
-/// The indices of the tensors, grouped by layout and type: tensors of a group can be stacked.
-/// Groups are in the order of the list, so that all ranks find the same groups.
+/// The indices of the tensors, grouped by layout and type, because tensors of one layout and type
+/// can be stacked. Groups are in the order of the list, so that all ranks find equal groups.
 std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Tensor>& tensors) {
   const auto is_like = [&](std::size_t a, std::size_t b) {
     return impl_of(tensors[a]).spec()->sharding == impl_of(tensors[b]).spec()->sharding &&
@@ -345,7 +355,7 @@ std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Te
   return groups;
 }
 
-/// _foreach_norm(tensors, order, dtype): one all-reduce for each layout and type.
+/// Arguments: _foreach_norm(tensors, order, dtype). Uses one all-reduce for each layout and type.
 Results run_norms(Arguments arguments) {
   const auto tensors = arguments[0].toTensorVector();
   const auto order = order_of(arguments[1]);
@@ -390,22 +400,23 @@ std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
     return std::nullopt;
   }
   const auto& [spec, dims] = *reduction;
-  // Sums are sent in the arithmetic type, which is wider for half precision.
+  // Counts bytes in the arithmetic type, in which sums are sent; it is wider than half precision.
   const auto math = c10::elementSize(at::toOpMathType(spec.dtype)) / c10::elementSize(spec.dtype);
   return 2 *
          all_reduce_bytes(spec, dims, static_cast<double>(math * most_local_results(spec, dims)));
 }
 
-/// Arguments: logsumexp(self, dims, keepdim)
+/// Arguments of logsumexp: self, dims, keepdim.
 Results run_logsumexp(Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto dims = named_dims(arguments[1], self.dim());
   const bool keepdim = arguments[2].toBool();
   const auto values = self.to(at::toOpMathType(self.scalar_type()));
   auto largest = reduce_partial(values.amax(dims, true));
-  // If all values are infinite, their differences would be NaN, so the shift is 0.
+  // An infinite maximum is replaced by 0, because subtracting infinity from infinity would give
+  // NaN.
   largest = largest.masked_fill(largest.isinf(), 0.0);
-  // Shifted by the maximum, as in a softmax, because exp() of a large value is infinite.
+  // Subtracts the maximum first, as in a softmax, because exp() of a large value is infinite.
   const auto sum = reduce_partial((values - largest).exp().sum(dims, true));
   auto result = sum.log() + largest;
   if (!keepdim) {
@@ -415,10 +426,12 @@ Results run_logsumexp(Arguments arguments) {
 }
 
 struct Moments {
-  at::Tensor mean, variance;  ///< both in the arithmetic type, with the reduced dimensions kept
+  /// Mean and variance in the arithmetic type; reduced dimensions have size 1.
+  at::Tensor mean, variance;
 };
 
-/// Arguments: (self, dims?, correction?, keepdim). Squares differences: E(x^2) - E(x)^2 cancels.
+/// Arguments: (self, dims?, correction?, keepdim). Sums squares of differences from the mean,
+/// because E(x^2) - E(x)^2 would cancel.
 Moments moments_of(Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto dims = named_dims(arguments[1], self.dim());

@@ -3,12 +3,13 @@
 
 namespace tessera::detail {
 
-// Converts between libtorch's values and core's, which no other file knows both: a call's stack to
-// an OpCall, and a rule's arguments to libtorch values.
+// Converts between libtorch's values and core's values: a call's stack to an OpCall, and a rule's
+// arguments to libtorch values. Only this file knows both types of values.
 
 namespace {
 
-/// Binds a tensor. An undefined tensor is None: rules and plans number only the defined ones.
+/// Binds a tensor. An undefined tensor becomes None, because rules and plans number only defined
+/// tensors.
 Argument bind_tensor(const c10::IValue& value, BoundCall& bound) {
   if (!value.isTensor() || !value.toTensor().defined()) {
     return {};
@@ -45,7 +46,7 @@ Argument bind_scalar(const c10::IValue& value) {
   return {};
 }
 
-/// Core does not know c10's types.
+/// The kind of a libtorch type. Core cannot compute it, because core does not use c10.
 DType::Kind dtype_kind_of(c10::ScalarType type) {
   using Kind = DType::Kind;
   switch (type) {
@@ -71,7 +72,7 @@ DType::Kind dtype_kind_of(c10::ScalarType type) {
   }
 }
 
-/// A type is an int on the stack.
+/// Binds an element type, which is an int on libtorch's stack.
 Argument bind_dtype(const c10::IValue& value) {
   if (!value.isInt()) {
     return {};
@@ -81,8 +82,8 @@ Argument bind_dtype(const c10::IValue& value) {
                value.toInt()};
 }
 
-/// Binds other values. Those that no rule reads (a device, an omitted memory format) are None.
-/// Flags become the integers 0 and 1, so that rules have one kind of list.
+/// Binds values that are not tensors. Values that no rule reads (a device, an omitted memory
+/// format) become None. Flags become the integers 0 and 1, so that rules have one kind of list.
 Argument bind_static(const c10::IValue& value) {
   if (value.isString()) {
     return value.toStringRef();
@@ -103,8 +104,8 @@ Argument bind_static(const c10::IValue& value) {
 
 }  // namespace
 
-/// A rule that read numbers of kind kScalar would depend on values that are in no cache key, so
-/// OperatorInfo uses that kind only if the rule reads no numbers.
+/// Numbers of kind kScalar are bound without their value: their values are in no cache key, so a
+/// rule must not depend on them. OperatorInfo uses kScalar only if the rule reads no numbers.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;
@@ -135,7 +136,8 @@ BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> argum
 
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors) {
-  // The schema determines the element type of a list that is empty or contains None.
+  // Converts a list to the element type in the schema, which is needed if the list is empty or
+  // contains None.
   struct Convert {
     const c10::Type& type;
     std::span<const at::Tensor> tensors;
@@ -169,7 +171,8 @@ c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
   return std::visit(Convert{type, tensors}, argument);
 }
 
-/// rule_of_call must classify a number as the cache key does.
+/// Classifies a number. The cache key and rule_of_call must classify it in the same way, so both
+/// call this function.
 NumberType number_type(const c10::IValue& value) {
   return value.isInt()             ? number_type(value.toInt())
          : value.isDouble()        ? number_type(value.toDouble())
@@ -179,8 +182,9 @@ NumberType number_type(const c10::IValue& value) {
                                    : NumberType::kOther;
 }
 
-/// A wrapped number, such as the 2.0 in at::mul(x, 2.0), is on the host and may be read. The value
-/// of any other tensor is data: reading it could wait for a GPU, and a plan must not depend on it.
+/// The class of a wrapped number, such as the 2.0 in at::mul(x, 2.0), which is on the host and may
+/// be read. The value of any other tensor is data: reading it could wait for a GPU, and a plan must
+/// not depend on it.
 NumberType number_type(const at::Tensor& tensor) {
   if (!is_wrapped_number(tensor) || !tensor.is_cpu()) {
     return NumberType::kNone;

@@ -14,8 +14,8 @@
 
 namespace tessera::detail {
 
-/// The part of a number that is in a call's cache key if no rule reads it: its type, and whether
-/// the terms of a sum may be multiplied or divided by it one by one.
+/// What a call's cache key contains of a number that no rule reads: its type, and whether the terms
+/// of a sum may be multiplied or divided by it one by one.
 enum class NumberType : std::uint8_t {
   kInteger = 1,
   kDouble,
@@ -27,7 +27,7 @@ enum class NumberType : std::uint8_t {
   kNotFinite,
   kNotFiniteOther
 };
-// Zero and non-finite numbers are separate types (see rule_of_call).
+// Zero and non-finite numbers are separate classes of numbers (see rule_of_call).
 inline NumberType number_type(bool) {
   return NumberType::kBool;
 }
@@ -47,17 +47,19 @@ NumberType number_type(const c10::IValue& value);
 /// The type of a wrapped number; kNone for any other plain tensor.
 NumberType number_type(const at::Tensor& tensor);
 
-/// A call as its rule reads it, and its tensors. Undefined tensors are None.
+/// A call in the form that its sharding rule reads, and the tensors of the call. Undefined tensors
+/// are None.
 struct BoundCall {
   OpCall call;
   std::vector<at::Tensor> tensors;
 };
 
 /// `arguments`: one value for each argument of the schema. Copies the references and sizes of all
-/// tensors, so plans of kinds kDirect and kLocal run without it.
+/// tensors, so calls with plans of kinds kDirect and kLocal do not use it.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-/// A rule's argument as a value of `type`; tensor references are looked up in `tensors`.
+/// A rule's argument as a libtorch value of `type`. A reference to a tensor is looked up in
+/// `tensors`.
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors);
 

@@ -36,8 +36,9 @@ bool is_number(const c10::Type& type) {
          is_or_is_optional(type, c10::TypeKind::FloatType);
 }
 
-/// The part of an argument that is in a call's cache key. Scalars that no rule reads vary from step
-/// to step (a learning rate); with their values in the cache key, each step would need new plans.
+/// The kind of an argument, which determines what of it is in a call's cache key. Scalars that no
+/// rule reads vary from step to step (a learning rate); with their values in the cache key, each
+/// step would need new plans.
 Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   if (is_tensor(type)) {
     return Kind::kTensor;
@@ -71,7 +72,7 @@ bool holds_tensors(const c10::Type& type) {
   return kind == Kind::kTensor || kind == Kind::kTensorList || kind == Kind::kOptionalTensorList;
 }
 
-/// The argument with the alias set of `returned`, or -1.
+/// Index of the argument with the alias set of the result `returned`, or -1.
 int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& returned) {
   const auto& arguments = schema.arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -101,7 +102,8 @@ void find_named_arguments(OperatorInfo& info, const std::vector<c10::Argument>& 
   }
 }
 
-/// Requires info.rule to be set. Uses real_type(), because type() reports a ScalarType as an int.
+/// Reads the argument kinds from the schema. Requires that info.rule is set. Uses real_type(),
+/// because type() reports a ScalarType as an int.
 void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::Type& type = *arguments[i].real_type();
@@ -114,8 +116,9 @@ void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& argume
   }
 }
 
-/// A written alias is an argument that is returned (in place, out=). An alias that is only read
-/// makes a view; alias sets are not compared, since that of split ("a -> *") grows.
+/// Reads the results from the schema. A result with a written alias set is an argument (in place,
+/// out=). A result with an alias set that is only read is a view. Alias sets are not compared,
+/// since the set of split ("a -> *") grows.
 void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   for (const c10::Argument& result : schema.returns()) {
     const c10::AliasInfo* alias = result.alias_info();
@@ -132,8 +135,8 @@ void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   }
 }
 
-/// Whether libtorch decomposes the operator above autograd, before it reaches kDistributedKey. A
-/// kernel for a backend or for autograd has precedence over the composite one.
+/// Whether libtorch decomposes the operator above autograd, before it reaches kDistributedKey.
+/// libtorch does not if a kernel for a backend or for autograd exists.
 bool is_composite(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   constexpr std::array kBefore{DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::Autograd,
@@ -142,10 +145,11 @@ bool is_composite(const c10::OperatorHandle& op) {
          std::ranges::none_of(kBefore, [&](auto key) { return op.hasKernelForDispatchKey(key); });
 }
 
-/// Whether the operator is run as the operators that it is composed of.
+/// Whether a call runs the operators of which this operator is composed.
 bool is_decomposed(const OperatorInfo& info, const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  // A random operator may have any composite form: rand_like is empty_like and uniform_.
+  // A random operator is decomposed whatever kind of composite kernel it has: rand_like is
+  // empty_like and uniform_.
   const bool composite =
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
       (info.draws_random && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
@@ -158,8 +162,8 @@ c10::OperatorName operator_name(const std::string& name) {
   return {name.substr(0, dot), dot < name.size() ? name.substr(dot + 1) : ""};
 }
 
-/// Operators that the user may have meant by `missing`, for messages: its other overloads;
-/// otherwise the operators of its library, except libtorch, which has thousands.
+/// Suggestions for a message about the operator name `missing`: other overloads of the operator;
+/// otherwise all operators of its library, except for libtorch, which has thousands.
 std::string operators_like(const c10::OperatorName& missing) {
   constexpr std::size_t kShown = 5;
   const std::string library = missing.name.substr(0, missing.name.find("::") + 2);
@@ -181,8 +185,9 @@ std::string operators_like(const c10::OperatorName& missing) {
                      fmt::join(found.begin(), end, ", "), end == found.end() ? "" : ", ...");
 }
 
-/// Checks for register_rule, since core does not know operators: whether each rule's operator
-/// exists, and whether the rule will be used. Runs at the first use of any operator.
+/// Checks of rules that the program registered: whether each rule's operator exists, and whether
+/// the rule will be used. The checks are here because core does not know operators. Runs at the
+/// first use of any operator.
 void check_user_rules() {
   for (const std::string& name : user_ruled_operators()) {
     const c10::OperatorName parts = operator_name(name);
@@ -232,7 +237,8 @@ c10::OperatorHandle find_operator(std::string_view name) {
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
-  // No lock for operators that this thread used recently. A schema's address does not change.
+  // Operators that this thread used recently are found without a lock. A schema's address does not
+  // change, so it identifies the operator.
   struct Slot {
     const void* schema = nullptr;
     const OperatorInfo* info = nullptr;
@@ -259,15 +265,15 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
 
 // The table of special properties of single operators. All dispatch behaviour that depends on an
 // operator's name is in this table, except lowerings, which have separate tables
-// (src/dtensor/lowerings/). A row applies to every name in it, and an operator may be in several
-// rows.
+// (src/dtensor/lowerings/). Each row lists the operators with one trait; an operator may be in
+// several rows.
 
 namespace {
 
 constexpr std::string_view kNamespace = "aten::";
 
 constexpr std::array kTraitRows{
-    // Random operators that draw by global element.
+    // Random operators that draw by the element's index in the global tensor.
     TraitRow{
         Trait::kRandomInplace,
         "uniform_ normal_ bernoulli_.float exponential_ geometric_ cauchy_ log_normal_ random_ "
@@ -276,7 +282,7 @@ constexpr std::array kTraitRows{
 
     TraitRow{Trait::kForeach, "_foreach_*"},
 
-    // Zeros made in backward, and the operators that write to them.
+    // Operators that make zeros in backward, and operators that write to such zeros.
     TraitRow{Trait::kNewZeros, "new_zeros zeros_like"},
     TraitRow{Trait::kWritesGradients, "masked_fill_.Tensor", "masked_fill.Tensor"},
     TraitRow{Trait::kWritesGradients, "masked_fill_.Scalar", "masked_fill.Scalar"},
@@ -287,7 +293,7 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kWritesGradients, "index_put_ _index_put_impl_", "index_put"},
     TraitRow{Trait::kWritesGradients, "put_", "put"},
 
-    // Operators with kernels of our own.
+    // Operators with their own kernels in src/dtensor/overrides/.
     TraitRow{Trait::kOwnKernel, "detach is_same_size _has_compatible_shallow_copy_type"},
     TraitRow{Trait::kOwnKernel, "max_pool1d kron.out matmul.out"},
     TraitRow{Trait::kOwnKernel, "tensor_split.tensor_indices_or_sections ctc_loss.Tensor"},
@@ -306,7 +312,7 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},
 
-    // How numbers are combined with sums.
+    // Operators in which a number must not be applied to the terms of a sum one by one.
     TraitRow{Trait::kNumberBesideSum, "where.* masked_fill.* masked_fill_.*"},
     TraitRow{Trait::kDivides, "div.* div_.* divide.* divide_.* true_divide.* true_divide_.*"},
     TraitRow{Trait::kDivides, "_foreach_div.* _foreach_div_.*"},
@@ -326,7 +332,8 @@ constexpr std::array kTraitRows{
 
 }  // namespace
 
-/// Called once for each operator. Operators of other libraries have no traits.
+/// Looks up the traits of one operator. Called once for each operator. Operators of other libraries
+/// have no traits.
 OperatorTraits::OperatorTraits(std::string_view name) {
   if (!name.starts_with(kNamespace)) {
     return;

@@ -20,33 +20,37 @@ namespace tessera::detail {
 /// A property of an operator that neither its schema nor its sharding rule contains.
 enum class Trait : std::uint8_t {
   // How the operator is run:
-  kRandomInplace,    ///< a random operator that fills its tensor by global element (run_local.h)
-  kNativeDropout,    ///< dropout that draws by global element (run_local.h)
-  kForeach,          ///< a foreach operator: takes lists; each position is a separate call
-  kWritesGradients,  ///< gradient formulas write to zeros with it (fallback.cpp)
-  kNewZeros,         ///< makes the zeros that gradient formulas write to
+  kRandomInplace,  ///< a random operator that fills its tensor by global element
+                   ///< (run_random_inplace in run_local.h)
+  kNativeDropout,  ///< dropout that draws by global element (run_native_dropout in run_local.h)
+  kForeach,  ///< a foreach operator: takes lists, and each position of the lists is a separate call
+  kWritesGradients,  ///< an operator with which gradient formulas write into zeros (fallback.cpp)
+  kNewZeros,         ///< an operator with which gradient formulas make these zeros (fallback.cpp)
   kOwnKernel,        ///< has a kernel in src/dtensor/overrides/ instead of a plan
-  kHelperTensors,    ///< composed of other operators and of plain tensors that it makes itself
+  kHelperTensors,    ///< composed of other operators, and makes plain helper tensors
                      ///< (composite_kernels.cpp)
   // Properties of the operator's arguments and results:
-  kViewsMemory,    ///< its storage_offset refers to the memory of its input (views.h)
-  kInfersSize,     ///< takes sizes, one of which may be -1
-  kUnsafeView,     ///< its result need not be an alias: an input that cannot be viewed is copied
-  kLeavesMemory,   ///< returns uninitialised memory
-  kReadsOneValue,  ///< returns one value to the host, so strict scopes permit its reduction, in the
-                   ///< lowering if it has one
+  kViewsMemory,   ///< its argument storage_offset refers to the memory of its input (views.h)
+  kInfersSize,    ///< its argument for sizes may contain -1
+  kUnsafeView,    ///< its result may be a copy instead of a view: an input that cannot be viewed is
+                  ///< copied
+  kLeavesMemory,  ///< returns memory without values
+  kReadsOneValue,  ///< returns one value to the host, so strict scopes permit the communication
+                   ///< that computes it
   // Numbers that must not be applied to the terms of a sum one by one:
-  kNumberBesideSum,  ///< no number: the operator does not multiply the sum by its number
-  kDivides,          ///< a divisor: zero as well as infinity
-  // When the operator throws:
+  kNumberBesideSum,  ///< the operator does not multiply or divide the sum by its number, so a sum
+                     ///< with a number must be reduced first
+  kDivides,  ///< the number is a divisor, so zero must not be applied to terms, like infinity
+  // Operators that may throw on some ranks only:
   kFailsByMatrix,   ///< may throw for a matrix that it cannot factorise, even without check_errors
   kFailsByElement,  ///< may throw for an invalid index or value, which may be on one rank only
 };
 
-/// The traits of one operator, from the tables.
+/// The traits of one operator, from the tables of traits.
 class OperatorTraits {
  public:
-  /// `name`: "aten::add.Tensor"; it is looked up in the table in operator_info.cpp.
+  /// `name`: the operator's full name, such as "aten::add.Tensor". The constructor looks it up in
+  /// the table in operator_info.cpp.
   explicit OperatorTraits(std::string_view name);
 
   bool has(Trait trait) const { return (traits_ >> static_cast<unsigned>(trait) & 1U) != 0; }
@@ -74,10 +78,12 @@ std::span<const TraitRow> trait_rows();
 
 /// The names in a row, as a list.
 std::vector<std::string> names_in(const TraitRow& row);
-/// Whether `pattern`, one of a row's names, matches the operator `name`, without "aten::".
+/// Whether the operator `name` (without "aten::") matches `pattern`, which is one of the names in a
+/// row of the table.
 bool covers(std::string_view pattern, std::string_view name);
 
-/// Properties of an operator for dispatch: its schema, read once, and its entries in the tables.
+/// Properties of an operator for dispatch: its schema, read once, and the operator's traits and
+/// rule.
 struct OperatorInfo {
   enum class ArgumentKind : std::uint8_t {
     kTensor,              ///< schema types Tensor and Tensor?
@@ -99,29 +105,35 @@ struct OperatorInfo {
   explicit OperatorInfo(const c10::OperatorHandle& op);
 
   std::string name;  ///< full name: "aten::add.Tensor"; "aten::mm" if there is no overload
-  /// The kind of each argument, in schema order.
+  /// The kind of each argument of the operator, in schema order.
   std::vector<ArgumentKind> arguments;
   std::vector<Return> returns;
   std::vector<int> written;  ///< indices of the arguments that the operator writes to
   int viewed = -1;           ///< index of the argument that the results are views of, or -1
-  // Indices of the arguments with these names, or -1.
+  // Index of the operator's argument with the name of each member here, or -1.
   int device = -1;
   int generator = -1;
-  int check_errors = -1;    ///< a factorisation throws only if this argument is true
-  int stride = -1;          ///< a tensor's stride in memory, not a convolution's
-  int storage_offset = -1;  ///< offset in the memory of the input, for Trait::kViewsMemory
+  int check_errors = -1;  ///< index of the argument check_errors, or -1; a factorisation throws
+                          ///< only if this argument is true
+  int stride = -1;  ///< index of an argument with the strides of a tensor in memory, or -1; the
+                    ///< stride of a convolution does not count
+  /// Index of the argument storage_offset, or -1; only for Trait::kViewsMemory.
+  int storage_offset = -1;
   bool takes_tensors = false;
-  bool decomposes = false;     ///< CompositeImplicitAutograd: composed of other operators
-  bool changes_shape = false;  ///< changes the shape of an argument in place (t_, squeeze_)
+  /// CompositeImplicitAutograd: the operator is composed of other operators.
+  bool decomposes = false;
+  /// The operator changes the shape of an argument in place (t_, squeeze_).
+  bool changes_shape = false;
   bool draws_random = false;
-  bool is_own = false;        ///< belongs to another library, so autograd may not know it
-  bool writes_lists = false;  ///< whether it is like _foreach_add_: writes to its first list and
-                              ///< returns nothing
+  bool is_own = false;  ///< the operator belongs to another library, so autograd may not know it
+  bool writes_lists = false;  ///< the operator is like _foreach_add_: it writes to its first list
+                              ///< and returns nothing
 
-  // The entries of the tables for this operator. `rule` is null for an operator without a rule.
+  // The operator's entries in the tables of traits and rules. `rule` is null for an operator
+  // without a sharding rule.
   OperatorTraits traits;
-  std::optional<c10::OperatorHandle> functional;  ///< the functional form: see
-                                                  ///< OperatorTraits::functional
+  /// The operator's functional form; see OperatorTraits::functional.
+  std::optional<c10::OperatorHandle> functional;
   RuleFunction rule;
 
   bool is_list(std::size_t argument) const {

@@ -32,13 +32,15 @@
 
 namespace tessera::detail {
 
-// Composite operators whose composition in libtorch does not work on distributed tensors. For plain
-// tensors each uses libtorch's own implementation. The operators of a composition are dispatched to
-// the fallback. operator_info.cpp lists the names (kOwnKernel, kHelperTensors).
+// Composite operators whose composition in libtorch does not work on distributed tensors. Each
+// kernel here uses libtorch's own implementation for plain tensors. For distributed tensors it
+// calls operators that are dispatched to the fallback. operator_info.cpp lists the names
+// (kOwnKernel, kHelperTensors).
 
 namespace {
 
-// A distributed tensor has no memory, so operators that read memory gather the tensor.
+// Operators that read memory. A distributed tensor has no memory, so the kernels here gather the
+// tensor first.
 
 at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
@@ -48,7 +50,8 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-/// Refuses mixed tensors early: the operator's components would be refused after collectives.
+/// Refuses a mix of plain and distributed tensors before any collective; otherwise one of the inner
+/// operators would refuse it later.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -66,8 +69,8 @@ void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensor
   compare_plain(mesh, name, tensors);
 }
 
-/// Whether there is a distributed tensor and no plain tensor with more than one element. Whether
-/// such a plain tensor counts as replicated is the caller's decision.
+/// Whether `tensors` contains a distributed tensor and no plain tensor with more than one element.
+/// The caller decides whether a plain tensor with one element counts as replicated.
 bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
   const auto fits = [](const at::Tensor& tensor) {
     return tessera::is_distributed(tensor) || tensor.numel() <= 1;
@@ -76,7 +79,8 @@ bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
          std::ranges::all_of(tensors, fits);
 }
 
-/// Writes a result to a distributed `out`, whose layout may not permit other sizes.
+/// Copies a result to a distributed `out`. Throws for wrong sizes, because the layout of `out` may
+/// not permit other sizes.
 at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
   TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
                 out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");
@@ -96,7 +100,8 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& w
 at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
                     const at::Tensor& input_lengths, const at::Tensor& target_lengths,
                     std::int64_t blank, std::int64_t reduction, bool zero_infinity) {
-  // The loss is divided by the gathered lengths, which are plain and equal on all ranks.
+  // In this scope plain tensors count as replicated: the loss is divided by the gathered lengths,
+  // which are plain and equal on all ranks.
   std::optional<ReplicationScope> scope;
   if (all_distributed({log_probs, targets, input_lengths, target_lengths})) {
     scope.emplace();
@@ -126,7 +131,7 @@ at::Tensor& plain_quantile_out(at::Tensor& out, const at::Tensor& self, const Q&
   }
 }
 
-/// `Q`: a number, or a tensor of several numbers.
+/// Quantiles. `Q` is the type of a number, or of a tensor of several numbers.
 template <bool kSkipsNan, class Q>
 at::Tensor quantile(const at::Tensor& self, Q q, std::optional<std::int64_t> dim, bool keepdim,
                     c10::string_view interpolation) {
@@ -181,8 +186,8 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::I
       at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
-// libtorch's reshape computes the size for -1 before it calls view, and cannot do so without
-// elements; complete_sizes compares with the input's sizes.
+// libtorch's reshape computes the size for -1 before it calls view, which fails for a tensor
+// without elements. complete_sizes finds the size by comparison with the input's sizes.
 
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   if (!tessera::is_distributed(self)) [[likely]] {
@@ -200,7 +205,8 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
 }
 
 // Operators that write to `out` through operators that the dispatcher does not know as views
-// (_unsafe_view, set_). For a distributed `out` the result is computed and copied.
+// (_unsafe_view, set_). For a distributed `out`, the kernels here compute the result and copy it to
+// `out`.
 
 at::Tensor& kron_out(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
   if (!tessera::is_distributed(out)) {
@@ -217,7 +223,7 @@ at::Tensor& matmul_out(const at::Tensor& self, const at::Tensor& other, at::Tens
 }
 
 // Gradient formulas that start with a plain tensor of zeros, into which a distributed gradient
-// would have to be gathered. In these versions the zeros have the gradient's layout.
+// would have to be gathered. In the kernels here the zeros have the gradient's layout.
 
 /// The backward of max.dim, sort, topk and others.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::int64_t dim,
@@ -234,7 +240,7 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
 
 // Operators whose result starts as a plain tensor of zeros.
 
-/// Reads the values only for the checks that libtorch makes.
+/// Reads the values of the tensor only for checks that libtorch makes too.
 at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
   if (!tessera::is_distributed(self)) {
     return composite::one_hot(self, num_classes);
@@ -254,10 +260,11 @@ at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
   return self.unsqueeze(-1).eq(at::arange(num_classes, self.options())).to(at::kLong);
 }
 
-// Operators that make plain tensors themselves (a mask, a window, positions). Such a tensor is the
-// same on all ranks, so the operators run as libtorch composes them, in a ReplicationScope.
+// Operators that make plain tensors themselves (a mask, a window, positions). Such a helper tensor
+// is equal on all ranks, so the operators run as libtorch composes them, in a ReplicationScope.
 
-/// Makes plain results replicated: a plain helper tensor is equal on all ranks.
+/// Converts plain results on the stack to replicated distributed tensors: a plain helper tensor is
+/// equal on all ranks.
 void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit::Stack& stack) {
   for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
     if (stack[i].isTensor() && !tessera::is_distributed(stack[i].toTensor())) {
@@ -277,8 +284,8 @@ void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
   if (has_only_distributed(tensors)) {
     scope.emplace();
   }
-  // Continues with libtorch's composite kernel, as if the operator had no kernel of ours: the
-  // operators that it is composed of are dispatched here one by one.
+  // Continues with libtorch's composite kernel, as if the operator had no kernel here: its inner
+  // operators are dispatched to kDistributedKey one by one.
   c10::DispatchKeySet keys;
   for (const auto& tensor : tensors) {
     keys = keys | tensor.key_set();
@@ -329,8 +336,8 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
 }
 
 // Bernoulli operators for which libtorch's kernels draw sequentially: with one probability per
-// element, and into a new tensor. For distributed tensors they are composed of operators that draw
-// by element. plain_random.cpp does the same for plain tensors.
+// element, and into a new tensor. For distributed tensors, the kernels here are composed of
+// operators that draw by global element. plain_random.cpp does this for plain tensors.
 
 using torch::jit::Stack;
 
@@ -373,7 +380,8 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   library.impl("bernoulli.p", torch::CppFunction::makeFromBoxedFunction<&bernoulli_of_number>());
 }
 
-// Operators that bypass the fallback: they only use the wrapper, so no plan and no key is needed.
+// Operators that bypass the fallback. They read only the wrapper, so they need neither a plan nor a
+// cache key.
 
 at::Tensor detach(const at::Tensor& self) {
   const auto* impl = as_distributed(self);
@@ -389,7 +397,8 @@ bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
   return self.sizes() == other.sizes();
 }
 
-/// set_data would otherwise give a plain tensor the dispatch key of a distributed tensor.
+/// Whether set_data is permitted. It would otherwise give a plain tensor the dispatch key of a
+/// distributed tensor.
 bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
   const bool ours = as_distributed(self) != nullptr;
   TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",
@@ -411,7 +420,7 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }
 // set_data calls _has_compatible_shallow_copy_type with autograd's keys enabled, so a call with a
-// plain tensor reaches only kernels for these keys.
+// plain tensor reaches only kernels for autograd's keys.
 TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }

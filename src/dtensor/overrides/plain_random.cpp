@@ -1,7 +1,7 @@
 // Random operators of at:: on plain tensors in a RandomRegion. A dedicated dispatch key leads here,
 // above autograd, where a tensor still has its autograd history. An operator that fills a tensor
 // draws by element, with the next key of manual_seed, as for a distributed tensor. An operator that
-// is composed of fills (dropout) records its tensor and continues. The other operators draw
+// is composed of fills (dropout) records its tensor and continues. All other random operators draw
 // sequentially, which is allowed only for whole tensors.
 
 #include <ATen/core/Tensor.h>
@@ -42,7 +42,8 @@ c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey);
 }
 
-/// Whether no region is active: restored dispatch keys of a thread may outlive their region.
+/// Whether no RandomRegion is active. The check is needed because a thread may restore dispatch
+/// keys after their region has ended.
 bool outside() {
   return random_region() == nullptr;
 }
@@ -51,7 +52,8 @@ Arguments arguments_of(const OperatorInfo& info, const Stack& stack) {
   return Arguments(stack).last(info.arguments.size());
 }
 
-/// If autograd records the tensor, the write is a copy that autograd sees.
+/// Fills a plain tensor. If autograd records the tensor, the write is a copy, which autograd can
+/// record.
 void fill_plain(const at::Tensor& self, const RandomPlace& place, const OperatorInfo& info,
                 Arguments arguments, RandomKey key) {
   const bool recorded = self.requires_grad() && c10::GradMode::is_enabled();
@@ -71,7 +73,8 @@ bool has_generator(const OperatorInfo& info, Arguments arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// A generator that the caller passes is used directly, so ranks must have the whole tensor.
+/// Checks that this rank has the whole tensor if the caller passes a generator, because the
+/// operator then draws from the generator directly.
 void check_whole(const OperatorInfo& info, const RandomPlace& place, bool own_generator) {
   TESSERA_CHECK(!place.is_part || !own_generator, info.name,
                 " was given a generator in a forward whose ranks have different parts of one "
@@ -107,7 +110,7 @@ void note_source(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// Whether this call draws: an operator with a probability of 0, or in evaluation, does not.
+/// Whether this call draws random numbers. Dropout with probability 0, or in evaluation, does not.
 bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   const auto& schema = op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -121,7 +124,8 @@ bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   return true;
 }
 
-/// What an operator draws for: its first argument, or for randperm a tensor of as many numbers.
+/// The tensor for which an operator draws: its first argument, or for randperm an empty vector of
+/// as many numbers.
 at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   if (arguments[0].isTensor()) {
     return arguments[0].toTensor();
@@ -154,7 +158,8 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// A tensor without elements still takes a key and compares rows, as on other ranks.
+/// A tensor without elements still takes a random key and compares rows, because other ranks may
+/// have elements.
 void count_if_empty(const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     return;
@@ -176,13 +181,13 @@ void composed_dropout(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   note_source(op, keys, stack);
 }
 
-/// Several samples per row with replacement are drawn sequentially.
+/// multinomial draws several samples per row with replacement sequentially.
 void multinomial(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_of(operator_info(op), *stack);
   if (arguments[1].toInt() > 1 && arguments[2].toBool()) {
     return draw_in_order(op, keys, stack);
   }
-  // A distributed tensor is gathered, which already takes a key.
+  // A distributed tensor is gathered, and that call already takes a random key.
   if (!outside() && !tessera::is_distributed(arguments[0].toTensor())) {
     count_if_empty(arguments[0].toTensor());
   }
@@ -199,7 +204,8 @@ at::Tensor& bernoulli(c10::DispatchKeySet keys, at::Tensor& self, const at::Tens
   return self.copy_(uniform.lt(p.detach()));
 }
 
-/// libtorch has a separate kernel for bernoulli.p, while bernoulli() is composed.
+/// bernoulli.p needs its own function, because libtorch has a separate kernel for it, while
+/// bernoulli() is composed of other operators.
 at::Tensor bernoulli_p(c10::DispatchKeySet keys, const at::Tensor& self, double p,
                        std::optional<at::Generator> generator) {
   if (outside() || generator) {
@@ -219,12 +225,12 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(c10::DispatchKeySet keys, cons
   return {x.mul(kept).mul(1 / (1 - p)), kept.to(at::kBool)};
 }
 
-/// CUDA's fused attention kernels draw their own random numbers.
+/// Attention with dropout, for which CUDA's fused kernels would draw their own random numbers.
 at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const std::optional<at::Tensor>& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale,
                      bool enable_gqa) {
-  // libtorch divides by the number of key and value heads.
+  // Checked because libtorch divides by the number of key and value heads.
   TESSERA_CHECK(
       !enable_gqa || key.dim() < 3 || value.dim() < 3 ||
           (key.sym_size(-3) != 0 && value.sym_size(-3) != 0),

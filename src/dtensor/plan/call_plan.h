@@ -22,42 +22,47 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// How a call is run: chosen by plan_call, and run by the switch in fallback.cpp.
+/// How a call is run. plan_call chooses the kind, and a switch in fallback.cpp runs the call.
 enum class CallKind : std::uint8_t {
-  kPlain,          ///< no argument is distributed: runs the operator itself, below our key
-  kDecomposed,     ///< the operator is composed of others; each is dispatched
-  kDirect,         ///< runs the operator on the local tensors and wraps the results; nothing else
-  kLocal,          ///< kDirect, with arguments redistributed or rewritten and written values copied
-                   ///< back
-  kFailTogether,   ///< kLocal; if it throws on one rank, all ranks throw
-  kAgreed,         ///< kLocal, then the ranks exchange whether it threw; if so, the call runs on
-                   ///< gathered tensors
-  kLowering,       ///< runs a lowering, which sends less (lowering.h)
-  kRandomInplace,  ///< writes random numbers into the tensor, by global element
-  kNativeDropout,  ///< dropout by global element
-  // The following kinds depend on properties that are in no cache key: whether arguments are the
+  kPlain,       ///< no argument is distributed: runs the operator itself, below kDistributedKey
+  kDecomposed,  ///< runs the operators of which this operator is composed; each is dispatched
+                ///< separately
+  kDirect,      ///< runs the operator on the local tensors and wraps the results; nothing else
+  kLocal,  ///< like kDirect, but redistributes or rewrites arguments, and copies written values
+           ///< back
+  kFailTogether,  ///< like kLocal; if the operator throws on one rank, all ranks throw
+  kAgreed,    ///< like kLocal; then ranks exchange whether the operator threw; if one did, the call
+              ///< runs on gathered tensors
+  kLowering,  ///< runs a lowering, which sends less than the plan by the sharding rule (lowering.h)
+  kRandomInplace,  ///< writes random numbers into a tensor, by global element
+  kNativeDropout,  ///< runs dropout by global element
+  // The kinds from here on depend on properties that are in no cache key: whether arguments are the
   // same tensor, and whether their gradients are required. At each call these properties select
-  // either this kind or CallPlan::otherwise.
-  kForeach,        ///< runs position by position, if one position writes what another uses
+  // either the kind or CallPlan::otherwise.
+  kForeach,  ///< runs a _foreach_ call position by position, if one position writes a tensor that
+             ///< another position uses
   kBackwardZeros,  ///< runs the functional form, if the call writes to zeros that backward has just
                    ///< made
-  kNewZeros,       ///< always runs `otherwise`; inside backward also records the zeros
-  kRecorded,       ///< autograd records the kernel on local tensors, if it does not know the
-                   ///< operator
+  kNewZeros,  ///< always runs the kind `otherwise`; inside a backward also records the zeros that
+              ///< the call makes
+  kRecorded,  ///< autograd records the operators inside the kernel, if it does not know the
+              ///< operator itself
 };
 
-/// How one operator runs on this rank for inputs with certain specs: all data that the next such
-/// call can reuse. plan_call makes it, and a thread's CallCache stores it. The first call adds the
-/// properties that only a kernel determines (Output::spec).
+/// How one operator runs on this rank for inputs with certain specs: all data that later calls with
+/// an equal cache key can reuse. plan_call makes the plan, and a thread's CallCache stores it. The
+/// first call adds the properties that only a kernel determines (Output::spec).
 struct CallPlan {
-  /// The plan for one tensor argument; one for each defined tensor.
+  /// The plan for one tensor argument. A plan has one Input for each defined tensor.
   struct Input {
-    TensorSpecPtr spec;          ///< the tensor's own spec (replicated for a plain tensor)
-    LayoutPtr target = nullptr;  ///< the layout to redistribute the tensor to; nullptr: its own
-    RedistributionPlanPtr plan;  ///< the redistribution to `target`
-    /// The layout of a new value that must be copied to the tensor; nullptr: none.
+    TensorSpecPtr spec;  ///< the tensor's own spec (replicated for a plain tensor)
+    /// The layout to which the tensor is redistributed; nullptr: its own layout.
+    LayoutPtr target = nullptr;
+    RedistributionPlanPtr plan;  ///< the steps of the redistribution to `target`
+    /// The layout of the new value that must be copied to the tensor; nullptr if nothing is copied.
     LayoutPtr written = nullptr;
-    bool updated = false;   ///< written although the schema does not declare it: running statistics
+    bool updated = false;   ///< whether the operator writes the tensor although its schema does not
+                            ///< declare it: running statistics
     bool detached = false;  ///< whether the tensor is a view that has its own copy
                             ///< (distributed_impl.h)
     /// For kRecorded: the layout of the gradient that autograd computes for the local tensor.
@@ -65,50 +70,53 @@ struct CallPlan {
 
     LayoutPtr layout() const { return target != nullptr ? target : spec->sharding.layout; }
   };
-  /// The plan for one result; lists are flattened.
+  /// The plan for one result. Elements of a list of results have one Output each.
   struct Output {
     LayoutPtr layout = nullptr;
-    std::vector<std::int64_t> sizes;                   ///< global sizes; negative ones are set by
-                                                       ///< the first call
+    std::vector<std::int64_t> sizes;  ///< global sizes of the result; the first call determines
+                                      ///< sizes that are negative here
     std::optional<std::vector<std::int64_t>> strides;  ///< strides of a view, which are known
                                                        ///< before the call
-    TensorSpecPtr spec;                                ///< the result's spec; set by the first call
-    bool contiguous = false;  ///< local results are made contiguous, because ranks would not agree
-                              ///< on strides
+    TensorSpecPtr spec;       ///< the spec of the result; the first call determines it
+    bool contiguous = false;  ///< whether local results are made contiguous, because ranks could
+                              ///< disagree on strides otherwise
   };
-  /// An operator call that runs instead of the called operator.
+  /// A call of another operator, which runs on the local tensors in place of the called operator.
   struct LocalCall {
     c10::OperatorHandle op;
     std::vector<Argument> arguments;
-    double scale = 1.0;  ///< factor for the local call's results
+    double scale = 1.0;  ///< factor by which the results of the local call are multiplied
   };
 
-  /// An argument with global sizes, and its local value.
+  /// An argument with global sizes, and the local value that replaces it.
   struct Rewritten {
     int argument;
     c10::IValue value;
-    std::optional<std::vector<std::int64_t>> sizes;  ///< the value as a list of integers, if it is
-                                                     ///< one
+    /// The local value as a list of integers, if it is a list.
+    std::optional<std::vector<std::int64_t>> sizes;
   };
 
-  // Read by the steps of a run. `kind` is set last, from all other members.
+  // The members from here on are read when the call runs. `kind` is set last, from all other
+  // members.
   CallKind kind = CallKind::kLocal;
-  CallKind otherwise = CallKind::kLocal;  ///< the kind that `kind` falls back to
+  /// The kind that is used if `kind` does not apply to a call.
+  CallKind otherwise = CallKind::kLocal;
   ShardingSpec replicated;  ///< the mesh, and the layout of outputs of an operator without a rule
   bool has_rule = false;
-  bool seeded = false;          ///< draws from a generator that all ranks seed equally
-  bool moves = false;           ///< moves data that the caller has not requested
-  bool asked_for = false;       ///< the moved data is a single value that the caller requested
-                                ///< explicitly
-  bool takes_plain = false;     ///< has a plain tensor argument that is not a wrapped number
-  bool mixes_plain = false;     ///< a plain tensor argument has more than one element
-  bool compares_plain = false;  ///< ranks always compare the plain tensors first (TESSERA_DEBUG)
-  std::vector<Input> inputs;    ///< one for every defined tensor argument, in schema order
-  std::vector<Output> outputs;  ///< one for each result, in the order of ShardingRule::outputs
+  bool seeded = false;  ///< whether the call draws from a generator that all ranks seed equally
+  bool moves = false;   ///< whether the call moves data without the caller's request
+  /// Whether the moved data is a single value that the caller requested explicitly.
+  bool asked_for = false;
+  bool takes_plain = false;  ///< whether a plain tensor argument is not a wrapped number
+  bool mixes_plain = false;  ///< whether a plain tensor argument has more than one element
+  /// Whether ranks always compare the plain tensors first (TESSERA_DEBUG).
+  bool compares_plain = false;
+  std::vector<Input> inputs;    ///< plans for the defined tensor arguments, in schema order
+  std::vector<Output> outputs;  ///< plans for the results, in the order of ShardingRule::outputs
   std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
-  const Lowering* lowering = nullptr;  ///< the lowering for kLowering; then only the mesh and the
-                                       ///< flags of the plan are used
+  const Lowering* lowering = nullptr;  ///< the lowering for kind kLowering, which uses only the
+                                       ///< mesh and the flags of the plan
 };
 
 /// A planned call. The stack contains its arguments; its results replace them.
@@ -117,7 +125,8 @@ struct PlannedCall {
               torch::jit::Stack& stack)
       : op(op), info(info), plan(plan), stack(stack), first(stack.size() - info.arguments.size()) {}
 
-  // References, because a planned call ends before the dispatch() that made it.
+  // References to the operator and the plan suffice, because a planned call ends before the
+  // dispatch() that made it.
   const c10::OperatorHandle& op;
   const OperatorInfo& info;
   CallPlan& plan;
@@ -133,7 +142,8 @@ struct PlannedCall {
   }
 };
 
-/// Not collective: every rank makes the same decision, or throws the same Error.
+/// Makes the plan of a call. Not collective: every rank makes the same plan, or throws the same
+/// Error.
 CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 
@@ -143,7 +153,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
 /// but not known to be the same on every rank are compared.
 void check_policy(const PlannedCall& call);
 
-/// check_policy for an operator that gathers its inputs without a plan. Not collective.
+/// Like check_policy, for an operator that gathers its inputs without a plan. Not collective.
 void check_gather(const std::string& name, const std::vector<at::Tensor>& tensors);
 
 /// Throws Error, on all ranks, unless the plain tensors among `tensors`, the arguments of operator
@@ -160,13 +170,13 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// The rule of the call's operator, restricted by the types and numbers of this call. Removed are
-/// reductions that a type does not support, and sums that would be rounded term by term or scaled
-/// to infinity. nullopt if no rule covers the call. A pure function of the call's cache key.
+/// The rule of the call's operator, restricted by the types and numbers of this call. Removes
+/// reductions that a type does not support, and sums whose terms would be rounded one by one or
+/// scaled to infinity. nullopt if no rule covers the call. A pure function of the call's cache key.
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          std::span<const c10::IValue> arguments);
 
-/// The strides of each result of a view operator on whole tensors; nullopt: unknown.
+/// The strides of each result of a view operator on whole tensors; nullopt if they are unknown.
 using GlobalStrides = std::optional<std::vector<std::vector<std::int64_t>>>;
 
 /// Plans the layouts of the inputs, the local call and the layouts of the results.
@@ -174,15 +184,15 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
                   const BoundCall& bound, std::span<const c10::IValue> arguments,
                   GlobalStrides view_strides);
 
-// Used for every plan, with or without a rule:
+// Functions for every plan, with or without a sharding rule:
 
-/// The tensors, by their numbers in `bound`, that the operator writes to.
+/// The numbers in `bound` of the tensors that the operator writes to.
 std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound);
 
-/// Plans the redistribution of an input to `target`; nullptr: none.
+/// Plans the redistribution of an input to `target`; does nothing if `target` is nullptr.
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target);
 
-/// Finds the written tensors whose new value must be copied to them.
+/// Finds the written tensors to which a new value must be copied after the call.
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace);
 

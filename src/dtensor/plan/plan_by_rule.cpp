@@ -1,6 +1,6 @@
 // Turns a sharding rule into a CallPlan. core makes the decision (propagate); this file converts it
-// to redistribution steps for each input, local sizes for arguments, and layouts for results.
-// Everything depends only on the call's cache key and on this rank's coordinate.
+// to redistribution steps for each input, local sizes for arguments, and layouts for results. The
+// result depends only on the call's cache key and on this rank's coordinate.
 
 #include "plan/call_plan.h"
 
@@ -23,7 +23,8 @@ bool is_complex_number(const c10::IValue& value) {
 }
 
 /// Removes reductions from the rule that the element types do not support: products and orderings
-/// of complex numbers, and sums of booleans. The factors of such reductions must be whole.
+/// of complex numbers, and sums of booleans. Dimensions that would need such a reduction must not
+/// be sharded.
 void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& tensors,
                             Values arguments) {
   const bool complex =
@@ -58,8 +59,8 @@ bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   });
 }
 
-/// Whether an argument is a number that must not multiply or divide the terms of a sum one by one:
-/// infinity times terms of both signs would be NaN.
+/// Whether an argument is a number by which the terms of a sum must not be multiplied or divided
+/// one by one: infinity times terms of both signs would be NaN.
 bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   if (info.traits.has(Trait::kNumberBesideSum)) {
     return false;
@@ -86,7 +87,7 @@ void reduce_sums_first(ShardingRule& rule) {
   });
 }
 
-/// The name under which plan_call.cpp registers the operator.
+/// The name under which the library has registered the operator of a local call.
 std::string_view name_of(ShardingRule::LocalCall::PartOperator part) {
   const bool embeds = part == ShardingRule::LocalCall::PartOperator::kEmbeddingRows;
   return embeds ? "tessera_local::embedding_rows" : "tessera_local::gather_part";
@@ -105,12 +106,13 @@ void set_offsets(CallPlan& plan, const ShardingRule& rule) {
     const auto indices =
         global_indices(*taken.layout(), dim, size, plan.replicated.mesh.coordinate());
     plan.local_call->arguments[static_cast<std::size_t>(argument)] =
-        // A rank without a part gets 0, which no element uses.
+        // A rank without a part uses 0, which is never read.
         indices.empty() ? std::int64_t{0} : indices.front();
   }
 }
 
-/// Arguments that describe this rank's elements of an input are stored twice (rewrite_sizes).
+/// Sets the arguments that describe which elements of an input this rank has. Like local sizes,
+/// each is stored in two forms (see rewrite_sizes).
 void set_places(CallPlan& plan, const ShardingRule& rule) {
   for (const auto& [argument, input] : rule.place_arguments) {
     const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
@@ -147,9 +149,11 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
       plan.rewritten.push_back({argument, std::get<std::int64_t>(value), std::nullopt});
       continue;
     }
-    // Stored twice: as a value for the stack, and as a list that an unboxed kernel borrows.
+    // Local sizes are stored in two forms: as a value for the stack, and as a list that an unboxed
+    // kernel borrows.
     plan.rewritten.push_back({argument, sizes, sizes});
-    // Strides are replaced too: local sizes with global strides would describe memory with gaps.
+    // Strides are replaced too, because local sizes with global strides would describe memory with
+    // gaps.
     if (info.stride == argument + 1) {
       const auto strides = strides_in_order_of(
           sizes, arguments[static_cast<std::size_t>(info.stride)].toIntVector());
@@ -169,7 +173,8 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether output `o` is a new tensor; outputs after the returned ones are arguments.
+/// Whether output number `o` is a new tensor. Outputs after the returned ones are written
+/// arguments.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
@@ -181,7 +186,8 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
   };
-  std::optional<bool> inputs_tell;  // computed only if an output needs it
+  // Whether the inputs determine the order; computed only if an output needs it.
+  std::optional<bool> inputs_tell;
   for (std::size_t o = 0; o < plan.outputs.size(); ++o) {
     CallPlan::Output& output = plan.outputs[o];
     if (output.layout == nullptr || output.strides || !is_new(info, o)) {
@@ -211,7 +217,7 @@ std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCal
 
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          Values arguments) {
-  // Rules read only real numbers.
+  // A rule reads only real numbers, so a call with complex numbers has no rule.
   const bool unreadable =
       info.rule.reads_numbers() && std::ranges::any_of(arguments, is_complex_number);
   if (!info.rule || unreadable) {
@@ -231,14 +237,14 @@ std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCa
   return rule;
 }
 
-/// The target is set even if no step is needed, because outputs are planned for `target`.
+/// Sets the target even if no step is needed, because outputs are planned for `target`.
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   if (target == nullptr || target == input.spec->sharding.layout) {
     return;
   }
   input.target = target;
   RedistributionPlanPtr steps = plan_for(input.spec, target);
-  // Along mesh dimensions of size 1 the local tensor is the same.
+  // Layouts that differ only along mesh dimensions of size 1 have equal local tensors.
   const bool same = std::ranges::all_of(
       steps->steps, [](const Step& step) { return step.kind == StepKind::kRelabel; });
   if (same) {
@@ -272,7 +278,8 @@ void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
         left = plan.outputs[static_cast<std::size_t>(pair.output)].layout;
       }
     }
-    // Without a rule the operator may also resize the tensor, which is detected after the run.
+    // Without a rule the operator may also resize the tensor, which is detected only after the
+    // call.
     if (input.plan || left != input.spec->sharding.layout || !plan.has_rule) {
       input.written = left;
     }
@@ -294,8 +301,8 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   for (std::size_t o = 0; o < decided.outputs.size(); ++o) {
     plan.outputs.push_back({decided.outputs[o], std::move(decided.output_sizes[o]), {}, nullptr});
   }
-  // The order matters: writes need the layouts of the outputs, the local call must exist before its
-  // arguments are set, and strides are chosen only if no view has set them.
+  // The order matters: writes need the layouts of the outputs, arguments are set for the local
+  // call, and strides are chosen only for outputs that are not views.
   plan_writes(plan, info, bound, rule.inplace);
   if (decided.use_local_call) {
     plan.local_call = local_call_of(*rule.local_call);

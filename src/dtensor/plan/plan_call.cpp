@@ -18,15 +18,16 @@
 namespace tessera::detail {
 
 // Makes the plan of a call, in this order: the common mesh, the inputs, their targets by the rule
-// (or a gather of all inputs), a lowering that sends less, and last the kind. Called for each cache
-// key that is not in this thread's cache. Nothing here communicates, and the only tensor values
-// that are read are wrapped numbers, so all ranks make the same plan.
+// (or a gather of all inputs), a lowering that sends less, and last the kind. Called if a cache key
+// is not in this thread's cache. Planning does not communicate, and the only tensor values that are
+// read are wrapped numbers, so all ranks make the same plan.
 
 namespace {
 
 using Values = std::span<const c10::IValue>;
 
-/// Whether a value is a distributed tensor, or a list that contains one; list elements may be None.
+/// Whether a value is a distributed tensor, or a list with a distributed tensor. Elements of lists
+/// may be None.
 bool holds_distributed(const c10::IValue& value) {
   if (value.isTensor()) {
     return tessera::is_distributed(value.toTensor());
@@ -67,9 +68,9 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
   return *mesh;
 }
 
-/// The input for a tensor. A plain tensor counts as replicated; check_policy checks at each call
-/// whether this is permitted, since it depends on the active scopes. Its strides are those of a
-/// dense tensor, since a spec cannot describe gaps.
+/// The input of a plan for one tensor. A plain tensor counts as replicated. Whether this is
+/// permitted depends on the active scopes, so check_policy checks it at each call. Strides are
+/// those of a dense tensor, since a spec cannot describe gaps.
 CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicated) {
   if (const DistributedTensorImpl* impl = as_distributed(tensor)) {
     return {.spec = impl->spec(), .plan = nullptr, .detached = impl->detached_view() != nullptr};
@@ -99,7 +100,8 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   plan.compares_plain = plan.takes_plain && checks_calls() && !bound.tensors.front().is_meta();
 }
 
-/// For operators without a rule, and for random operators, which run on whole tensors.
+/// Gathers all inputs. For operators without a rule, and for random operators, which run on whole
+/// tensors.
 void gather_inputs(CallPlan& plan) {
   for (CallPlan::Input& input : plan.inputs) {
     bring_to(plan, input,
@@ -108,8 +110,8 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Selects a lowering that sends less than the redistribution of the inputs, or is required. A
-/// lowering runs without the generator that all ranks seed equally.
+/// Selects a lowering that sends less than the redistribution of the inputs, or that the operator
+/// requires. A lowering runs without the generator that all ranks seed equally.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;
@@ -131,7 +133,7 @@ bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
 
-/// Whether a factorisation may throw for a matrix that only some ranks have.
+/// Whether a factorisation may throw on some ranks only, because its matrix differs between ranks.
 bool may_fail_apart(const OperatorInfo& info, Values arguments) {
   return info.check_errors >= 0 ? arguments[static_cast<std::size_t>(info.check_errors)].toBool()
                                 : info.traits.has(Trait::kFailsByMatrix);
@@ -162,7 +164,7 @@ bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   return (one_result || new_results) && lists_only && as_they_are && as_they_come;
 }
 
-/// The kind, apart from kinds that depend on the identity of the arguments.
+/// The kind of a plan, without regard to the kinds that depend on the identity of the arguments.
 CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                   Values arguments) {
   if (plan.lowering != nullptr) {
@@ -171,7 +173,8 @@ CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCal
   if (!plan.has_rule) {
     return CallKind::kLocal;
   }
-  // A rank must not fail alone, for a matrix or an index that only this rank has.
+  // Ranks must fail together if only one rank has the matrix or index for which the operator
+  // throws.
   if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split)) {
     if (may_fail_apart(info, arguments)) {
       return CallKind::kAgreed;
@@ -185,7 +188,7 @@ CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCal
 }
 
 /// The final kind. A kind that depends on properties outside of the cache key is used if those
-/// properties could matter; `otherwise` is for the opposite case.
+/// properties could matter; CallPlan::otherwise is used for calls where they do not matter.
 CallKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
   const auto is_copied = [](const CallPlan::Input& input) {
     return input.plan || input.written != nullptr || input.detached;
@@ -230,14 +233,14 @@ void plan_gradients(CallPlan& plan) {
   }
 }
 
-/// The caller must keep the state of a passed generator equal on all ranks.
+/// Whether the caller passes a generator. The caller must keep its state equal on all ranks.
 bool brings_generator(const OperatorInfo& info, Values arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// The kind for random operators whose numbers depend on the element's place in the whole tensor,
-/// so that nothing is gathered; nullopt for other operators. nullopt too if the caller passes a
-/// generator, which the numbers must come from.
+/// The kind of a random operator whose numbers depend on the element's index in the whole tensor,
+/// so that nothing is gathered. nullopt for all other operators, and if the caller passes a
+/// generator, from which the numbers must be drawn.
 std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values arguments) {
   const bool dropout = info.traits.has(Trait::kNativeDropout);
   if (!dropout && !info.traits.has(Trait::kRandomInplace)) {
@@ -249,15 +252,17 @@ std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values argumen
   return dropout ? CallKind::kNativeDropout : CallKind::kRandomInplace;
 }
 
-/// For view(self, size): replaces -1, because local sizes in a plan contain no -1.
+/// The arguments of view(self, size), with -1 replaced, because the local sizes in a plan contain
+/// no -1.
 std::vector<c10::IValue> with_complete_sizes(Values arguments) {
   std::vector<c10::IValue> completed(arguments.begin(), arguments.end());
   completed[1] = complete_sizes(arguments[0].toTensor().sizes(), arguments[1].toIntVector());
   return completed;
 }
 
-/// Sets has_rule although no rule is used, so that nothing is gathered. Dropout of a pending
-/// reduction needs the reduction first: dropping terms is not dropping sums.
+/// Plans a random operator that draws by global element. Sets has_rule although no sharding rule is
+/// used, so that nothing is gathered. Dropout of a pending reduction needs the reduction first:
+/// dropping terms is not dropping sums.
 void plan_by_element(CallPlan& plan, CallKind kind) {
   plan.kind = plan.otherwise = kind;
   plan.has_rule = true;
@@ -275,7 +280,8 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan.kind = CallKind::kPlain;
     return plan;
   }
-  // The operators that it is composed of are planned one by one when they reach kDistributedKey.
+  // A decomposed operator needs no plan here: its inner operators are planned one by one when they
+  // reach kDistributedKey.
   if (info.decomposes) {
     plan.kind = CallKind::kDecomposed;
     return plan;
@@ -291,13 +297,14 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_by_element(plan, *kind);
     return plan;
   }
-  // Strides come before the rule, so that libtorch throws its own error for a wrong size.
+  // Computes strides before the rule, so that libtorch throws its own error for a wrong size.
   GlobalStrides strides;
   if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
     strides = view_strides(op, arguments);
   }
   std::optional<ShardingRule> rule = rule_of_call(info, bound, arguments);
-  // On shards, a random operator would draw the same numbers on all ranks, so it is run as a whole.
+  // A random operator without kind "by element" runs as a whole: on shards all ranks would draw the
+  // same numbers.
   const bool random = rule ? rule->random : info.draws_random;
   plan.seeded = random && !brings_generator(info, arguments);
   if (rule && !random) {
@@ -307,7 +314,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_writes(plan, info, bound, {});
   }
   plan_form(plan, info, bound);
-  // In a strict scope the caller may request one value, but not a gather.
+  // A strict scope permits a request for a single value, but not a gather.
   plan.asked_for = info.traits.has(Trait::kReadsOneValue) &&
                    (plan.lowering != nullptr || lowerings_of(info).empty());
   plan.otherwise = own_kind(plan, info, bound, arguments);
@@ -319,16 +326,14 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
 }
 
 // aten::embedding and aten::gather for a split dimension that they pick from: each rank picks from
-// its shard, and the sum over ranks is the result. A rule names one of them
-// (ShardingRule::LocalCall), and the plan runs it instead of the operator. They are operators
-// instead of functions, since a call's plan runs operators. Compared to the original they have
-// additional arguments: the start of the shard and the size of the whole dimension. An index out of
-// range throws on a CPU. On a GPU embedding_rows asserts on the device, and gather_part does not
-// check.
+// its shard, and the sum over ranks is the result. The original operator's rule names the operator
+// that runs in its place (ShardingRule::LocalCall). Additional arguments are the start of the shard
+// and the size of the whole dimension. An index out of range throws on a CPU. On a GPU
+// embedding_rows asserts on the device, and gather_part does not check.
 
 namespace {
 
-/// An index that is in no shard must not be returned as a row of zeros.
+/// Checks the range of indices, because an index that is in no shard must not give a row of zeros.
 void check_range(const at::Tensor& indices, std::int64_t rows) {
   if (indices.numel() == 0 || indices.is_meta()) {
     return;
@@ -339,13 +344,13 @@ void check_range(const at::Tensor& indices, std::int64_t rows) {
                   indices.min().item<std::int64_t>(), " to ", indices.max().item<std::int64_t>(),
                   "; check the vocabulary");
   } else {
-    // Does not wait for the device: the assertion fails there, later.
+    // Does not wait for the device, so the assertion fails later, on the device.
     at::_assert_async(inside, "embedding: an index is outside the rows");
   }
 }
 
-/// `weight` contains the rows from `first` on of a table with `rows` rows; other indices give
-/// zeros.
+/// `weight` contains the rows from `first` on of a table with `rows` rows. Indices of other rows of
+/// the table give zeros.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first,
                           std::int64_t rows) {
   check_range(indices, rows);
@@ -355,14 +360,14 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, s
     return at::zeros(sizes, weight.options());
   }
   const auto local = indices.sub(first);
-  // Row 0 is looked up in place of other ranks' rows, and then set to zero.
+  // For rows of other ranks, row 0 is looked up and then set to zero.
   const auto elsewhere = local.lt(0).logical_or_(local.ge(weight.size(0)));
   return at::embedding(weight, local.masked_fill(elsewhere, 0))
       .masked_fill_(elsewhere.unsqueeze(-1), 0);
 }
 
-/// `self` contains the positions from `first` on of `size` positions along `dim`; other indices
-/// give zeros.
+/// `self` contains the positions from `first` on of `size` positions along `dim`. Indices of other
+/// positions give zeros.
 at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tensor& index,
                        std::int64_t first, std::int64_t size) {
   if (index.numel() > 0 && index.is_cpu()) {

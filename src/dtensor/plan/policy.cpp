@@ -27,7 +27,7 @@
 namespace tessera::detail {
 namespace {
 
-/// The argument of each tensor of a call: "argument 1"; in a list, "argument 0[2]".
+/// A text for each tensor of a call: "argument 1"; in a list, "argument 0[2]".
 std::vector<std::string> places_of(const BoundCall& bound) {
   std::vector<std::string> places;
   for (std::size_t i = 0; i < bound.call.args.size(); ++i) {
@@ -56,8 +56,8 @@ std::string describe_input(const CallPlan::Input& input, const at::Tensor& tenso
   return text;
 }
 
-/// For messages: "argument 0, [8, 4] on (dp=2) as [Shard(0)] -> [Replicate()]; argument 1,
-/// 'up.bias', [4], is plain".
+/// The inputs of a call as text for messages: "argument 0, [8, 4] on (dp=2) as [Shard(0)] ->
+/// [Replicate()]; argument 1, 'up.bias', [4], is plain".
 std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   const std::vector<std::string> places = places_of(bound);
   std::vector<std::string> parts;
@@ -69,7 +69,7 @@ std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-/// Whether the tensor is a plain number with gradient, such as each rank's own loss.
+/// Whether the tensor is a plain number that requires a gradient, such as each rank's own loss.
 bool is_trained_number(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
@@ -111,7 +111,7 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
              : remedy;
 }
 
-/// Warns once per process, because ranks may be threads.
+/// Warns once per process and operator, not once per rank, because ranks may be threads.
 void warn_once(const std::string& name) {
   static std::mutex mutex;
   // Never destroyed, because a thread may still warn while the process ends.
@@ -125,7 +125,8 @@ void warn_once(const std::string& name) {
              "the result is kept replicated (a StrictScope makes this an error)");
 }
 
-/// Advice for a refused call; a row-wise product's pending sum may be used far from it.
+/// Advice for a call that was refused because it moves data. Explains a pending sum of a row-wise
+/// product, since the refused use may be far from the product.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute them explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {
@@ -162,14 +163,15 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
 }
 
-/// Whether a call has plain arguments other than numbers without gradient. Such numbers are
-/// compared between ranks, because libtorch's composed operators make them.
+/// Whether a call has plain arguments other than numbers without gradient. Plain numbers without
+/// gradient are compared between ranks, because libtorch's composed operators make them.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
 }
 
-/// The plain tensors that the call reads. The old values of `out` are not read.
+/// The plain tensors that the call reads. An argument `out` is not one of them, because its old
+/// values are not read.
 std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   const auto arguments = call.arguments();
   std::vector<c10::IValue> read(arguments.begin(), arguments.end());
@@ -182,8 +184,8 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   return bind_call(call.info, read).tensors;
 }
 
-/// Checks the plain tensors of a call. In the program's code in a backward no forward scope
-/// declares plain tensors to be equal, so the ranks compare them.
+/// Checks the plain tensors of a call. The scopes of the forward do not declare plain tensors to be
+/// equal in code that the program runs in a backward, so ranks compare these tensors.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);
@@ -239,9 +241,9 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
   }
 }
 
-// Every rank has the same plan and the same scopes, and throws here before it has moved any data. A
-// program's number is compared at each call instead of once: if only some ranks remembered the
-// comparison, the others would wait.
+// Every rank has the same plan and the same scopes, so all ranks throw here, before any data is
+// moved. A program's number is compared at each call instead of once: if only some ranks remembered
+// the comparison, the others would wait.
 void check_policy(const PlannedCall& call) {
   if (call.plan.takes_plain) {
     check_plain(call);

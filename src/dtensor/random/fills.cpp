@@ -16,7 +16,8 @@ namespace {
 
 using Arguments = std::span<const c10::IValue>;
 
-/// Random numbers in fp64, the type in which the transforms are computed.
+/// Random numbers in fp64, the type in which the fills transform uniform numbers to other
+/// distributions.
 at::Tensor numbers(const RandomTarget& target, const kernels::Distribution& distribution,
                    RandomKey key) {
   auto values = at::empty(target.local.sizes(), target.local.options().dtype(at::kDouble));
@@ -28,7 +29,7 @@ at::Tensor uniform_numbers(const RandomTarget& target) {
   return numbers(target, kernels::Uniform{0, 1}, target.key);
 }
 
-/// The largest n such that the type represents all integers up to n exactly.
+/// The largest n such that the type represents every integer from 0 to n exactly.
 std::uint64_t last_integer(c10::ScalarType type) {
   switch (type) {
     case c10::ScalarType::Double:
@@ -81,7 +82,7 @@ at::Tensor bits_of(const RandomTarget& target, int bits) {
   return high.to(at::kLong).bitwise_left_shift_(kLowBits).add_(low.to(at::kLong));
 }
 
-/// Random integers in [0, range), as a remainder, like libtorch. 0 stands for 2^64.
+/// Random integers in [0, range), as a remainder, like libtorch. A `range` of 0 means 2^64.
 at::Tensor integers(const RandomTarget& target, std::uint64_t range) {
   constexpr std::uint64_t kHalf = std::uint64_t{1} << 63;
   if (range != 0 && range <= kHalf) {
@@ -112,7 +113,8 @@ void fill_integers_between(const RandomTarget& target, std::int64_t from, std::i
 }
 
 // The fills of the operators. Uniform, normal and Bernoulli numbers are drawn by kernels, with the
-// same bits on CPU and CUDA; the others are computed from them by libtorch functions.
+// same bits on CPU and CUDA; numbers of all other distributions are computed from uniform numbers
+// by libtorch functions.
 
 void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();
@@ -173,7 +175,7 @@ void fill_log_normal(const RandomTarget& target, Arguments arguments) {
       numbers(target, kernels::Normal{arguments[1].toDouble(), std}, target.key).exp_());
 }
 
-/// Draws from all integers that the type represents exactly.
+/// Draws from all integers that the type of the target represents exactly.
 void fill_integers(const RandomTarget& target, Arguments) {
   const std::uint64_t last = last_integer(target.local.scalar_type());
   target.local.copy_(integers(target, last + 1));

@@ -1,4 +1,4 @@
-// Random fills by the element of the whole tensor.
+// Random fills that depend on each element's index in the whole tensor.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -15,7 +15,7 @@
 
 namespace tessera::detail {
 
-/// The elements for which an at:: operator draws, and the key of its numbers.
+/// The elements for which an at:: operator draws random numbers, and the random key.
 struct RandomTarget {
   const at::Tensor& local;  ///< the tensor to fill; plain, not on the meta device
   const RandomPlace& place;
@@ -25,18 +25,20 @@ struct RandomTarget {
 /// Fills the target with random numbers of the distribution that the operator's other arguments
 /// define. Without autograd. Throws Error for arguments that libtorch refuses too.
 using RandomFill = void (*)(const RandomTarget& target, std::span<const c10::IValue> arguments);
-/// The fill of an operator in the row of Trait::kRandomInplace, such as "uniform_"; nullptr for any
+/// The fill of an operator that has Trait::kRandomInplace, such as "uniform_"; nullptr for any
 /// other operator.
 RandomFill random_fill(std::string_view name);
 
-/// The end of an error message, after the operator's name.
+/// The end of an error message about an operator that draws sequentially. The operator's name
+/// precedes it.
 inline constexpr const char* kDrawsInOrder =
     " draws its numbers one after another, so that ranks with different parts of one tensor can't "
     "draw what one rank does; draw before forward, or uniform, normal, exponential or Bernoulli "
     "numbers, which are drawn by element";
 
-/// During this scope, tensors that this thread draws for have their sizes from `source`. A composed
-/// operator (dropout) makes a new tensor without that history, and fills it.
+/// During this scope, tensors that this thread draws for have their sizes from `source`. Needed
+/// because a composed operator (dropout) makes a new tensor without the history of its input, and
+/// fills it.
 class RandomSourceScope {
  public:
   explicit RandomSourceScope(at::Tensor source);
@@ -49,7 +51,7 @@ class RandomSourceScope {
 };
 const at::Tensor& random_source();
 
-/// The key of this rank's next random operator; ranks must make the same calls.
+/// Takes the key of this rank's next random operator. All ranks must make the same calls.
 RandomKey next_random_key();
 
 /// For random operators that are gathered (CallPlan::seeded): all ranks run the whole operator and

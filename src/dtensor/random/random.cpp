@@ -25,7 +25,7 @@ namespace tessera {
 
 namespace {
 
-/// The rows of `part` in `whole`, with their place in a separate tensor that has only these rows.
+/// The rows of `part` in `whole`, as indices in a separate tensor that has only these rows.
 detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRows& part) {
   detail::RandomPlace place = whole;
   place.elements.sizes[0] = part.run * part.groups;
@@ -57,7 +57,7 @@ void fill(const at::Tensor& tensor, const kernels::Distribution& distribution, R
 }  // namespace
 
 std::uint64_t stream_of(const char* name) {
-  // Offset basis and prime of 64-bit FNV-1a.
+  // Offset basis of 64-bit FNV-1a; the loop multiplies by the FNV prime.
   std::uint64_t hash = 14695981039346656037ULL;
   for (; *name != '\0'; ++name) {
     hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ULL;
@@ -65,7 +65,8 @@ std::uint64_t stream_of(const char* name) {
   return hash;
 }
 
-// The finaliser of MurmurHash3, applied to the stream plus a golden-ratio step per index.
+// Derives the stream with number `index`: the finaliser of MurmurHash3, applied to the stream plus
+// `index` times the golden ratio.
 std::uint64_t substream(std::uint64_t stream, std::uint64_t index) {
   std::uint64_t x = stream + (index + 1) * 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDULL;
@@ -93,13 +94,14 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
   fill(tensor, kernels::Bernoulli{p}, key);
 }
 
-// A rank's sequence of random operators, and libtorch's generator for those that run whole. Every
-// rank counts its own calls; manual_seed requires that all ranks make the same calls.
+// A rank's sequence of random operators, and libtorch's generator for operators that run as a
+// whole. Every rank counts its own calls; manual_seed requires that all ranks make the same calls.
 
 namespace {
 
-/// The default generators belong to the process, and ranks may be its threads. The mutex is locked
-/// for one operator on local tensors, which does not wait for another rank.
+/// Makes ranks take turns with the default generators, which belong to the process; ranks may be
+/// threads of one process. The mutex is locked for one operator on local tensors, which does not
+/// wait for another rank.
 std::mutex& turns() {
   static std::mutex mutex;
   return mutex;
@@ -124,7 +126,8 @@ void set_random_state(RandomState state) {
 namespace detail {
 
 RandomKey next_random_key() {
-  // A separate stream: a program's own streams are named after its parameters.
+  // Random operators use a stream of their own, because a program's streams are named after its
+  // parameters.
   const auto rank = RankState::here();
   const std::lock_guard lock(rank->mutex);
   return {rank->random.seed, substream(stream_of("at::"), rank->random.calls++)};
@@ -134,18 +137,20 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
     : turn_(turns()),
       generator_(at::globalContext().defaultGenerator(device)),
       outer_(generator_.get_state()) {
-  // Locks the generator too, because libtorch draws from it elsewhere. A seed is one number.
+  // Locks the generator too, because libtorch may draw from it in other threads. A seed is one
+  // number.
   std::lock_guard lock(generator_.mutex());
   generator_.set_current_seed(key.seed ^ key.stream);
 }
 
 SeededGenerator::~SeededGenerator() {
-  // The program's own draws from libtorch's generator must not depend on this seed.
+  // Restores the state, because the program's own draws from libtorch's generator must not depend
+  // on this seed.
   generator_.set_state(outer_);
 }
 
-// The elements of a single rank's tensor for which this rank draws. For the batch dimension, which
-// by convention is dimension 0, the rows of the forward determine them (BatchRows); for other
+// Finds the elements for which this rank draws random numbers. For the batch dimension, which by
+// convention is dimension 0, the rows of the forward determine them (BatchRows); for other
 // dimensions a layout does. Apart from its rows, a plain tensor is the same on every rank.
 
 namespace {
@@ -160,7 +165,8 @@ bool is_parameter(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad() && tensor.is_leaf();
 }
 
-/// Boxes instead of one offset, because a shard may be several ranges of the global tensor.
+/// A list of boxes instead of one offset, because a shard may be several ranges of the global
+/// tensor.
 RandomPlace place_of_shard(const at::Tensor& tensor) {
   const ShardingSpec& spec = sharding_spec(tensor);
   TESSERA_CHECK(
@@ -209,7 +215,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
     return values;
   }
   settled_ = true;
-  // Innermost dimension first, because rows of its ranks are consecutive.
+  // Goes from the innermost mesh dimension outwards, because the ranks of the innermost dimension
+  // have consecutive rows.
   std::int64_t rows = sizes_ ? sizes_->front() : 0;
   values.push_back(rows == 1 ? 1 : 0);
   for (auto dim = dims_.rbegin(); dim != dims_.rend(); ++dim) {
@@ -248,7 +255,8 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   if (sizes.empty() || is_parameter(call.source)) {
     return false;
   }
-  // With one row, both interpretations have the same sizes; all ranks refuse, so none waits.
+  // A size of 1 may mean one row, or a dimension without rows, which sizes cannot distinguish. All
+  // ranks throw, so that none waits.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
     refuse("a rank has just one, on which no size shows whether this is drawn for rows");
@@ -258,7 +266,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   }
   const bool divides = sizes[0] % rows == 0;
   if (!divides) {
-    // A tensor that is computed from rows has their number, or one row for all.
+    // A tensor that is computed from rows has as many rows as the input, or one row for all.
     if (call.source.defined() && sizes[0] != 1) {
       refuse("its first dimension is not a multiple of that");
     }
@@ -269,7 +277,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     folded *= size;
     return sizes[0] == folded;
   });
-  // Sizes (sequence, batch, features), inside an operator that transposes its input.
+  // The sizes may be (sequence, batch, features), inside an operator that transposes its input.
   if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
     refuse("its second dimension may be the batch");
   }
@@ -298,7 +306,7 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
       "this rank has is not known; pass the batch to forward, or say so with a BatchPart");
   settle();
   if (begins_with_rows(call, sizes)) {
-    // All rows have the same number of elements, on every rank.
+    // The offset of this rank's rows, because all rows have equally many elements on every rank.
     place.elements.first_element = before_ * (numel / sizes_->front());
     place.is_part = true;
   }
@@ -336,7 +344,8 @@ RandomPlace RandomRegion::place_of(const RandomCall& call) {
     }
   }
   RandomPlace place = find_place(call);
-  if (c10::GradMode::is_enabled()) {  // a recomputation may follow
+  if (c10::GradMode::is_enabled()) {  // the forward may be recomputed later, and must then draw the
+                                      // same random numbers
     places.insert_or_assign(key, place);
   }
   return place;

@@ -81,7 +81,7 @@ std::shared_ptr<RankState> RankState::here() {
     return own.rank;
   }
   const std::lock_guard lock(ranks().mutex);
-  // The thread of the forward may have ended.
+  // The rank is still known if the thread that ran the forward has ended.
   const auto found = ranks().by_thread.find(*thread);
   return found == ranks().by_thread.end() ? own.rank : found->second;
 }
@@ -104,15 +104,15 @@ bool is_strict() {
   return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
 }
 
-// Ranks may be threads, each with its own scopes. A backward does not use this state.
+// Ranks may be threads, so each thread has its own scopes. A backward does not use this state.
 ReplicationScope::ReplicationScope(bool replicate)
     : outer_(std::exchange(detail::RankThread::here().replicates, replicate)) {}
 ReplicationScope::~ReplicationScope() {
   detail::RankThread::here().replicates = outer_;
 }
 
-// Gradient formulas make plain tensors from numbers that all ranks have. Plain tensors in the
-// program's hooks or functions are the program's responsibility.
+// Gradient formulas make plain tensors from numbers that all ranks have. In the program's own hooks
+// and functions, the program must ensure that plain tensors are equal.
 bool plain_tensors_are_replicated() {
   return detail::RankThread::here().replicates ||
          detail::backward_code() == detail::BackwardCode::kFormula;
@@ -129,12 +129,13 @@ std::int64_t implicit_redistributions() {
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}
 
-// A pause hides the mode; plain calls still reach the fallback, and pass through.
+// A pause hides the operator mode. Plain calls still reach the fallback, which passes them through.
 OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 
 OperatorMode* active_operator_mode() {
-  // This is checked at each dispatch. The included keys are in the thread's own memory, which is
-  // fast to read; the full search covers all state that the thread carries.
+  // A quick test, because this check is made at each dispatch. The included keys are in the
+  // thread's own memory, which is fast to read; the full search covers all state that the thread
+  // carries.
   if (!detail::is_included(detail::kDistributedKey)) {
     return nullptr;
   }
@@ -145,7 +146,8 @@ OperatorMode* active_operator_mode() {
 
 namespace detail {
 
-// The state belongs to the thread, because modules are made where no backward runs.
+// The flag belongs to the thread instead of the rank, because modules are never made in a backward,
+// which may run on another thread.
 MetaFactoryGuard::MetaFactoryGuard()
     : outer_(std::exchange(RankThread::here().makes_meta, true)), guard_(kDistributedKey) {}
 MetaFactoryGuard::~MetaFactoryGuard() {

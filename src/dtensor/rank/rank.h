@@ -33,8 +33,8 @@ class BelowAutograd {
   ExcludeKeys guard_;
 };
 
-/// During this scope, operators do not reach the library's fallback. For calls that pass through
-/// the fallback; autograd is not affected.
+/// During this scope, operators do not reach the library's fallback. Used when the fallback passes
+/// a call on; autograd is not affected.
 class BelowFallback {
  public:
   BelowFallback() : guard_(kDistributedKey) {}
@@ -52,16 +52,16 @@ namespace tessera::detail {
 /// threads that run its backward.
 struct RankState {
   /// The state of the rank that this thread works for: in a backward the rank of the thread that
-  /// ran the forward, otherwise this thread's own rank. Nodes that a backward has made
-  /// (create_graph) belong to that backward's thread.
+  /// ran the forward, otherwise this thread's own rank. A node that a backward has made
+  /// (create_graph) belongs to the thread of that backward.
   static std::shared_ptr<RankState> here();
   RankState();
 
   std::atomic<std::int64_t> implicit_redistributions = 0;
-  std::atomic<bool> strict;  ///< whether strict outside of every StrictScope
+  std::atomic<bool> strict;  ///< whether the rank is strict outside of every StrictScope
   TransferQueue transfers;
 
-  std::mutex mutex;  ///< protects the members declared after it
+  std::mutex mutex;  ///< protects the members that are declared after the mutex
   RandomState random;
 };
 
@@ -70,8 +70,8 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// The state of one thread of a rank. A backward on another thread does not see it. All threads of
-/// a rank share RankState.
+/// The state of one thread of a rank. All threads of a rank share one RankState, but each thread,
+/// such as a thread that runs a backward, has its own RankThread.
 struct RankThread {
   static RankThread& here();
   RankThread();
@@ -79,15 +79,16 @@ struct RankThread {
   RankThread& operator=(const RankThread&) = delete;
   ~RankThread();
 
-  const std::uint64_t thread;             ///< the thread's number, as autograd's nodes store it
+  const std::uint64_t thread;             ///< number of the thread, as autograd's nodes store it
   const std::shared_ptr<RankState> rank;  ///< this thread's own rank, registered while the thread
                                           ///< exists
-  /// The rank whose end-of-backward callback this thread is running; nullptr: none.
+  /// The rank whose end-of-backward callback this thread is running; nullptr if none is running.
   std::shared_ptr<RankState> rank_of_callback;
 
-  bool replicates = false;           ///< value of the innermost ReplicationScope
-  bool makes_meta = false;           ///< whether this thread is inside a MetaFactoryGuard
-  const bool checks_calls;           ///< from TESSERA_DEBUG, which is too slow to read at each call
+  bool replicates = false;  ///< value of the innermost ReplicationScope
+  bool makes_meta = false;  ///< whether this thread is inside a MetaFactoryGuard
+  const bool checks_calls;  ///< value of TESSERA_DEBUG, stored because reading the variable at each
+                            ///< call would be too slow
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running
   at::Tensor random_source;          ///< value of the innermost RandomSourceScope
   std::optional<WeakTensor> zeros;   ///< the last zeros made in backward; see dispatch/fallback.cpp

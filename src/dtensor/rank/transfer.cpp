@@ -24,7 +24,8 @@ void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
   entries_.push_back({number, group, transfer});
 }
 
-/// The oldest transfer with a lower number whose result is still referenced, or nullptr.
+/// The oldest transfer with a lower number than `number` whose result is still referenced, or
+/// nullptr. Removes the transfer from the queue.
 std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Transfer> transfer;
@@ -36,7 +37,8 @@ std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
 }
 
 void TransferQueue::finish_before(std::uint64_t number) {
-  // Removed first, because finish() calls this function again for older transfers.
+  // The transfer leaves the queue before it is finished, because finish() calls this function for
+  // older transfers.
   while (const auto transfer = take_before(number)) {
     try {
       transfer->finish();
@@ -66,7 +68,7 @@ void finish_transfers() {
 
 void finish_transfers_on(const comm::Communicator& group) {
   const auto rank = RankState::here();
-  // The queue is only emptied from its front, so earlier transfers are waited for as well.
+  // The queue is only emptied from its front, so all earlier transfers are waited for as well.
   rank->transfers.finish_before(rank->transfers.end_of(group));
 }
 
@@ -105,7 +107,8 @@ const at::Tensor& Transfer::finish() {
 }
 
 void Transfer::complete() {
-  // `started_` is emptied at once: the transfer has finished, whether or not this throws.
+  // `started_` is emptied at once, because the transfer counts as finished even if this function
+  // throws.
   const auto started = std::exchange(started_, {});
   if (in_order_) {
     rank_->transfers.finish_before(number_);

@@ -14,7 +14,7 @@
 
 namespace tessera::detail {
 
-/// A started collective, if one was needed, and the remaining work on its result.
+/// A collective that was started, if one was needed, and the work on its result that remains.
 struct Started {
   comm::WorkPtr work;
   std::function<at::Tensor()> rest;
@@ -33,10 +33,10 @@ class TransferQueue {
   std::uint64_t next_number();
   void add(std::uint64_t number, const comm::Communicator* group,
            const std::shared_ptr<Transfer>& transfer);
-  /// Finishes all transfers with a lower number. A failed transfer stores its exception and throws
-  /// it when its result is used.
+  /// Finishes all transfers with a lower number than `number`. A failed transfer stores its
+  /// exception and throws it when its result is used.
   void finish_before(std::uint64_t number);
-  /// One more than the number of the last transfer on `group`; 0: there is none.
+  /// One more than the number of the last transfer on `group`; 0 if there is none.
   std::uint64_t end_of(const comm::Communicator& group);
 
  private:
@@ -61,15 +61,17 @@ struct TESSERA_API RankState;
 /// deadlock.
 class Transfer {
  public:
-  /// Adds the transfer to the rank's queue; nullptr: the device preserves the order.
+  /// Starts a transfer and adds it to the rank's queue. Returns nullptr if the device preserves the
+  /// order of collectives, so that no queue is needed.
   static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
   Transfer(Started started, bool in_order);
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
-  /// Finishes an unused transfer, which peers may need; ignores failures.
+  /// Finishes an unused transfer, because peers may wait for it; ignores failures.
   ~Transfer();
 
-  /// The result; rethrows the collective's exception at every call.
+  /// Waits for the transfer and returns its result. If the collective failed, rethrows its
+  /// exception at every call.
   const at::Tensor& finish();
 
  private:
@@ -88,7 +90,8 @@ using TransferPtr = std::shared_ptr<Transfer>;
 /// Waits for all transfers of this rank. Called before a synchronous collective. Failures are
 /// thrown when the results are used.
 void finish_transfers();
-/// Waits for all transfers up to the last one on `group`, before another collective starts.
+/// Waits for all transfers up to the last transfer on `group`. Called before another collective
+/// starts.
 void finish_transfers_on(const comm::Communicator& group);
 
 }  // namespace tessera::detail

@@ -26,15 +26,17 @@ namespace tessera::detail {
 
 // Runs the plans of core's planner (tessera/core/detail/redistribute_plan.h) on local tensors. A
 // redistribution is planned once; its steps are the functions of redistribute_steps.cpp. Used for
-// the program's own redistributions and for those of operators' arguments
+// the program's own redistributions and for redistributions of operators' arguments
 // (execute/localize_arguments.cpp).
 
 namespace {
 
-/// Limits memory: a spec contains the sizes, so a program whose sizes change keeps making plans.
+/// Bounds the cache: a spec contains sizes, so a program whose sizes keep changing would add plans
+/// for ever.
 constexpr std::size_t kCachedPlans = 2048;
 
-/// Spec and layout are interned. The key owns them, so their addresses are not reused.
+/// Identifies a redistribution. Spec and layout are interned, and the key owns them, so their
+/// addresses are not reused.
 struct RedistributionKey {
   TensorSpecPtr spec;
   LayoutPtr target;
@@ -47,14 +49,15 @@ struct RedistributionKeyHash {
   }
 };
 
-/// One cache per thread: it owns meshes, and ranks may be threads of one process.
+/// One cache per thread, because plans own meshes, and ranks may be threads of one process.
 auto& plans() {
   thread_local BoundedCache<RedistributionKey, RedistributionPlan, RedistributionKeyHash> plans(
       kCachedPlans);
   return plans;
 }
 
-/// With TESSERA_DEBUG the process group reports ranks that run another step.
+/// Names the step for the process group, which with TESSERA_DEBUG reports ranks that run another
+/// step.
 std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& local,
                                            const DeviceMesh& mesh, c10::IntArrayRef sizes) {
   if (!checks_calls()) [[likely]] {
@@ -93,7 +96,8 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
     case StepKind::kRelabel:
       return local;
     default:
-      // Pending transfers are finished before a step that is waited for (see Transfer).
+      // The calling thread waits for this step, so pending transfers are finished first (see
+      // Transfer).
       if (!group_of(step, mesh).keeps_order_on_device()) {
         finish_transfers();
       }
@@ -108,7 +112,8 @@ bool only_shapes(const Step& step, const at::Tensor& local, const DeviceMesh& me
 at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const DeviceMesh& mesh,
                      c10::IntArrayRef sizes) {
   for (const auto& step : steps) {
-    // A step returns the elements in order but not in shape; the shape is determined by the layout.
+    // A step returns the elements in order but not in shape; the layout after the step determines
+    // the shape.
     const auto shape = local_sizes(ShardingSpec{mesh, step.to}, sizes);
     local = only_shapes(step, local, mesh) ? at::empty(shape, local.options())
                                            : local_step(step, local, mesh, sizes).reshape(shape);
@@ -151,8 +156,9 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
   BelowAutograd guard;
   const auto& step = steps[last - 1];
   local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
-  // NCCL's stream preserves the order of collectives. With other groups the queue of transfers must
-  // do so, including tensors on a GPU that are sent through the host (see Transfer).
+  // NCCL's stream preserves the order of collectives. With process groups of any other kind the
+  // queue of transfers must preserve it, also for tensors on a GPU that are sent through the host
+  // (see Transfer).
   comm::Communicator* group = &group_of(step, mesh);
   if (group->keeps_order_on_device()) {
     group = nullptr;
@@ -160,8 +166,9 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
     finish_transfers_on(*group);
   }
   auto started = start_step(step, local, mesh, sizes);
-  // The transfer may outlive the cached plan, into which `steps` points. The steps after the last
-  // collective do not communicate, so finishing the transfer needs no other peers.
+  // Owns the plan, into which `steps` points, because the transfer may outlive the plan cache's
+  // entry. The steps after the last collective do not communicate, so finishing the transfer needs
+  // no peers.
   started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
                   sizes = sizes.vec()] {
     const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);
@@ -196,15 +203,15 @@ at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec
 }
 
 // Pending sums of many small gradients of tensor parallelism, combined into one all-reduce. FSDP's
-// reduction of a parameter group adds them (fsdp/collectives.cpp); the DeferredSums object is in
-// the context that FSDP units share.
+// reduction of a parameter group adds sums to a DeferredSums (fsdp/collectives.cpp); the
+// DeferredSums object is in the context that FSDP units share.
 
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf) {
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
   // Layouts are interned, so the layout without the partial is compared by pointer. Only sums are
-  // supported: a mean or a product cannot be added to the others.
+  // combined: a mean or a product cannot be added to sums.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
   return only_sum ? &from.mesh.group(partial[0].mesh_dim) : nullptr;
@@ -229,7 +236,8 @@ void DeferredSums::forget(const void* owner) {
 }
 
 void DeferredSums::run() {
-  // Moved out first, because a `then` may call add(), and failed sums must not be sent again.
+  // The buckets are moved out before they are processed, because a `then` may call add(), and
+  // failed sums must not be sent again.
   const std::vector<Bucket> buckets = std::exchange(buckets_, {});
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
@@ -255,9 +263,10 @@ void DeferredSums::run(const Bucket& bucket) {
 
 namespace tessera {
 
-// The collectives that a program sees. The world counts all of them, with or without a scope, in
-// the wrapper around every process group (comm/checked/). A scope is the difference between two
-// readings of this table; only the list of single calls is recorded specifically.
+// The collectives that a program sees. The wrapper around every process group (comm/checked/)
+// counts all collectives in a table, with or without a scope. A scope reports the difference
+// between two readings of the table; only the list of single calls is recorded for the scope
+// itself.
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
     : world_(mesh.world()), before_(world_->traffic().table()), recorder_(world_->traffic()) {}

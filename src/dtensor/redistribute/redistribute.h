@@ -12,7 +12,7 @@
 
 namespace tessera::detail {
 
-// A redistribution plan on one mesh.
+// Plans and runs the redistribution of local tensors.
 
 using RedistributionPlanPtr = std::shared_ptr<const RedistributionPlan>;
 
@@ -24,7 +24,7 @@ inline bool communicates(const Step& step) {
 
 /// The plan from `spec`'s layout to `target`, from a bounded cache of this thread.
 RedistributionPlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target);
-/// Clears this thread's plan cache.
+/// Removes all plans from this thread's cache of redistribution plans.
 void clear_plans();
 
 /// Runs a plan on this rank's local tensor of a tensor with global `sizes`. Collective over the
@@ -33,8 +33,8 @@ void clear_plans();
 at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const DeviceMesh& mesh,
                     c10::IntArrayRef sizes);
 
-/// Like run_plan(), but does not wait for the last collective. Returns nullptr, without effect, for
-/// a plan without a collective.
+/// Like run_plan(), but does not wait for the last collective. A plan without a collective is not
+/// run; the result is then nullptr.
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes);
 

@@ -23,14 +23,17 @@
 
 namespace tessera::detail {
 
-// Index arithmetic of the steps: the ranks' positions of a digit before and after a step, and the
-// sizes around the digit in the local tensor. A step acts on one digit of one dimension. The local
-// tensor is viewed as three dimensions, (before, digit, after), or as five for a step that acts on
-// two digits (all-to-all). Pure functions: ranks also compute each other's chunks with them.
+// Index arithmetic of redistribution steps. A digit is a factor of a tensor dimension's size that
+// mesh dimensions split (see Layout). Computed are the ranks' positions of a digit before and after
+// a step, and the sizes around the digit in the local tensor. A step acts on one digit of one
+// dimension. The local tensor is viewed as three dimensions, (before, digit, after), or as five for
+// a step that acts on two digits (all-to-all). Pure functions: ranks also compute each other's
+// chunks with them.
 
 namespace {
 
-/// This rank's share: each mesh dimension splits the share that the previous one left.
+/// The number of positions of this rank, if the mesh dimensions split `extent` positions one after
+/// another: each splits the share that the previous one left.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -39,7 +42,8 @@ std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
   return extent;
 }
 
-/// The local extents of the digits of `dim`; the size of the dimension if it is not sharded.
+/// The local extents of the digits (factors) of tensor dimension `dim`; the size of the dimension
+/// if it is not sharded.
 std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int64_t size,
                                         const DeviceMesh& mesh) {
   if (layout.digits(dim).empty()) {
@@ -47,19 +51,19 @@ std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int6
   }
   std::vector<std::int64_t> extents;
   for (const auto& digit : layout.digits(dim)) {
-    // Extent 0: the digit is the whole dimension.
+    // A digit of extent 0 has all positions of the dimension.
     extents.push_back(local_extent(digit.extent == 0 ? size : digit.extent, mesh, digit.mesh_dims));
   }
   return extents;
 }
 
-/// The digit of a tensor dimension that a step acts on.
+/// The digit (factor of a tensor dimension, see Layout) that a step splits or gathers.
 struct StepDigit {
   LayoutPtr layout;
   int dim;
   std::size_t digit;
 
-  /// The digit of `dim` that `mesh_dim` splits.
+  /// The digit of tensor dimension `dim` that mesh dimension `mesh_dim` splits.
   static StepDigit cut_by(LayoutPtr layout, int dim, int mesh_dim) {
     const auto& digits = layout->digits(dim);
     const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
@@ -88,9 +92,9 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // For the dimension of a digit, the digit's own layout is used: one digit of an all-to-all is
-    // split only after the step. Extents before the digit are multiplied into the current product,
-    // extents after it into the next.
+    // The dimension of a digit is described by the digit's own layout: one digit of an all-to-all
+    // is split only after the step. Extents before the digit are multiplied into the current
+    // product, extents after it into the next product.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
@@ -108,19 +112,21 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   return products;
 }
 
-/// A contiguous range of a digit.
+/// A contiguous range of positions of a digit.
 struct Chunk {
   std::int64_t offset = 0;
   std::int64_t size = 0;
 };
 
-/// Nested torch.chunks of `extent`, in the order of the ranks of mesh.group(mesh_dims).
+/// The chunks of a digit of `extent` positions that torch.chunk makes by one mesh dimension after
+/// another, in the order of the ranks of mesh.group(mesh_dims).
 std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
                              const std::vector<int>& mesh_dims) {
   std::vector<Chunk> chunks{{0, extent}};
   for (const int dim : mesh_dims) {
     const auto count = mesh.size(dim);
-    // Later mesh dimensions vary faster, as in the numbering of a process group's ranks.
+    // Each chunk is divided further: later mesh dimensions vary faster, as in the numbering of a
+    // process group's ranks.
     std::vector<Chunk> finer;
     for (const auto& [chunk, i] :
          ranges::views::cartesian_product(chunks, ranges::views::iota(std::int64_t{0}, count))) {
@@ -137,7 +143,7 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
 bool only_last_are_short(const std::vector<Chunk>& chunks) {
   const auto full = chunks.front().size;
   for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
-    // An empty chunk has no positions that could be out of order.
+    // Skips empty chunks, which have no positions that could be out of order.
     if (chunk.size > 0 && chunk.offset != full * static_cast<std::int64_t>(i)) {
       return false;
     }
@@ -154,28 +160,29 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
   return static_cast<std::size_t>(rank);
 }
 
-// The steps of a plan on this rank. A collective uses flat buffers that contain the ranks' chunks
-// one after another, all with the same size. But the chunks of a digit are strided through the
-// tensor, and the last may be short. So most of the work here is reordering and padding, without
-// copies if the memory is already in order.
+// The steps of a redistribution plan on this rank. A collective uses flat buffers that contain the
+// ranks' chunks one after another, all with the same size. But the chunks of a digit are strided
+// through the tensor, and the last may be short. So most of the work here is reordering and
+// padding, without copies if the memory is already in order.
 
-/// A 1-D tensor of the elements in order, with lazy conjugation and negation resolved.
+/// A 1-D tensor of the elements of `tensor` in order, with lazy conjugation and negation resolved.
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
 }
 
-/// The tensor as a communicator's input: complex numbers as pairs of real numbers.
+/// The tensor as input of a collective: complex numbers become pairs of real numbers.
 at::Tensor reals(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
 }
 
-/// The result of a step that turns out to need no collective.
+/// The result of a step that needs no collective.
 Started without_collective(const at::Tensor& tensor) {
   return {nullptr, [tensor] { return tensor; }};
 }
 
-/// The planner does not know types. A program's request is checked earlier (check_partials), with a
-/// message for the user; a failure here is a bug of the library.
+/// Checks that a type can be reduced, because the planner does not know types. Requests of a
+/// program are checked earlier (check_partials), with a message for the user; a failure here is a
+/// bug of the library.
 void check_reducible(const Step& step, const at::Tensor& tensor) {
   TESSERA_CHECK(is_reducible(tensor.scalar_type(), step.op), "internal: a tensor of ",
                 tensor.scalar_type(), " cannot be reduced with ", to_string(step.op));
@@ -190,7 +197,7 @@ at::Tensor padded(const at::Tensor& tensor, std::int64_t numel) {
   return result;
 }
 
-/// The gathered tensor, viewed as (before, extent, after); ranks have chunks of `extent`.
+/// The gathered tensor, viewed as (before, extent, after). Each rank has a chunk of `extent`.
 struct ChunkedView {
   std::int64_t before, extent, after;
   std::vector<Chunk> chunks;
@@ -198,11 +205,12 @@ struct ChunkedView {
   const Chunk& own_chunk(const Step& step, const DeviceMesh& mesh) const {
     return chunks[group_rank(mesh, step.mesh_dims)];
   }
-  /// Whether the chunks are one after another in memory, as a collective needs them.
+  /// Whether the chunks are one after another in memory, as a collective needs.
   bool is_in_order() const { return before == 1 && only_last_are_short(chunks); }
 };
 
-/// `sharded`: the layout, before or after the step, in which Step::mesh_dims split Step::dim.
+/// `sharded`: the layout, before or after the step, in which the mesh dimensions Step::mesh_dims
+/// split tensor dimension Step::dim.
 ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
                          c10::IntArrayRef sizes) {
   const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());
@@ -273,7 +281,8 @@ class AllToAll {
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
-  /// The parts for each rank; the chunks of a leading digit are already in this order.
+  /// Copies the parts for each rank into one buffer. No copy if the scattered digit comes first,
+  /// because its chunks are already in order.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
       return local.view({-1});
@@ -300,7 +309,8 @@ class AllToAll {
     return at::cat(blocks, gather_dim()).view({-1});
   }
 
-  /// Numbers sent to and received from each rank, `reals_each` for each element.
+  /// How many real numbers this rank sends to and receives from each rank, with `reals_each` real
+  /// numbers per element.
   std::vector<std::int64_t> send_counts(std::int64_t reals_each) const {
     return counts(to_, from_[me_].size * rest() * reals_each);
   }
@@ -327,20 +337,22 @@ class AllToAll {
   std::size_t me_;
   std::int64_t scattered_ = 0;  // extent of the scattered digit before the step
   std::vector<std::int64_t> around_;
-  std::vector<Chunk> from_, to_;  // chunks of the gathered and of the scattered digit
+  // Chunks of the gathered digit (from_) and of the scattered digit (to_).
+  std::vector<Chunk> from_, to_;
 };
 
 }  // namespace
 
 comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
-  // The group is created at its first use, which is collective over its ranks, as the step is.
+  // The group is created at its first use, which is collective over its ranks, like the step
+  // itself.
   return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
                                     : mesh.group(step.mesh_dims);
 }
 
 // `rest` owns the buffers of the collective, because the caller's tensors may be freed before the
-// work is done. By torch.chunk the first chunk is the largest: if it is empty all chunks are, and
-// every rank of the group knows it.
+// work is done. The first chunk of torch.chunk is the largest: if it is empty, all chunks are
+// empty, and every rank of the group knows this.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {
@@ -429,7 +441,8 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
     case ReduceOp::kAvg:
     case ReduceOp::kMax:
     case ReduceOp::kMin:
-      return value;  // equal values reduce to themselves
+      return value;  // equal values on all ranks have this value as their average, maximum and
+                     // minimum
   }
   fail("internal: unknown reduction");
 }

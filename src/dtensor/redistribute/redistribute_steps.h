@@ -11,7 +11,7 @@
 
 namespace tessera::detail {
 
-/// The process group of a step that communicates.
+/// The process group over which a step communicates.
 comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh);
 
 // The steps of a redistribution on this rank's local tensor of a tensor with global `sizes`. They
@@ -26,7 +26,8 @@ Started reduce_scatter_step(const Step& step, const at::Tensor& local, const Dev
 Started all_reduce_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh);
 Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes);
-/// Cuts out this rank's part, without a copy if the part is contiguous. Not collective.
+/// Cuts this rank's part out of the local tensor, without a copy if the part is contiguous. Not
+/// collective.
 at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                       c10::IntArrayRef sizes);
 /// The step that makes a tensor partial. Not collective. May return `local` itself.

@@ -16,9 +16,9 @@
 
 namespace tessera::detail {
 
-// The wrapper as seen by libtorch. A TensorImpl answers most queries from its own fields, so the
-// constructor copies the spec's data into them. The constructor runs for every operator result, so
-// it uses the cheap path if possible.
+// The wrapper as seen by libtorch. libtorch's TensorImpl answers most queries from its own fields,
+// so the constructor copies the spec's data into these fields. The constructor runs for every
+// operator result, so it uses the cheap path if possible.
 
 namespace {
 
@@ -32,13 +32,14 @@ std::string name_of(DistributedTensorImpl& impl) {
   return name.empty() ? "a parameter " : "parameter '" + name + "' ";
 }
 
-/// " in the backward of Square", for a torch::autograd::Function; empty in forward.
+/// The text " in the backward of Square" for messages, if the torch::autograd::Function Square runs
+/// its backward. Empty in forward.
 std::string running_backward() {
   const std::string node = running_node();
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// The error message for calls of data_ptr(), for printing or computing.
+/// The error message for a call of data_ptr(), which a caller makes in order to print or compute.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was asked for", running_backward(),
@@ -70,8 +71,9 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
   transfer_ = std::move(transfer);
 }
 
-/// So far the wrapper used the version counter of a stand-in tensor; the result takes it over. A
-/// transfer that throws is not reset, so that later uses throw as well.
+/// While the transfer was pending, the wrapper used the version counter of a stand-in tensor; the
+/// result takes over this counter. A transfer that throws is not reset, so that later uses throw as
+/// well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
   give_count_to(local_);
@@ -100,7 +102,8 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
-  // Optimizers and FSDP refer to a parameter, and rely on its layout.
+  // A parameter keeps its layout, because optimizers and FSDP refer to the parameter and rely on
+  // its layout.
   TESSERA_CHECK(!requires_grad() || (from->sizes_default() == sizes_default() &&
                                      from->spec_->sharding == spec_->sharding),
                 "set_data of ", name_of(*this), "of sizes ", sizes_default(), " and laid out as ",
@@ -108,7 +111,8 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
                 "found ", from->sizes_default(), " and ", to_string(*from->spec_->sharding.layout),
                 "; copy values into it under a NoGradGuard (copy_) instead");
   replace(from->local(), from->spec_);
-  take_kind_of(*from);  // a module's to() changes its parameters in this way
+  take_kind_of(*from);  // takes over dtype and device, because a module's to() changes its
+                        // parameters in this way
   detached_view_ = from->detached_view_;
 }
 
@@ -120,12 +124,14 @@ void DistributedTensorImpl::release_resources() {
   TensorWrapper::release_resources();
 }
 
-// Making the message allocates, so it is made here instead of for every wrapper.
+// Making the message allocates memory, so it is made here, in the call before the error, instead of
+// for every wrapper.
 bool DistributedTensorImpl::has_storage() const {
-  // The base class declares the function const; the message is not part of the tensor's value.
+  // Needed because the base class declares the function const; the message is not part of the
+  // tensor's value.
   auto* self = const_cast<DistributedTensorImpl*>(this);
   std::string message = without_memory(*self);
-  // One lock for all tensors, since has_storage() is rarely called.
+  // One mutex for all tensors suffices, since has_storage() is rarely called.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   self->set_memory_error(std::move(message));
@@ -137,7 +143,8 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
-  replay_views();  // called for every wrapper, because libtorch's guards restore a thread's state
+  replay_views();  // called for every wrapper, because libtorch's guards restore a thread's
+                   // dispatch keys
   // A view of an ordinary tensor is not an inference tensor, even in inference mode.
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
@@ -147,7 +154,8 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
 }
 
-// The base class reads keys and device from a tensor, so a stand-in is needed.
+// The base class reads dispatch keys and device from a tensor, so an empty tensor stands in for the
+// pending one.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec) {
   BelowAutograd guard;
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(
@@ -175,7 +183,8 @@ bool DetachedView::is_stale() const {
     return false;
   }
   // A write through the view also bumps the view's own version. If view and base share a counter,
-  // as views of one tensor do, this is one more than the version that write_through recorded.
+  // as views of one tensor do, the version is one more than the version that write_through
+  // recorded.
   const auto now = version_of(base);
   return now != seen->version && !(seen->written && now == *seen->version + 1);
 }
@@ -200,14 +209,15 @@ DetachedViewPtr view_of_former(const DistributedTensorImpl& impl) {
   auto& view = *impl.detached_view();
   view.seen->version = version_of(view.base);
   auto result = detached_view_of(alias_tensor(impl, /*allows_change=*/true));
-  // The change of sizes bumps both versions, which must not make the views stale.
+  // The in-place change of sizes bumps both versions, which must not make the views unreadable.
   view.seen->written = result->seen->written = true;
   return result;
 }
 
 namespace {
 
-/// Advances to the next coordinate along the mesh dimensions `dims`; false after the last.
+/// Advances `coordinate` to the next one along the mesh dimensions `dims`; false after the last
+/// coordinate.
 bool advance(std::vector<std::int64_t>& coordinate, const std::set<int>& dims,
              const std::vector<std::int64_t>& mesh_sizes) {
   for (const int dim : dims) {
@@ -220,8 +230,8 @@ bool advance(std::vector<std::int64_t>& coordinate, const std::set<int>& dims,
   return false;
 }
 
-/// The first coordinate at which parts of the two layouts have different sizes; empty: none.
-/// Compares only along the mesh dimensions where the layouts shard differently.
+/// The first coordinate at which parts of the two layouts have different sizes; empty if there is
+/// none. Compares only along the mesh dimensions where the layouts shard differently.
 std::vector<std::int64_t> coordinate_of_other_parts(const Layout& layout, const Layout& other,
                                                     c10::IntArrayRef sizes) {
   std::vector<std::int64_t> coordinate(layout.mesh_sizes().size(), 0);
@@ -305,7 +315,8 @@ void name_parameter(const at::Tensor& tensor, const std::string& fqn) {
 }
 
 std::string parameter_name(const at::Tensor& tensor) {
-  // A view has the name of its base, because at::linear uses the weight's transpose.
+  // A view without a name has the name of its base, because at::linear uses the transpose of a
+  // weight.
   return tensor.name().empty() && tensor.is_view() ? tensor._base().name() : tensor.name();
 }
 

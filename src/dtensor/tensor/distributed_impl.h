@@ -20,27 +20,28 @@
 
 namespace tessera::detail {
 
-/// The state of a view that has a copy, because its base had to be redistributed. The view may be
-/// read until its base is written; a write to the view is repeated on the base.
+/// The state of a view that has its own copy of elements, because its base had to be redistributed.
+/// The view may be read until its base is written; a write to the view is repeated on the base.
 struct DetachedView {
-  /// Takes the view from the base's local tensor, redistributed to `layout`.
+  /// How to make the view again from the base's local tensor, redistributed to `layout`.
   struct Replay {
     c10::OperatorHandle op;
-    std::vector<c10::IValue> arguments;  ///< the operator's arguments, with local tensors
+    std::vector<c10::IValue> arguments;  ///< arguments of the view operator, with local tensors
     std::size_t base;                    ///< index of the base in `arguments`
-    std::size_t result;                  ///< index of the view among the results, with lists
-                                         ///< flattened
+    std::size_t result;  ///< index of the view among the operator's results, with lists flattened
     LayoutPtr layout;
     /// The strides that the base must have, for an operator without a rule.
     std::optional<std::vector<std::int64_t>> strides;
   };
 
-  /// The base's state when the view was taken or last written. The pieces of one split share it,
-  /// since they do not overlap: a write to one piece does not invalidate the others.
+  /// The base's state when the view was taken or last written. All results of one split share this
+  /// record, since they do not overlap: a write to one result does not invalidate the others.
   struct Seen {
-    /// nullopt: the base is an inference tensor, without a counter; it must not be written.
+    /// Version of the base; nullopt if the base is an inference tensor, which has no counter and
+    /// must not be written.
     std::optional<std::uint32_t> version;
-    bool written = false;  ///< whether a view was written, whose own version bump then adds one
+    bool written = false;  ///< whether a view was written; if so, the base's version may be one
+                           ///< higher than `version`
   };
 
   at::Tensor base;
@@ -49,20 +50,21 @@ struct DetachedView {
   std::shared_ptr<Replay> replay{};
 
   bool is_stale() const;
-  /// Records that the view was written, and its base with it.
+  /// Records that the view and the view's base were written.
   void note_write();
 };
 using DetachedViewPtr = std::shared_ptr<DetachedView>;
 
-/// A new state for a view of the distributed tensor `base`.
+/// Makes the state for a new view of the distributed tensor `base`, which has its own copy of
+/// elements.
 DetachedViewPtr detached_view_of(const at::Tensor& base);
 
 class DistributedTensorImpl;
 
 /// Throws Error, naming `what`, if `impl` is a detached view whose base has been written.
 void check_readable(const DistributedTensorImpl& impl, std::string_view what);
-/// The state of the detached view `impl` after an in-place change of its sizes: a view of its
-/// former self, with which it shares memory.
+/// The state of the detached view `impl` after an in-place change of its sizes: `impl` becomes a
+/// view of the tensor with its former sizes, and shares memory with it.
 DetachedViewPtr view_of_former(const DistributedTensorImpl& impl);
 
 /// The TensorImpl of a distributed tensor: it reports global sizes and strides, has no storage, and
@@ -75,9 +77,10 @@ DetachedViewPtr view_of_former(const DistributedTensorImpl& impl);
 class DistributedTensorImpl final : public TensorWrapper {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
-  /// A cheaper constructor for a local tensor with `storage` that is not an inference tensor.
+  /// A cheaper constructor for a local tensor that has `storage` and is not an inference tensor.
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
-  /// For a pending local tensor; `stand_in`: an empty tensor of the same type and device.
+  /// Constructs a wrapper with a pending local tensor. `stand_in` is an empty tensor of the same
+  /// type and device.
   DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in, TensorSpecPtr spec);
 
   const at::Tensor& local() const {
@@ -88,20 +91,22 @@ class DistributedTensorImpl final : public TensorWrapper {
   }
   const TensorSpecPtr& spec() const { return spec_; }
 
-  /// Replaces local tensor and spec, for operators that change a tensor's shape in place.
+  /// Replaces the local tensor and the spec. For operators that change a tensor's shape in place.
   void replace(at::Tensor local, TensorSpecPtr spec);
 
-  /// Set if this tensor is a view with its own copy, because its base had to be redistributed.
+  /// Not nullptr if this tensor is a view with its own copy, because its base had to be
+  /// redistributed.
   const DetachedViewPtr& detached_view() const { return detached_view_; }
   void set_detached_view(DetachedViewPtr view) { detached_view_ = std::move(view); }
 
-  /// Set after the hook that redistributes a leaf's gradient to the leaf's layout is installed.
+  /// True after the hook that redistributes a leaf's gradient to the leaf's layout has been
+  /// installed.
   bool has_gradient_hook() const { return gradient_hook_; }
   void set_gradient_hook() { gradient_hook_ = true; }
 
   void release_resources() override;
-  /// Returns false. Callers such as libtorch's printer read memory next, so this prepares the
-  /// message, with advice, of the error that follows.
+  /// Returns false. Callers such as libtorch's printer read memory next, so this function prepares
+  /// the message of the error that follows.
   bool has_storage() const override;
 
  protected:
@@ -116,7 +121,8 @@ class DistributedTensorImpl final : public TensorWrapper {
   // Exactly one of local_ and transfer_ is set, except in a wrapper that libtorch has released.
   // They are mutable because waiting does not change the value.
   mutable at::Tensor local_;
-  mutable TransferPtr transfer_;  ///< produces local_; set until its first use
+  /// The transfer whose result becomes local_; set until the first use of local_.
+  mutable TransferPtr transfer_;
   TensorSpecPtr spec_;
   DetachedViewPtr detached_view_;
   bool gradient_hook_ = false;
@@ -127,33 +133,35 @@ inline DistributedTensorImpl* as_distributed(const at::TensorBase& tensor) {
   return wrapper_cast<DistributedTensorImpl>(tensor);
 }
 
-/// A distributed tensor with local tensor `local`, which must have no autograd state.
+/// Makes a distributed tensor with the local tensor `local`, which must have no autograd state.
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec);
-/// A distributed tensor with a pending local tensor, of the device and type of `like`.
+/// A distributed tensor whose local tensor is the pending result of `transfer`, with the device and
+/// type of `like`.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec);
 
-// Conversions between a distributed tensor and its local tensor.
+// Functions that convert between a distributed tensor and its local tensor.
 
 /// The impl of a tensor that must be distributed. Throws Error for a plain tensor.
 const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor);
 
-/// The checks of from_local. They read only this rank's tensor and do not communicate.
+/// Throws Error if from_local does not accept the tensor. Reads only this rank's tensor and does
+/// not communicate.
 void check_plain(const at::Tensor& local);
 void check_local(const at::Tensor& local, const ShardingSpec& spec,
                  const std::vector<std::int64_t>& sizes);
 
-/// Throws Error, on all ranks, naming `asked`, unless parts of a tensor with global `sizes` have
-/// the same sizes under both layouts on every rank.
+/// Throws Error, on all ranks, unless the parts of a tensor with global `sizes` have equal sizes
+/// under both layouts on every rank. `asked`: what the caller requested, for the message.
 void check_gradient_parts(const char* asked, const Layout& layout, const Layout& gradient,
                           c10::IntArrayRef sizes);
 
-/// `local`, or a contiguous copy if its strides cannot be described by global strides: for an
-/// expanded gradient, a slice, or if ranks could disagree on the order of dimensions.
+/// `local`, or a contiguous copy if its strides cannot be described by global strides. This happens
+/// for an expanded gradient, a slice, or if ranks could disagree on the order of dimensions.
 at::Tensor dense_local(const at::Tensor& local, const ShardingSpec& sharding,
                        c10::IntArrayRef sizes);
 /// A distributed tensor of global `sizes`, without autograd history, from a local tensor that
-/// dense_local() has returned. It shares memory and version counter with the local tensor, but has
-/// its own autograd state.
+/// dense_local() has returned. The result shares memory and version counter with the local tensor,
+/// but has its own autograd state.
 at::Tensor wrap_local(const at::Tensor& local, const ShardingSpec& sharding,
                       c10::IntArrayRef sizes);
 

@@ -27,7 +27,7 @@ namespace tessera::detail {
 
 namespace {
 
-/// Layouts are interned, and a mesh is identified by its address.
+/// Hashes addresses, because layouts are interned and a mesh is identified by its address.
 std::size_t hash_of(const TensorSpec& spec) {
   std::size_t hash = std::hash<LayoutPtr>{}(spec.sharding.layout);
   auto mix = [&hash](std::size_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull; };
@@ -42,12 +42,12 @@ std::size_t hash_of(const TensorSpec& spec) {
   return hash;
 }
 
-/// All specs, for all threads: ranks may be threads, and threads of one rank share tensors. A spec
-/// is freed with the last tensor or cached plan that uses it.
+/// The table of all specs, for all threads: ranks may be threads, and threads of one rank share
+/// tensors. A spec is freed with the last tensor or cached plan that uses it.
 class SpecTable {
  public:
   static SpecTable& instance() {
-    // Never destroyed, because tensors with static storage may outlive it.
+    // Never destroyed, because tensors with static storage may outlive the table.
     static auto* table = new SpecTable;
     return *table;
   }
@@ -65,7 +65,7 @@ class SpecTable {
       }
       others.push_back(std::move(known));
     }
-    // Computed only for a new spec; equal specs in the table have their geometry.
+    // Computed only for a new spec; specs that are in the table already have their geometry.
     spec.geometry = {shape_geometry(spec.sizes, spec.strides)};
     const auto* raw = new TensorSpec(std::move(spec));
     TensorSpecPtr made(raw, [hash](const TensorSpec* p) { instance().erase(hash, p); });
@@ -74,8 +74,8 @@ class SpecTable {
   }
 
  private:
-  // erase() finds an entry by its address: the weak reference has expired by then, and an equal
-  // spec may have been made since, under the same hash.
+  // erase() identifies an entry by its address: the weak reference has expired by then, and an
+  // equal spec with the same hash may have been made since.
   struct Entry {
     const TensorSpec* address;
     std::weak_ptr<const TensorSpec> reference;
@@ -97,13 +97,13 @@ class SpecTable {
   std::unordered_multimap<std::size_t, Entry> specs_;
 };
 
-/// The set of all numbers of positions that ranks have of a digit.
+/// The set of the numbers of positions of a digit (factor of a dimension) that ranks have.
 std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std::int64_t size) {
   std::set<std::int64_t> parts{digit.extent == 0 ? size : digit.extent};
   for (const int mesh_dim : digit.mesh_dims) {
     const auto count = layout.mesh_sizes()[static_cast<std::size_t>(mesh_dim)];
     for (const auto extent : std::exchange(parts, {})) {
-      // torch.chunk makes full chunks, then at most one shorter one, then empty ones.
+      // torch.chunk makes full chunks, then at most one shorter chunk, then empty chunks.
       const auto full = chunk_size(extent, count, 0);
       parts.insert({full, chunk_size(extent, count, count - 1)});
       if (full > 0 && extent / full < count) {
@@ -253,7 +253,8 @@ const at::Tensor& local_tensor(const at::Tensor& tensor) {
   return impl->local();
 }
 
-/// Without a comparison between ranks, which have already agreed on the sizes.
+/// Makes a distributed tensor without a comparison between ranks, which must have agreed on the
+/// sizes already.
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes) {
   detail::check_local(local, spec, sizes);

@@ -24,10 +24,10 @@ struct Geometry : ShapeGeometry {
 /// dispatch cache compares pointers.
 struct TensorSpec {
   ShardingSpec sharding;
-  std::vector<std::int64_t> sizes;    ///< global sizes
-  std::vector<std::int64_t> strides;  ///< global strides
+  std::vector<std::int64_t> sizes;    ///< global sizes of the tensor
+  std::vector<std::int64_t> strides;  ///< global strides of the tensor
   c10::ScalarType dtype;
-  Geometry geometry = {};  ///< set by intern_spec
+  Geometry geometry = {};  ///< properties of sizes and strides; computed by intern_spec
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 using TensorSpecPtr = std::shared_ptr<const TensorSpec>;
@@ -35,11 +35,12 @@ using TensorSpecPtr = std::shared_ptr<const TensorSpec>;
 /// The unique spec object equal to `spec`. Thread safe.
 TensorSpecPtr intern_spec(TensorSpec spec);
 
-/// Sizes of this rank's local tensor. Throws Error if this rank is not in the mesh.
+/// Sizes of this rank's local tensor for global `sizes`. Throws Error if this rank is not in the
+/// mesh.
 std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes);
 
-/// Strides of a dense tensor of `sizes` whose dimensions have the memory order of the strides
-/// `like` (channels last, transposed). A stride of 0 stays 0.
+/// Strides of a dense tensor of `sizes` whose dimensions have the order in memory that the strides
+/// `like` imply (channels last, transposed). A stride of 0 stays 0.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
 /// Whether the strides of the local tensors have the same order of dimensions on every rank. The
@@ -50,12 +51,13 @@ bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
 /// Strides of a contiguous tensor of `sizes`.
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
 
-/// Global strides in the order of `local_strides`; contiguous if ranks could disagree on that order
-/// (`agreed` is false; see shards_agree_on_stride_order).
+/// Global strides with the dimensions in the order of `local_strides`. Contiguous strides if
+/// `agreed` is false, because ranks could disagree on that order (see
+/// shards_agree_on_stride_order).
 std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
                                          bool agreed);
 
-/// The layout of the gradient of a tensor with `layout`: the same, but replicated where the tensor
+/// The layout of the gradient of a tensor with `layout`: equal to `layout`, but replicated where it
 /// is partial, because the derivative of a sum is the same for each term.
 LayoutPtr gradient_layout(LayoutPtr layout);
 
@@ -63,10 +65,11 @@ LayoutPtr gradient_layout(LayoutPtr layout);
 /// no average, complex numbers only sum and average (on real and imaginary parts separately).
 bool is_reducible(c10::ScalarType type, ReduceOp op);
 
-/// Throws Error, naming `asked`, if `type` does not support a reduction of `layout`.
+/// Throws Error unless `type` supports the reductions of `layout`. `asked`: what the caller
+/// requested, for the message.
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
-/// The placements as text, or the layout if placements cannot express it. For messages.
+/// The placements as text for messages, or the layout as text if placements cannot express it.
 std::string describe(const Layout& layout, c10::IntArrayRef sizes);
 /// A spec as text for messages: "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]".
 std::string describe(const TensorSpec& spec);

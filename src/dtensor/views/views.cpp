@@ -18,7 +18,7 @@ namespace tessera::detail {
 
 // Strides and storage offsets. A distributed tensor has computed global strides; its local tensor
 // has other strides, which a redistribution changes again. Operators on memory (views, as_strided,
-// expanded tensors) need both to match.
+// expanded tensors) need local strides that match the global strides.
 
 namespace {
 
@@ -44,7 +44,8 @@ std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     BelowAutograd guard;
     op.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
-    return std::nullopt;  // the operator has no kernel for meta tensors
+    return std::nullopt;  // a NotImplementedError means that the operator has no kernel for meta
+                          // tensors
   } catch (c10::Error& error) {
     kernels::visit_tensors(arguments.first(1),
                            [&](const at::Tensor& tensor) { add_global_sizes(error, tensor); });
@@ -66,7 +67,7 @@ std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef t
   if (inferred == sizes.end()) {
     return sizes;
   }
-  // Positive if there is a single -1; libtorch refuses a second -1.
+  // The size for -1 is the quotient, if there is a single -1; libtorch refuses a second -1.
   const std::int64_t known = -c10::multiply_integers(rest.in2, sizes.end());
   const std::int64_t elements = c10::multiply_integers(rest.in1, from.end());
   if (known > 0 && elements % known == 0) {
@@ -107,26 +108,28 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
 
 // Writes to views of a tensor along a dimension that is sharded and that the view splits or joins.
 // The viewed tensor had to be gathered, so the view has its own copy (tensor/distributed_impl.h). A
-// write to the view is repeated on its base, by taking the view once more. Code that writes to such
-// a view calls write_through.
+// write to the view is repeated on its base: the view operator runs again on the gathered base.
+// Code that writes to a view with a copy calls write_through.
 
 namespace {
 
-/// Result tensor `number`, as a plan counts outputs: elements of lists one by one.
+/// Result tensor `number` of an operator, counted as in a plan: elements of lists one by one.
 at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
   std::vector<at::Tensor> tensors;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors[number];
 }
 
-/// Restores `strides`: an operator without a rule runs as on one rank, including strides.
+/// Gives a tensor the strides `strides`, because an operator without a sharding rule runs exactly
+/// as on one rank, including strides.
 at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
   auto result = at::empty_strided(tensor.sizes(), strides, tensor.options());
   copy_to_stride_zero(result, tensor);
   return result;
 }
 
-/// Gathers the base, takes the view again, writes to the view, and redistributes the base back.
+/// Repeats a write to a view on its base: gathers the base, makes the view again, writes to it, and
+/// redistributes the base back.
 void replay_write(const DetachedView::Replay& replay, const DistributedTensorImpl& base,
                   const at::Tensor& value) {
   auto gathered = redistribute_local(base.local(), base.spec(), replay.layout);
@@ -135,9 +138,9 @@ void replay_write(const DetachedView::Replay& replay, const DistributedTensorImp
   torch::jit::Stack stack = replay.arguments;
   stack[replay.base] = gathered;
   replay.op.callBoxed(stack);
-  // The view of this gathered base is an alias, so the write changes the gathered base.
+  // A view of the gathered base shares its memory, so the write changes the gathered base.
   copy_to_stride_zero(nth_tensor(stack, replay.result), value);
-  // The spec of the gathered base: the base's own, with another layout.
+  // The spec of the gathered base: the base's own spec with another layout.
   auto spec = *base.spec();
   spec.sharding.layout = replay.layout;
   copy_to_stride_zero(base.local(), redistribute_local(gathered, intern_spec(std::move(spec)),
@@ -166,7 +169,7 @@ void write_through(const at::Tensor& view) {
   if (detached.replay) {
     replay_write(*detached.replay, *base, impl->local());
   }
-  // The base is itself a detached view: continue with its base.
+  // If the base is a detached view too, the write is repeated on the base's base.
   if (base->detached_view()) {
     write_through(detached.base);
   }

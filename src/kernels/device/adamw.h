@@ -1,12 +1,14 @@
-// AdamW, element by element. The rate, the gradient factor and the step are read from the tensors'
-// device. Multiplications and additions are not fused, so that a CPU's result has the same bits.
+// AdamW, element by element. The learning rate, the gradient factor and the step are read from
+// memory of the tensors' device. Multiplications and additions are not fused, so that a CPU's
+// result has the same bits.
 #pragma once
 
 #include "device/chunks.h"
 
 namespace tessera::kernels {
 
-/// `rows` rows of `size` elements, dense; the rows are `stride` elements apart in the whole tensor.
+/// A part of a parameter: `rows` dense rows of `size` elements. In the whole tensor the rows begin
+/// `stride` elements apart.
 struct AdamWPiece {
   float* parameter = nullptr;
   const float* gradient = nullptr;
@@ -16,7 +18,7 @@ struct AdamWPiece {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   std::int64_t stride = 0;
-  std::int64_t place = 0;  ///< place of the first element in the whole tensor
+  std::int64_t place = 0;  ///< index of the first element in the whole tensor
   std::uint64_t stream = 0;
 
   TESSERA_HOST_DEVICE std::int64_t numel() const { return rows * size; }
@@ -25,7 +27,7 @@ struct AdamWPiece {
 struct AdamW {
   Chunked<AdamWPiece, 44, 16384> list;
   const double* lr = nullptr;
-  /// Factor of the gradients; null: 1. If it is not finite, nothing is changed.
+  /// Factor of the gradients; nullptr means 1. If the factor is not finite, nothing is changed.
   const double* gradient_factor = nullptr;
   double beta1 = 0;
   double beta2 = 0;
@@ -34,15 +36,15 @@ struct AdamW {
   std::uint64_t seed = 0;
 };
 
-/// Factors that all elements of a piece share.
+/// The factors that all elements of a piece share.
 struct AdamWFactors {
-  bool skips;          ///< the gradient's factor is not finite, so no element may be changed
-  float gradient;      ///< factor of the gradient
-  float decay;         ///< factor of the parameter
-  float beta1, rest1;  ///< decay of the mean, and 1 - decay
+  bool skips;  ///< whether the gradient's factor is not finite, so that no element may be changed
+  float gradient;      ///< factor by which the gradient is multiplied
+  float decay;         ///< factor by which the parameter is multiplied (weight decay)
+  float beta1, rest1;  ///< decay rate of the mean, and 1 - decay rate
   float beta2, rest2;
-  float rate;  ///< factor of the mean in the update, with bias correction
-  float root;  ///< factor of the square root, with bias correction
+  float rate;  ///< factor of the mean in the update, including the bias correction
+  float root;  ///< factor of the square root in the update, including the bias correction
   float eps;
   PhiloxKey key;
 };
@@ -73,7 +75,8 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   f.rate = static_cast<float>(lr / (1.0 - power(call.beta1, step)));
   f.root = static_cast<float>(1.0 / std::sqrt(1.0 - power(call.beta2, step)));
   f.eps = static_cast<float>(call.eps);
-  // A separate sequence for each parameter and step: multiples of the golden ratio are far apart.
+  // A separate random stream for each parameter and step, at multiples of the golden ratio, which
+  // are far apart.
   f.key = {call.seed, piece.stream + static_cast<std::uint64_t>(step) * 0x9E3779B97F4A7C15ULL};
   return f;
 }
@@ -99,7 +102,7 @@ TESSERA_HOST_DEVICE inline float rounded_at_random(float x, std::uint32_t random
   return x;
 }
 
-/// Updates one element in place.
+/// Updates one element of the parameter and of its moments in place.
 TESSERA_HOST_DEVICE inline void adamw_element(const AdamWFactors& f, float gradient,
                                               float& parameter, float& exp_avg, float& exp_avg_sq) {
   const float g = gradient * f.gradient;
@@ -109,8 +112,8 @@ TESSERA_HOST_DEVICE inline void adamw_element(const AdamWFactors& f, float gradi
   parameter = parameter * f.decay - f.rate * exp_avg / root;
 }
 
-/// Updates the N elements of a vector; the moments are rounded if their type is narrower (kRounds).
-/// `place`: the place of the first element.
+/// Updates the N elements of a vector. If kRounds, the moments are rounded to their narrower type.
+/// `place`: index of the first element in the whole tensor.
 template <int N, bool kRounds>
 TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gradient,
                                       Floats<N>& parameter, Floats<N>& exp_avg,
@@ -135,8 +138,8 @@ TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gr
   }
 }
 
-/// Updates the vectors `first`, `first` + `step` and so on of the elements [begin, end). M: the
-/// moments' type.
+/// Updates the vectors number `first`, `first` + `step` and so on of the elements [begin, end). M
+/// is the moments' type.
 template <class M, int N>
 TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors& f,
                                         std::int64_t begin, std::int64_t end, std::int64_t first,
@@ -158,8 +161,9 @@ TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors&
   }
 }
 
-/// Updates a chunk of a piece; called by thread `first` of `step` threads. A vector does not cross
-/// the end of a row, because the next row's elements have other places.
+/// Updates a chunk of a piece. Called by thread number `first` of `step` threads. A vector does not
+/// cross the end of a row, because the elements of the next row have other indices in the whole
+/// tensor.
 template <class M>
 TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,
                                      std::int64_t first, std::int64_t step) {

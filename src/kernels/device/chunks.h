@@ -13,12 +13,12 @@ namespace tessera::kernels {
 /// receives the list by value, with at most 4 KiB of arguments.
 template <class Piece, int kMost, std::int64_t kNumel>
 struct Chunked {
-  static constexpr std::int64_t kChunk = kNumel;  ///< elements in a chunk; the last chunk of a
-                                                  ///< piece may have fewer
+  static constexpr std::int64_t kChunk = kNumel;  ///< maximum number of elements in a chunk; only
+                                                  ///< the last chunk of a piece may have fewer
 
   int count = 0;              ///< number of pieces
   std::int32_t chunks = 0;    ///< number of chunks of all pieces
-  std::int32_t first[kMost];  ///< index of each piece's first chunk
+  std::int32_t first[kMost];  ///< number of each piece's first chunk
   Piece pieces[kMost];
 
   /// Adds a piece, which must not be empty. Returns false, without effect, if the list is full.
@@ -34,7 +34,7 @@ struct Chunked {
   }
 };
 
-/// The elements [begin, end) of a piece.
+/// A range of elements [begin, end) of a piece.
 struct Chunk {
   int piece;
   std::int64_t begin;
@@ -43,7 +43,8 @@ struct Chunk {
 
 template <class Piece, int kMost, std::int64_t kNumel>
 TESSERA_HOST_DEVICE Chunk chunk_of(const Chunked<Piece, kMost, kNumel>& list, std::int32_t number) {
-  // Binary search for the last piece whose first chunk is at or before `number`.
+  // Binary search for the piece of chunk `number`: the last piece whose first chunk is at or before
+  // `number`.
   int piece = 0;
   for (int end = list.count; end - piece > 1;) {
     const int middle = (piece + end) / 2;

@@ -9,8 +9,8 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr std::int64_t kMostRows = 65535;  // limit of a grid's second dimension
-constexpr int kVectorsOfThread = 4;        // vectors of a row that a thread writes
+constexpr std::int64_t kMostRows = 65535;  // maximum size of a grid's second dimension
+constexpr int kVectorsOfThread = 4;        // number of vectors of a row that a thread writes
 
 template <class T>
 __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(CrossEntropy call) {
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows_kernel(CrossEntro
   }
 }
 
-/// The threads of all blocks that process the same row.
+/// The threads of several blocks that process one row together.
 struct BlocksOfRow {
   __device__ static std::int64_t first() { return thread_of_grid(); }
   __device__ static std::int64_t width() {
@@ -73,8 +73,8 @@ void launch(const CrossEntropy& call, Element type, cudaStream_t stream) {
 
 void launch(const CrossEntropyBackward& call, Element type, cudaStream_t stream) {
   const Logits& in = call.logits;
-  // Vector accesses need logits and gradient rows with the same offset relative to multiples of 16
-  // bytes.
+  // Vectors are possible only if the rows of logits and gradient have equal offsets from a multiple
+  // of 16 bytes.
   const auto apart =
       reinterpret_cast<std::uintptr_t>(in.data) - reinterpret_cast<std::uintptr_t>(call.gradient);
   const bool alike = apart % kVectorBytes == 0 &&

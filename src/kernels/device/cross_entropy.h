@@ -8,15 +8,15 @@
 
 namespace tessera::kernels {
 
-/// Rows of logits, with this rank's columns of the vocabulary.
+/// Rows of logits, with the columns of the vocabulary that this rank has.
 struct Logits {
   const void* data = nullptr;
-  std::int64_t stride = 0;  ///< distance between rows, in elements
+  std::int64_t stride = 0;  ///< distance between the beginnings of rows, in elements
   const std::int64_t* targets = nullptr;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t first_column = 0;
-  std::int64_t vocabulary = 0;  ///< number of columns on all ranks
+  std::int64_t vocabulary = 0;  ///< total number of columns on all ranks
   std::int64_t ignore_index = 0;
   float label_smoothing = 0;
   float z_loss = 0;
@@ -24,7 +24,8 @@ struct Logits {
   TESSERA_HOST_DEVICE bool is_ignored(std::int64_t row) const {
     return targets[row] == ignore_index;
   }
-  /// The target's column on this rank; if it is outside of [0, columns), another rank has it.
+  /// The index of the row's target among this rank's columns. If it is outside of [0, columns),
+  /// another rank has the column.
   TESSERA_HOST_DEVICE std::int64_t target(std::int64_t row) const {
     return targets[row] - first_column;
   }
@@ -42,11 +43,12 @@ enum class CrossEntropyStep : std::uint8_t { kWhole, kTerms, kRelative, kLosses 
 struct CrossEntropy {
   CrossEntropyStep step = CrossEntropyStep::kWhole;
   Logits logits;
-  float* maximum = nullptr;      ///< (rows): the maximum over this rank's columns
-  float* all_maximum = nullptr;  ///< (rows), initially a copy of `maximum`, for the all-reduce
+  float* maximum = nullptr;      ///< (rows): the maximum of each row over this rank's columns
+  float* all_maximum = nullptr;  ///< (rows): initially a copy of `maximum`; an all-reduce then
+                                 ///< computes the maximum over all ranks
   /// (2 or 3, rows): the sum of exp(x - reference(maximum)), the target's logit, and for label
-  /// smoothing the sum of x - reference(maximum). After kRelative, all are relative to the maximum
-  /// over all ranks.
+  /// smoothing the sum of x - reference(maximum). After kRelative, all terms are relative to the
+  /// maximum over all ranks.
   float* terms = nullptr;
   float* losses = nullptr;        ///< (rows): the loss of each row
   double* log_sum_exp = nullptr;  ///< (rows): the log-sum-exp of each row
@@ -55,13 +57,13 @@ struct CrossEntropy {
 struct CrossEntropyBackward {
   Logits logits;
   const double* log_sum_exp = nullptr;
-  const float* of_row = nullptr;  ///< gradient of each row's loss; null: 1
+  const float* of_row = nullptr;  ///< gradient of the loss of each row; nullptr: all ones
   std::int64_t of_row_stride = 1;
-  void* gradient = nullptr;  ///< the logits' gradient; may be the logits' memory
+  void* gradient = nullptr;  ///< gradient of the logits; may be the memory of the logits
   std::int64_t gradient_stride = 0;
 };
 
-constexpr int kCrossEntropyThreads = 512;  // threads in a block, which processes a row
+constexpr int kCrossEntropyThreads = 512;  // number of threads in a block, which processes a row
 
 /// exp(x), with an error of at most |x| + 2 ulp on a GPU. In a sum of exponentials, terms with a
 /// large |x| are small.
@@ -75,14 +77,14 @@ TESSERA_HOST_DEVICE inline float fast_exp(float x) {
 
 constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
 
-/// The reference of the exponentials. It is 0 if there are no columns or all logits are -inf, so
-/// that no NaN results.
+/// The number that is subtracted from x before exp(). It is 0 if there are no columns or all logits
+/// are -inf, so that no NaN results.
 TESSERA_HOST_DEVICE inline float reference(float maximum) {
   return maximum == kNoMaximum ? 0.0F : maximum;
 }
 
-/// The factor that converts a sum relative to `maximum` to one relative to `all`, which is not
-/// smaller.
+/// The factor that converts a sum relative to `maximum` to a sum relative to `all`, which is not
+/// smaller than `maximum`.
 TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
   return maximum == kNoMaximum ? 0.0F : fast_exp(maximum - all);
 }
@@ -109,10 +111,10 @@ TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const 
 /// The results of one pass over a row.
 struct RowSums {
   float maximum = kNoMaximum;
-  float sum = 0;    ///< sum of exp(x - reference(maximum))
-  float total = 0;  ///< sum of x - pivot, for label smoothing
+  float sum = 0;    ///< sum of exp(x - reference(maximum)) over the row
+  float total = 0;  ///< sum of x - pivot, for label smoothing; the pivot is the row's first logit
 
-  /// Adds N elements. A NaN shows in the sum, not in the maximum.
+  /// Adds N elements to the sums. A NaN appears in the sum, but not in the maximum.
   template <int N>
   TESSERA_HOST_DEVICE void add(const Floats<N>& x) {
     float top = maximum;
@@ -130,8 +132,8 @@ struct RowSums {
   }
 };
 
-/// One row, by one team. The total for label smoothing is relative to the row's first logit, so
-/// that large logits do not lose precision.
+/// The sums of one row, computed by one team of threads. The total for label smoothing is relative
+/// to the row's first logit, so that large logits do not lose precision.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team& team) {
   const T* x = static_cast<const T*>(p.data) + row * p.stride;
@@ -158,8 +160,8 @@ TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team&
   return all;
 }
 
-/// Writes a row's loss. `sum`, `target` and `total` are relative to `maximum`, and cover all
-/// columns.
+/// Writes the loss of a row. `sum`, `target` and `total` are relative to `maximum`, and include the
+/// columns of all ranks.
 TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t row, float maximum,
                                            float sum, float target, float total) {
   const Logits& in = p.logits;
@@ -180,7 +182,7 @@ TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t r
 template <class T>
 TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, const RowSums& sums) {
   const Logits& in = p.logits;
-  const auto* x = static_cast<const T*>(in.data);  // null for a rank without columns
+  const auto* x = static_cast<const T*>(in.data);  // nullptr for a rank without columns
   const float target =
       in.has_target(row) ? static_cast<float>(x[row * in.stride + in.target(row)]) : 0.0F;
   if (p.step == CrossEntropyStep::kWhole) {
@@ -195,7 +197,7 @@ TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, con
   }
 }
 
-/// For kRelative and kLosses: processes a row's few numbers, by one thread.
+/// Processes the few numbers of a row, for the steps kRelative and kLosses. Called by one thread.
 TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t row) {
   const Logits& in = p.logits;
   const bool smooth = in.label_smoothing > 0;
@@ -222,11 +224,12 @@ struct TwoFloats {
 TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
   const auto high = static_cast<float>(x);
   const auto rest = static_cast<float>(x - high);
-  return {high, rest == rest ? rest : 0.0F};  // an infinity has no remainder, so 0
+  // The second part of an infinity is 0, because inf - inf would be NaN.
+  return {high, rest == rest ? rest : 0.0F};
 }
 
-/// The factor of a row's softmax, and the numbers that are subtracted at the target and at every
-/// column.
+/// Numbers for the gradient of a row: the factor of the row's softmax, the number that is
+/// subtracted at the target, and the number that is subtracted at every column.
 struct RowScales {
   float softmax, target, all;
 };
@@ -241,7 +244,8 @@ TESSERA_HOST_DEVICE inline RowScales scales_of_row(const CrossEntropyBackward& p
 }
 
 /// The gradient of one row's loss: of_row * ((1 + 2 z lse) softmax - (1 - e) target - e / V). An
-/// ignored row is not read. Each thread reads a vector before it writes to the same place.
+/// ignored row is not read. Each thread reads a vector before it writes to the address of the
+/// vector, because both may share memory.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& p, std::int64_t row,
                                                     const Team& team) {
@@ -270,11 +274,11 @@ TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& 
   });
 }
 
-/// A tensor times a number on the device. The result `out`, of type T, may have another type than
-/// x.
+/// Multiplies tensor x by a number in device memory. The result `out` has type T, which may differ
+/// from the type of x.
 struct Scale {
   const void* x = nullptr;
-  bool x_is_float = false;  ///< x is fp32; otherwise it has the type of the result
+  bool x_is_float = false;  ///< whether x is fp32; otherwise x has the type of the result
   const float* factor = nullptr;
   std::int64_t size = 0;
   void* out = nullptr;

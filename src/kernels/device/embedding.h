@@ -1,5 +1,5 @@
 // Rows of an embedding table that may be split by rows, the table's gradient, and a check of
-// indices, which the host could not make without waiting.
+// indices on the device, so that the host need not wait.
 #pragma once
 
 #include <algorithm>
@@ -8,40 +8,43 @@
 
 namespace tessera::kernels {
 
-/// A shard of a table: `rows` rows from `first_row` on, of `total_rows`; dense.
+/// A shard of an embedding table: `rows` dense rows from `first_row` on, of `total_rows` rows of
+/// the table.
 struct Embedding {
   const void* table = nullptr;
   const std::int64_t* indices = nullptr;
-  std::int64_t count = 0;  ///< number of indices
+  std::int64_t count = 0;  ///< number of indices to look up
   std::int64_t first_row = 0;
   std::int64_t rows = 0;
   std::int64_t total_rows = 0;
-  std::int64_t size = 0;  ///< elements in a row
+  std::int64_t size = 0;  ///< number of elements in a row
   void* out = nullptr;    ///< (count, size): the rows that were looked up
 };
 
-/// Sums the gradients of each row in the order of their positions, but in parts: a tile processes
-/// kTileSlots of the sorted indices. If a row's terms continue in the next tile, each tile writes
-/// its sum to `partial`, and a second launch adds these sums. So a frequent row does not occupy one
-/// block for long, and the same indices give the same bits.
+/// Computes the gradient of the table. The terms of each row are added in the order of their
+/// positions, but in parts: a tile processes kTileSlots of the sorted indices. If a row's terms
+/// continue in the next tile, each tile writes its sum to `partial`, and a second launch adds these
+/// sums. So a frequent row does not occupy one block for long, and equal indices always give the
+/// same bits.
 struct EmbeddingBackward {
-  const void* grad = nullptr;               ///< (count, size): the gradient of the looked-up rows
-  const std::int64_t* indices = nullptr;    ///< the indices in sorted order
-  const std::int64_t* positions = nullptr;  ///< position of each sorted index among the unsorted
-                                            ///< ones
+  const void* grad = nullptr;             ///< (count, size): the gradient of the looked-up rows
+  const std::int64_t* indices = nullptr;  ///< the indices in sorted order
+  /// For each sorted index, its position in the list of unsorted indices.
+  const std::int64_t* positions = nullptr;
   std::int64_t count = 0;
   std::int64_t first_row = 0;
   std::int64_t rows = 0;
   std::int64_t size = 0;
-  void* weight_grad = nullptr;  ///< (rows, size), initially zeros
-  /// (tiles, 2, size): the sum for the row that continues from the previous tile, and the sum for a
-  /// row that begins in this tile and continues in the next.
+  void* weight_grad = nullptr;  ///< (rows, size): the gradient of the table, initially zeros
+  /// (tiles, 2, size): two sums of each tile: for the row that continues from the previous tile,
+  /// and for a row that begins in this tile and continues in the next tile.
   float* partial = nullptr;
 
   TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
     return slot > 0 && slot < count && indices[slot] == indices[slot - 1];
   }
-  /// The row of a slot in this shard; outside of [0, rows) another rank has it.
+  /// The index, in this shard, of the row of sorted index number `slot`. If it is outside of [0,
+  /// rows), another rank has the row.
   TESSERA_HOST_DEVICE std::int64_t row(std::int64_t slot) const {
     return indices[slot] - first_row;
   }
@@ -53,7 +56,7 @@ struct EmbeddingBackward {
 struct CheckIndices {
   const std::int64_t* indices = nullptr;
   std::int64_t count = 0;
-  std::int64_t size = 0;     ///< indices must be in [0, size)
+  std::int64_t size = 0;     ///< indices must be in [0, size), except `ignored`
   std::int64_t ignored = 0;  ///< an index value that is not checked
 
   TESSERA_HOST_DEVICE bool is_right(std::int64_t i) const {
@@ -67,8 +70,8 @@ inline std::int64_t embedding_tiles(std::int64_t count) {
   return (count + kTileSlots - 1) / kTileSlots;
 }
 
-/// Copies the vectors `first`, `first` + `step` and so on of one index's row, as bits; zeros for
-/// another rank's row.
+/// Copies one row of the table, as bits: the vectors number `first`, `first` + `step` and so on.
+/// Writes zeros for another rank's row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_row(const Embedding& p, std::int64_t position,
                                        std::int64_t first, std::int64_t step) {
@@ -93,7 +96,7 @@ TESSERA_HOST_DEVICE void add(Floats<N>& sum, const Floats<N>& term) {
   }
 }
 
-/// Writes elements i, ..., i + N - 1 of a row's complete sum.
+/// Writes elements i, ..., i + N - 1 of the complete sum of a row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot, std::int64_t i,
                                    const Floats<N>& sum) {
@@ -106,7 +109,7 @@ TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std::int64_t tile,
                                                  std::int64_t i) {
-  constexpr int kAtOnce = 4;  // number of reads in flight
+  constexpr int kAtOnce = 4;  // number of rows that a thread reads before it adds them
   const std::int64_t begin = tile * kTileSlots;
   const std::int64_t end = begin + kTileSlots < p.count ? begin + kTileSlots : p.count;
   float* const from_before = p.partial + tile * 2 * p.size + i;
@@ -140,8 +143,7 @@ TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std
   }
 }
 
-/// Adds the partial sums of the row that begins in this tile and continues in the next ones, if
-/// there is one.
+/// If a row begins in this tile and continues in later tiles, adds the partial sums of these tiles.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std::int64_t tile,
                                                 std::int64_t i) {
@@ -150,8 +152,8 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // A row that continues from the previous tile and fills this tile is handled by the tile in which
-  // it begins.
+  // Does nothing for a row that continues from the previous tile and fills this tile: the tile in
+  // which the row begins adds it.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }

@@ -5,9 +5,9 @@
 
 namespace tessera::kernels {
 
-constexpr int kThreads = 256;  // threads in a block
+constexpr int kThreads = 256;  // number of threads in a block
 
-/// Calls body.operator()<T>() with the element type.
+/// Calls body.operator()<T>() with T for the element type `type`.
 template <class Body>
 void with_type(Element type, Body&& body) {
   switch (type) {

@@ -19,11 +19,11 @@ void launch(const CrossEntropy& call, Element type, cudaStream_t stream);
 void launch(const CrossEntropyBackward& call, Element type, cudaStream_t stream);
 void launch(const Scale& call, Element type, cudaStream_t stream);
 void launch(const Embedding& call, Element type, cudaStream_t stream);
-/// Makes two launches.
+/// Launches two kernels.
 void launch(const EmbeddingBackward& call, Element type, cudaStream_t stream);
 void launch(const CheckIndices& call, cudaStream_t stream);
 void launch(const RmsNorm& call, Element type, cudaStream_t stream);
-/// Makes two launches if the weight's gradient is needed.
+/// Launches two kernels if the weight's gradient is needed.
 void launch(const RmsNormBackward& call, Element type, cudaStream_t stream);
 void launch(const Rotary& call, Element type, cudaStream_t stream);
 void launch(const SiluMul& call, Element type, cudaStream_t stream);
@@ -33,7 +33,7 @@ void launch(const AdamW& call, Element moments, cudaStream_t stream);
 void launch(const SquareSums& call, Element type, cudaStream_t stream);
 void launch(const SumKinds& call, cudaStream_t stream);
 void launch(const ClipNorm& call, cudaStream_t stream);
-/// Makes two launches if the rows are columns in memory.
+/// Launches two kernels if the rows are columns in memory.
 void launch(const QuantizeFp8& call, Element type, cudaStream_t stream);
 
 }  // namespace tessera::kernels

@@ -1,6 +1,6 @@
-// The 2-norm of many tensors together: one block sums the squares of each chunk, and another block
-// sums the results. In fp64, so that no square overflows, and in an order that depends on sizes
-// only.
+// The 2-norm of many tensors together: each chunk has a block that sums the squares of the chunk,
+// and one more block adds the results. Sums are computed in fp64, so that no square overflows, and
+// in an order that depends on sizes only.
 #pragma once
 
 #include "device/chunks.h"
@@ -16,30 +16,32 @@ struct NormPiece {
 
 struct SquareSums {
   Chunked<NormPiece, 200, 65536> list;
-  double* sums = nullptr;  ///< one sum for each chunk
+  double* sums = nullptr;  ///< one sum of squares for each chunk
 };
 
-/// Sums of chunks for the three kinds of tensors, one after another (GradTerms): tensors that this
-/// rank counts, plain ones, and copies that another rank counts.
+/// The sums of squares of chunks, for three kinds of tensors, one kind after another (GradTerms):
+/// tensors that this rank includes in the norm, plain tensors, and copies that another rank
+/// includes.
 struct SumKinds {
   const double* sums = nullptr;
-  std::int64_t ends[3] = {};  ///< end of each kind's sums
-  /// (2): the number that is summed over the ranks, and the sum of the plain tensors. The first is
-  /// made non-finite if a tensor that this rank does not count has a non-finite value, so that all
-  /// ranks see it.
+  std::int64_t ends[3] = {};  ///< for each kind, the index after its last sum
+  /// (2): the number that is added over the ranks, and the sum of the plain tensors. The first
+  /// number is made non-finite if a copy that another rank includes has a non-finite value here, so
+  /// that all ranks see the value.
   double* out = nullptr;
 };
 
 /// Computes the norm and the clip factor from sums that were added over the ranks.
 struct ClipNorm {
-  const double* sums = nullptr;  ///< the result in SumKinds::out, added over the ranks
+  /// The values of SumKinds::out after they were added over the ranks.
+  const double* sums = nullptr;
   double max_norm = 0;
   double* norm_and_factor = nullptr;  ///< (3): the norm, the clip factor, and the factor of a step,
                                       ///< which is NaN if the norm is not finite
   float* norm = nullptr;              ///< the norm, rounded to fp32
 };
 
-/// The sum of squares over the vectors `first`, `first` + `step` and so on of `n` elements.
+/// The sum of squares over the vectors number `first`, `first` + `step` and so on of `n` elements.
 template <class T, int N>
 TESSERA_HOST_DEVICE double squares_of_range(const T* data, std::int64_t n, std::int64_t first,
                                             std::int64_t step) {
@@ -65,8 +67,8 @@ TESSERA_HOST_DEVICE double squares_of_chunk(const SquareSums& call, std::int32_t
                          : squares_of_range<T, 1>(data, n, first, step);
 }
 
-/// Sums the three kinds; executed by a team of threads, whose sum() has the same bits in each
-/// thread.
+/// Adds the sums of the three kinds. Executed by a team of threads; Team::sum() has the same bits
+/// in each thread.
 template <class Team>
 TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   double of_kinds[3];
@@ -81,13 +83,14 @@ TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   }
   if (team.first() == 0) {
     const double uncounted = of_kinds[1] + of_kinds[2];
-    // uncounted - uncounted is 0 if the number is finite.
+    // The difference uncounted - uncounted is 0 if the number is finite, otherwise NaN.
     call.out[0] = of_kinds[0] + (uncounted - uncounted == 0.0 ? 0.0 : uncounted);
     call.out[1] = of_kinds[1];
   }
 }
 
-/// 1e-6 as in PyTorch. As in PyTorch, a NaN norm gives the clip factor NaN, and an infinite norm 0.
+/// Computes the norm and the clip factor. 1e-6 is added as in PyTorch. As in PyTorch, a NaN norm
+/// gives the clip factor NaN, and an infinite norm gives 0.
 TESSERA_HOST_DEVICE inline void clip_norm(const ClipNorm& call) {
   const double norm = std::sqrt(call.sums[0] + call.sums[1]);
   const double factor = call.max_norm / (norm + 1e-6);

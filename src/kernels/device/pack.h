@@ -1,4 +1,4 @@
-// Copies of many tensors in one launch, between any element types: from parameters to the flat
+// Copies many tensors in one launch, between any element types. Used to copy parameters to the flat
 // buffers that collectives send, and back.
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace tessera::kernels {
 
-/// A copy of `rows` rows of `size` elements; the rows begin `from_stride` and `to_stride` elements
-/// apart.
+/// A copy of `rows` rows of `size` elements. The rows begin `from_stride` elements apart in the
+/// source, and `to_stride` elements apart in the destination.
 struct PackPiece {
   const void* from = nullptr;
   void* to = nullptr;
@@ -21,7 +21,7 @@ struct PackPiece {
 
 struct Pack {
   Chunked<PackPiece, 64, 16384> list;
-  Element to;  ///< element type of the destinations
+  Element to;  ///< element type of all destinations
 };
 
 /// Whether no vector of N elements crosses the end of a row, and all vectors are aligned.
@@ -35,7 +35,7 @@ TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
                           rows_fit(p.to_stride, sizeof(To))));
 }
 
-/// Copies the vectors `first`, `first` + `step` and so on of the elements [begin, end).
+/// Copies the vectors number `first`, `first` + `step` and so on of the elements [begin, end).
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, std::int64_t end,
                                        std::int64_t first, std::int64_t step) {
@@ -49,12 +49,12 @@ TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, s
   }
 }
 
-/// Copies a chunk; called by thread `first` of `step` threads.
+/// Copies a chunk. Called by thread number `first` of `step` threads.
 template <class From, class To>
 TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::int64_t first,
                                     std::int64_t step) {
-  constexpr int kWide = kVectorBytes / sizeof(To);  // vectors of this width make each write of a
-                                                    // warp fill whole memory segments
+  // With vectors of this width the writes of a warp fill whole memory segments.
+  constexpr int kWide = kVectorBytes / sizeof(To);
   const Chunk chunk = chunk_of(call.list, number);
   const PackPiece& piece = call.list.pieces[chunk.piece];
   if (has_vectors<From, To, kWide>(piece)) {

@@ -1,5 +1,5 @@
-// Quantises rows to fp8 on a GPU: one block for each row, or for each tile of rows that are columns
-// in memory.
+// Quantises rows to fp8 on a GPU. There is one block for each row, or, if the rows are columns in
+// memory, one block for each tile.
 #include <algorithm>
 
 #include "device/launch_sizes.h"

@@ -1,5 +1,6 @@
 // Quantises the rows of a matrix to float8_e4m3fn, with a scale for each row. The rows may be the
-// columns of a matrix in memory: then their maxima are given, and the kernel transposes.
+// columns of a matrix in memory: then the caller passes their maxima, and the kernel transposes the
+// matrix.
 #pragma once
 
 #include <c10/util/Float8_e4m3fn.h>
@@ -13,24 +14,28 @@
 
 namespace tessera::kernels {
 
-/// Rows of x are dense, `stride` elements apart. With `turns`, columns of x are.
+/// Rows of x are dense, `stride` elements apart. If `turns` is true, columns of x are dense
+/// instead, and the kernel transposes.
 struct QuantizeFp8 {
   const void* x = nullptr;
-  const float* factors = nullptr;  ///< (columns): factors of x's columns, or null; not with `turns`
+  /// (columns): factors of the columns of x, or nullptr; not allowed with `turns`.
+  const float* factors = nullptr;
   bool turns = false;
   std::int64_t stride = 0, rows = 0, columns = 0;
-  const float* maxima = nullptr;   ///< with `turns`: (rows), the largest |x| of each row, or NaN
-  std::uint8_t* values = nullptr;  ///< (rows, columns), dense
-  float* scales = nullptr;         ///< (rows)
+  /// (rows), only with `turns`: the largest |x| of each row, or NaN.
+  const float* maxima = nullptr;
+  std::uint8_t* values = nullptr;  ///< (rows, columns), dense: the fp8 values
+  float* scales = nullptr;         ///< (rows): the scale of each row
 };
 
-/// The bits of |x|, which are ordered like |x|; those of NaN are above all others.
+/// The bits of |x| as an integer, which are ordered like |x|; the bits of NaN are above all others.
 TESSERA_HOST_DEVICE inline std::uint32_t magnitude_bits(float x) {
   return std::bit_cast<std::uint32_t>(x) & 0x7FFFFFFFU;
 }
 
 struct Fp8Scale {
-  float scale, inverse;  // the inverse is NaN if the row has a non-finite element
+  float scale, inverse;  // scale of a row and its inverse; the inverse is NaN if the row has a
+                         // non-finite element
 };
 
 /// The scale of a row, from the bits of the row's maximum. 448 is 1.75 * 2^8: adding 0x1FFFFF
@@ -44,8 +49,8 @@ TESSERA_HOST_DEVICE inline Fp8Scale fp8_scale(std::uint32_t maximum) {
           std::bit_cast<float>(finite ? (254U - exponent) << 23U : kNaN)};
 }
 
-/// The code of x in the low byte, and of y in the next one. Compute capability 8.9 has an
-/// instruction with the same bits.
+/// The fp8 code of x in the low byte, and of y in the next byte. GPUs of compute capability 8.9
+/// have an instruction with the same bits.
 TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   return __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);
@@ -54,7 +59,8 @@ TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
 #endif
 }
 
-/// Stores the codes of the first n of N elements times `factor`, with one access if it is aligned.
+/// Stores the codes of the first n of N elements times `factor`. Uses one memory access if the
+/// address is aligned.
 template <int N>
 TESSERA_HOST_DEVICE void store_fp8(std::uint8_t* to, const Floats<N>& v, float factor,
                                    std::int64_t n) {
@@ -71,7 +77,8 @@ TESSERA_HOST_DEVICE void store_fp8(std::uint8_t* to, const Floats<N>& v, float f
   }
 }
 
-/// Quantises a dense row, by one team, which reads the row a second time from the nearest cache.
+/// Quantises a dense row, by one team of threads. The team reads the row a second time, from the
+/// nearest cache.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void quantize_fp8_row(const QuantizeFp8& p, std::int64_t row, Team& team) {
   const auto elements = [&](std::int64_t i, std::int64_t n) {
@@ -101,13 +108,14 @@ TESSERA_HOST_DEVICE void quantize_fp8_row(const QuantizeFp8& p, std::int64_t row
                     });
 }
 
-/// A transposed part of x. The last column keeps threads off each other's memory banks.
+/// A part of x that is transposed in shared memory. An additional column prevents threads from
+/// using one memory bank at the same time.
 struct Fp8Tile {
   static constexpr int kSize = 64;
   float at[kSize][kSize + 1];
 };
 
-/// Reads a tile: vectors of N rows, by thread `first` of `step`.
+/// Reads a tile in vectors of N rows. The thread reads the vectors number first, first + step, ...
 template <class T, int N>
 TESSERA_HOST_DEVICE void read_tile(const QuantizeFp8& p, std::int64_t row, std::int64_t column,
                                    int first, int step, Fp8Tile& tile) {
@@ -123,7 +131,7 @@ TESSERA_HOST_DEVICE void read_tile(const QuantizeFp8& p, std::int64_t row, std::
   }
 }
 
-/// Stores a tile's codes, and with the first columns the scales.
+/// Stores a tile's codes. The tiles of the first columns also store the scales.
 TESSERA_HOST_DEVICE inline void store_tile(const QuantizeFp8& p, std::int64_t row,
                                            std::int64_t column, int first, int step,
                                            const Fp8Tile& tile) {

@@ -6,13 +6,15 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr std::int64_t kSharedBytes = 48 << 10;  // shared memory that every kernel may use
+// Number of bytes of shared memory that every kernel may use.
+constexpr std::int64_t kSharedBytes = 48 << 10;
 
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
   Team<kWidth, kRmsNormThreads> team;
-  constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;  // more vectors at once for a warp, whose
-                                                    // threads have more elements of a row
+  // Number of vectors that a thread loads at once; more for a warp, whose threads have more
+  // elements of a row.
+  constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;
   constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
        row += gridDim.x * kTeams) {
@@ -20,8 +22,8 @@ __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call)
   }
 }
 
-/// Sums each team's terms of the weight's gradient in shared memory, or in `terms` if they do not
-/// fit.
+/// Sums each team's terms of the weight's gradient in shared memory, or in `terms` if the sums do
+/// not fit into shared memory.
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
     rms_norm_backward_kernel(RmsNormBackward call, bool in_shared) {
@@ -51,9 +53,9 @@ __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
   }
 }
 
-constexpr int kTermRows = 8;  // rows of terms that a block sums at once
+constexpr int kTermRows = 8;  // number of rows of terms that a block adds at the same time
 
-/// One thread for each element and each eighth row of the terms.
+/// One thread for each element, and for every eighth row of `terms`.
 template <class W>
 __global__ void __launch_bounds__(kWarp* kTermRows)
     rms_norm_weight_kernel(W* weight_grad, const float* terms, std::int64_t rows,
@@ -69,14 +71,14 @@ __global__ void __launch_bounds__(kWarp* kTermRows)
   }
 }
 
-/// Calls body.operator()<T, W, N, kWidth>() for a block of `kBlock` threads. Rows of up to
-/// `short_row` elements are processed by a warp each.
+/// Calls body.operator()<T, W, N, kWidth>() for a block of `kBlock` threads. A row of up to
+/// `short_row` elements is processed by a warp, a longer row by a block.
 template <int kBlock, class Body>
 void with_kernel(const RmsNorm& call, Element type, bool aligned, std::int64_t short_row,
                  Body&& body) {
   with_vectors(type, aligned, [&]<class T, int N>() {
     const auto of_weight = [&]<class W>() {
-      // Access by single elements is rare, so there is no separate kernel for its short rows.
+      // No separate kernel for short rows with access by single elements, which is rare.
       if (N > 1 && call.size <= short_row) {
         body.template operator()<T, W, N, (N > 1 ? kWarp : kBlock)>();
       } else {

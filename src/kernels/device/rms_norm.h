@@ -1,5 +1,5 @@
-// RMSNorm of rows, or of the sum of two rows, and its gradients. A team of threads processes a row;
-// in the tests a team is one thread.
+// The functions of RMSNorm kernels: the norm of rows, or of the sum of two rows, and its gradients.
+// A team of threads processes a row; in the tests a team is one thread.
 #pragma once
 
 #include <algorithm>
@@ -9,45 +9,47 @@
 
 namespace tessera::kernels {
 
-/// Dense rows of `size` elements.
+/// Arguments of RMSNorm for dense rows of `size` elements.
 struct RmsNorm {
   const void* x = nullptr;
-  const void* residual = nullptr;  ///< tensor that is added to x first; null: nothing is added
-  const void* weight = nullptr;    ///< (size), or null for ones
-  bool weight_is_float = false;    ///< the weight is fp32; otherwise it has the type of x
+  const void* residual = nullptr;  ///< tensor that is added to x first; nullptr: nothing is added
+  const void* weight = nullptr;    ///< (size): the weight; nullptr stands for ones
+  bool weight_is_float = false;    ///< whether the weight is fp32; otherwise it has the type of x
   std::int64_t rows = 0;
   std::int64_t size = 0;
   float eps = 0;
-  void* sum = nullptr;  ///< x + residual, rounded, which is normalised; unused without a residual
+  /// x + residual, rounded, which is normalised; unused if there is no residual.
+  void* sum = nullptr;
   void* out = nullptr;
-  float* rstd = nullptr;  ///< (rows): 1 / rms of each row, for backward
+  float* rstd = nullptr;  ///< (rows): 1 / rms of each row, which backward uses
 };
 
 struct RmsNormBackward {
-  RmsNorm forward;  ///< the inputs of the forward, without a result; x is the tensor that was
-                    ///< normalised
+  RmsNorm forward;  ///< inputs of the forward, without results; x is the tensor that was normalised
   const void* grad = nullptr;
-  /// Added to the gradient of x after that was rounded; null: nothing.
+  /// Gradient that is added to the rounded gradient of x; nullptr: nothing is added.
   const void* sum_grad = nullptr;
   void* x_grad = nullptr;
-  void* weight_grad = nullptr;  ///< (size), of the weight's type; null if it is not needed
+  void* weight_grad = nullptr;  ///< (size): gradient of the weight, in the weight's type; nullptr
+                                ///< if it is not needed
   float* terms = nullptr;       ///< (rms_norm_blocks, size): terms of the weight's gradient
 };
 
-constexpr int kRmsNormThreads = 256;          // threads in a block of the forward
-constexpr int kRmsNormBackwardThreads = 128;  // fewer than in forward, so that more rows are in
-                                              // flight: backward reads two rows for each
-// Rows up to these sizes are processed by a warp, longer ones by a block. In backward each warp
-// needs its own terms of the weight's gradient for a row, and a block's shared memory has space for
-// few of them.
+constexpr int kRmsNormThreads = 256;  // number of threads in a block of the forward
+// Number of threads in a block of the backward; fewer than in forward, because backward reads two
+// rows for each row and more rows should be processed at the same time.
+constexpr int kRmsNormBackwardThreads = 128;
+// A row of up to `kShortRow` elements is processed by a warp, a longer row by a block. The limit is
+// lower in backward, where each warp needs its own terms of the weight's gradient for a row, and a
+// block's shared memory has space for few of them.
 constexpr std::int64_t kShortRow = 2048;
 constexpr std::int64_t kShortBackwardRow = 512;
-constexpr int kBackwardVectors = 2;  // vectors that a thread loads at once
+constexpr int kBackwardVectors = 2;  // number of vectors that a thread loads at once
 
 /// The number of blocks of the backward. Each block sums its rows' terms of the weight's gradient.
-/// The number depends only on the sizes, so that the result has the same bits on every GPU. At most
-/// eight blocks for each multiprocessor of an H100, which run concurrently; fewer if a block uses
-/// much shared memory.
+/// The number of blocks depends only on the sizes, so that the result has the same bits on every
+/// GPU. It is at most eight for each multiprocessor of an H100, so that all blocks run at the same
+/// time, and fewer if a block uses much shared memory.
 inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   const std::int64_t rows_at_once = size <= kShortBackwardRow ? kRmsNormBackwardThreads / 32 : 1;
   const std::int64_t most =
@@ -55,7 +57,7 @@ inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   return std::min(most, (rows + rows_at_once - 1) / rows_at_once);
 }
 
-/// The rounded sum of loaded values and the elements at `other`.
+/// The sum of loaded values and the elements at address `other`, rounded to T.
 template <class T, int N>
 TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_t n) {
   const Floats<N> added = load<N>(other, n);
@@ -65,8 +67,8 @@ TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_
   return rounded<T>(values);
 }
 
-/// The sum of squares of the elements times `factor`, by the threads of a team. With a residual the
-/// elements are those of x + residual, which is written to `sum`.
+/// The sum of squares of the elements times `factor`, computed by the threads of a team. With a
+/// residual the elements are those of x + residual, which is written to `sum`.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, std::int64_t size,
                                          float factor, Team& team) {
@@ -115,7 +117,7 @@ TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& t
   return kShrink / std::sqrt(shrunk / size);
 }
 
-/// N elements of the weight, of which n exist.
+/// N elements of the weight, of which only the first n exist.
 template <class W, int N>
 TESSERA_HOST_DEVICE Floats<N> weight_at(const RmsNorm& p, std::int64_t i, std::int64_t n) {
   if (p.weight != nullptr) {
@@ -128,8 +130,8 @@ TESSERA_HOST_DEVICE Floats<N> weight_at(const RmsNorm& p, std::int64_t i, std::i
   return ones;
 }
 
-/// Normalises a row, by one team. T: the element type; W: that of the weight. A thread loads
-/// `kAtOnce` vectors of N elements at once.
+/// Normalises a row, by one team of threads. T is the element type, W the type of the weight. A
+/// thread loads `kAtOnce` vectors of N elements at once.
 template <class T, class W, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& team) {
   const std::int64_t at = row * p.size;
@@ -139,8 +141,7 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
   if (team.first() == 0) {
     p.rstd[row] = rstd;
   }
-  // The row is read a second time, each element by the same thread as before, from the nearest
-  // cache.
+  // Each thread reads the same elements of the row a second time, from the nearest cache.
   for_vectors<N, kAtOnce>(
       p.size, team, [&](std::int64_t i, std::int64_t n) { return load<N>(x + i, n); },
       [&](std::int64_t i, std::int64_t n, Floats<N> v) {
@@ -152,9 +153,10 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
       });
 }
 
-/// The gradient of a row, by one team, which also adds the row's terms of the weight's gradient to
-/// `sums` (size), unless `sums` is null. With y = x * rstd and g the gradient times the weight: dx
-/// = rstd * (g - y * mean(g * y)). Each thread adds to the same elements in every row.
+/// Computes the gradient of a row, by one team of threads. The team also adds the row's terms of
+/// the weight's gradient to `sums`, which has `size` elements, unless `sums` is nullptr. With y = x
+/// * rstd and g the gradient times the weight: dx = rstd * (g - y * mean(g * y)). Each thread adds
+/// to the same elements in every row.
 template <class T, class W, int N, class Team>
 TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::int64_t row,
                                                float* sums, Team& team) {
@@ -163,7 +165,7 @@ TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::in
   struct Pair {
     Floats<N> v, d;
   };
-  // Uses offsets instead of a pointer for each row, which would need too many registers.
+  // Computes addresses from offsets, because a pointer for each row would need too many registers.
   const auto pair = [&](std::int64_t i, std::int64_t n) {
     return Pair{load<N>(static_cast<const T*>(in.x) + (at + i), n),
                 load<N>(static_cast<const T*>(p.grad) + (at + i), n)};
@@ -198,7 +200,8 @@ TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::in
       });
 }
 
-/// The sum of an element's terms in the rows `first`, `first` + `step` and so on of `rows`.
+/// The sum of an element's terms in the rows number `first`, `first` + `step` and so on of `rows`
+/// rows.
 TESSERA_HOST_DEVICE inline float sum_of_terms(const float* terms, std::int64_t rows,
                                               std::int64_t size, std::int64_t element,
                                               std::int64_t first, std::int64_t step) {

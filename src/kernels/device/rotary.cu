@@ -1,5 +1,5 @@
 // Rotary position embedding on a GPU: a thread processes one vector in several heads of a position,
-// and a block processes several positions if they have few heads.
+// and a block processes several positions if each position has few heads.
 #include <algorithm>
 #include <iterator>
 
@@ -43,11 +43,11 @@ std::int64_t most_heads(const Rotary& call) {
   return heads;
 }
 
-/// A thread reads its part of the tables once for this many heads of the part with the most heads.
+/// A thread reads its part of the tables once and uses it for up to this many heads.
 constexpr std::int64_t kHeadsOfThread = 8;
 
-/// The block size: a position's threads by vectors and heads, and as many positions as the block
-/// has threads for. At most 64 positions, the limit of the third dimension.
+/// The block size: vectors by heads by positions. A block has as many positions as it has threads
+/// for, but at most 64, the limit of the third dimension.
 dim3 threads_of_positions(std::int64_t vectors, std::int64_t heads) {
   const std::int64_t x = std::min<std::int64_t>(vectors, kThreads);
   const std::int64_t y = std::min(divide_up(heads, kHeadsOfThread), kThreads / x);

@@ -6,7 +6,7 @@
 
 namespace tessera::kernels {
 
-/// Distances in elements from one batch entry, position or head to the next.
+/// Distances, in elements, from one batch entry, one position or one head to the next.
 struct HeadStrides {
   std::int64_t batch = 0;
   std::int64_t position = 0;
@@ -27,7 +27,7 @@ constexpr int kMostRotaryParts = 2;
 /// Queries and keys, or one of them, for positions (batch, sequence). The tables are dense and
 /// fp32: (sequence, 2 * half). With vectors of N elements, `half` must be a multiple of N.
 struct Rotary {
-  RotaryHeads parts[kMostRotaryParts] = {};  ///< a part without heads is unused
+  RotaryHeads parts[kMostRotaryParts] = {};  ///< queries and keys; an entry without heads is unused
   std::int64_t batch = 0;
   std::int64_t sequence = 0;
   std::int64_t half = 0;
@@ -36,7 +36,7 @@ struct Rotary {
   bool transposed = false;
 };
 
-/// The number of heads of a position, in all parts.
+/// The number of heads of a position, in all parts together.
 TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
   std::int64_t heads = 0;
   for (const RotaryHeads& part : p.parts) {
@@ -52,7 +52,8 @@ TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, floa
   return std::fma(a, b, product) + lost;
 }
 
-/// N elements of both halves of the tables at a position, with their signs in the formula.
+/// N elements of both halves of the tables at a position, with the signs that they have in the
+/// formula of rotation.
 template <int N>
 struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;
@@ -79,7 +80,7 @@ TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t plac
           load<N>(cos + p.half + i, N), signed_at<N>(sin, p.transposed ? i : p.half + i, -sign)};
 }
 
-/// N elements of one half: own * cos + other * sin.
+/// N elements of one half of the result: own * cos + other * sin.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
                                      const Floats<N>& other, const Floats<N>& sin) {
@@ -90,8 +91,8 @@ TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
   return result;
 }
 
-/// The vectors and heads of a position that a thread processes: from the first on, `..._step`
-/// apart.
+/// The vectors and heads of a position that a thread processes: the first one, and the distance to
+/// the next (`..._step`).
 struct RotaryShare {
   int first_vector = 0;
   int vector_step = 1;
@@ -99,12 +100,12 @@ struct RotaryShare {
   int head_step = 1;
 };
 
-/// Rotates N elements, from `i` on, of both halves of a thread's heads in one part.
+/// Rotates N elements, from `i` on, of both halves of each of a thread's heads in one part.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, std::int64_t sample,
                                       std::int64_t place, std::int64_t i,
                                       const RotaryTables<N>& tables, const RotaryShare& share) {
-  // 32 bits are sufficient to count the heads of a position.
+  // The number of heads fits into 32 bits.
   const auto heads = static_cast<int>(part.heads);
   const T* const x =
       static_cast<const T*>(part.x) + sample * part.from.batch + place * part.from.position + i;
@@ -129,7 +130,7 @@ TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
   for (std::int64_t i = share.first_vector * N; i < p.half; i += share.vector_step * N) {
     const RotaryTables<N> tables = tables_at<N>(p, place, i);
     for (const RotaryHeads& part : p.parts) {
-      if (part.heads > 0) {  // a part without heads has no addresses
+      if (part.heads > 0) {  // unused parts are skipped, because they have no addresses
         rotate_heads<T>(p, part, sample, place, i, tables, share);
       }
     }

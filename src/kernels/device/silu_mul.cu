@@ -8,7 +8,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr std::int64_t kMostBlocks = 65535;  // limit of a grid's second dimension
+constexpr std::int64_t kMostBlocks = 65535;  // maximum size of a grid's second dimension
 
 __device__ std::int64_t thread_of_row() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kThreads) silu_mul_backward_kernel(SiluMulBack
   }
 }
 
-/// One thread for each vector of a row; if there are more rows than the grid's limit, a block
-/// processes several.
+/// The grid has a thread for each vector of a row. If there are more rows than the grid's limit, a
+/// block processes several rows.
 dim3 grid_of_rows(std::int64_t rows, std::int64_t vectors) {
   return {static_cast<unsigned>(std::min<std::int64_t>(divide_up(vectors, kThreads), 1 << 30)),
           static_cast<unsigned>(std::min(rows, kMostBlocks))};

@@ -6,8 +6,8 @@
 
 namespace tessera::kernels {
 
-/// `rows` rows of `size` elements; an input's rows begin `gate_stride` or `up_stride` elements
-/// apart, and the result is dense.
+/// `rows` rows of `size` elements; the rows of the inputs begin `gate_stride` and `up_stride`
+/// elements apart, and the result is dense.
 struct SiluMul {
   const void* gate = nullptr;
   const void* up = nullptr;
@@ -19,12 +19,12 @@ struct SiluMul {
 };
 
 struct SiluMulBackward {
-  SiluMul forward;             ///< inputs of the forward; its result is recomputed if the pointer
-                               ///< is not null
-  const void* grad = nullptr;  ///< the gradient of the result, dense
+  SiluMul forward;  ///< inputs of the forward; if its result pointer is not null, the result is
+                    ///< recomputed
+  const void* grad = nullptr;  ///< gradient of the result, dense
   void* gate_grad = nullptr;
   void* up_grad = nullptr;
-  std::int64_t gate_grad_stride = 0;  ///< distance between rows, as for an input
+  std::int64_t gate_grad_stride = 0;  ///< distance between rows of the gradient, in elements
   std::int64_t up_grad_stride = 0;
 };
 
@@ -34,7 +34,7 @@ struct Sigmoid {
   float rest;
 };
 
-/// Computed from exp(-|g|), which never overflows, so that a large g does not cause a NaN in a
+/// Computed from exp(-|g|), which never overflows; otherwise a large g could cause a NaN in a
 /// product.
 TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
   const float e = std::exp(-std::fabs(g));
@@ -43,7 +43,7 @@ TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
   return g < 0.0F ? Sigmoid{small, large} : Sigmoid{large, small};
 }
 
-/// Computes the vectors `first`, `first` + `step` and so on of a row.
+/// Computes the vectors number `first`, `first` + `step` and so on of a row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void silu_mul_row(const SiluMul& p, std::int64_t row, std::int64_t first,
                                       std::int64_t step) {

@@ -1,4 +1,4 @@
-// The threads of a block in teams that each process a row; for .cu files only.
+// Teams of threads, each of which processes a row. For .cu files only.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace tessera::kernels {
 
 constexpr int kWarp = 32;
 
-/// A team of `kWidth` threads of a block: a warp, or all threads.
+/// A team of `kWidth` threads of a block: a warp, or all threads of the block.
 template <int kWidth, int kThreads = kWidth>
 class Team {
   static_assert(kWidth == kWarp || kWidth == kThreads);
@@ -19,8 +19,7 @@ class Team {
   __device__ static std::int64_t first() { return threadIdx.x % kWidth; }
   __device__ static std::int64_t width() { return kWidth; }
 
-  /// The sum of all threads' numbers, with the same bits in each thread; the next function is the
-  /// maximum.
+  /// The sum of the numbers of all threads of the team, with the same bits in each thread.
   template <class T>
   __device__ T sum(T x) {
     return reduce(x, [](T a, T b) { return a + b; });
@@ -37,8 +36,8 @@ class Team {
       x = combine(x, __shfl_xor_sync(~0U, x, lanes));
     }
     if constexpr (kWidth > kWarp) {
-      // Alternates between two buffers, because the last result may still be read while this one is
-      // written.
+      // Two buffers are used in turn, because threads may still read the previous result while this
+      // one is written.
       __shared__ T of_warps[2][kWidth / kWarp];
       turn_ ^= 1;
       of_warps[turn_][threadIdx.x / kWarp] = x;

@@ -1,5 +1,6 @@
 // Building blocks of the GPU kernels: rows of elements, accessed in units of 16 bytes. Kernel
-// bodies are plain functions of a thread's number, which the tests compile for the host.
+// bodies are plain functions with the number of a thread as argument; tests compile them for the
+// host.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -15,10 +16,10 @@
 
 namespace tessera::kernels {
 
-/// The element types that the kernels support. They compute in fp32 and round once.
+/// The element types that the kernels support. Kernels compute in fp32 and round once.
 enum class Element { kFloat, kBFloat16, kHalf };
 
-constexpr int kVectorBytes = 16;  // the widest access of a thread
+constexpr int kVectorBytes = 16;  // number of bytes of a thread's widest access
 
 template <int N>
 struct Floats {
@@ -32,16 +33,16 @@ struct __attribute__((may_alias, aligned(kBytes))) Words {
 };
 using Vector = Words<kVectorBytes>;
 
-/// How N elements of T are accessed: in units of 16 bytes, or with one smaller access.
+/// How N elements of T are accessed: in units of 16 bytes, or with a single smaller access.
 template <class T, int N>
 struct Access {
   static constexpr int kBytes = std::clamp<int>(N * sizeof(T), 4, kVectorBytes);
-  static constexpr int kCount = N * sizeof(T) / kBytes;  // number of accesses; 0 for one element of
-                                                         // 2 bytes
+  // Number of accesses; 0 for a single element of 2 bytes.
+  static constexpr int kCount = N * sizeof(T) / kBytes;
   using Words = kernels::Words<kBytes>;
 };
 
-/// Writes with one access, even where nvcc would split an assignment into several.
+/// Writes with a single access, even where nvcc would split an assignment into several accesses.
 template <int kBytes>
 TESSERA_HOST_DEVICE inline void write_global(const Words<kBytes>& value, Words<kBytes>* to) {
 #ifdef __CUDA_ARCH__
@@ -62,8 +63,8 @@ TESSERA_HOST_DEVICE inline void write_global(const Words<kBytes>& value, Words<k
 #endif
 }
 
-/// Loads N elements: the n that exist in `from`, then zeros. Unless N is 1, N elements are read in
-/// units of 16 bytes and must be aligned accordingly.
+/// Loads N elements: the first n from `from`, the others are zeros. Unless N is 1, N elements are
+/// read in units of 16 bytes and must be aligned accordingly.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   T elements[N];
@@ -85,8 +86,8 @@ TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   return values;
 }
 
-/// Writes the first n of N values, with the same accesses as load(): by write(words, to), or one by
-/// one.
+/// Writes the first n of N values, with the same accesses as load(): whole vectors by write(words,
+/// to), otherwise single elements.
 template <int N, class T, class Write>
 TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::int64_t n,
                                          const Write& write) {
@@ -110,7 +111,7 @@ TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::in
   }
 }
 
-/// Stores N values to global memory.
+/// Stores N values of a vector to global memory.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline void store(T* to, const Floats<N>& values, std::int64_t n) {
   store_by(to, values, n, [](const auto& words, auto* at) { write_global(words, at); });
@@ -122,7 +123,7 @@ TESSERA_HOST_DEVICE inline void store_anywhere(T* to, const Floats<N>& values, s
   store_by(to, values, n, [](const auto& words, auto* at) { *at = words; });
 }
 
-/// The values as load() would read them after store(): rounded to T.
+/// The values that load() would read after store(): rounded to T.
 template <class T, int N>
 TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
   for (int i = 0; i < N; ++i) {
@@ -131,7 +132,7 @@ TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
   return values;
 }
 
-/// for_vectors() from element `i` on, for vectors that are `apart` elements apart.
+/// Like for_vectors(), but begins at element `i`, with vectors that are `apart` elements apart.
 template <int N, int kAtOnce, class Load, class Use>
 TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t apart,
                                                  std::int64_t size, const Load& load,
@@ -153,15 +154,15 @@ TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t ap
 }
 
 /// Calls use(i, n, load(i, n)) for a thread's vectors in a row of `size` elements that a team
-/// processes: N elements from i on, of which n exist. A thread loads `kAtOnce` vectors before it
-/// uses the first, so that their latencies overlap.
+/// processes. A vector has N elements from i on, of which the first n exist. A thread loads
+/// `kAtOnce` vectors before it uses the first, so that their latencies overlap.
 template <int N, int kAtOnce, class Team, class Load, class Use>
 TESSERA_HOST_DEVICE inline void for_vectors(std::int64_t size, const Team& team, const Load& load,
                                             const Use& use) {
   for_vectors_from<N, kAtOnce>(team.first() * N, team.width() * N, size, load, use);
 }
 
-/// a / b, within 2 ulp.
+/// a / b, with an error of at most 2 ulp.
 TESSERA_HOST_DEVICE inline float divide(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __fdividef(a, b);

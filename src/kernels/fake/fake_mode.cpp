@@ -37,7 +37,6 @@ namespace {
 using torch::jit::Stack;
 using Sizes = std::vector<std::int64_t>;
 
-/// The operator's arguments.
 using Arguments = c10::ArrayRef<c10::IValue>;
 using Rule = std::vector<at::Tensor> (*)(Arguments);
 
@@ -65,14 +64,15 @@ std::vector<at::Tensor> where(Arguments arguments) {
       sizes, self.options().dtype(at::promote_types(self.scalar_type(), other.scalar_type())))};
 }
 
-/// An empty tensor like `like`, in memory as (batch, tokens, heads, width), the order that the
-/// kernel makes.
+/// An empty tensor like `like`, in memory as (batch, tokens, heads, width), the order in which the
+/// kernel writes.
 at::Tensor by_tokens(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
       .transpose(1, 2);
 }
 
-/// Returns (batch, heads, tokens, width) and the log-sum-exp, one number for each row of scores.
+/// The results of flash attention: (batch, heads, tokens, width) and the log-sum-exp, one number
+/// for each row of scores.
 std::vector<at::Tensor> flash_attention(Arguments arguments) {
   const at::Tensor& query = arguments[0].toTensor();
   const auto type = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -91,8 +91,9 @@ std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
 std::vector<at::Tensor> convolution(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
-  const auto each = [&](std::size_t i) {  // returns one number for each spatial dimension; a single
-                                          // number applies to all
+  // Number `i` of a list with one number for each spatial dimension; a list with a single number
+  // applies to all dimensions.
+  const auto each = [&](std::size_t i) {
     Sizes numbers = arguments[i].toIntVector();
     numbers.resize(static_cast<std::size_t>(input.dim() - 2), numbers.front());
     return numbers;
@@ -107,7 +108,7 @@ std::vector<at::Tensor> convolution(Arguments arguments) {
                     input.options())};
 }
 
-/// One result of a backward; undefined unless its flag is set.
+/// Result number `number` of a backward; undefined unless its flag in `mask` is set.
 at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tensor& like,
                      at::IntArrayRef sizes) {
   return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
@@ -140,8 +141,9 @@ std::vector<at::Tensor> batch_norm_backward(Arguments arguments) {
           if_wanted(arguments[9], 2, input, {input.size(1)})};
 }
 
-/// Arguments of native_group_norm: input, weight, bias, batch, channels, elements, groups, ...
-/// Newer libtorch versions compose it on the meta device from operators that have no kernel there.
+/// Arguments of native_group_norm: input, weight, bias, batch, channels, elements, groups, ... A
+/// rule is needed because newer libtorch versions compose this operator, on the meta device, from
+/// operators that have no meta kernel.
 std::vector<at::Tensor> group_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const Sizes groups{arguments[3].toInt(), arguments[6].toInt()};
@@ -184,8 +186,8 @@ std::vector<at::Tensor> mse_loss_backward(Arguments arguments) {
   return {at::empty(at::infer_size(self.sizes(), arguments[2].toTensor().sizes()), self.options())};
 }
 
-/// Arguments of _scaled_mm: self, the other factor, scales of both, bias, scale of the result, its
-/// type, ...
+/// Arguments of _scaled_mm: self, the other factor, scales of both factors, bias, scale of the
+/// result, type of the result, ...
 std::vector<at::Tensor> scaled_product(Arguments arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   const at::ScalarType type =
@@ -217,7 +219,7 @@ std::vector<at::Tensor> as_second(Arguments arguments) {
 }
 
 struct Named {
-  std::string_view name;  ///< the operator's name, including the overload
+  std::string_view name;  ///< name of the operator, including the overload
   Rule rule;
 };
 constexpr std::array kRules{
@@ -269,7 +271,7 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// Whether the operator only changes or reads a tensor's metadata, without its values.
+/// Whether the operator only changes or reads the metadata of a tensor and not its values.
 bool is_about_sizes(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   const auto returns_view = [](const c10::Argument& result) {
@@ -292,7 +294,7 @@ FakeKind classify(const c10::OperatorHandle& op) {
   if (schema.name() == "aten::_local_scalar_dense") {
     return FakeKind::kItem;
   }
-  // The only composite operator that writes memory itself.
+  // copy_ is the only composite operator that writes to memory itself.
   if (schema.name() == "aten::copy_") {
     return FakeKind::kInPlace;
   }
@@ -344,7 +346,7 @@ constexpr std::array<std::string_view, 6> kOutOfElements{
     "aten::abs.out",        "aten::logical_and.out", "aten::logical_not.out",
     "aten::logical_or.out", "aten::logical_xor.out", "aten::where.self_out"};
 
-/// Gives `out`, the last argument, the broadcast sizes of the other arguments.
+/// Resizes `out`, the last argument, to the broadcast sizes of the other arguments.
 void run_out_of_elements(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const std::vector<c10::IValue> arguments =
       torch::jit::last(*stack, op.schema().arguments().size()).vec();
@@ -397,7 +399,7 @@ struct Mode {
   std::map<std::string, FakeRule> rules;
 };
 
-/// The active mode.
+/// The active FakeMode, or nullptr.
 std::atomic<const Mode*> mode = nullptr;
 
 std::vector<at::Tensor> tensors_of(std::span<const c10::IValue> values) {
@@ -406,7 +408,8 @@ std::vector<at::Tensor> tensors_of(std::span<const c10::IValue> values) {
   return tensors;
 }
 
-/// Whether the call involves values that do not exist: those of any floating-point CPU tensor.
+/// Whether the call involves values that do not exist in a FakeMode: the values of any
+/// floating-point CPU tensor.
 bool is_fake(std::span<const c10::IValue> arguments) {
   bool floating = false;
   bool elsewhere = false;
@@ -417,8 +420,8 @@ bool is_fake(std::span<const c10::IValue> arguments) {
   return floating && !elsewhere;
 }
 
-/// A meta tensor with the same sizes, strides and type. A wrapped number stays one, because it
-/// affects type promotion.
+/// A meta tensor with the same sizes, strides and type. The wrapped-number flag is copied, because
+/// it affects type promotion.
 at::Tensor on_meta(const at::Tensor& tensor) {
   at::Tensor meta =
       at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
@@ -473,7 +476,7 @@ Stack written_arguments(const c10::OperatorHandle& op, const Stack& stack) {
   return written;
 }
 
-/// The tensors that the call reads, or reads and writes.
+/// The tensors that the call reads, including tensors that it also writes.
 std::vector<at::Tensor> inputs_of(const c10::OperatorHandle& op, const Stack& stack) {
   const auto& arguments = op.schema().arguments();
   Stack inputs;
@@ -514,7 +517,7 @@ std::vector<std::vector<std::int64_t>> out_sizes(const c10::OperatorHandle& op, 
   }
   Stack meta(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()),
              stack.end());
-  // Empty tensors, because libtorch warns if it resizes a tensor that has elements.
+  // The tensors are empty, because libtorch warns if it resizes a tensor that has elements.
   for (std::size_t i = 0; i < meta.size(); ++i) {
     if (op.schema().arguments()[i].is_out() && meta[i].isTensor()) {
       meta[i] = at::empty_strided({0}, {1}, meta[i].toTensor().options());
@@ -574,7 +577,7 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   }
 }
 
-/// Runs the rule that the program has given for the operator; false if there is none.
+/// Runs the rule that the program has registered for the operator; returns false if there is none.
 bool run_given_rule(const c10::OperatorHandle& op, Stack& stack) {
   const Mode& current = *mode.load();
   if (current.rules.empty()) {
@@ -628,9 +631,9 @@ TORCH_LIBRARY_IMPL(_, TESSERA_FAKE_MODE_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
 }
 
-/// For this key libtorch uses the composite implementation of operators that are composed of
-/// others. These operators have their own kernels on a CPU and on CUDA, so they are registered
-/// here.
+/// Operators that have kernels on a CPU and on CUDA although they also have a composite
+/// implementation. Without this registration libtorch would use the composite implementation for
+/// this key.
 TORCH_LIBRARY_IMPL(aten, TESSERA_FAKE_MODE_KEY, library) {
   for (const char* name :
        {"copy_", "convolution", "convolution_backward", "native_group_norm", "native_layer_norm"}) {

@@ -7,7 +7,7 @@
 
 namespace tessera::kernels {
 
-// Properties of the processor, determined once.
+// Properties of the processor, each determined once.
 
 /// Whether the processor has the AVX-512 extensions of x86-64-v4.
 inline bool has_avx512() {
@@ -36,14 +36,14 @@ inline bool is_amd() {
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-// Which fp32 matrix products oneDNN computes. This depends only on the processor and the sizes, so
-// that every run and every rank makes the same choice.
+// Which fp32 matrix products oneDNN computes. The choice depends only on the processor and the
+// sizes, so that it is equal in every run and on every rank.
 
 /// Whether MKL has no kernels for this processor's widest vectors. MKL has AVX-512 kernels for
 /// Intel processors only, and uses AVX2 kernels on AMD's.
 bool mkl_leaves_vectors_unused();
 
-/// Whether a product (rows, inner) x (inner, columns) is large enough to be faster with oneDNN.
+/// Whether a product (rows, inner) x (inner, columns) is so large that oneDNN is faster than MKL.
 bool gains_from_onednn(std::int64_t rows, std::int64_t inner, std::int64_t columns);
 
 }  // namespace tessera::kernels

@@ -14,31 +14,33 @@ using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
 /// Kernels over rows in memory, for elements of type T. Rows are dense unless stated otherwise.
 template <class T>
 struct RowKernels {
-  /// RMSNorm of rows with `dim` elements. weight may be null (ones). rstd: one number per row. If
-  /// residual and sum are not null, normalises x + residual and writes it to `sum`.
+  /// RMSNorm of rows with `dim` elements. A null weight stands for ones. rstd receives one number
+  /// per row. If residual and sum are not null, normalises x + residual and writes it to `sum`.
   void (*rms_norm)(const T* x, const T* residual, const float* weight, T* sum, T* out, float* rstd,
                    std::int64_t rows, std::int64_t dim, float eps);
-  /// Adds the weight's gradient to weight_grad (dim), and sum_grad to the rounded x_grad; either
-  /// may be null.
+  /// Adds the weight's gradient to the `dim` elements of weight_grad, and sum_grad to the rounded
+  /// x_grad. weight_grad and sum_grad may be null.
   void (*rms_norm_backward)(const T* grad, const T* sum_grad, const T* x, const float* weight,
                             const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
                             std::int64_t dim);
   void (*silu_mul)(const T* gate, const T* up, T* out, std::int64_t n);
-  /// Computes the gradients of silu_mul, and writes the product to `out` unless `out` is null.
+  /// Computes the gradients of silu_mul. Also writes the product to `out` unless `out` is null.
   void (*silu_mul_backward)(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
                             T* out, std::int64_t n);
-  /// Rotates one position: `heads` vectors of 2 * half elements, x_stride apart; out is dense.
+  /// Rotates `heads` vectors of 2 * half elements at one position. The vectors are x_stride
+  /// elements apart in x, and dense in out.
   void (*rotary)(const T* x, std::int64_t x_stride, const float* cos, const float* sin, T* out,
                  std::int64_t heads, std::int64_t half, bool transposed);
-  /// For a row of logits computes the maximum, which is -inf for an empty row; the sum of exp(x -
+  /// Computes for a row of logits: the maximum, which is -inf for an empty row; the sum of exp(x -
   /// maximum), or of exp(x) if the maximum is -inf; and, if `differences` is not null, the sum of x
-  /// relative to the same reference.
+  /// - maximum, or of x if the maximum is -inf.
   void (*sums_of_logits)(const T* x, std::int64_t n, float* maximum, float* exponentials,
                          float* differences);
-  /// out = exp(x - high - low) * factor + added, where high + low is the log-sum-exp. out may be x.
+  /// Computes out = exp(x - high - low) * factor + added, where high + low is the log-sum-exp. out
+  /// and x may be the same memory.
   void (*softmax)(const T* x, T* out, std::int64_t n, float high, float low, float factor,
                   float added);
-  /// add: sum += x. round: out = sum, rounded.
+  /// `add` computes sum += x. `round` computes out = sum, rounded to T.
   void (*add)(const T* x, float* sum, std::int64_t n);
   void (*round)(const float* sum, T* out, std::int64_t n);
 };

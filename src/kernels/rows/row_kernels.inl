@@ -1,7 +1,7 @@
 // The row kernels for one instruction set. Defines tessera::kernels::TESSERA_ISA::kTable. Included
 // by files that are compiled with flags of that instruction set. Includes no header with inline
-// functions: the linker keeps only one copy of each, which might be one that older machines cannot
-// run.
+// functions: the linker keeps only one copy of each, and that copy might use instructions that
+// older machines lack.
 #include <cstdint>
 
 #include "tessera/kernels/detail/huge_rows.h"
@@ -11,8 +11,8 @@ namespace tessera::kernels::TESSERA_ISA {
 
 #include "rows/vec.inl"
 
-/// 1 / rms of a row whose sum of squares overflows. The elements are multiplied by kShrink, as on
-/// CUDA. eps is too small to count.
+/// 1 / rms of a row whose sum of squares overflows. The elements are multiplied by kShrink before
+/// they are squared, as on CUDA. eps is ignored, because it is too small.
 template <class T>
 __attribute__((noinline)) float rstd_of_huge_row(const T* v, std::int64_t dim) {
   Floats squares{};
@@ -52,19 +52,19 @@ void rms_norm(const T* x, const T* residual, const float* weight, T* sums, T* ou
   }
 }
 
-/// The elements of a row from `x` on, times `scale` if kHuge.
+/// Loads the elements of a row from `x` on, multiplied by `scale` if kHuge.
 template <bool kHuge, class T>
 TESSERA_INLINE Floats load_scaled(const T* x, std::int64_t n, float scale) {
   const Floats v = load(x, n);
   return kHuge ? v * scale : v;
 }
 
-/// The gradient of one row. If kHuge, the elements are multiplied by `scale` before other factors,
-/// as on CUDA, so that no product with the gradient overflows.
+/// The gradient of one row of RMSNorm. If kHuge, the elements are multiplied by `scale` before
+/// other factors, as on CUDA, so that no product with the gradient overflows.
 template <bool kHuge, class T>
 void rms_norm_backward_row(const T* grad, const T* sum_grad, const T* x, const float* weight,
                            float scale, T* x_grad, float* weight_grad, std::int64_t dim) {
-  const float later = kHuge ? 1.0F : scale;  // the factor that load_scaled() leaves out
+  const float later = kHuge ? 1.0F : scale;  // the factor by which load_scaled() has not multiplied
   Floats dots{};
   for (std::int64_t i = 0; i < dim; i += kLanes) {
     const Floats gx = load(grad + i, dim - i) * load_scaled<kHuge>(x + i, dim - i, scale);
@@ -105,7 +105,7 @@ struct Sigmoid {
   Floats value, rest;
 };
 
-/// Computed from exp(-|g|), as on CUDA, so that a large g does not cause a NaN in a product.
+/// Computed from exp(-|g|), as on CUDA; otherwise a large g could cause a NaN in a product.
 Sigmoid sigmoid(Floats g) {
   const Floats e = exp_or_0(g < 0.0F ? g : -g);
   const Floats large = 1.0F / (1.0F + e);
@@ -133,7 +133,7 @@ void silu_mul_backward(const T* grad, const T* gate, const T* up, T* gate_grad, 
     store(gate_grad + i, value * (1.0F + g * rest) * d * u, n - i);
     store(up_grad + i, d * silu, n - i);
     if (out != nullptr) {
-      store(out + i, silu * u, n - i);  // the same bits as in forward
+      store(out + i, silu * u, n - i);  // has the same bits as the result of forward
     }
   }
 }
@@ -156,21 +156,21 @@ void rotary(const T* x, std::int64_t x_stride, const float* cos, const float* si
   }
 }
 
-/// Processes a row block by block: first the block's maximum, then its sums, while the block is in
-/// the nearest cache.
+/// Processes a row block by block: computes first the maximum of a block, then its sums, while the
+/// block is in the nearest cache.
 template <class T>
 void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponentials,
                     float* differences) {
   constexpr std::int64_t kBlock = 1024;
   const float none = -__builtin_inff();
   float top = none;
-  float from = 0;  // the number that the sums are relative to
+  float from = 0;  // the number that is subtracted from x in the sums
   float exps = 0, diffs = 0;
   for (std::int64_t i = 0; i < n; i += kBlock) {
     const std::int64_t end = n - i < kBlock ? n : i + kBlock;
     const float highest = largest(x + i, end - i);
     if (highest > top) {
-      // A sum over only -inf is 0, and stays 0.
+      // If all logits so far are -inf, their sum is 0 and stays 0.
       exps *= top == none ? 0.0F : exp_or_0(broadcast(top - highest))[0];
       diffs += static_cast<float>(i) * (from - highest);
       from = top = highest;

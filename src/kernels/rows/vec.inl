@@ -1,6 +1,6 @@
 // Sixteen floats at once, by the vector extension of GCC and Clang: the compiler maps it to the
-// registers that TESSERA_ISA has. Operations are lane by lane and without fused multiply-add, so
-// every instruction set gives the same bits. Included inside namespace
+// registers that TESSERA_ISA has. Operations work on each float separately and without fused
+// multiply-add, so every instruction set gives the same bits. Included inside namespace
 // tessera::kernels::TESSERA_ISA.
 
 constexpr int kLanes = 16;
@@ -31,7 +31,7 @@ TESSERA_INLINE Floats load(const Bf16* from) {
   return as_floats(__builtin_convertvector(v, Words) << 16);
 }
 
-/// Loads the first n lanes from memory; the others are zero.
+/// Loads the first n of sixteen elements from memory; the others are zero.
 template <class T>
 TESSERA_INLINE Floats load(const T* from, std::int64_t n) {
   if (n >= kLanes) {
@@ -64,7 +64,7 @@ TESSERA_INLINE void store(T* to, Floats v, std::int64_t n) {
   __builtin_memcpy(to, lanes, static_cast<std::size_t>(n) * sizeof(T));
 }
 
-/// The values as load() would read them after store(): rounded to T.
+/// The values that load() would read after store(): rounded to T.
 template <class T>
 TESSERA_INLINE Floats rounded(Floats v) {
   T lanes[kLanes];
@@ -72,7 +72,7 @@ TESSERA_INLINE Floats rounded(Floats v) {
   return load(lanes);
 }
 
-/// The sum of all lanes, added as a tree.
+/// The sum of all sixteen elements, added as a binary tree.
 TESSERA_INLINE float sum(Floats v) {
   float lanes[kLanes];
   store(lanes, v);
@@ -84,12 +84,13 @@ TESSERA_INLINE float sum(Floats v) {
   return lanes[0];
 }
 
-/// exp within 2 ulp; arguments are clamped to [-87, 88]. x = n ln2 + r, with the polynomial of
-/// Moshier's Cephes in r.
+/// exp(x) within 2 ulp. x is clamped to [-87, 88]. x = n ln2 + r, with the polynomial of Moshier's
+/// Cephes in r.
 TESSERA_INLINE Floats exp(Floats x) {
   x = x < -87.0F ? broadcast(-87.0F) : x;
   x = x > 88.0F ? broadcast(88.0F) : x;
-  const float round = 12582912.0F;  // 1.5 * 2^23: adding it removes the fraction
+  // 1.5 * 2^23; adding and subtracting this number rounds to an integer.
+  const float round = 12582912.0F;
   const Floats n = (x * 1.44269504088896341F + round) - round;
   const Floats r = (x - n * 0.693359375F) - n * -2.12194440e-4F;
   Floats p = broadcast(1.9875691500e-4F);
@@ -103,12 +104,12 @@ TESSERA_INLINE Floats exp(Floats x) {
   return y * reinterpret_cast<Floats>(power);
 }
 
-/// exp(x), but 0 for x below -87, where exp() is clamped.
+/// exp(x), but 0 for x below -87, where exp() would clamp x.
 TESSERA_INLINE Floats exp_or_0(Floats x) {
   return x < -87.0F ? Floats{} : exp(x);
 }
 
-/// A mask with all bits set in the first n lanes.
+/// A mask with all bits set in the first n of sixteen elements.
 TESSERA_INLINE Ints lanes_below(std::int64_t n) {
   const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return lane < static_cast<std::int32_t>(n < kLanes ? n : kLanes);

@@ -24,7 +24,7 @@ struct DType {
     kSigned,
     kFloating,
     kComplex,
-    kOther,  ///< quantised, packed or 8-bit floating-point elements
+    kOther,  ///< quantised, packed or 8-bit floating-point types, and any other type
   };
   Kind kind = Kind::kOther;
   std::int64_t itemsize = 1;  ///< bytes of one element
@@ -33,8 +33,8 @@ struct DType {
   friend bool operator==(const DType&, const DType&) = default;
 };
 
-/// An argument of an operator without libtorch's types. monostate is None, or an argument that no
-/// sharding rule reads, such as a generator.
+/// An operator's argument, as a value that does not depend on libtorch. std::monostate stands for
+/// None, or an argument that no sharding rule reads, such as a generator.
 using Argument = std::variant<std::monostate, bool, std::int64_t, double, std::string, DType,
                               std::vector<std::int64_t>, TensorRef, std::vector<TensorRef>>;
 

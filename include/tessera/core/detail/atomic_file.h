@@ -29,7 +29,7 @@ class AtomicFile : tessera::detail::NoCopy {
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
   void sync();
   /// Renames the temporary file to `path`. Throws Error if the folder cannot be made durable; the
-  /// file is then already in place.
+  /// file is then complete at `path`, but may be lost in a crash.
   void publish();
   /// Calls publish() unless the file `path` exists. Returns whether the file was published. If
   /// several processes publish at the same time, one succeeds; this needs a file system with hard
@@ -51,8 +51,9 @@ class AtomicFile : tessera::detail::NoCopy {
 /// returned unchanged.
 std::filesystem::path absolute_path(const std::filesystem::path& path);
 
-/// Removes the temporary files that killed processes of this host have left in a folder for files
-/// whose names satisfy `of`. Errors are ignored, because a temporary file only takes disk space.
+/// Removes the temporary files that killed processes of this host have left in a folder. Only
+/// temporary files of files whose names satisfy `of` are removed. Errors are ignored, because a
+/// temporary file only takes disk space.
 void remove_leftovers(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& of);
 

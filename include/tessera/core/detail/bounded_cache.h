@@ -32,7 +32,7 @@ class BoundedCache {
     TESSERA_CHECK(capacity > 0, "a cache of capacity 0 was asked for; give it at least 1");
   }
 
-  /// The value of `key`, or nullptr. Counts a hit or a miss.
+  /// The cached value of `key`, or nullptr if there is none. Counts a hit or a miss.
   template <class LookUp>
   ValuePtr find(const LookUp& key) const {
     const std::shared_lock lock(mutex_);
@@ -62,8 +62,8 @@ class BoundedCache {
     return entry->second.value;
   }
 
-  /// The value of `key`, computed by `compute(key)` if it is not cached. An exception of `compute`
-  /// is passed on, and nothing is stored.
+  /// Returns the value of `key`. If the value is not cached, computes it by `compute(key)` and
+  /// stores it. An exception of `compute` is passed on, and nothing is stored.
   template <class Compute>
   ValuePtr get(const Key& key, const Compute& compute) {
     if (auto found = find(key)) {
@@ -94,7 +94,7 @@ class BoundedCache {
   };
   using Entries = std::unordered_map<Key, Entry, Hash, Equal>;
 
-  /// Removes the oldest entry that was not used since evict() last visited it.
+  /// Removes the oldest entry that was not used since evict() last examined the entry.
   void evict() {
     while (order_.front()->second.used.exchange(false, std::memory_order_relaxed)) {
       order_.splice(order_.end(), order_, order_.begin());
@@ -106,7 +106,8 @@ class BoundedCache {
   const std::size_t capacity_;
   mutable std::shared_mutex mutex_;
   Entries entries_;
-  std::list<const typename Entries::value_type*> order_;  // oldest first
+  // Keys of the cache, the oldest entry first.
+  std::list<const typename Entries::value_type*> order_;
   mutable std::atomic<std::int64_t> hits_{0};
   mutable std::atomic<std::int64_t> misses_{0};
 };

@@ -14,7 +14,7 @@ namespace tessera::detail {
 /// `before`: the checksum of the preceding bytes, so that a checksum can be computed in pieces.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
-/// One of several methods of computing CRC-32C.
+/// A method of computing CRC-32C, with its name.
 struct Crc32cWay {
   const char* name;
   std::uint32_t (*sum)(std::span<const std::byte> bytes, std::uint32_t before);

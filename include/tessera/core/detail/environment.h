@@ -19,10 +19,11 @@ namespace tessera::detail {
 std::optional<bool> environment_switch(const char* name);
 
 /// Whether TESSERA_DEBUG is on: ranks then compare their calls and values, at the cost of
-/// collectives and synchronisation. `unset`: the result if the variable is not set.
+/// collectives and synchronisation. `unset` is returned if the variable is not set.
 bool debug_checks(bool unset = false);
 
-/// The path of library `name` in the folder of the library that contains `function`.
+/// The path of a library with file name `name`, in the folder of the library that contains
+/// `function`.
 inline std::string library_beside(const void* function, const char* name) {
   Dl_info info{};
   const bool found = dladdr(function, &info) != 0;

@@ -21,18 +21,19 @@ namespace tessera::flight {
 // complete even if the rank was killed. One rank writes; any process may read at any time. Times
 // are nanoseconds since 1970.
 
-constexpr std::uint64_t kMagic = 0x3264726365725354;  // "TSrecrd2"
+constexpr std::uint64_t kMagic = 0x3264726365725354;  // first bytes of a record file: "TSrecrd2"
 constexpr std::size_t kGroups = 128;
 constexpr std::size_t kCalls = 1024;
 constexpr std::size_t kMostRanks = 4096;
 
 enum class RankState : std::uint32_t {
   kRunning,
-  kEnded,  ///< its world has ended; the process may continue
-  kGaveUp  ///< World::abort()
+  kEnded,  ///< the rank's world has ended; the process may continue
+  kGaveUp  ///< the rank has called World::abort()
 };
 
-/// A text padded with zeros. A long text is cut at the front, because its end is more specific.
+/// `text` as an array that is padded with zeros. A long text is cut at the front, because its end
+/// is more specific.
 template <std::size_t Size>
 std::array<char, Size> padded(std::string_view text) {
   std::array<char, Size> result{};
@@ -41,14 +42,14 @@ std::array<char, Size> padded(std::string_view text) {
   return result;
 }
 
-/// The text of an array made by padded().
+/// The text in an array that was made by padded().
 template <std::size_t Size>
 std::string unpadded(const std::array<char, Size>& text) {
   return {text.begin(), std::ranges::find(text, '\0')};
 }
 
-/// A value stored in atomic words, so that it may be read while it is written. CallSlot explains
-/// how a reader detects a mixture of two values.
+/// A value of type T stored in atomic words, so that one process may read the value while another
+/// process writes it. CallSlot explains how a reader detects a mixture of two values.
 template <class T>
 class SharedWords {
  public:
@@ -73,11 +74,12 @@ class SharedWords {
 
 /// The properties of a collective that do not change.
 struct CallLabel {
-  std::uint64_t group = 0;   ///< GroupSlot::id
-  std::uint64_t number = 0;  ///< in its group; 0 is the group's set-up
+  std::uint64_t group = 0;  ///< id of the group of the collective, GroupSlot::id
+  /// Number of the collective within its group; number 0 is the set-up of the group.
+  std::uint64_t number = 0;
   std::array<char, 24> collective{};
-  std::array<char, 72> purpose{};  ///< "unit 'layers.3'"
-  std::array<char, 56> caller{};   ///< the function that the program called
+  std::array<char, 72> purpose{};  ///< purpose of the collective, for example "unit 'layers.3'"
+  std::array<char, 56> caller{};   ///< the library function that the program called
 };
 
 struct CallSlot {
@@ -85,27 +87,32 @@ struct CallSlot {
   /// reader that sees the same number before and after has read one call.
   std::atomic<std::uint64_t> order{0};
   SharedWords<CallLabel> label;
-  std::atomic<bool> waits{false};      ///< whether a thread or the device waits for the call's end
-  std::atomic<std::int64_t> since{0};  ///< when `waits` last changed
+  /// Whether a thread or the device is waiting for the end of the call.
+  std::atomic<bool> waits{false};
+  std::atomic<std::int64_t> since{0};  ///< time at which the member `waits` last changed
 };
 
 struct GroupSlot {
-  std::atomic<std::uint64_t> id{0};     ///< equal on all ranks, written last; 0: a free slot
-  std::atomic<std::uint64_t> begun{0};  ///< number of calls begun, including the set-up
+  /// Id of the group, equal on all ranks, written last; 0 marks a free slot.
+  std::atomic<std::uint64_t> id{0};
+  std::atomic<std::uint64_t> begun{0};  ///< number of calls that the rank has begun in the group,
+                                        ///< including the set-up of the group
   std::array<char, 64> name{};
-  std::array<std::uint64_t, kMostRanks / 64> ranks{};  ///< bit r % 64 of word r / 64: rank r
+  /// World ranks of the group, as bits: rank r is bit r % 64 of word r / 64.
+  std::array<std::uint64_t, kMostRanks / 64> ranks{};
 };
 
 struct Record {
-  std::atomic<std::uint64_t> magic{0};  ///< kMagic, written last
-  std::uint64_t bytes = 0;              ///< sizeof(Record) of the writer
-  std::uint64_t token = 0;              ///< identifies the record to other ranks
+  std::atomic<std::uint64_t> magic{0};  ///< the constant kMagic, written last
+  std::uint64_t bytes = 0;              ///< sizeof(Record) in the process that wrote the record
+  std::uint64_t token = 0;              ///< number that identifies the record to other ranks
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int64_t pid = 0;
-  std::uint64_t start_time = 0;  ///< of the process, in clock ticks since boot
+  std::uint64_t start_time = 0;  ///< start time of the process, in clock ticks since boot
   std::atomic<RankState> state{RankState::kRunning};
-  std::atomic<std::int64_t> ended{0};  ///< when the state changed from kRunning
+  /// Time at which the state changed from kRunning to another state.
+  std::atomic<std::int64_t> ended{0};
   std::atomic<std::int64_t> step{-1};
   std::atomic<std::uint64_t> calls_begun{0};
   std::array<GroupSlot, kGroups> groups;
@@ -119,15 +126,15 @@ struct Call {
   std::int64_t since = 0;
 };
 
-/// The call with this order; nullopt if the record no longer contains the call.
+/// The call whose CallSlot::order is `order`; nullopt if the record no longer contains the call.
 std::optional<Call> read_call(const Record& record, std::uint64_t order);
-/// The call in which the rank has waited longest. If the rank does not wait, its last call; nullopt
-/// before the first.
+/// The call in which the rank has waited longest. If the rank does not wait, the rank's last call.
+/// nullopt if the rank has made no call.
 std::optional<Call> current_call(const Record& record);
-/// The call `number` of a group; nullopt if the record does not contain the call.
+/// The call with number `number` in a group; nullopt if the record does not contain the call.
 std::optional<Call> find_call(const Record& record, std::uint64_t group, std::uint64_t number);
-/// Whether the rank has begun this call, and not another collective in its place. Without the
-/// collective's name in `call`, only the number is compared.
+/// Whether the rank has begun the call `call`, and not another collective in its place. If `call`
+/// has no name of a collective, only the number is compared.
 bool has_begun(const Record& record, const CallLabel& call);
 
 /// A call as text: "all_reduce for unit 'a' (call 7 of group 'dp'), called by clip_grad_norm_".

@@ -16,15 +16,16 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Whether a reduction `a` over one mesh dimension and a reduction `b` over another mesh dimension
-/// may be computed in either order. True for equal reductions, and for sum and average.
+/// Whether reductions by `a` over one mesh dimension and by `b` over another mesh dimension give
+/// the same result in either order. True for equal reductions, and for sum and average.
 bool commute(ReduceOp a, ReduceOp b);
 
-/// One factor of a tensor dimension: `extent` positions, divided over `mesh_dims` in this order.
-/// Each mesh dimension divides the chunk that the previous mesh dimension left, as torch.chunk
-/// does. The extent need not be divisible. A digit without mesh dimensions is local.
+/// One factor of a tensor dimension's size, as the digits of a number: `extent` positions, divided
+/// over `mesh_dims` in this order. Each mesh dimension divides the chunk that the previous mesh
+/// dimension left, as torch.chunk does. The extent need not be divisible. A digit without mesh
+/// dimensions is not divided.
 struct Digit {
-  std::int64_t extent = 0;  ///< positions; 0: the whole dimension, which has only this digit
+  std::int64_t extent = 0;  ///< number of positions; 0 if the digit is the whole dimension
   std::vector<int> mesh_dims;
   friend bool operator==(const Digit&, const Digit&) = default;
 };
@@ -85,11 +86,12 @@ class Layout {
   /// Whether the layout has neither sharded nor partial mesh dimensions.
   bool is_replicated() const { return replicated_; }
   bool is_partial() const { return !partial_.empty(); }
-  /// The tensor dimension that is sharded over `mesh_dim`, or -1.
+  /// The tensor dimension that is sharded over mesh dimension `mesh_dim`, or -1.
   int sharded_dim(int mesh_dim) const { return sharded_dim_[static_cast<std::size_t>(mesh_dim)]; }
-  /// The entry of partial() for `mesh_dim`, or nullptr.
+  /// The entry of partial() for mesh dimension `mesh_dim`, or nullptr.
   const PartialDim* partial_on(int mesh_dim) const;
-  /// The mesh dimensions over which `tensor_dim` is sharded, in the order in which they divide it.
+  /// The mesh dimensions over which tensor dimension `tensor_dim` is sharded, in the order in which
+  /// they divide it.
   std::vector<int> mesh_dims_of(int tensor_dim) const;
 
  private:
@@ -104,14 +106,15 @@ class Layout {
   std::vector<std::int64_t> mesh_sizes_;
   Dims dims_;
   std::vector<PartialDim> partial_;
-  std::vector<int> sharded_dim_;  // of each mesh dimension
+  std::vector<int> sharded_dim_;  // the results of sharded_dim(), one for each mesh dimension
   bool replicated_ = false;
-  bool sized_ = false;  // depends on tensor sizes, so its references are counted
+  // Whether the layout depends on tensor sizes, so that its references are counted.
+  bool sized_ = false;
   mutable std::atomic<std::int64_t> holders_{0};
   const std::uint64_t hash_;
 };
 
-/// A reference to a layout, or to none. Copying costs as little as copying a pointer, except for
+/// A pointer to a layout, or nullptr. Copying costs as little as copying a pointer, except for
 /// layouts that depend on sizes, whose references are counted. As thread safe as std::shared_ptr.
 class LayoutPtr {
  public:
@@ -156,9 +159,10 @@ inline LayoutPtr Layout::ptr() const {
 /// length, or a StridedShard whose chunks do not align with the other shards of its dimension.
 LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes);
-/// PyTorch's placements of a tensor of global `sizes` with `layout`. An order other than the mesh's
-/// becomes StridedShard. Throws Error for a layout that no list of placements describes, which is
-/// one with several digits in a dimension of which a digit before the last is divided unevenly.
+/// PyTorch's placements of a tensor of global `sizes` with `layout`. A dimension that is divided in
+/// another order than that of the mesh dimensions gets a StridedShard. Throws Error for a layout
+/// that no list of placements describes, which is one with several digits in a dimension of which a
+/// digit before the last is divided unevenly.
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes);
 /// A compact, exact text for messages: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-"
 /// is a dimension that is not sharded; several digits are written "2 x 8:m0" (a local digit of 2,

@@ -31,10 +31,11 @@ std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
 std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> sizes,
                          std::span<const std::int64_t> coordinate);
 
-/// A block of the global tensor that is stored on one rank: an index range in every dimension.
+/// A block of the global tensor that is stored on one rank: a range of indices in every dimension.
 struct Box {
   std::vector<std::int64_t> global_offset;  ///< first index of each dimension in the global tensor
-  std::vector<std::int64_t> local_offset;   ///< first index of each dimension in the local tensor
+  /// First index of each dimension in the local tensor of the rank.
+  std::vector<std::int64_t> local_offset;
   std::vector<std::int64_t> sizes;
   friend bool operator==(const Box&, const Box&) = default;
 };
@@ -57,7 +58,7 @@ std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t i
 /// The elements of a global tensor that one rank stores.
 struct FlatPlace {
   std::vector<std::int64_t> sizes;  ///< global sizes of the tensor
-  std::vector<Box> boxes;           ///< in the order of owned_boxes()
+  std::vector<Box> boxes;           ///< blocks that the rank stores, in the order of owned_boxes()
   friend bool operator==(const FlatPlace&, const FlatPlace&) = default;
 };
 
@@ -69,11 +70,13 @@ std::vector<std::int64_t> flat_place(const FlatPlace& place);
 FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndim);
 
 /// The rows of one part of a fused weight, which stores several weights in one tensor. The fused
-/// weight consists of equal groups of rows. The part has one run of rows in each group.
+/// weight consists of equal groups of rows. The part consists of one range of rows in each group;
+/// here such a range is called a run.
 struct PartRows {
-  std::int64_t first = 0;       ///< first row of the run in the first group
-  std::int64_t run = 0;         ///< rows of a run
-  std::int64_t group_rows = 0;  ///< rows from the beginning of one run to the next
+  std::int64_t first = 0;  ///< first row of the part's run in the first group
+  std::int64_t run = 0;    ///< number of rows of each run
+  /// Number of rows from the beginning of one run to the beginning of the next run.
+  std::int64_t group_rows = 0;
   std::int64_t groups = 1;
 
   /// Calls visit(row, from, rows) for each run of this part that overlaps with the block of rows

@@ -12,8 +12,8 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// The part of a ShardingRule that says how a rank runs the operator on its local tensors. For the
-/// library's own operators.
+/// The part of a ShardingRule that determines how a rank runs the operator on its local tensors.
+/// Used by the rules of the library's own operators.
 struct LocalExecution {
   /// A call that each rank runs on its local tensors instead of the operator, because the operator
   /// depends on sizes that differ locally. For example, squeeze() becomes squeeze.dims, and a mean
@@ -34,8 +34,9 @@ struct LocalExecution {
     /// The name of an operator, with overload, or a part operator.
     std::variant<std::string_view, PartOperator> op;
     std::vector<Argument> args;
-    double scale = 1.0;  ///< factor of the local results
-    /// The local call is used only if one of these factors is sharded; empty: always.
+    double scale = 1.0;  ///< factor by which the local results are multiplied
+    /// The local call is used only if one of these factors is sharded. If the list is empty, the
+    /// local call is always used.
     std::vector<int> when_split = {};
   };
   std::optional<LocalCall> local_call;
@@ -60,18 +61,18 @@ struct LocalExecution {
 
   /// Output `output` is written into input `input` (in-place and out= variants). If propagate()
   /// finds another layout for the output than the input's, the result is redistributed to the
-  /// input's layout and copied into the input's local tensor. The copy is not collective, because
-  /// the result is replicated in this case.
+  /// input's layout and copied into the input's local tensor. This never needs a collective,
+  /// because the result is replicated in this case.
   struct Inplace {
     int input = 0;
     int output = 0;
   };
   std::vector<Inplace> inplace;
 
-  /// Tensors whose layouts are chosen together; an empty list of groups means one group of all
-  /// tensors. A list operator (_foreach_add_) has one group for each position of its lists. Inputs
-  /// and outputs in no group are replicated, and the rule does not know the sizes of such outputs
-  /// (the seeds that attention returns).
+  /// Tensors whose layouts are chosen together. An empty list of groups stands for a single group
+  /// with all tensors. A list operator (_foreach_add_) has one group for each position of its
+  /// lists. Inputs and outputs in no group are replicated, and the rule does not know the sizes of
+  /// such outputs (the seeds that attention returns).
   struct TensorGroup {
     std::vector<int> inputs;
     std::vector<int> outputs;

@@ -1,4 +1,4 @@
-// Errors of files that are read.
+// Exceptions for files that cannot be read, and checks of their content.
 #pragma once
 
 #include <filesystem>
@@ -29,7 +29,8 @@ class ReadError : public Error {
 /// The byte order mark that some editors write at the beginning of a text.
 inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
-/// A hint to append to a JSON parser's message if the invalid text is NaN or Infinity; else "".
+/// A hint about NaN and Infinity, to append to a JSON parser's message. Empty unless `fault`, the
+/// invalid text, is NaN or Infinity.
 std::string json_hint(std::string_view fault);
 
 /// Throws Error if the content is a git-lfs pointer, which a repository contains in place of the

@@ -27,15 +27,15 @@ enum class StepKind : std::uint8_t {
 };
 
 /// One step of a redistribution: at most one collective, always over the last (innermost) mesh
-/// dimensions of a digit.
+/// dimensions of a digit (see Layout).
 struct Step {
   StepKind kind;
-  /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims): one, or
-  /// several in the digit's order. For several dimensions the digit is divisible by the product of
-  /// their sizes. The group of these dimensions therefore divides the digit like one mesh dimension
-  /// of this size. Ascending for kAllReduce. Never of size 1. Empty for kRelabel.
+  /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims): one
+  /// dimension, or several in the order in which they divide the digit. The digit's extent is then
+  /// divisible by the product of their sizes, so the group divides the digit like a single mesh
+  /// dimension of this size. Ascending for kAllReduce. No dimension has size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
-  int dim = -1;     ///< tensor dimension, see StepKind; -1 if unused
+  int dim = -1;     ///< tensor dimension `dim` of StepKind; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused
   ReduceOp op = ReduceOp::kSum;
   LayoutPtr from = nullptr;
@@ -49,15 +49,15 @@ struct Step {
 /// Step::bytes. The cost model is used to compare redistribution plans. The defaults, 10 us and 80
 /// GB/s, are rough values for the GPUs of one node.
 struct CostModel {
-  double latency_us = 10.0;        ///< microseconds, of any collective
-  double bytes_per_us = 80'000.0;  ///< bytes per microsecond that one rank sends
+  double latency_us = 10.0;        ///< assumed latency of any collective, in microseconds
+  double bytes_per_us = 80'000.0;  ///< number of bytes that one rank sends in a microsecond
 };
 
 /// The steps of a redistribution, in order.
 struct RedistributionPlan {
   std::vector<Step> steps;
-  double cost_us = 0;          ///< microseconds, by the CostModel
-  std::int64_t bytes() const;  ///< the sum of Step::bytes
+  double cost_us = 0;          ///< assumed time of all steps by the CostModel, in microseconds
+  std::int64_t bytes() const;  ///< the sum of Step::bytes over all steps
 };
 
 /// The cheapest sequence of steps from `from` to `to` for a tensor of global `sizes` with elements

@@ -62,16 +62,17 @@ std::vector<std::string> user_ruled_operators();
 
 /// The decision of propagate() for one call.
 struct Propagation {
-  /// The layout to which each input must be redistributed (for an unread input, its own layout);
-  /// nullptr for a plain tensor that may stay plain.
+  /// The layout to which each input must be redistributed. For an input whose values are not read,
+  /// its own layout; nullptr for a plain tensor that may stay plain.
   std::vector<LayoutPtr> inputs;
-  /// The layout of each output; nullptr for an output in no group, which is replicated and has the
-  /// sizes of the local result.
+  /// The layout of each output; nullptr for an output that is in no TensorGroup; such an output is
+  /// replicated and has the sizes of the local result.
   std::vector<LayoutPtr> outputs;
   /// Global sizes of each output. A negative size is unknown to the rule; the dimension is
   /// unsharded, so the local result has this size.
   std::vector<std::vector<std::int64_t>> output_sizes;
-  bool use_local_call = false;  ///< run ShardingRule::local_call instead of the operator
+  /// Whether ShardingRule::local_call must run instead of the operator.
+  bool use_local_call = false;
 };
 
 /// The cheapest way to run `rule` on inputs with layouts `inputs` (nullptr: a plain tensor, which
@@ -89,7 +90,7 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
 namespace tessera::detail {
 
 /// Registers the rule of an operator that a layer above core defines. A program may replace the
-/// rule with register_rule(). Must be called before main(): throws Error after the first lookup of
+/// rule with register_rule(). Must be called before main(). Throws Error after the first look-up of
 /// a rule.
 void add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
 

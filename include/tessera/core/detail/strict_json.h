@@ -11,16 +11,17 @@ namespace tessera {
 
 /// Limits on the cost of parsing a JSON document. The defaults allow an index of model weights.
 struct JsonLimits {
-  int depth = 8;                    ///< levels of nested objects and arrays
-  std::size_t keys = 1'000'000;     ///< keys in the whole document
-  std::size_t values = 10'000'000;  ///< numbers, strings, lists and objects in the whole document
+  int depth = 8;                 ///< maximum number of levels of nested objects and arrays
+  std::size_t keys = 1'000'000;  ///< maximum number of keys in the whole document
+  /// Maximum number of numbers, strings, lists and objects in the whole document.
+  std::size_t values = 10'000'000;
 };
 
 }  // namespace tessera
 
 namespace tessera::detail {
 
-/// check_strict_json() of text.h with other limits.
+/// Like check_strict_json() of text.h, but with the given limits.
 void check_strict_json(std::string_view text, const JsonLimits& limits);
 
 /// Parses a JSON object from an untrusted file. Throws Error for a text that check_strict_json()

@@ -25,22 +25,23 @@ struct AttentionKernel {
 /// group of `kv`, where group = heads / kv heads.
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
-/// Which of `keys` keys each of `queries` queries sees: its own key and the keys before, at most
-/// `length` in total. The own key of the first query is key number `own`.
+/// A sliding window that determines which of `keys` keys each of `queries` queries sees: its own
+/// key and the keys before, at most `length` in total. The first query's own key is key number
+/// `own`.
 struct KeyWindow {
   std::int64_t queries, keys, own, length;
 };
-/// The term for a window that is added to the scores, (queries, keys), in the type of `q`. A bool
-/// mask would be converted by libtorch in each call.
+/// The mask for a window as a tensor (queries, keys) that is added to the scores, in the type of
+/// `q`. A bool mask would be converted by libtorch in each call.
 at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
 
 /// A function that returns the back end that libtorch selects for (q, k, v).
 using AskBackend =
     std::function<at::SDPBackend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
-/// Queries libtorch for the back end that it selects for such a call.
+/// A function that asks libtorch which back end it selects for a call with these properties.
 AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask = {}, double dropout = 0);
 
-/// The kernel for (q, k, v), based on the back ends that `ask` returns.
+/// Chooses the kernel for (q, k, v) from the back ends that `ask` returns.
 AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const AskBackend& ask);
 
@@ -52,7 +53,7 @@ void allow_math_attention(bool allowed);
 void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::Tensor& k,
                  bool masked);
 
-/// Calls the operator tessera::attention. `mask`: undefined for none.
+/// Calls the operator tessera::attention. An undefined `mask` means no mask.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask, double dropout);
 

@@ -23,8 +23,8 @@ bool leave_gradient_pending(const at::Tensor& leaf);
 namespace detail {
 
 /// The process group over which `gradient` must be summed to get the layout of `leaf`; nullptr if
-/// another redistribution is necessary, or none. For leaves with leave_gradient_pending(). Both
-/// tensors are distributed. Not collective.
+/// no redistribution is necessary, or another kind of redistribution. For leaves with
+/// leave_gradient_pending(). Both tensors are distributed. Not collective.
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf);
 
 /// Sums of many small tensors over the ranks of a process group, such as the gradients of norm

@@ -11,8 +11,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// A distributed tensor with global `sizes` and local tensor `local`, without autograd history.
-/// Throws Error unless `local` has the sizes of this rank's shard. Not collective.
+/// Makes a distributed tensor with global `sizes` and local tensor `local`, without autograd
+/// history. Throws Error unless `local` has the sizes of this rank's shard. Not collective.
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes);
 

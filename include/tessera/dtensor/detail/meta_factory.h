@@ -18,8 +18,8 @@ class MetaFactoryGuard {
 
  private:
   bool outer_;
-  /// Includes the dispatch key that sends operators without distributed tensors to the fallback,
-  /// too.
+  /// Guard that includes a dispatch key on this thread, so that operators without distributed
+  /// tensors reach the library's fallback too.
   IncludeKeys guard_;
 };
 

@@ -9,11 +9,11 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Records, for messages, that `tensor` is the parameter of this FQN. libtorch stores the name with
-/// the tensor's gradient, so copies and results do not have it.
+/// Records, for messages, that `tensor` is the parameter with the FQN `name`. libtorch stores the
+/// name with the tensor's gradient, so copies and results do not have it.
 void name_parameter(const at::Tensor& tensor, const std::string& fqn);
 
-/// The FQN if `tensor` is a parameter or a view of one; otherwise empty.
+/// The FQN of `tensor` if it is a parameter or a view of a parameter; otherwise empty.
 std::string parameter_name(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

@@ -10,7 +10,7 @@ namespace tessera {
 
 /// Rows of a fused tensor that get the random numbers of a separate tensor with only these rows.
 struct RandomPart {
-  std::uint64_t stream = 0;  ///< the stream of the separate tensor
+  std::uint64_t stream = 0;  ///< random stream of the separate tensor
   PartRows rows;
 };
 

@@ -21,58 +21,60 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// The positions of the elements of a local tensor in the tensor that a single rank would have.
+/// Describes where the elements of a local tensor are in the tensor that a single rank would have.
 struct RandomPlace {
   kernels::GlobalPlace elements;
-  /// The sizes that the local tensor is viewed with if `elements` splits its dimensions.
+  /// The sizes with which the local tensor is viewed, if `elements` splits dimensions of the local
+  /// tensor.
   std::vector<std::int64_t> local_sizes;
-  /// Whether ranks draw for different elements.
+  /// Whether ranks draw random numbers for different elements.
   bool is_part = false;
 };
 
-/// The place that the tensor's own layout defines; all elements of a plain tensor.
+/// The place of a tensor according to the tensor's own layout. For a plain tensor, all elements.
 RandomPlace own_place(const at::Tensor& tensor);
 
 /// Fills `local`, a plain floating-point tensor, with random numbers. Without autograd.
 void fill_random(const at::Tensor& local, const RandomPlace& place,
                  const kernels::Distribution& distribution, RandomKey key);
 
-/// The call of a random operator.
+/// A call of a random operator, for which a RandomRegion finds the place of the elements.
 struct RandomCall {
-  std::string_view name;  ///< the operator's name, for messages
+  std::string_view name;  ///< name of the random operator, for messages
   at::Tensor tensor;      ///< the tensor that is filled, or that dropout is applied to; plain or
                           ///< distributed
-  /// The model's tensor from which the result has its sizes; undefined: the result was made from
+  /// The model's tensor from which the result has its sizes; undefined if the result was made from
   /// sizes alone.
   at::Tensor source;
-  /// Identifies this call; equal in a recomputation.
+  /// Identifies this call of a random operator. A recomputation of the call has an equal key.
   RandomKey id;
 };
 
 /// The numbers of rows that the data-parallel ranks have in one forward, in the order of the ranks.
 class BatchRows {
  public:
-  /// This rank's rows of an input with `sizes` (nullopt: the forward had no tensor). Ranks are
-  /// numbered by `dims`, 1-D meshes, the outermost first.
+  /// Describes this rank's rows of an input with `sizes` (nullopt if the forward had no tensor).
+  /// `dims` are 1-D meshes that number the data-parallel ranks, the outermost mesh first.
   BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes);
-  /// Every tensor is part `index` of `count` equal parts.
+  /// Describes a forward in which every tensor is part `index` of `count` equal parts.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
-  /// Whether the program's BatchPart set the rows, instead of a forward's input.
+  /// Whether a BatchPart of the program set the rows; otherwise the input of the forward did.
   bool is_given() const { return index_ >= 0; }
-  /// Exchanges the numbers of rows with the other ranks, once. Returns the maximum over all ranks
-  /// of each element of `values`, which must have the same length on all ranks. Collective, between
-  /// the hosts.
+  /// Exchanges the numbers of rows with all other data-parallel ranks, at the first call only.
+  /// Returns the maximum over all ranks of each element of `values`, which must have the same
+  /// length on all ranks. Collective, between the hosts.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
-  /// Moves `place` to the place in the tensor of all ranks' rows. The tensor has `sizes` on this
-  /// rank. Collective like settle(). Throws Error if the place is unknown.
+  /// Moves `place` from a place in this rank's tensor, which has `sizes`, to the place in the
+  /// tensor of all ranks' rows. Collective like settle(). Throws Error if the place is unknown.
   void move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes);
 
  private:
   bool begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const;
 
-  std::int64_t index_ = -1;  ///< index of this rank's part; < 0: derived from the rows
+  /// Index of this rank's part; negative if the part is derived from the rows.
+  std::int64_t index_ = -1;
   std::vector<DeviceMesh> dims_;
   std::int64_t ranks_ = 1;
   std::optional<std::vector<std::int64_t>> sizes_;
@@ -87,8 +89,9 @@ class BatchRows {
 /// every rank of a mesh. Recomputations share the region of their forward.
 class RandomRegion {
  public:
-  /// Nests inside `outer` (or nullptr) and uses its rows unless `rows` are given. `replicated_on`:
-  /// the mesh whose ranks all have the same plain tensors; undefined: only that of `outer`.
+  /// Makes a region inside `outer` (which may be nullptr). The region uses the rows of `outer`
+  /// unless `rows` are given. `replicated_on`: the mesh whose ranks all have equal plain tensors;
+  /// undefined: only the mesh of `outer`.
   RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows,
                DeviceMesh replicated_on = {});
 
@@ -99,8 +102,8 @@ class RandomRegion {
   /// between ranks. From now on a random operator on a plain tensor cannot know for which elements
   /// it draws.
   void note_part();
-  /// The place of the elements that `call` draws for. Collective at the first call if data-parallel
-  /// ranks have rows to compare. Throws Error if the place is unknown.
+  /// The place of the elements for which `call` draws. Collective at the first call if
+  /// data-parallel ranks must compare rows. Throws Error if the place is unknown.
   RandomPlace place_of(const RandomCall& call);
 
  private:
@@ -121,16 +124,16 @@ using RandomRegionPtr = std::shared_ptr<RandomRegion>;
 
 /// This thread's region, or nullptr. A backward has the region of the thread that called it.
 const RandomRegionPtr& random_region();
-/// The place of the elements of `call` in this thread's region. Outside of a region every plain
-/// tensor is whole.
+/// The place of the elements of `call` in this thread's region. Outside of any region a plain
+/// tensor is a whole tensor.
 RandomPlace random_place(const RandomCall& call);
-/// Whether a plain tensor that an operator combines with a distributed one on `mesh` counts as the
-/// same on every rank. True in the forward of a module that was parallelized on this mesh, in a
+/// Whether a plain tensor that an operator combines with a distributed tensor on `mesh` counts as
+/// the same on every rank. True in the forward of a module that was parallelized on this mesh, in a
 /// ReplicationScope, and in backward formulas; false where a hook or a function of the program may
 /// run.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
-/// Scope around code that gets local parts from to_local() but returns none of them. After the
+/// A scope around code that gets local tensors from to_local() but does not return them. After the
 /// scope, random operators know the places of their elements again.
 class LocalPartsScope {
  public:
@@ -149,8 +152,8 @@ struct ActiveRandomRegion {
   bool replays = false;
 };
 
-/// Sets this thread's region during the scope; nullptr: none. `replays`: the scope is a
-/// recomputation, and the region drew the same numbers in forward.
+/// Sets this thread's region during the scope; nullptr means no region. `replays`: whether the
+/// scope is a recomputation of a forward in which the region has already drawn its numbers.
 class RandomRegionScope {
  public:
   explicit RandomRegionScope(RandomRegionPtr region, bool replays = false);

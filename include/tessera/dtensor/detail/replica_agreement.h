@@ -31,7 +31,7 @@ namespace tessera::detail {
 
 /// Ranks that must have equal copies of tensors.
 struct Peers {
-  comm::Communicator* group = nullptr;  ///< the process group of these ranks
+  comm::Communicator* group = nullptr;  ///< process group of the ranks that must have equal copies
   std::vector<int> ranks;               ///< world ranks, in the order of the group
   c10::Device device;                   ///< device of the group's tensors
 };
@@ -41,8 +41,8 @@ Peers peers_of(const DeviceMesh& mesh);
 /// The ranks along one dimension of a mesh, through the coordinate of this rank, as Peers.
 Peers peers_along(const DeviceMesh& mesh, int dim);
 
-/// Whether the ranks along `mesh_dim` have copies, that is, the layout is neither sharded nor
-/// partial there.
+/// Whether the ranks along mesh dimension `mesh_dim` have copies: the layout is neither sharded nor
+/// partial over that mesh dimension.
 inline bool is_replicated_on(const Layout& layout, int mesh_dim) {
   return layout.sharded_dim(mesh_dim) < 0 && layout.partial_on(mesh_dim) == nullptr;
 }
@@ -50,10 +50,10 @@ inline bool is_replicated_on(const Layout& layout, int mesh_dim) {
 /// This rank's copy of a tensor of which all peers have a copy.
 struct Replica {
   std::string name;  ///< the tensor's name for messages: "parameter 'norm.weight'"
-  at::Tensor local;  ///< a plain tensor; undefined if this rank has no copy
+  at::Tensor local;  ///< the copy, a plain tensor; undefined if this rank has no copy
 };
 
-/// How copies are compared.
+/// How the copies of a tensor are compared between ranks.
 enum class Equality : std::uint8_t {
   kBitwise,
   /// Permits differences from another order of summation: up to the square root of the type's
@@ -65,25 +65,25 @@ enum class Equality : std::uint8_t {
 std::int64_t hash_of_values(const at::Tensor& tensor);
 
 /// Throws Error, on all peers, unless their replicas are equal. The message begins with `what`,
-/// names the first replica that differs, the ranks, and the first element with two of its values,
-/// and ends with `remedy`. All peers pass the same number of replicas, in the same order.
+/// names the first replica that differs, the ranks, the first different element and two of its
+/// values, and ends with `remedy`. All peers pass the same number of replicas, in the same order.
 /// Collective. If the replicas are equal, the cost is one hash of the values, which the hosts
 /// exchange: no tensor is sent, and no traffic is counted.
 void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                     const std::string& what, const std::string& remedy);
 
-/// The global sizes of a tensor whose part on this rank is `local`, by `placements` on `mesh`. Each
-/// Shard must name a dimension of `local`; strided shards are not allowed. If a dimension is
-/// sharded, the ranks exchange the sizes of their parts, between the hosts. Throws Error, on every
-/// rank, if the parts are not those of torch.chunk; `what` names the caller. Collective, except for
-/// meta tensors, whose shards count as even.
+/// The global sizes of a tensor whose part on this rank is `local`, if the tensor has `placements`
+/// on `mesh`. Each Shard must name a dimension of `local`; strided shards are not allowed. If a
+/// dimension is sharded, the ranks exchange the sizes of their parts, between the hosts. Throws
+/// Error, on every rank, if the parts are not those of torch.chunk; `what` names the caller.
+/// Collective, except for meta tensors, whose shards count as even.
 std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
                                        const DeviceMesh& mesh, const Placements& placements);
 
-// The modules whose forwards this thread is running, for messages with TESSERA_DEBUG=1.
+// Names of the modules whose forwards this thread is running, for messages with TESSERA_DEBUG=1.
 
-/// Call it when a module's forward begins, and pop_module_name() when the forward ends. `fqn`: the
-/// module's FQN.
+/// Records that the forward of the module with FQN `fqn` begins. The caller must call
+/// pop_module_name() when the forward ends.
 void push_module_name(std::string fqn);
 void pop_module_name();
 /// Text for messages about the innermost module: " in 'layers.0.attn'"; empty if no module has a

@@ -17,7 +17,7 @@ namespace tessera::detail {
 using kernels::RowLosses;
 using kernels::RowLossOptions;
 
-/// Throws Error for options outside of their valid ranges.
+/// Throws Error for options that are outside of their valid ranges.
 void check_options(const RowLossOptions& options);
 /// Throws Error unless the sizes are (tokens, vocabulary) for logits and (tokens) for targets.
 void check_loss_sizes(c10::IntArrayRef logits, c10::IntArrayRef targets);
@@ -30,29 +30,29 @@ void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int6
 /// on the mesh of `rows`. Collective if their layout differs from that of the rows.
 at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows);
 
-/// A rank's columns of the logits.
+/// A rank's range of columns of the logits, which are split by the vocabulary.
 struct VocabularyShard {
-  std::int64_t vocabulary = 0;          ///< number of columns on all ranks together
-  std::int64_t first_column = 0;        ///< this rank's first column
-  comm::Communicator* group = nullptr;  ///< the ranks with the other columns; nullptr: this rank
-                                        ///< has all columns
+  std::int64_t vocabulary = 0;          ///< total number of columns over all ranks
+  std::int64_t first_column = 0;        ///< number of this rank's first column
+  comm::Communicator* group = nullptr;  ///< process group of the ranks that share the vocabulary;
+                                        ///< nullptr: this rank has all columns
 };
 
 /// Whether each rank's part of dimension `dim` is one contiguous range, so that a rank can tell
 /// which targets are in its columns.
 bool has_consecutive_columns(const ShardingSpec& spec, int dim);
-/// Throws Error unless has_consecutive_columns().
+/// Throws Error unless has_consecutive_columns() is true.
 void check_consecutive_columns(const ShardingSpec& spec, int dim);
-/// The vocabulary shard of a tensor whose dimension `dim` is the vocabulary. Throws Error if a
-/// rank's columns are not consecutive. The first call creates the process group, which is
+/// This rank's vocabulary shard of a tensor whose dimension `dim` is the vocabulary. Throws Error
+/// if a rank's columns are not consecutive. The first call creates the process group, which is
 /// collective.
 VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim);
 
-/// The losses of the rows of `logits`, (tokens, this rank's columns), with `targets` (tokens). Two
-/// all-reduces over the shard's group.
+/// The losses of the rows of `logits`, (tokens, this rank's columns), with `targets` (tokens).
+/// Collective if the shard has a group: two all-reduces over the group.
 RowLosses row_losses(const at::Tensor& logits, const at::Tensor& targets,
                      const VocabularyShard& shard, const RowLossOptions& options);
-/// row_losses(), written to the caller's tensors.
+/// Like row_losses(), but writes to the caller's tensors.
 void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                       const VocabularyShard& shard, const RowLossOptions& options,
                       const RowLosses& into);

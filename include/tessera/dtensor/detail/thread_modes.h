@@ -18,7 +18,7 @@ class OperatorModePause {
   detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*> scope_;
 };
 
-/// This thread's active operator mode, or nullptr.
+/// The operator mode that is active on this thread, or nullptr if there is none.
 OperatorMode* active_operator_mode();
 
 /// Whether implicit communication is an Error on this thread (StrictScope).

@@ -1,4 +1,5 @@
-// Callbacks and transfers that must complete before a collective starts or a backward ends.
+// Callbacks at the end of a backward, and pending transfers that must finish before a collective
+// starts.
 #pragma once
 
 #include <functional>
@@ -25,9 +26,10 @@ comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 
 namespace tessera::detail {
 
-/// Calls `callback` at the end of the current backward, on any autograd thread but with the state
-/// of the calling rank (counts, random numbers, waits). Must be called inside a backward or inside
-/// such a callback. Callbacks run in the order of registration.
+/// Calls `callback` at the end of the current backward. The callback may run on any autograd
+/// thread, but uses the state of the calling rank (counts, random numbers, pending transfers). Must
+/// be called inside a backward or inside such a callback. Callbacks run in the order of
+/// registration.
 void call_at_end_of_backward(std::function<void()> callback);
 
 }  // namespace tessera::detail

@@ -1,4 +1,4 @@
-// c10d's stores and process groups, and the lines that they log.
+// The stores and process groups of libtorch's c10d, and a filter for the lines that they log.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,10 +27,11 @@ namespace tessera::detail {
 using c10d::Store;
 using StorePtr = c10::intrusive_ptr<Store>;
 
-/// A store in the memory of this process.
+/// Makes a store in the memory of this process.
 StorePtr memory_store();
 
-/// Whether `store`, without its prefixes, is a memory_store(), whose calls do not wait.
+/// Whether `store`, apart from its prefixes, is a memory_store(). Calls of such a store do not
+/// wait.
 bool is_in_memory(const StorePtr& store);
 
 /// The part of `store` whose keys begin with `prefix`.
@@ -39,8 +40,8 @@ StorePtr store_below(const std::string& prefix, const StorePtr& store);
 struct TcpStore {
   std::string address;
   std::uint16_t port = 0;
-  bool serves = false;  ///< the other ranks connect to this rank's server
-  /// a bound socket, which the server takes over
+  bool serves = false;  ///< whether this process runs the server to which the other ranks connect
+  /// a bound socket that the server takes over; nullopt: the server opens a socket
   std::optional<int> listens_on = std::nullopt;
   std::chrono::milliseconds timeout{0};
 };
@@ -61,14 +62,14 @@ std::uint16_t port_of(const StorePtr& store);
 using Group = c10d::Backend;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-/// wait(time) throws both after the time-out and after a failure; isCompleted() distinguishes the
-/// two cases.
+/// The type of a running collective. wait(time) throws both after the time-out and after a failure;
+/// isCompleted() distinguishes the two cases.
 using GroupWork = c10d::Work;
 using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 
 using GroupReduceOp = c10d::ReduceOp;
 
-// Each function below is collective and owns its tensors until the work is done.
+// Each start_ function is collective. The returned work owns the tensors until the work is done.
 
 GroupWorkPtr start_all_gather(Group& group, at::Tensor output, at::Tensor input);
 GroupWorkPtr start_all_gather(Group& group, std::vector<at::Tensor> outputs,
@@ -78,7 +79,7 @@ GroupWorkPtr start_reduce_scatter(Group& group, at::Tensor output, at::Tensor in
                                   GroupReduceOp op);
 GroupWorkPtr start_reduce_scatter(Group& group, std::vector<at::Tensor> outputs,
                                   std::vector<at::Tensor> inputs, GroupReduceOp op);
-/// Counts are numbers of elements of the first dimension.
+/// `output_counts` and `input_counts` are numbers of elements of the first dimension.
 GroupWorkPtr start_all_to_all(Group& group, at::Tensor output, at::Tensor input,
                               std::vector<std::int64_t> output_counts,
                               std::vector<std::int64_t> input_counts);
@@ -96,8 +97,8 @@ struct GlooPlace {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{0};
-  /// This host's address for the other ranks. Gloo's default is the address of the host name, which
-  /// may belong to another interface.
+  /// This host's address, to which the other ranks connect. Gloo's default is the address of the
+  /// host name, which may belong to another network interface.
   std::string address;
 };
 /// Makes a Gloo group. Collective; only this group may use `store`.
@@ -112,8 +113,8 @@ GroupPtr make_gloo_group(const StorePtr& store, const GlooPlace& place);
 //
 // Canary: QuietLogCanary.
 
-/// While a QuietLog exists, these log lines are dropped and all others are shown.
-/// TORCH_CPP_LOG_LEVEL takes precedence if it is set. Thread safe.
+/// While a QuietLog exists, log lines of libtorch's stores and NCCL groups that repeat other errors
+/// are dropped. TORCH_CPP_LOG_LEVEL takes precedence if it is set. Thread safe.
 class QuietLog {
  public:
   QuietLog();

@@ -34,15 +34,16 @@ struct NcclGroupPlace {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{0};
-  std::string name;               ///< for libtorch's flight record
-  std::vector<int> ranks;         ///< world ranks, for libtorch's flight record
-  NcclProcessGroupPtr from = {};  ///< the group to split this group from; nullptr: none
-  int color = 0;                  ///< distinguishes the groups of one split
+  std::string name;               ///< name of the group in libtorch's flight record
+  std::vector<int> ranks;         ///< world ranks of the group in libtorch's flight record
+  NcclProcessGroupPtr from = {};  ///< the group from which this group is split; nullptr if the
+                                  ///< group is not split from another group
+  int color = 0;                  ///< number that distinguishes the groups of one split
 };
 /// Makes an NCCL group. Collective; only this group may use `store`.
 inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGroupPlace& place) {
-  // High priority, so that a collective starts as soon as its input is ready and not after the
-  // kernels that are queued in the compute stream.
+  // The group uses a stream of high priority, so that a collective starts as soon as its input is
+  // ready and not after the kernels that are queued in the compute stream.
   auto options = NcclProcessGroup::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = place.timeout;
   options->group_name = place.name;
@@ -56,18 +57,18 @@ inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGrou
   return c10::make_intrusive<NcclProcessGroup>(store, place.rank, place.size, std::move(options));
 }
 
-/// Connects a group's GPU now instead of in its first collective. Collective.
+/// Connects the GPU of a group now, instead of in the group's first collective. Collective.
 inline void connect_gpu(NcclProcessGroup& group, c10::Device device) {
   group.eagerConnectSingleDevice(device);
 }
 
-/// The communicator of the connected GPU.
+/// NCCL's communicator of a group, for the GPU that was connected.
 inline ncclComm_t communicator_of(NcclProcessGroup& group) {
   return reinterpret_cast<ncclComm_t>(group.getCommPtr());
 }
 
-/// libtorch's NCCL version in the format of NCCL_VERSION_CODE. libtorch packs its three numbers
-/// into one.
+/// libtorch's NCCL version in the format of NCCL_VERSION_CODE. libtorch itself gives the three
+/// parts of the version as 16-bit fields of one integer.
 inline int nccl_of_libtorch() {
   const std::uint64_t packed = torch::cuda::nccl::version();
   constexpr std::uint64_t kPart = 0xffff;

@@ -28,12 +28,13 @@ void synchronize(c10::Device device);
 
 /// The memory that libtorch's caching allocator has on a device.
 struct CachedMemory {
-  std::int64_t peak_reserved = 0;  ///< bounds how much larger a batch can be
-  std::int64_t peak_active = 0;    ///< the memory that the program needs
+  /// Maximum of reserved bytes, which limits how much larger a batch can be.
+  std::int64_t peak_reserved = 0;
+  std::int64_t peak_active = 0;  ///< maximum of bytes in use: the memory that the program needs
 };
-/// The peaks since the last call, over all kinds of blocks.
+/// The maxima since the last call of this function, over all kinds of blocks.
 CachedMemory take_cached_memory(c10::Device device);
-/// The total memory of the device in bytes. The device waits for the answer.
+/// The total memory of the device in bytes. The calling thread waits for the device's answer.
 std::int64_t memory_capacity(c10::Device device);
 /// Returns unused cached memory to the driver.
 void empty_cache(c10::DeviceType type);
@@ -52,19 +53,19 @@ struct CudnnVersions {
   int built_with = 0;
   int loaded = 0;
 };
-/// The cuDNN versions; nullopt if libtorch has no cuDNN.
+/// The cuDNN versions (see CudnnVersions); nullopt if libtorch has no cuDNN.
 std::optional<CudnnVersions> cudnn_versions();
 
 // Replaces libtorch's allocator for the CPU. Deriving from c10::Allocator is public. Setting an
 // allocator for the process is a function that libtorch exports without documentation.
 //
-// No version differs.
+// libtorch versions do not differ.
 //
 // Canary: CpuAllocatorCanary.
 
 c10::Allocator* cpu_allocator();
-/// Sets libtorch's CPU allocator. It cannot be undone: tensors may outlive main(), so `allocator`
-/// must live as long as the process.
+/// Sets libtorch's CPU allocator permanently: tensors may outlive main(), so `allocator` must exist
+/// until the process ends.
 void set_cpu_allocator(c10::Allocator* allocator);
 
 // libtorch's profiler of operators and kernels, which torch.profiler uses in Python. In C++ only
@@ -77,11 +78,11 @@ void set_cpu_allocator(c10::Allocator* allocator);
 /// Whether a profile is being recorded. A process records at most one, including profiles started
 /// in Python.
 bool profiler_runs();
-/// Starts a profile. `gpu`: also records the GPU's kernels.
+/// Starts a profile. `gpu`: whether to record the GPU's kernels too.
 void begin_profile(bool gpu);
 /// Ends the profile and drops it.
 void drop_profile();
-/// Ends the profile and writes it as a Chrome trace. Errors are not reported.
+/// Ends the profile and writes it to a file as a Chrome trace. Errors are not reported.
 void save_profile(const std::string& file);
 
 }  // namespace tessera::detail

@@ -32,14 +32,15 @@ namespace tessera::detail {
 inline constexpr auto kDistributedKey = c10::DispatchKey::TESSERA_DISTRIBUTED_KEY;
 
 /// The key of random operators in a RandomRegion: above autograd, where a tensor still has its
-/// history. Only random operators have kernels for it, so including it costs other operators
+/// history. Only random operators have kernels for it, so including the key costs other operators
 /// nothing.
 inline constexpr auto kRandomKey = c10::DispatchKey::TESSERA_RANDOM_KEY;
 
-/// The key of a FakeMode: below the key of distributed tensors, so that it sees local tensors.
+/// The key of a FakeMode: below the key of distributed tensors, so that the mode sees local
+/// tensors.
 inline constexpr auto kFakeModeKey = c10::DispatchKey::TESSERA_FAKE_MODE_KEY;
 
-/// The key of placeholder tensors, which have no other key and cannot be read.
+/// The key of placeholder tensors (PlaceholderTensor), which have no other key and cannot be read.
 inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KEY;
 
 // The dispatch keys that a thread includes and excludes for every call. libtorch's public scopes
@@ -51,21 +52,24 @@ inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KE
 //
 // Canary: KeyScopesCanary.
 
-/// While one exists, operators on this thread are dispatched to a key that their tensors lack.
+/// While an object of this type exists, operators on this thread are dispatched to a key that their
+/// tensors lack.
 using IncludeKeys = c10::impl::IncludeDispatchKeyGuard;
-/// While one exists, operators on this thread skip keys that their tensors have.
+/// While an object of this type exists, operators on this thread skip a key that their tensors
+/// have.
 using ExcludeKeys = c10::impl::ExcludeDispatchKeyGuard;
 
 /// The keys that a thread includes and excludes.
 using KeysOfThread = c10::impl::LocalDispatchKeySet;
-/// While one exists, this thread has the given keys instead of its own.
+/// While an object of this type exists, this thread includes and excludes the given keys instead of
+/// its own.
 using RestoreKeys = c10::impl::ForceDispatchKeyGuard;
 
 inline KeysOfThread keys_of_thread() {
   return c10::impl::tls_local_dispatch_key_set();
 }
 
-/// Whether the thread includes the key. Reads thread-local memory once.
+/// Whether the thread includes the key. Fast: reads thread-local memory once.
 inline bool is_included(c10::DispatchKey key) {
   return c10::impl::tls_is_dispatch_key_included(key);
 }

@@ -27,15 +27,16 @@ struct BackwardCall {
   variable_list gradients;
   bool keep_graph = false;
   bool create_graph = false;
-  /// true: add to `.grad` of `outputs`; false: return their gradients
+  /// whether gradients are added to the `.grad` of `outputs`; if false, the gradients are returned
   bool accumulate = false;
-  edge_list outputs;  ///< empty: a whole backward, into all leaves
+  /// Edges whose gradients are computed; empty for a whole backward, into all leaves.
+  edge_list outputs;
 };
 using RunBackward = std::function<variable_list(const BackwardCall&)>;
 
 struct EngineAnswers {
-  /// The hooks of the next tensor that autograd saves on this thread; nullptr: it is saved
-  /// unchanged.
+  /// Returns the hooks for the next tensor that autograd saves on this thread; nullptr: the tensor
+  /// is saved unchanged.
   std::unique_ptr<SavedVariableHooks> (*hooks)();
   /// Computes a call for given outputs by one or more calls of libtorch's engine.
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
@@ -54,7 +55,7 @@ class AnsweringEngine : public torch::autograd::Engine {
                         bool create_graph, bool accumulate, const edge_list& outputs) override;
 };
 
-/// Installs these functions in the engine of the process; only the first call has an effect.
+/// Installs the given functions in the engine of the process; only the first call has an effect.
 /// Returns false if the process has an engine that is neither libtorch's own nor an AnsweringEngine
 /// (for example Python's): replacing it would break its users.
 bool install_engine(const EngineAnswers& answers);

@@ -47,12 +47,12 @@ NodePtr<T> make_node(Arguments&&... arguments) {
   return NodePtr<T>(new T(std::forward<Arguments>(arguments)...), torch::autograd::deleteNode);
 }
 
-/// An owning pointer to a live node.
+/// An owning pointer to a node that something else owns already.
 inline NodePtr<Node> pointer_to(Node& node) {
   return node.shared_from_this();
 }
 
-/// `node` if it is a T, else nullptr.
+/// `node` as a T, or nullptr if the node has another class.
 template <class T>
 NodePtr<T> node_cast(const NodePtr<Node>& node) {
   return std::dynamic_pointer_cast<T>(node);
@@ -68,12 +68,12 @@ NodePtr<T> make_node(Arguments&&... arguments) {
   return c10::make_intrusive<T>(std::forward<Arguments>(arguments)...);
 }
 
-/// An owning pointer to a live node.
+/// An owning pointer to a node that something else owns already.
 inline NodePtr<Node> pointer_to(Node& node) {
   return NodePtr<Node>::unsafe_reclaim_from_nonowning(&node);
 }
 
-/// `node` if it is a T, else nullptr.
+/// `node` as a T, or nullptr if the node has another class.
 template <class T>
 NodePtr<T> node_cast(const NodePtr<Node>& node) {
   auto* found = dynamic_cast<T*>(node.get());
@@ -82,13 +82,13 @@ NodePtr<T> node_cast(const NodePtr<Node>& node) {
 
 #endif
 
-/// Whether autograd must record a function of these tensors.
+/// Whether autograd must record a function whose arguments are these tensors.
 template <class... Tensors>
 bool is_recorded(const Tensors&... inputs) {
   return torch::autograd::compute_requires_grad(inputs...);
 }
 
-/// Sets the edges of a node whose backward sends gradients to these tensors, or to a list of
+/// Sets the edges of a node whose backward sends gradients to the given tensors, or to a list of
 /// tensors.
 template <class... Tensors>
 void set_inputs(Node& node, const Tensors&... inputs) {
@@ -105,9 +105,9 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
   torch::autograd::set_history(output, node);
 }
 
-// A tensor that a node of autograd's graph saves for backward. It makes no reference cycle if the
-// tensor is a result of the node, it detects later writes, and saved-tensor hooks apply to it.
-// torch::autograd::Function stores such tensors in a list; the library's nodes have them as
+// A tensor that a node of autograd's graph saves for backward. Such a tensor may be a result of the
+// node without a reference cycle, later writes to it are detected, and saved-tensor hooks apply to
+// it. torch::autograd::Function stores such tensors in a list; the library's nodes have them as
 // members.
 //
 // Up to 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr; pointer_to() of a
@@ -117,7 +117,7 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
 
 using torch::autograd::SavedVariable;
 
-/// How one tensor is saved instead; see engine.h.
+/// The interface of hooks that save one tensor in another form; see engine.h.
 using torch::autograd::SavedVariableHooks;
 
 /// Whether saved-tensor hooks are active for nodes that this thread makes now.
@@ -128,8 +128,8 @@ bool hooks_keep_tensors();
 // leaf may also be replaced: autograd then finds the gradient of a parameter for which the graph
 // contains another tensor. There is no public way to get or set this node.
 //
-// To 2.12 it is owned by shared_ptr, from 2.13 by intrusive_ptr. libtorch itself
-// has only a weak pointer to it, and makes one if there is none.
+// Up to 2.12 the node is owned by shared_ptr, from 2.13 by intrusive_ptr. libtorch itself
+// has only a weak pointer to the node, and makes a node if there is none.
 //
 // Canary: LeafNodeCanary.
 
@@ -140,8 +140,8 @@ inline LeafNode* as_leaf(const Edge& edge) {
   return dynamic_cast<LeafNode*>(edge.function.get());
 }
 
-/// Whether the edge leads to libtorch's node for a tensor that no root leads to, in the graph of a
-/// grad() call.
+/// Whether the edge leads to the node that libtorch uses, in a grad() call, for an input that the
+/// graph does not contain.
 inline bool is_unreachable(const Edge& edge) {
   return dynamic_cast<const torch::autograd::Identity*>(edge.function.get()) != nullptr;
 }
@@ -162,12 +162,12 @@ using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
 /// the leaf's node.
 class OpenGradient {
  public:
-  /// For the gradient that `node`, which runs on this thread, returns for `edge`. tensor() is
-  /// undefined if other code could see that gradient. This is so if the backward returns gradients
-  /// or is recorded, if `edge` leads to no leaf, or if the leaf has no `.grad`, has hooks of the
-  /// program, or belongs to another stream.
+  /// `node` runs on this thread, and returns a gradient for `edge`. tensor() is undefined if other
+  /// code could see that gradient. This is so if the backward returns gradients or is recorded, if
+  /// `edge` leads to no leaf, or if the leaf has no `.grad`, has hooks of the program, or belongs
+  /// to another stream.
   OpenGradient(Node& node, const Edge& edge);
-  /// The leaf's `.grad`; undefined if it must not be used.
+  /// The leaf's `.grad`; undefined if the node must not add to it.
   const at::Tensor& tensor() const { return tensor_; }
 
  private:
@@ -181,9 +181,9 @@ inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
 }
 
 // The sequence numbers of the nodes of autograd's graph. The engine first runs the ready node with
-// the highest number. The numbers before and after a forward tell which nodes it has made.
-// at::RecordFunction gives the number of the running node; there is no public way to query the next
-// one.
+// the highest number. The next numbers before and after a forward tell which nodes the forward has
+// made. at::RecordFunction gives the number of the running node; there is no public way to query
+// the next number.
 //
 // libtorch versions do not differ.
 //

@@ -31,8 +31,8 @@ namespace tessera::detail {
 // would call the library's kernel again.
 //
 // A new libtorch version may implement a composite operator differently. The tests of operators
-// find reads of memory, or plain tensors, inside one; this canary only checks that each exists and
-// is still composite.
+// find composite operators that read memory or make plain tensors; the canary only checks that each
+// operator exists and is still composite.
 //
 // Canary: CompositeKernelsCanary.
 
@@ -72,8 +72,8 @@ Result take_result(torch::jit::Stack& stack) {
 }
 
 // An autograd kernel for an operator without a gradient: a backward through the operator throws; a
-// forward on tensors that need no gradient works. In Python an operator without a formula gets this
-// kernel. In C++ it is a function that libtorch exports without documentation.
+// forward on tensors that need no gradient works. In Python an operator without a gradient formula
+// gets this kernel. In C++ the kernel is a function that libtorch exports without documentation.
 //
 // libtorch versions do not differ.
 //
@@ -96,11 +96,12 @@ struct Convolution {
   std::int64_t groups = 1;
 };
 
-/// The sizes of a convolution's result.
+/// The sizes of the result of a convolution.
 std::vector<std::int64_t> convolution_sizes(c10::IntArrayRef input, c10::IntArrayRef weight,
                                             const Convolution& of);
 
-/// The strides of a view with these sizes; nullopt if the view needs a copy.
+/// The strides of a view with the given sizes; nullopt if a view is not possible and a copy is
+/// needed.
 std::optional<std::vector<std::int64_t>> strides_of_view(const at::Tensor& tensor,
                                                          c10::IntArrayRef sizes);
 

@@ -18,11 +18,11 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 // A tensor that has sizes, strides and autograd's state, but no memory: it wraps another tensor.
-// The public way to define a tensor type is __torch_dispatch__, in Python. In C++ it needs a
-// subclass of c10::TensorImpl, which must set the fields of the base class itself.
+// The public way to define a tensor type is __torch_dispatch__, in Python. In C++ a tensor type
+// needs a subclass of c10::TensorImpl, which must set the fields of the base class itself.
 //
-// Inline: a wrapper is made for every result of every operator. libtorch versions do not differ in
-// the parts used here.
+// The functions are inline, because a wrapper is made for every result of every operator. libtorch
+// versions do not differ in the parts used here.
 //
 // Canary: TensorWrapperCanary.
 
@@ -42,7 +42,7 @@ class TensorWrapper : public c10::TensorImpl {
 
   /// Whether autograd's state exists: the tensor requires a gradient, or has a history.
   bool has_autograd_state() const { return autograd_meta() != nullptr; }
-  /// Makes `inner`, which will become the inner tensor, share the wrapper's count of writes.
+  /// Makes `inner`, which will become the inner tensor, share the wrapper's version counter.
   void give_count_to(const at::Tensor& inner) const {
     if (version_counter().enabled() && !inner.is_inference()) {
       inner.unsafeGetTensorImpl()->set_version_counter(version_counter());
@@ -50,23 +50,25 @@ class TensorWrapper : public c10::TensorImpl {
   }
 
  protected:
-  /// Another wrapper of the same tensor, for detach() and similar functions.
+  /// Makes another wrapper of the inner tensor, for detach() and similar functions.
   virtual c10::intrusive_ptr<TensorWrapper> copy() const = 0;
-  /// Implements set_data. `other` is nullptr if the other tensor is no wrapper.
+  /// Implements set_data. `other` is nullptr if the other tensor is not a wrapper.
   virtual void assign(const TensorWrapper* other) = 0;
 
-  /// A wrapper with the device of `inner`. The caller sets the sizes and the count of writes.
+  /// Makes a wrapper with the device of `inner`. The caller must set the sizes and the version
+  /// counter.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype)
       : TensorImpl(keys_of(inner), c10::scalarTypeToTypeMeta(dtype), inner.device()) {
     set_storage_access_should_throw();
   }
 
-  /// A faster constructor for an `inner` that has memory and is no inference tensor. The wrapper
-  /// shares its count of writes.
+  /// A faster constructor for an `inner` that has memory and is not an inference tensor. The
+  /// wrapper shares the version counter of `inner`.
   ///
-  /// This constructor of TensorImpl takes the keys unchanged. Without autograd's keys it makes no
-  /// version counter, which would be replaced anyway; this saves an allocation on every call. It
-  /// only reads the device from the storage, so a borrowed storage is enough.
+  /// The constructor of TensorImpl that is used here does not change the keys. As the keys lack
+  /// autograd's keys, it makes no version counter, which would be replaced anyway; this saves an
+  /// allocation in every call. TensorImpl only reads the device from the storage, so a borrowed
+  /// storage is enough.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
       : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
                    inner.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,
@@ -77,7 +79,7 @@ class TensorWrapper : public c10::TensorImpl {
     version_counter_ = inner.unsafeGetTensorImpl()->version_counter();
   }
 
-  /// Sets the values that set_sizes_and_strides would compute.
+  /// Sets the sizes, and the values that set_sizes_and_strides would compute from them.
   void set_shape(c10::IntArrayRef sizes, c10::IntArrayRef strides, const ShapeGeometry& geometry) {
     sizes_and_strides_.set_sizes(sizes);
     std::copy(strides.begin(), strides.end(), sizes_and_strides_.strides_begin());
@@ -90,14 +92,15 @@ class TensorWrapper : public c10::TensorImpl {
     is_non_overlapping_and_dense_ = geometry.non_overlapping_and_dense;
   }
 
-  /// Makes a write to either tensor count for both. An inference tensor has no count to share.
+  /// Makes the wrapper share the version counter of `inner`, so that a write to one of the two
+  /// tensors counts for both. An inference tensor has no counter to share.
   void count_with(const at::Tensor& inner) {
     if (!is_inference() && !inner.is_inference()) {
       set_version_counter(inner.unsafeGetTensorImpl()->version_counter());
     }
   }
 
-  /// Copies type, device and keys, as set_data does between plain tensors.
+  /// Copies type, device and dispatch keys, as set_data does between plain tensors.
   void take_kind_of(const TensorWrapper& other) {
     data_type_ = other.data_type_;
     device_opt_ = other.device_opt_;
@@ -118,7 +121,7 @@ class TensorWrapper : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<TensorImpl> copy_with(Version&& version, bool allow_change) const {
     c10::intrusive_ptr<TensorWrapper> result = copy();
-    // A copy of an ordinary tensor is not an inference tensor, even in inference mode.
+    // A copy of an ordinary tensor must not be an inference tensor, even in inference mode.
     if (key_set_.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView)) {
       result->key_set_ = key_set_;
     }
@@ -129,9 +132,9 @@ class TensorWrapper : public c10::TensorImpl {
     return result;
   }
 
-  /// The key of the inner tensor's backend, the library's key above it, and the keys of lazy bits,
-  /// whose libtorch kernels resolve the bits before a call reaches the library's kernel. The base
-  /// class adds autograd's keys.
+  /// The keys of a wrapper: the key of the inner tensor's backend, the library's own key, and the
+  /// keys of lazy conjugation and negation, whose libtorch kernels compute the actual values before
+  /// a call reaches the library's kernel. The base class adds autograd's keys.
   static c10::DispatchKeySet keys_of(const at::Tensor& inner) {
     constexpr c10::DispatchKeySet kLazyBits(
         {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
@@ -141,8 +144,8 @@ class TensorWrapper : public c10::TensorImpl {
   }
 };
 
-/// `tensor` as a `Wrapper`, a final class, or nullptr. Compares the class and not the key, because
-/// set_data copies keys.
+/// `tensor` as a `Wrapper`, which must be a final class, or nullptr. Compares the class and not the
+/// dispatch key, because set_data copies keys.
 template <class Wrapper>
 Wrapper* wrapper_cast(const at::TensorBase& tensor) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -152,19 +155,19 @@ Wrapper* wrapper_cast(const at::TensorBase& tensor) {
   return &typeid(*impl) == &typeid(Wrapper) ? static_cast<Wrapper*>(impl) : nullptr;
 }
 
-/// The tensor's storage; empty if it has none, for which Tensor::storage() throws.
+/// The tensor's storage; empty if the tensor has no storage, for which Tensor::storage() throws.
 inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage();
 }
 
 /// Makes autograd differentiate a write through a view by replaying the view, which works for
-/// wrappers, instead of by as_strided, which needs memory. A setting of the thread, which
-/// libtorch's guards restore.
+/// wrappers, instead of by as_strided, which needs memory. This is a setting of the thread, which
+/// libtorch's guards reset.
 void replay_views();
 
-// A tensor that is only stored, never read. Every operator on it reaches the library's fallback,
-// through a key that no other tensor has (dispatch_keys.h). No public function makes a tensor
-// without any backend's key.
+// A placeholder tensor, which may be stored but never read. Every operator on it reaches the
+// library's fallback, through a key that no other tensor has (dispatch_keys.h). No public function
+// makes a tensor without any backend's key.
 //
 // libtorch versions do not differ.
 //
@@ -172,10 +175,10 @@ void replay_views();
 
 class PlaceholderTensor : public c10::TensorImpl {
  public:
-  /// A placeholder with the sizes, type and device of `like`, for messages.
+  /// Makes a placeholder with the sizes, type and device of `like`, which error messages may show.
   explicit PlaceholderTensor(const at::Tensor& like);
 
-  /// Throws the error for reading the placeholder.
+  /// Throws the Error that says why the placeholder cannot be read.
   [[noreturn]] virtual void refuse() const = 0;
 
   // Implements Tensor::data(), which some optimizers call first.

@@ -1,5 +1,5 @@
-// The state of a tensor that libtorch does not document: its count of writes, identity, memory and
-// autograd record.
+// The parts of a tensor's state that libtorch does not document: its version counter, identity,
+// memory and autograd record.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,34 +15,36 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// A tensor's count of writes, by which autograd detects that a saved tensor has changed. Only
-// Tensor::_version() is public, and it throws for an inference tensor. Writes without an operator
-// must be counted explicitly, and a wrapper shares the counter of its inner tensor.
+// A tensor's version counter, which counts writes, so that autograd detects that a saved tensor has
+// changed. Only Tensor::_version() is public, and it throws for an inference tensor. Writes without
+// an operator must be counted explicitly, and a wrapper shares the counter of its inner tensor.
 //
-// Inline, because views share counters on the hot path. libtorch versions do not differ.
+// The functions are inline, because views share counters in every call. libtorch versions do not
+// differ.
 //
 // Canary: VersionCounterCanary.
 
-/// The count of writes; 0 for an inference tensor, which has no count.
+/// The number of writes to the tensor; 0 for an inference tensor, which has no version counter.
 inline std::uint32_t writes_of(const at::TensorBase& tensor) {
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
   return counter.enabled() ? counter.current_version() : 0;
 }
 
-/// Counts a write without an operator. For a tensor without a count it does nothing in inference
-/// mode, and otherwise throws.
+/// Counts a write that was made without an operator. For a tensor without a version counter, does
+/// nothing in inference mode, and otherwise throws.
 inline void count_write(const at::TensorBase& tensor) {
   tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-/// From now on a write to one tensor counts for both. Both must have a count.
+/// Makes two tensors share a version counter, so that a write to one tensor counts for both. Both
+/// must have a counter.
 inline void count_with(const at::TensorBase& tensor, const at::TensorBase& other) {
   tensor.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
 }
 
-// Another tensor with the same memory, sizes and count of writes, without autograd's state.
-// Tensor::detach() is an operator that modes see, and makes a view; variable_data() has a separate
-// count.
+// Aliases: another tensor with the same memory, sizes and version counter, without autograd's
+// state. Tensor::detach() is an operator that modes see, and makes a view; variable_data() makes a
+// tensor with its own counter.
 //
 // libtorch versions do not differ.
 //
@@ -54,7 +56,7 @@ inline at::Tensor alias_tensor(const c10::TensorImpl& impl, bool allows_change) 
   return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), allows_change));
 }
 
-/// An alias of `tensor`, with its value of `allows_change`.
+/// An alias of `tensor`, with the value of `allows_change` that `tensor` has.
 inline at::Tensor alias_tensor(const at::TensorBase& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   return alias_tensor(impl, impl.allow_tensor_metadata_change());
@@ -63,8 +65,8 @@ inline at::Tensor alias_tensor(const at::TensorBase& tensor, bool allows_change)
   return alias_tensor(*tensor.unsafeGetTensorImpl(), allows_change);
 }
 
-/// Whether set_data of `tensor` may give it the state of `other`, which requires that both are of
-/// one kind.
+/// Whether set_data of `tensor` may give it the state of `other`, which libtorch permits only
+/// between tensors of one kind.
 inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase& other) {
   return tensor.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(other.key_set());
 }
@@ -76,7 +78,7 @@ inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase
 //
 // Canary: TensorIdentityCanary.
 
-/// Equal for all handles of one tensor while one of them exists.
+/// Identifies a tensor: equal for all handles of one tensor, as long as one of the handles exists.
 using TensorIdentity = const c10::TensorImpl*;
 inline TensorIdentity identity_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl();
@@ -96,12 +98,12 @@ class WeakTensor {
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl_;
 };
 
-/// A handle of the tensor with this impl, which another handle must own.
+/// A handle of the tensor with this impl. Another handle must own the impl.
 inline at::Tensor tensor_of(c10::TensorImpl& impl) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl));
 }
 
-/// `tensor` as a TensorImpl of this class, or nullptr.
+/// `tensor` as a TensorImpl of class Impl, or nullptr.
 template <class Impl>
 Impl* impl_cast(const at::TensorBase& tensor) {
   return dynamic_cast<Impl*>(tensor.unsafeGetTensorImpl());
@@ -121,14 +123,16 @@ void set_name(const at::Tensor& tensor, const std::string& name);
 /// Whether the tensor is a leaf that requires a gradient. `impl` must have autograd's state.
 bool is_trainable_leaf(const c10::TensorImpl& impl);
 
-/// The tensor of which `tensor` is a view, directly or indirectly; `tensor` itself if it is no
+/// The tensor of which `tensor` is a view, directly or indirectly; `tensor` itself if it is not a
 /// view.
 const at::TensorBase& viewed_by(const at::TensorBase& tensor);
 
 // Whether libtorch made a tensor from a number, as at::mul(x, 2.0) does from 2.0. Such a tensor
-// does not determine the type of a result as other tensors do. Only the impl has this flag.
+// does not determine the type of a result as other tensors do. The flag is only accessible through
+// the impl.
 //
-// Inline: read for the key of every call. No version differs.
+// The functions are inline, because the flag is read for the cache key of every call. libtorch
+// versions do not differ.
 //
 // Canary: WrappedNumberCanary.
 
@@ -155,7 +159,7 @@ at::Tensor guarded_view(const at::Tensor& tensor);
 // Frees and allocates the memory of existing tensors, and moves tensors to other memory. PyTorch
 // calls this storage resize. The public functions are Tensor::set_(), an operator that counts as a
 // write, and set_data(), which replaces the tensor's state. The functions below run no operator:
-// counts of writes do not change, so autograd accepts its saved tensors.
+// version counters do not change, so autograd does not reject the tensors that it has saved.
 //
 // libtorch versions do not differ in the parts used here. From 2.15 a storage can materialise its
 // data on access; memory set by these functions is not of that kind.
@@ -164,16 +168,16 @@ at::Tensor guarded_view(const at::Tensor& tensor);
 
 /// Sets the memory of `storage`; its old memory is freed.
 void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t bytes);
-/// Frees the memory of `storage`. Its tensors keep their sizes and strides, and must not be read
-/// until memory is set again.
+/// Frees the memory of `storage`. The tensors over this storage still have their sizes and strides,
+/// and must not be read until memory is set again.
 void free_memory(const c10::Storage& storage);
 /// Whether the elements of a plain tensor have memory now.
 inline bool has_memory(const at::Tensor& tensor) {
   return tensor.numel() == 0 || tensor.storage().nbytes() > 0;
 }
 
-/// Makes `tensor`, the same object, use the memory of `storage` from `offset` (in elements). Sizes,
-/// strides and type do not change.
+/// Makes the existing object `tensor` use the memory of `storage` from `offset` (in elements).
+/// Sizes, strides and type do not change.
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset);
 
 /// A contiguous tensor over a storage, which may have no memory at the moment.
@@ -184,8 +188,8 @@ at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::In
 void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 // The fields of a tensor that follow from its sizes and strides. They are computed once for many
-// tensors and copied into each (tensor_wrapper.h). Most have a public function, each a virtual
-// call; "channels last, but not contiguous" has none.
+// tensors and copied into each (tensor_wrapper.h). Most of the fields have a public function, which
+// is a virtual call; the field for "channels last, but not contiguous" has none.
 //
 // libtorch versions do not differ.
 //

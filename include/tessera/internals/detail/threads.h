@@ -25,7 +25,7 @@ namespace tessera::detail {
 //
 // Canary: CarriedSlotCanary.
 
-/// The values that are copied; each is a kind of debug info.
+/// The values that a backward copies to its threads. Each is a kind of libtorch's debug info.
 enum class Carried : std::uint8_t {
   kStrict,
   kOperatorMode,
@@ -35,19 +35,20 @@ enum class Carried : std::uint8_t {
   kModuleWatch,
 };
 
-/// The kind of debug info of a value; the same in every call and every library of the process.
+/// The kind of debug info that libtorch uses for a value; equal in every call and every library of
+/// the process.
 c10::DebugInfoKind kind_of(Carried what);
 
-/// While it exists, `value` is active on this thread, and on autograd's threads while they run a
-/// backward that this thread has started. (With CUDA a backward runs on another thread.) Inner
-/// scopes replace outer ones. Scopes end in reverse order, on the thread that began them.
+/// A scope in which `value` is active on this thread, and on autograd's threads while they run a
+/// backward that this thread has started. (With CUDA a backward runs on another thread.) An inner
+/// scope replaces an outer scope. Scopes end in reverse order, on the thread that began them.
 template <Carried kWhat, class T>
 class CarriedScope {
  public:
   explicit CarriedScope(T value)
       : guard_(kind_of(kWhat), std::make_shared<Value>(std::move(value))) {}
 
-  /// The active value, or nullptr. Valid while its scope exists.
+  /// The active value, or nullptr if there is none. Valid while the scope of the value exists.
   static const T* active() {
     const c10::DebugInfoBase* found = c10::ThreadLocalDebugInfo::get(kind_of(kWhat));
     return found == nullptr ? nullptr : &static_cast<const Value*>(found)->value;
@@ -70,9 +71,9 @@ class CarriedScope {
 //
 // Canary: StateOfThreadCanary.
 
-/// A copy of the state of the thread that makes it.
+/// A copy of the state of the thread that makes the object.
 using StateOfThread = at::ThreadLocalState;
-/// While one exists, this thread has the given state.
+/// While an object of this type exists, this thread has the given state.
 using StateOfThreadScope = at::ThreadLocalStateGuard;
 
 // The state of autocast, without the dispatch key that enables it (dispatch_keys.h): the types by

@@ -13,12 +13,12 @@ namespace tessera::kernels {
 
 /// The tensors of one AdamW update: equal sizes, dense, on one device.
 struct AdamWTensors {
-  at::Tensor parameter;   ///< fp32
-  at::Tensor gradient;    ///< fp32; not changed
+  at::Tensor parameter;   ///< the parameter, fp32
+  at::Tensor gradient;    ///< the gradient, fp32; not changed
   at::Tensor exp_avg;     ///< first moment, fp32 or bf16
-  at::Tensor exp_avg_sq;  ///< second moment, same type as exp_avg
-  at::Tensor step;        ///< 0-d fp32: the number of this step, from 1
-  /// For bf16 moments: the place of the elements in the whole tensor, and the stream of random
+  at::Tensor exp_avg_sq;  ///< second moment, of the type of exp_avg
+  at::Tensor step;        ///< number of this step, counted from 1: 0-d fp32
+  /// For bf16 moments: the indices of the elements in the whole tensor, and the stream of random
   /// numbers for stochastic rounding.
   GlobalPlace place = {};
   std::vector<std::int64_t> local_sizes = {};  ///< sizes to which the tensors are reshaped for
@@ -26,7 +26,7 @@ struct AdamWTensors {
   std::uint64_t stream = 0;
 };
 
-/// The hyperparameters of a group of parameters.
+/// The hyperparameters of an AdamW update, for a group of parameters.
 struct AdamWNumbers {
   double beta1 = 0;
   double beta2 = 0;
@@ -34,19 +34,19 @@ struct AdamWNumbers {
   double weight_decay = 0;
   std::uint64_t seed = 0;  ///< seed of the random numbers for rounding
   at::Tensor lr = {};      ///< learning rate: 0-d fp64, on the device of the tensors
-  /// Like lr: 0-d fp64, on the device of the tensors. Undefined: the gradients are not multiplied.
-  /// If the factor is infinite or NaN, adamw() changes no tensor.
+  /// Factor by which the gradients are multiplied: 0-d fp64, on the device of the tensors.
+  /// Undefined: no factor. If the factor is infinite or NaN, adamw() changes no tensor.
   at::Tensor gradient_factor = {};
 };
 
-/// Whether adamw() has a kernel for fp32 moments on the parameter's device: on a GPU only.
+/// Whether adamw() has a kernel for fp32 moments on the device of `parameter`. Only GPUs have one.
 bool has_adamw_kernel(const at::Tensor& parameter);
 
 /// One step of AdamW (Loshchilov & Hutter 2019) for tensors whose moments have one type, computed
-/// in fp32. On CUDA one launch updates dozens of tensors; on a CPU all threads work. Moments in
+/// in fp32. On CUDA one launch updates dozens of tensors; on a CPU all threads are used. Moments in
 /// bf16 are rounded stochastically, without bias, by a random number that depends on the element in
-/// the whole tensor, the stream and the step: the bits are the same on every mesh and device. The
-/// parameter's update uses the moments before rounding. Without autograd.
+/// the whole tensor, the stream and the step: the result has the same bits on every mesh and
+/// device. The parameter's update uses the moments before rounding. Not recorded by autograd.
 void adamw(const std::vector<AdamWTensors>& tensors, const AdamWNumbers& numbers);
 
 }  // namespace tessera::kernels

@@ -8,7 +8,8 @@
 
 /// Cross entropy of rows of logits; local tensors, without autograd. Kernels handle fp32, bf16 and
 /// fp16 on CUDA, and fp32 and bf16 on a CPU: they read the logits once, compute in fp32 and give
-/// the same bits in every run. For other types and devices the same formulas are ATen operators.
+/// the same bits in every run. For other types and devices the same formulas are computed by ATen
+/// operators.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
@@ -21,47 +22,49 @@ struct RowLossOptions {
 
 /// Rows of logits, with this rank's columns of the vocabulary.
 struct LossRows {
-  at::Tensor logits;   ///< (rows, columns)
-  at::Tensor targets;  ///< (rows) int64
+  at::Tensor logits;   ///< the logits: (rows, columns)
+  at::Tensor targets;  ///< the targets: (rows), int64
   std::int64_t vocabulary = 0;
   std::int64_t first_column = 0;
   RowLossOptions options{};
 };
 
-/// The results for each row: (rows).
+/// The results of a cross entropy for each row: tensors of size (rows).
 struct RowLosses {
   at::Tensor losses;  ///< the loss of each row, in loss_type(); 0 if the target is ignored
-  /// Over all columns. In fp64, because differences to large logits must keep their precision.
+  /// The log-sum-exp over all columns: (rows), in fp64, because differences to large logits must
+  /// keep their precision.
   at::Tensor log_sum_exp;
 };
-/// Uninitialised tensors for the losses of these logits.
+/// Makes uninitialised tensors for the losses of the given logits.
 RowLosses empty_losses(const at::Tensor& logits);
 
-/// The contribution of one rank's columns to the losses of a split vocabulary.
+/// The contribution of one rank's columns to the losses if the vocabulary is split between ranks.
 struct RowTerms {
-  at::Tensor maximum;      ///< (rows): the maximum over this rank's columns
-  at::Tensor all_maximum;  ///< (rows): a copy of `maximum`, to be reduced over the ranks
-  /// (2 or 3, rows): the sum of exponentials, the target's logit, and with label smoothing the sum
-  /// of the logits.
+  at::Tensor maximum;      ///< (rows): the maximum of each row over this rank's columns
+  at::Tensor all_maximum;  ///< (rows): initially a copy of `maximum`, which the caller reduces over
+                           ///< the ranks
+  /// (2 or 3, rows), numbers that are added over the ranks: the sum of exponentials, the target's
+  /// logit, and with label smoothing the sum of the logits.
   at::Tensor terms;
 };
 
-/// fp32, or fp64 for fp64 logits: sums of exponentials over a vocabulary need more than the 8 or 11
-/// bits of a half type.
+/// The type of the losses: fp32, or fp64 for fp64 logits. Sums of exponentials over a vocabulary
+/// need more than the 8 or 11 bits of a half type.
 at::ScalarType loss_type(const at::Tensor& logits);
 
 /// Writes the losses of rows with the whole vocabulary.
 void row_losses(const LossRows& rows, const RowLosses& into);
 
-/// The steps for a split vocabulary. row_terms() computes the terms. After the all-reduce (maximum)
-/// of all_maximum, make_relative() makes the terms relative to it, in place. After the all-reduce
-/// (sum) of `terms`, losses_of_terms() computes the losses.
+/// The steps for a split vocabulary. row_terms() computes the terms. The caller then all-reduces
+/// all_maximum by maximum, and make_relative() makes the terms relative to the result, in place.
+/// The caller then all-reduces `terms` by sum, and losses_of_terms() computes the losses.
 RowTerms row_terms(const LossRows& rows);
 void make_relative(const LossRows& rows, const RowTerms& terms);
 void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosses& into);
 
-/// Writes the logits' gradient to `gradient`, which may be the logits. `of_row`: the gradient of
-/// each row's loss, (rows) in loss_type(), or undefined for ones.
+/// Writes the gradient of the logits to `gradient`, which may be the same tensor as the logits.
+/// `of_row`: the gradient of each row's loss, (rows) in loss_type(), or undefined for ones.
 void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                      const at::Tensor& gradient);
 

@@ -9,8 +9,8 @@ TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 // Distributions as functions of one uniform number u in (0, 1), by inversion of the distribution
-// function. They give the same bits on host and device. One random number makes one value, so an
-// element's value does not depend on earlier elements.
+// function. The functions give the same bits on the host and on a GPU. One random number makes one
+// value, so an element's value does not depend on earlier elements.
 
 /// The uniform distribution on (from, from + width).
 struct Uniform {
@@ -34,7 +34,7 @@ struct Normal {
 
 /// A normal distribution truncated to [low, high]. If most of the interval is in the upper tail,
 /// the mirrored lower tail is drawn with a negative `std`, because probabilities near 0 are
-/// represented more precisely than those near 1.
+/// represented more precisely than probabilities near 1.
 struct TruncatedNormal {
   double mean;
   double std;

@@ -8,43 +8,44 @@
 
 #include "tessera/export.h"
 
-/// Memory-bound operations in one pass over memory, on local tensors, without autograd. fp32 and
-/// bf16 on a CPU use our own vectorised kernels, with fp32 arithmetic and one rounding. Their order
-/// of operations depends neither on the instruction set nor on the number of threads, so the bits
-/// are the same. CUDA kernels exist for fp32, bf16 and fp16: one launch each, two for the gradients
-/// of a norm's weight and of an embedding table; the bits are the same in every run. Other types,
-/// devices and operations use the same formulas as ATen operators.
+/// Memory-bound operations, each in one pass over memory, on local tensors, without autograd. fp32
+/// and bf16 on a CPU use our own vectorised kernels, with fp32 arithmetic and one rounding. Their
+/// order of operations depends neither on the instruction set nor on the number of threads, so
+/// results have the same bits on every CPU. CUDA kernels exist for fp32, bf16 and fp16. An
+/// operation is one launch, or two for the gradients of a norm's weight and of an embedding table.
+/// Their results have the same bits in every run. Other types, devices and operations use the same
+/// formulas as ATen operators.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// The results of rms_norm.
+/// The results of rms_norm().
 struct RmsNormResult {
   at::Tensor out;   ///< the normalised tensor, with the sizes and type of x
-  at::Tensor rstd;  ///< 1 / sqrt(mean(x^2) + eps), one per row: (..., 1), fp32 or fp64
+  at::Tensor rstd;  ///< 1 / sqrt(mean(x^2) + eps) of each row: (..., 1), fp32 or fp64
 };
 /// RMSNorm (Zhang and Sennrich 2019) over the last dimension. weight: (last size), or undefined for
 /// ones.
 RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
-/// Gradients of x and of weight, if the latter is defined. The weight's gradient is summed over the
-/// rows of this tensor.
+/// Returns the gradients of x and, if weight is defined, of weight. The weight's gradient is summed
+/// over the rows of this tensor.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd);
 
-/// The results of add_rms_norm.
+/// The results of add_rms_norm().
 struct AddRmsNormResult {
   at::Tensor out;   ///< the norm of `sum`, with the sizes and type of x
   at::Tensor sum;   ///< x + residual, rounded to the type of x
-  at::Tensor rstd;  ///< like RmsNormResult::rstd, for the rows of `sum`
+  at::Tensor rstd;  ///< 1 / rms of each row of `sum`; like RmsNormResult::rstd
 };
-/// The sum x + residual and its rms_norm, with the same bits as two separate operations. residual:
-/// the sizes and type of x.
+/// Returns the sum x + residual and its rms_norm, with the same bits as two separate operations.
+/// `residual` has the sizes and type of x.
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                               const at::Tensor& weight, double eps);
-/// rms_norm_backward for an x that is the sum of an add_rms_norm and has the additional gradient
-/// `sum_grad`, which is added to the gradient of x. The bits are those of a separate addition: in
-/// bf16 and fp16 it is added to the rounded gradient of the norm. The result is the gradient of
-/// both inputs of the add_rms_norm, its x and its residual. sum_grad: like x, or undefined.
+/// The backward of add_rms_norm(). `x` is the sum that was normalised. `sum_grad` is the gradient
+/// of the sum as a result, with the sizes and type of x, or undefined; it is added to the gradient
+/// of the norm, which was rounded before. The first result is the gradient of both inputs of
+/// add_rms_norm(), its x and its residual.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd,
@@ -62,10 +63,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
                                                                        const at::Tensor& up);
 /// Rotary position embedding (Su et al. 2021), in Llama's form. x: (batch, sequence, heads,
 /// head_dim), with halves (x1, x2); cos, sin: (sequence, head_dim). Returns (x1 cos1 - x2 sin1, x2
-/// cos2 + x1 sin2), or with `transposed` the adjoint operation, which is its gradient.
+/// cos2 + x1 sin2), or with `transposed` the adjoint operation, which computes the gradient.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                             bool transposed);
-/// rotary_embedding() of queries and keys in one pass. They may have different numbers of heads.
+/// Like rotary_embedding(), for queries and keys in one pass. Queries and keys may have different
+/// numbers of heads.
 std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const at::Tensor& k,
                                                       const at::Tensor& cos, const at::Tensor& sin,
                                                       bool transposed);
@@ -74,9 +76,10 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const
 /// outside of the table throws Error on a CPU, and fails a device assertion on CUDA.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows);
-/// The gradient of a shard with `rows` rows. Each row's terms are added in the order of their
-/// positions, in fp32 (fp64 for fp64), so the bits are the same for any number of threads. On CUDA
-/// the terms are summed in parts, which depend on the indices only.
+/// The gradient of a shard of an embedding table; the shard has `rows` rows. Each row's terms are
+/// added in the order of their positions, in fp32 (fp64 for fp64), so the result has the same bits
+/// for any number of threads. On CUDA the terms are summed in parts, which depend on the indices
+/// only.
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 

@@ -1,4 +1,4 @@
-// Numbers by which RMSNorm treats rows of huge elements, on a CPU and on CUDA.
+// Constants by which RMSNorm handles rows with huge elements, on a CPU and on CUDA.
 #pragma once
 
 namespace tessera::kernels {

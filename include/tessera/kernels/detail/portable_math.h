@@ -7,9 +7,10 @@
 #include "tessera/export.h"
 #include "tessera/kernels/detail/philox.h"
 
-/// Elementary functions that give the same bits on all machines, on hosts and GPUs. They only use
-/// IEEE doubles with + - * / and sqrt, which are correctly rounded everywhere, unlike libm's
-/// functions. Compile with -ffp-contract=off and --fmad=false, so that no compiler fuses a*b+c.
+/// Elementary functions that give the same bits on all machines, on hosts and GPUs. The functions
+/// only use + - * / and sqrt of IEEE doubles, which are correctly rounded everywhere, unlike libm's
+/// functions. Files that include this header must be compiled with -ffp-contract=off and
+/// --fmad=false, so that no compiler fuses a*b+c.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
@@ -43,13 +44,13 @@ TESSERA_HOST_DEVICE inline double portable_log(double x) {
                       1.479819860511658591e-01};
   const double r = z * polynomial(c, z);
   const double half_square = 0.5 * f * f;
-  const double ln2_high = 6.93147180369123816490e-01;  // has only 32 significant bits, so k *
-                                                       // ln2_high is exact
+  const double ln2_high = 6.93147180369123816490e-01;  // a constant with only 32 significant bits,
+                                                       // so that k * ln2_high is exact
   const double ln2_low = 1.90821492927058770002e-10;
   return k * ln2_high - ((half_square - (s * (half_square + r) + k * ln2_low)) - f);
 }
 
-/// The central part of normal_quantile(p), for p with is_central(p).
+/// normal_quantile(p) for p in the centre of the distribution, for which is_central(p) is true.
 TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   const double a[] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
                       1.3731693765509461125e+4, 4.5921953931549871457e+4, 6.7265770927008700853e+4,
@@ -67,7 +68,7 @@ TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   return q * polynomial(a, r) / polynomial(b, r);
 }
 
-/// The tails of normal_quantile(p), for p without is_central(p).
+/// normal_quantile(p) for p in the tails of the distribution, for which is_central(p) is false.
 TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   const double c[] = {1.42343711074968357734e0,  4.63033784615654529590e0,
                       5.76949722146069140550e0,  3.64784832476320460504e0,

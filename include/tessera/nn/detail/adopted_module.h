@@ -31,7 +31,8 @@ class AdoptsModule {
 };
 
 /// Claims a libtorch module for one owner, until the returned pointer is destroyed. Throws Error if
-/// another owner has claimed it, because both would shard its parameters independently.
+/// another owner has claimed the module, because both owners would shard its parameters
+/// independently.
 std::shared_ptr<const void> claim_module(const torch::nn::Module& module);
 
 /// Fills the parameters and buffers of `module` (not of its children) with the initial values of
@@ -60,15 +61,17 @@ class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
                                                ///< to the slots
 };
 
-/// Builds the AdoptedModule objects. A module that is registered at several places gets one object.
+/// Builds the AdoptedModule objects. A module that is registered at several places gets a single
+/// AdoptedModule.
 class AdoptedModule::Maker {
  public:
-  /// `classes`: finders for module classes that are not libtorch's.
+  /// `classes`: functions that find the parameters and buffers of module classes that are not
+  /// libtorch's.
   explicit Maker(std::vector<detail::FindMembers> classes) : classes_(std::move(classes)) {}
 
   /// Registers slots in `holder` for the parameters and buffers of `module`, and child modules for
   /// the modules inside it. Throws Error for a parameter without a known member, and for a buffer
-  /// without one on the meta device. `fqn`: the FQN of `module`, for messages.
+  /// on the meta device without a known member. `fqn`: the FQN of `module`, for messages.
   void fill(ModuleBase& holder, torch::nn::Module& module, const std::string& fqn = "");
 
  private:

@@ -14,7 +14,7 @@ namespace tessera::nn {
 /// `window` positions, including its own; 0: all earlier positions.
 at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
 
-/// The options with kv_heads and head_dim filled in. Throws Error for the options that Attention's
+/// `options` with kv_heads and head_dim filled in. Throws Error for options that Attention's
 /// constructor refuses.
 AttentionOptions completed(AttentionOptions options);
 

@@ -10,7 +10,8 @@ TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
 /// A text that is added to the message of an error in a module's call, for example "unit
-/// 'layers.0'". A higher layer attaches the CallContext to the module.
+/// 'layers.0'". The layer that provides the text, such as FSDP, attaches a CallContext to the
+/// module.
 struct CallContext {
   std::function<std::string()> text;
 };
@@ -23,16 +24,16 @@ class ModuleBase;
 
 namespace detail {
 
-/// Number of nested module calls on this thread: 1 in the outermost call, 0 outside.
+/// Number of nested module calls on this thread: 1 in the outermost call, 0 outside of calls.
 int call_depth();
-/// The module of this thread's outermost call; nullptr outside of calls.
+/// The module of this thread's outermost call; nullptr if no module call is in progress.
 const ModuleBase* outermost_call();
 
 }  // namespace detail
 
 /// Number of data-parallel ranks that shared the batch of this thread's last training forward; 1
-/// before the first. Loss functions read this number to find out whether their rows are only a part
-/// of the batch.
+/// before the first training forward. Loss functions read this number to find out whether their
+/// rows are only a part of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 

@@ -11,7 +11,7 @@ class DeferredBias {
  public:
   /// Sets whether forward leaves out the bias, for row-wise tensor parallelism. If the weight is
   /// sharded over its inputs, forward's result is a pending sum (Partial), and the bias must be
-  /// added once, after the reduction. Not collective; set the same on every rank.
+  /// added once, after the reduction. Not collective; every rank must make an equal call.
   void set_defer_bias(bool defer) { defer_bias_ = defer; }
 
  protected:

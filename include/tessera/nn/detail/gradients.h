@@ -13,8 +13,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A tensor in `.grad` of a parameter whose gradient cannot be read. Every operator on it throws
-/// Error with the reason, except the operators that run() implements.
+/// A tensor in `.grad` of a parameter whose gradient cannot be read. Every operator on the
+/// placeholder throws Error with the reason, except the operators that run() implements.
 class PlaceholderGradient : public tessera::detail::PlaceholderTensor {
  public:
   using PlaceholderTensor::PlaceholderTensor;
@@ -39,9 +39,9 @@ class StandInGradient : public tessera::detail::LeafNode {
                                                  const RunBackward& run) = 0;
 };
 
-/// Makes autograd's engine use StandInGradient nodes; effective once for the process. Does nothing
-/// if another engine, such as Python's, has already replaced libtorch's: there the shards are
-/// outside of any graph.
+/// Makes autograd's engine use StandInGradient nodes. Only the first call in a process has an
+/// effect. Does nothing if another engine, such as Python's, has already replaced libtorch's
+/// engine: with such an engine no graph contains the shards.
 void ask_stand_ins();
 
 /// Marks a tensor that `by` ("fully_shard") has replaced in its slot. A stock torch::optim

@@ -10,7 +10,8 @@ namespace tessera::nn {
 /// The calls of a module around which a hook runs.
 enum class HookedCalls : std::uint8_t {
   kForward,
-  kEveryMethod,  ///< forward, and other methods that Module::call_method calls
+  kEveryMethod,  ///< the hook runs around forward, and around other methods that
+                 ///< Module::call_method calls
 };
 
 }  // namespace tessera::nn

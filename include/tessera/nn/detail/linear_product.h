@@ -13,8 +13,9 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// The products of several Linears with one x. In backward the products add up x's gradient in
-/// place (`addmm_` with beta = 1), if this needs no communication and is not recorded.
+/// Computes the products of several Linears with one input x. In backward the products add up the
+/// gradient of x in place (`addmm_` with beta = 1), if this needs no communication and is not
+/// recorded.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
@@ -23,9 +24,9 @@ class LinearProducts {
   virtual at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) = 0;
 };
 
-/// Creates a LinearProducts object for one x.
+/// A function that creates a LinearProducts object for one input x.
 using MakeLinearProducts = std::unique_ptr<LinearProducts> (*)();
-/// Creates the LinearProducts implementation that computes linear_product().
+/// Makes an object that computes products with linear_product().
 std::unique_ptr<LinearProducts> make_linear_products();
 
 /// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is saved for
@@ -35,23 +36,24 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const a
 /// linear_product() in fp8 (convert_to_fp8), with the gradients of fp8_linear().
 at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// sum + a b for matrices. Written in the memory of `sum` if there is no communication and no
-/// backward is recorded. `sum` may be undefined.
+/// Returns sum + a b for matrices. The result is written in the memory of `sum` if there is no
+/// communication and no backward is recorded. `sum` may be undefined.
 at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
 /// The gradient node of an input that several products share. The node's inputs are the gradients
 /// of the products' results.
 class SharedInputNode final : public tessera::detail::Node {
  public:
-  /// sum + gradient weight, for matrices. `sum` may be undefined, and may be overwritten.
+  /// Returns sum + gradient weight, for matrices. `sum` may be undefined, and may be overwritten.
   using AddTerm = at::Tensor (*)(const at::Tensor& sum, const at::Tensor& gradient,
                                  const at::Tensor& weight);
   SharedInputNode(const at::Tensor& x, AddTerm add_term);
 
-  /// Whether this node computes the gradient of the current x. A write in place gives x another
-  /// gradient edge.
+  /// Whether this node computes the gradient of the current x. After a write in place, x has
+  /// another gradient edge, so the result is false.
   bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
-  /// Saves the weight of a product. Call it in the same order as edge_of().
+  /// Saves the weight of a product. Calls of keep() and edge_of() for the products must be in the
+  /// same order.
   void keep(const at::Tensor& weight) { weights_.emplace_back(weight); }
   /// The graph edge that receives the gradient of a product's result.
   tessera::detail::Edge edge_of(const at::Tensor& result) {
@@ -66,7 +68,7 @@ class SharedInputNode final : public tessera::detail::Node {
   struct Weight {
     explicit Weight(const at::Tensor& weight) : saved(weight, /*is_output=*/false) {}
     tessera::detail::SavedVariable saved;
-    bool used = false;  ///< whether a backward has used it
+    bool used = false;  ///< whether a backward has used the weight
   };
 
   AddTerm add_term_;

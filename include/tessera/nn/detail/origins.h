@@ -20,13 +20,14 @@ namespace tessera::nn::detail {
 // values do not show this, so the ranks compare the origin of their shards: the tensor that was
 // split, or the seed.
 
-/// The origins of a module's own parameters. Attached to the module that owns them.
+/// The origins of the parameters that a module owns itself. Attached to that module.
 struct Origins {
   struct Origin {
-    std::int64_t number = 0;                           ///< identifies the origin; never 0
-    tessera::detail::TensorIdentity tensor = nullptr;  ///< the tensor that was split or filled
-    std::uint64_t version = 0;                         ///< version of `tensor` when the origin was
-                                                       ///< recorded; a later write changes it
+    std::int64_t number = 0;  ///< number that identifies the origin; never 0
+    /// The tensor of which the shard is a part, or that was filled from a seed.
+    tessera::detail::TensorIdentity tensor = nullptr;
+    std::uint64_t version = 0;  ///< version of `tensor` when the origin was recorded; a later write
+                                ///< to `tensor` changes its version
   };
   std::unordered_map<const ParameterSlot*, Origin> of;
 };
@@ -38,19 +39,19 @@ std::int64_t origin_of_values(at::Tensor whole);
 
 /// Records the origin of the slot's persistent tensor.
 void note_origin(const ParameterSlot& slot, std::int64_t number);
-/// 0 if this rank has no shard, or if the values were written after the origin was recorded, for
-/// example by a load.
+/// The origin of the slot's values. 0 if this rank has no shard, or if the values were written
+/// after the origin was recorded, for example by a load.
 std::int64_t origin_of(const ParameterSlot& slot);
 
-/// A message such as "the shards of ... on rank 0 and rank 2 are parts of different tensors"; empty
-/// if all origins are equal. All ranks of the mesh pass the same parameters as pairs (name for
-/// messages, origin). Collective, between the hosts. Throws Error, on all ranks, if ranks pass
-/// different numbers of parameters.
+/// Compares origins between ranks. Returns a message such as "the shards of ... on rank 0 and rank
+/// 2 are parts of different tensors"; an empty text means that all origins are equal. All ranks of
+/// the mesh pass the same parameters as pairs (name for messages, origin). Collective, between the
+/// hosts. Throws Error, on all ranks, if ranks pass different numbers of parameters.
 std::string different_origins(const DeviceMesh& mesh,
                               const std::vector<std::pair<std::string, std::int64_t>>& origins);
 
-/// A version that grows with each write to `tensor` or its local tensor that autograd sees. 0 for a
-/// tensor that was made in inference mode.
+/// A version number of `tensor`, which grows with each write to `tensor` or its local tensor that
+/// autograd sees. 0 for a tensor that was made in inference mode.
 std::uint64_t written_version(const at::Tensor& tensor);
 
 }  // namespace tessera::nn::detail

@@ -12,14 +12,14 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The parts of a fused parameter, which files store as separate tensors. Each part has the name of
-/// a module that the fused module replaces. The rows of the fused parameter are divided into
+/// The parts of a fused parameter, which files store as separate tensors. Each part is the weight
+/// of a module that the fused module replaces. The rows of the fused parameter are divided into
 /// `groups` equal groups. Each group has rows of every part, one part after another.
 struct StoredParts {
-  /// One part: the weight of a replaced module.
+  /// One part of a fused parameter: the weight of a replaced module.
   struct Part {
     std::string module;     ///< name of the replaced module next to the fused module: "q_proj"
-    std::int64_t rows = 0;  ///< rows of this module in each group
+    std::int64_t rows = 0;  ///< number of rows of the part in each group
   };
   std::vector<Part> parts;
   std::int64_t groups = 1;
@@ -28,7 +28,7 @@ struct StoredParts {
 /// A part of a fused parameter, which files store as a separate tensor.
 struct NamedRows {
   std::string name;  ///< name of the tensor in the files
-  PartRows rows;     ///< rows of the part in the fused parameter
+  PartRows rows;     ///< rows of the fused parameter that belong to the part
 };
 /// The parts of the parameter `fqn`: "layers.0.qkv.weight" has the parts "layers.0.q.weight" and so
 /// on.
@@ -44,10 +44,10 @@ struct SlotRole {
   /// unsharded.
   bool gathered = false;
   /// For tensor parallelism: whether the parameter is replicated because no plan has named it. A
-  /// later plan may still place it.
+  /// later plan may still shard the parameter.
   bool replicated_by_default = false;
-  /// Whether the parameter belongs to an adapter (apply_lora). Tables of initializers skip such
-  /// parameters.
+  /// Whether the parameter belongs to an adapter (apply_lora). Tables of initialisers skip the
+  /// parameters of adapters.
   bool of_adapter = false;
   /// Whether saved sharded checkpoints and state dicts contain the parameter; false for buffers
   /// that are not persistent.

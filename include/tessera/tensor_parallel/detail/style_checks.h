@@ -25,11 +25,11 @@ void place_adapter(const nn::ModuleBase& linear, const Placement& a, const Place
                    std::vector<std::pair<nn::SlotPtr, Placement>>& placements);
 
 /// Throws Error unless `features` can be split into `heads` heads of equal size and the ranks of
-/// `mesh` divide the heads. 0 heads: no check.
+/// `mesh` divide the heads. If `heads` is 0, does nothing.
 void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t features,
                  const DeviceMesh& mesh);
 
-/// Throws the Error that `style` is not applicable to `module`. `fits`: the classes to which
+/// Throws the Error that `style` is not applicable to `module`. `fits` names the classes to which
 /// `style` is applicable.
 [[noreturn]] void fail_unfit(const ParallelStyle& style, const nn::ModuleBase& module,
                              const char* fits);
