@@ -60,7 +60,7 @@ class Matrices : public nn::Module<Matrices> {
 
 struct Seconds {
   double passed = 0;
-  double of_processor = 0;  ///< processor time of all threads
+  double of_processor = 0;  ///< processor time of all threads of the process
 };
 
 double processor_seconds() {
@@ -90,8 +90,8 @@ double median_of(const std::vector<Seconds>& times, double Seconds::*which) {
   return median(values);
 }
 
-/// Median seconds of each work; the works are run in turn, several times. `prepare` is run before
-/// each work and not timed.
+/// The median time of each function in `works`; the functions run in turn, several times. `prepare`
+/// runs before each function and is not timed.
 std::map<std::string, Seconds> medians(
     const std::vector<std::pair<std::string, std::function<void()>>>& works,
     const std::function<void()>& prepare = [] {}) {
@@ -134,8 +134,8 @@ void read_plainly(const fs::path& folder, const std::vector<at::Tensor>& into) {
   }
 }
 
-/// Drops the files from the page cache, so that they are read from disk. They are on disk, because
-/// a save waits for that.
+/// Drops the files from the page cache, so that they are read from disk. The files are on disk,
+/// because a save waits until they are.
 void drop_from_page_cache(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const int fd = open(entry.path().c_str(), O_RDONLY);
@@ -191,8 +191,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   const auto writing = medians(
       {{"plain", [&] { write_plainly(dir / "plain", mib); }},
        {"save", [&] { checkpoint::save(*world, dir / "run", ++step, {model}, {.keep = 2}); }}});
-  // Keeps all copies allocated at once, as a save does, because memory that is new to the process
-  // takes longer.
+  // All copies stay allocated at the same time, as in a save, because copying to memory that is new
+  // to the process takes longer.
   const auto copying = medians(
       {{"copy", [&] { copied(); }}, {"async", [&] {
                                        auto pending = checkpoint::async_save(
@@ -200,7 +200,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
                                        stalls.push_back(pending.stall_seconds());
                                        pending.wait();
                                      }}});
-  // The same files without a manifest, which are read without checksums.
+  // A folder with the files of the step but without a manifest. Such files are read without
+  // checksums.
   const fs::path checked = dir / "run" / checkpoint::step_folder_name(step);
   fs::create_directory(dir / "unchecked");
   for (const auto& entry : fs::directory_iterator(checked)) {
@@ -220,7 +221,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   report_reading("disk", mib, medians(reading, [&] { drop_from_page_cache(dir / "unchecked"); }));
 }
 
-/// On a 2 x 2 mesh, with half of the matrices replicated along the first dimension.
+/// Measures saving and loading on a 2 x 2 mesh, with half of the matrices replicated along the
+/// first dimension.
 void four_ranks(const fs::path& dir, std::int64_t mib) {
   const auto worlds = comm::thread_worlds(4);
   std::vector<std::thread> ranks;

@@ -22,7 +22,8 @@ using Clock = std::chrono::steady_clock;
 
 struct Collective {
   const char* name;
-  /// `elements`: number of floats in the larger of the two tensors.
+  /// A collective to measure. `elements`: the number of floats in the larger of the input and
+  /// output tensors.
   std::function<std::function<void()>(Communicator&, std::int64_t elements)> prepare;
 };
 

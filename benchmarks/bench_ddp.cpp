@@ -19,7 +19,8 @@ namespace {
 
 using namespace tessera;
 
-/// Values without random numbers, so that Python computes the same bits.
+/// A tensor of values that are computed without random numbers, so that Python can compute equal
+/// bits.
 at::Tensor waves(at::IntArrayRef sizes, double phase) {
   return at::sin(at::arange(c10::multiply_integers(sizes), at::kFloat).mul(0.7).add(phase))
       .view(sizes);

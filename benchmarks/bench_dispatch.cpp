@@ -4,7 +4,7 @@
 //
 //   bench_dispatch [--benchmark_filter=REGEX]
 //
-// The last line of a pair is the overhead in microseconds.
+// The last output line of each pair is the overhead in microseconds.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -117,7 +117,7 @@ std::vector<Case> cases() {
   };
 }
 
-/// The first call of an operator in total, including rule, propagation and plan.
+/// Measures the whole first call of an operator, including rule, propagation and plan.
 void measure_first(benchmark::State& state, const Case& c) {
   const Tensors inputs = inputs_of(c, true);
   const at::NoGradGuard no_grad;
@@ -131,8 +131,8 @@ void measure_first(benchmark::State& state, const Case& c) {
 
 constexpr int kMisses = 1000;
 
-/// mm on inputs of always new sizes, so that every call misses the cache: rule, propagation and
-/// layouts are computed again. The argument is the number of mesh dimensions.
+/// Measures mm on inputs whose sizes are new in each call, so that every call misses the cache:
+/// rule, propagation and layouts are computed again. The argument is the number of mesh dimensions.
 void measure_misses(benchmark::State& state) {
   const auto ndim = static_cast<std::size_t>(state.range(0));
   const auto mesh = tessera::init_device_mesh(tessera::comm::fake_world(0, 1 << ndim),

@@ -46,7 +46,7 @@ struct Sizes {
   at::Tensor rand(at::IntArrayRef sizes) const { return at::rand(sizes, options); }
 };
 
-/// Timed by the device's own clock, over enough calls to hide the launch latency.
+/// Measures a call by the device's own clock, over enough calls to hide the launch latency.
 void time_on_gpu(benchmark::State& state, const Call& call) {
   constexpr int kCalls = 20;
   const auto device = c10::Device(c10::kCUDA, 0);
@@ -61,7 +61,7 @@ void time_on_gpu(benchmark::State& state, const Call& call) {
     }
     end.record(stream);
     end.synchronize();
-    // The tests' fake CUDA takes no time.
+    // The minimum is needed for the fake CUDA of the tests, on which calls take no time.
     state.SetIterationTime(std::max(begin.elapsedTime(end) / 1e3, 1e-6) / kCalls);
   }
 }
@@ -107,8 +107,8 @@ void add_rms_norm(const Sizes& s) {
       [=] { return at::rms_norm(x, {weight.size(0)}, weight, 1e-5); });
 }
 
-/// RMSNorm of a sum, forward and backward, compared with ATen's two operators, and with our norm
-/// plus an addition.
+/// Adds benchmarks of the RMSNorm of a sum, forward and backward, compared with ATen's two
+/// operators, and with an addition followed by Tessera's norm.
 void add_norm_of_sum(const Sizes& s) {
   const at::Tensor x = s.rand({s.tokens, s.dim}), other = s.rand({s.tokens, s.dim}),
                    weight = s.rand({s.dim}), rstd = kernels::rms_norm(x, weight, 1e-5).rstd;
@@ -153,7 +153,7 @@ void add_embedding(const Sizes& s) {
   const at::Tensor table = s.rand({rows, s.dim}), grad = s.rand({s.tokens, s.dim}),
                    indices = at::randint(rows, {s.tokens}, s.options.dtype(at::kLong));
   const std::string of = fmt::format("of {}, {}x{}", s.tokens, rows, s.dim);
-  // The bytes read from the table equal the bytes of the result.
+  // Only as many bytes of the embedding table are read as the result has.
   add_pair(
       "embedding " + of, {grad, indices},
       [=] { return kernels::embedding_rows(table, indices, 0, rows); },
@@ -164,7 +164,7 @@ void add_embedding(const Sizes& s) {
       [=] { return at::embedding_dense_backward(grad, indices, rows, -1, false); });
 }
 
-/// The gain of nn::FusedLinear: query, key and value of few tokens, with the sizes of a
+/// Adds benchmarks of nn::FusedLinear: query, key and value of few tokens, with the sizes of a
 /// tensor-parallel rank.
 void add_fused_linear(const Sizes& s) {
   const at::Tensor x = s.rand({64, 1024}), weight = s.rand({512, 1024});
@@ -215,6 +215,6 @@ int main(int argc, char** argv) {
   add_all(cuda ? on_gpu(tokens) : on_cpu());
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
-  // Frees the benchmarks' tensors before the library that they need is unloaded.
+  // The tensors of the benchmarks are freed before the library that the tensors need is unloaded.
   benchmark::ClearRegisteredBenchmarks();
 }

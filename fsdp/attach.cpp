@@ -19,9 +19,9 @@ namespace tessera::fsdp {
 
 namespace {
 
-// autograd::grad(loss, parameters) under FSDP. The graph of a loss ends in the unsharded tensors,
-// but the program passes the shards. So a backward for the gradients of shards runs for the
-// unsharded tensors, which replace the shards in the graph. The units then reduce only the
+// Implements autograd::grad(loss, parameters) under FSDP. The graph of a loss ends in the unsharded
+// tensors, but the program passes the shards. So a backward for the gradients of shards runs for
+// the unsharded tensors, which replace the shards in the graph. The units then reduce only the
 // gradients that the program requested.
 
 using nn::BackwardCall;
@@ -62,8 +62,8 @@ struct RequestedParameter {
   ShardedParameter* parameter;
 };
 
-/// The sharded parameters whose gradients `call` requests. Leaves out parameters that are not
-/// unsharded.
+/// The sharded parameters whose gradients `call` requests. Parameters that are not unsharded are
+/// left out.
 std::vector<RequestedParameter> requested_by(const BackwardCall& call) {
   std::vector<RequestedParameter> requested;
   for (const Edge& output : call.outputs) {
@@ -82,7 +82,8 @@ Edge leaf_edge(const ShardedParameter& parameter) {
 }
 
 /// Whether the graph of `call` leads to the unsharded tensor of one of the `requested` parameters.
-/// False for a graph that leads only to shards, such as that of a penalty computed on shards.
+/// False for a graph that leads only to shards, such as the graph of a penalty that was computed on
+/// shards.
 bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   std::unordered_set<const Node*> leaves;
   for (const RequestedParameter& each : requested) {
@@ -120,7 +121,7 @@ std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParam
   return units;
 }
 
-/// Makes the given units reduce only the requested gradients while this object exists.
+/// While this object exists, the given units reduce only the requested gradients.
 class RequestScope {
  public:
   RequestScope(std::vector<std::shared_ptr<Unit>> units,
@@ -149,8 +150,8 @@ class RequestScope {
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
-/// Empties `.grad` of the given leaves while this object exists, so that `.grad` receives only what
-/// a backward adds now. The destructor puts the earlier gradients back.
+/// Empties `.grad` of the given leaves while this object exists, so that `.grad` has only the
+/// gradients of a backward in this scope. The destructor restores the earlier gradients.
 class EmptyGradients {
  public:
   explicit EmptyGradients(const tessera::detail::edge_list& outputs) {
@@ -194,14 +195,14 @@ void check_returnable(const BackwardCall& call, const std::vector<RequestedParam
   }
 }
 
-/// Returns `call` changed to accumulate into `.grad`, for its own leaves and for the unsharded
-/// tensors that stand in for requested shards.
+/// Returns a copy of `call` that accumulates gradients into `.grad` of the leaves of `call` and of
+/// the unsharded tensors of the requested shards.
 BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   BackwardCall adding = call;
   adding.accumulate = true;
   for (const RequestedParameter& each : requested) {
-    // An unsharded tensor that was gathered but not used in a forward yet belongs to no graph and
-    // is not a leaf of one.
+    // An unsharded tensor that was gathered but not yet used in a forward is in no graph and is
+    // therefore left out.
     if (each.parameter->unsharded().requires_grad()) {
       adding.outputs.push_back(leaf_edge(*each.parameter));
     }
@@ -280,7 +281,7 @@ class UnitSlotKeeper final : public nn::SlotKeeper {
   }
 
  private:
-  // Weak, because a submodule may outlive the module that owns the unit.
+  // The pointer to the unit is weak, because a submodule may outlive the module that owns the unit.
   std::weak_ptr<Unit> unit_;
 };
 
@@ -290,7 +291,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
   std::vector<std::shared_ptr<Unit>> units;
   const auto add = [&units](const std::string&, const nn::ModuleBase& each) {
     auto unit = each.attached<Unit>();
-    // A unit made of several modules is found once for each of its modules.
+    // A unit of several modules is found once for each module, but added only once.
     if (unit != nullptr && std::ranges::find(units, unit) == units.end()) {
       units.push_back(std::move(unit));
     }
@@ -322,7 +323,8 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
 }
 
 void make_unit(const UnitSpec& spec) {
-  // Moves the buffers first, so that an error here leaves all parameters unsharded.
+  // The buffers are moved first, so that an error in moving buffers leaves all parameters
+  // unsharded.
   move_buffers(spec.modules, spec.mesh.device(), spec.options.ignored);
   const auto unit = std::make_shared<Unit>(spec);
   unit->install();

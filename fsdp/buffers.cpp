@@ -15,8 +15,8 @@
 
 namespace tessera::fsdp {
 
-// Decides which dimension of the caller's mesh shards, which one replicates, and over which ranks
-// gathered pieces are cached. Other code reads DataMesh instead of mesh dimensions by position.
+// DataMesh decides which dimension of the caller's mesh shards and which dimension replicates.
+// Other code uses DataMesh and does not refer to mesh dimensions by position.
 
 DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
   TESSERA_CHECK(mesh && (mesh.ndim() == 1 || mesh.ndim() == 2), "fully_shard: the mesh is ",
@@ -44,7 +44,7 @@ DataMesh DataMesh::replicating(const DeviceMesh& mesh) {
   DataMesh result;
   result.all = result.replicate = mesh;
   const auto rank = static_cast<std::size_t>(mesh.local_rank());
-  // A mesh that contains only this rank neither gathers nor scatters.
+  // The mesh that shards contains only this rank, so nothing is gathered or scattered.
   result.shard = DeviceMesh(mesh.world(), {mesh.ranks()[rank]}, MeshShape({1}));
   return result;
 }
@@ -71,14 +71,14 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole) {
 
 namespace {
 
-/// A piece of an unsharded tensor and the place of the piece in the packed buffer. Both views have
+/// A part of an unsharded tensor, and the place of this part in the packed buffer. Both views have
 /// the same sizes.
 struct Piece {
   at::Tensor unsharded;
   at::Tensor packed;
 };
 
-/// One piece for the first `ranks` ranks, which all have full shards split on dimension 0.
+/// The Piece for the first `ranks` ranks together, which all have full shards split on dimension 0.
 Piece full_rows(const at::Tensor& unsharded, const at::Tensor& buffer, const Segment& segment,
                 std::int64_t ranks) {
   // The tensor and the buffer are both viewed as (ranks, rows, ...), so the copy between them is
@@ -107,12 +107,12 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
   std::vector<Piece> pieces;
   std::int64_t rank = 0;
   if (shape.splits_rows() && shape.padded_numel() > 0) {
-    // The first `rank` ranks have a full chunk. At most one rank after them has fewer rows; the
-    // remaining ranks have none.
+    // The first `rank` ranks have a full chunk. At most one rank after these ranks has fewer rows;
+    // the remaining ranks have no rows.
     rank = shape.sizes[0] / shape.chunk();
     pieces.push_back(full_rows(unsharded, buffer, segment, rank));
   }
-  // Ranks with empty shards come last, as in torch.chunk, so the loop may stop at the first one.
+  // Ranks with empty shards are last, as in torch.chunk, so the loop may stop at the first of them.
   for (; rank < shape.ranks && shape.numel(rank) > 0; ++rank) {
     pieces.push_back(shape.dim ? rows_of(unsharded, buffer, segment, rank)
                                : Piece{unsharded, shard_of(buffer.select(0, rank), segment, rank)});
@@ -120,8 +120,8 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
   return pieces;
 }
 
-/// Sets the padding of a segment to zero: the unused end of the one partly filled rank, and the
-/// whole segment of each empty rank after that rank. Full ranks have no padding.
+/// Sets the padding of a segment to zero: the unused end of the segment of the rank with fewer
+/// rows, and the whole segment of each rank without rows. Full ranks have no padding.
 void clear_padding(const at::Tensor& buffer, const Segment& segment) {
   const ShardShape& shape = segment.shape;
   const std::int64_t room = shape.padded_numel();
@@ -141,7 +141,8 @@ std::int64_t end_of(const Segment& segment) {
   return segment.offset + segment.shape.padded_numel();
 }
 
-/// The narrower of two types. Its alignment takes more elements, and so is enough for both types.
+/// The narrower of two types. An alignment in bytes is more elements of the narrower type, so this
+/// number of elements is enough for both types.
 c10::ScalarType narrower(c10::ScalarType a, c10::ScalarType b) {
   return c10::elementSize(a) < c10::elementSize(b) ? a : b;
 }
@@ -221,8 +222,8 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   std::vector<at::Tensor> to;
   std::vector<at::Tensor> from;
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    // If this rank did not use the parameter, it sends zeros, because the other ranks expect its
-    // contribution.
+    // If this rank did not use the parameter, this rank sends zeros, because the other ranks expect
+    // its contribution.
     if (!unsharded[i].defined()) {
       buffer.narrow(1, segments[i].offset, segments[i].shape.padded_numel()).zero_();
       continue;
@@ -267,10 +268,10 @@ at::Tensor ReusableStorage::tensor(std::vector<std::int64_t> sizes, c10::ScalarT
   return tessera::detail::tensor_over(storage_, byte_offset / item, sizes, dtype);
 }
 
-// The pool of memory for packed collectives, reused from unit to unit. libtorch's caching allocator
-// could serve the same sizes, but its cache for each stream is unbounded. The pool frees memory
-// that does not fit the next request at once. On a CPU events are null, and waiting for a null
-// event does nothing.
+// BufferPool has memory for packed collectives, which is reused from unit to unit. libtorch's
+// caching allocator could serve the same sizes, but its cache for each stream is unbounded. The
+// pool frees memory that does not fit the next request at once. On a CPU events are null, and
+// waiting for a null event does nothing.
 
 namespace {
 
@@ -284,13 +285,13 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
-    // Another lane may still read the buffer for the buffer's last user.
+    // Another lane may still read the buffer for its last user.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);
   } else {
-    // Frees idle memory that does not fit before the allocation, because both together would raise
-    // the peak.
+    // Idle memory that does not fit is freed before the allocation, because idle and new memory
+    // together would raise the peak.
     drop(lane);
     memory = at::empty({numel}, at::dtype(dtype).device(device_)).view(at::kByte);
   }
@@ -349,14 +350,16 @@ namespace {
 
 using detail::round_up;
 
-/// The mesh of the ranks that cache a larger shard after forward. Empty if the option is off or
-/// `size` is the number of all ranks, because the cached pieces would then duplicate the shards.
+/// The mesh of the ranks that cache a larger shard after forward (Options::post_forward_mesh_size).
+/// Empty if the option is off or `size` is the number of all ranks, because the cached pieces would
+/// then duplicate the shards.
 DeviceMesh post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   const std::int64_t ranks = mesh.shard.size();
   if (size == 1 || size == ranks) {
     return {};
   }
-  // Groups neighbouring ranks, which usually share a host and its fast links.
+  // Neighbouring ranks form a mesh, because neighbouring ranks usually share a host and its fast
+  // links.
   const auto first = mesh.shard.ranks().begin() + mesh.shard.local_rank() / size * size;
   const std::vector<std::string>& names = mesh.shard.shape().names();
   const std::string name = detail::concat(names.empty() ? "dp" : names.front(), "/", size);

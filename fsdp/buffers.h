@@ -28,13 +28,13 @@ namespace tessera::fsdp {
 struct DataMesh {
   /// Throws Error unless `mesh` has one or two dimensions.
   explicit DataMesh(const DeviceMesh& mesh);
-  /// Data parallelism without sharding: the one dimension of `mesh` replicates. Throws Error unless
-  /// `mesh` has one dimension.
+  /// The mesh for data parallelism without sharding: the only dimension of `mesh` replicates.
+  /// Throws Error unless `mesh` has one dimension.
   static DataMesh replicating(const DeviceMesh& mesh);
 
-  DeviceMesh all;        ///< the mesh that the caller passed
-  DeviceMesh shard;      ///< the dimension that shards
-  DeviceMesh replicate;  ///< the dimension that replicates; empty if there is none
+  DeviceMesh all;        ///< the mesh that was passed to fully_shard
+  DeviceMesh shard;      ///< the 1-D submesh that shards parameters
+  DeviceMesh replicate;  ///< the 1-D submesh of replicas; empty if there is none
 
   std::int64_t replicas() const { return replicate ? replicate.size() : 1; }
   /// The number of ranks whose gradients are averaged.
@@ -62,13 +62,13 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 /// second block, and so on.
 struct ShardShape {
   std::vector<std::int64_t> sizes;
-  // If `dim` is empty, rows() is 1 and row_numel() is the number of all elements, so that
-  // flat-buffer arithmetic needs no special case.
+  // The dimension that is split. If `dim` is empty, rows() is 1 and row_numel() is the number of
+  // all elements, so that the arithmetic of flat buffers needs no special case.
   std::optional<std::int64_t> dim = 0;
   std::int64_t ranks = 1;
   std::int64_t parts = 1;  ///< number of equal blocks along `dim`
 
-  /// Whether the shards of all ranks, concatenated, give the tensor.
+  /// Whether the concatenation of the shards of all ranks is the whole tensor.
   bool splits_rows() const { return dim == std::int64_t{0} && parts == 1; }
   /// The number of rows that rank 0 has in one block; 1 without `dim`.
   std::int64_t chunk() const { return dim ? detail::ceil_div(extent(), ranks) : 1; }
@@ -80,9 +80,9 @@ struct ShardShape {
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
-  // Views with `dim` seen as two dimensions, (parts, rows). rows_of() returns the rows of
-  // `unsharded` that belong to `rank`. by_parts(), applied to the shard of `rank`, returns a view
-  // of the same sizes.
+  // rows_of() and by_parts() return views in which `dim` is two dimensions, (parts, rows).
+  // rows_of() returns the rows of `unsharded` that belong to `rank`. by_parts(), applied to the
+  // shard of `rank`, returns a view of the same sizes.
   at::Tensor rows_of(const at::Tensor& unsharded, std::int64_t rank) const {
     return by_parts(unsharded).narrow(*dim + 1, first_row(rank), rows(rank));
   }
@@ -121,11 +121,12 @@ inline std::int64_t ShardShape::row_numel() const {
   return numel;
 }
 
-/// The memory that contains the shards and their gradients.
+/// Where the shards and their gradients are stored.
 struct ShardHome {
   c10::Device device;
-  bool pinned = false;     ///< whether the memory is page-locked
-  bool offloaded = false;  ///< by offload_policy: gradients are added on the host
+  bool pinned = false;  ///< whether the memory is page-locked
+  /// Whether offload_policy offloads; gradients are then added on the host.
+  bool offloaded = false;
 };
 
 /// The alignment in bytes of tensors in one buffer. A multiple of the widest memory access of
@@ -135,12 +136,13 @@ inline constexpr std::int64_t kTensorAlignment = 64;
 /// The place of the shard of one parameter in a flat buffer of shards.
 struct Segment {
   ShardShape shape;
-  std::int64_t offset = 0;  ///< beginning in the flat buffer, in elements
-  std::int64_t gap = 0;     ///< unused elements behind the segment
+  std::int64_t offset = 0;  ///< beginning of the segment in the flat buffer, in elements
+  std::int64_t gap = 0;     ///< number of unused elements after the segment
 };
 
-/// The segments, one after another, of shards of the given shapes. Each segment, and each rank's
-/// row of a gathered buffer, begins at a multiple of kTensorAlignment in a buffer of type `dtype`.
+/// Segments for shards of the given shapes, one after another in a flat buffer. Each segment, and
+/// each rank's row of a gathered buffer, begins at a multiple of kTensorAlignment in a buffer of
+/// type `dtype`.
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
 /// The number of elements in a flat buffer that contains `segments` and the gaps between them.
@@ -334,7 +336,7 @@ class PostForwardShard {
   comm::Communicator& group() { return mesh_.group(); }
 
  private:
-  DeviceMesh mesh_;  ///< one dimension; empty if the option is off
+  DeviceMesh mesh_;  ///< the 1-D mesh; empty if the option is off
   at::Tensor piece_;
   comm::StreamEventPtr copied_;  ///< recorded after the copy into piece_
   at::Tensor sent_;              ///< a second reference to piece_ while a collective reads it

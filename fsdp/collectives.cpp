@@ -21,19 +21,19 @@
 
 namespace tessera::fsdp {
 
-// The communication state that the units of a model share. Two rules bound the memory of a step. At
-// most one unit's gradients are being reduced at a time. A tensor that another lane reads is kept
-// alive until the compute lane has waited for that lane.
+// CommContext: the communication state that the units of a model share. Two rules bound the memory
+// of a step. At most one unit's gradients are being reduced at a time. A tensor that another lane
+// reads is kept alive until the compute lane has waited for that lane.
 
 using comm::Lane;
 
-/// Finishes the previous unit's reduction first: gradients that wait to be reduced are the largest
-/// part of a step's memory.
+/// The previous unit's reduction is finished first: gradients that wait to be reduced are the
+/// largest part of a step's memory.
 void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   finish_reductions();
   free_retired();
-  // Frees idle memory that no all-gather has reused, because the gradients to be reduced add to the
-  // peak.
+  // Idle memory that no all-gather has reused is freed, because the gradients to be reduced add to
+  // the peak.
   pool_.drop(Lane::kAllGather);
   for (ParameterGroup* group : groups) {
     group->gradients().start_reduce(*this);
@@ -62,8 +62,8 @@ void CommContext::settle() {
   pool_.clear();
   const auto on_host = std::exchange(on_host_, {});
   if (!on_host.empty()) {
-    // Offloaded gradients are read by the host (an optimizer on the CPU), so ordering the lanes is
-    // not enough and the host must wait.
+    // Offloaded gradients are read by the host (an optimizer on the CPU), so the host must wait;
+    // ordering the lanes is not enough.
     streams_->synchronize(streams_->record(Lane::kCompute));
   }
   for (ShardedParameter* parameter : on_host) {
@@ -82,8 +82,8 @@ void CommContext::forget(std::vector<ParameterGroup>& groups) {
   }
 }
 
-/// Keeps `tensors` until `event`. Without an event (on a CPU) no other lane uses the tensors, so
-/// they are freed at once.
+/// Keeps `tensors` alive until `event`. Without an event (on a CPU) no other lane uses the tensors,
+/// so they are freed at once.
 void CommContext::retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event) {
   if (event != nullptr && !tensors.empty()) {
     retired_.push_back({std::move(tensors), std::move(event)});
@@ -157,8 +157,8 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
   // The pre-divisor is a power of two, so that dividing in two steps rounds as dividing once does.
   // Types other than fp16 have enough range without a pre-divisor.
   if (options_.dtype == at::kHalf && !options_.force_sum) {
-    // The user's divisor may be smaller than the factor, even 1. Dividing by the larger factor
-    // first would then require a multiplication after the sum.
+    // The user's divisor may be smaller than the factor of half_pre_divisor(), even 1. Dividing by
+    // the factor first would then require a multiplication after the sum.
     pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), options_.divisor);
   }
   // A mesh of one rank sends nothing: finish() adds the gradients of this rank directly.
@@ -168,9 +168,10 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
   }
 }
 
-/// Whether the reduce-scatter returns the average, which saves a pass over the result. Only for
-/// powers of two, whose quotients are exact, so that the result has the same bits as with a back
-/// end that divides the sum. Sums that are all-reduced later, or given to a hook, stay undivided.
+/// Whether the reduce-scatter returns the average, which saves a pass over the result. Averages
+/// only over a power of two of ranks: such quotients are exact, so that the result has the same
+/// bits as with a back end that divides the sum. Sums that are all-reduced later, or passed to a
+/// hook, are not divided by the reduce-scatter.
 bool GradientReduction::averages() const {
   const auto ranks = static_cast<std::uint64_t>(mesh_.shard.size());
   return !mesh_.replicate && !hook() && !options_.force_sum && pre_divisor_ == 1 &&
@@ -178,8 +179,8 @@ bool GradientReduction::averages() const {
          mesh_.shard.group().averages_while_reducing();
 }
 
-/// Names an average, so that ranks with different settings, of which only some average, get an
-/// error instead of a wrong sum.
+/// The purpose says whether the reduction averages. If ranks have different settings and only some
+/// of them average, the ranks get an error instead of a wrong sum.
 std::string GradientReduction::purpose() const {
   return op_ == ReduceOp::kAvg ? label() + " (average)" : label();
 }
@@ -201,7 +202,7 @@ bool GradientReduction::in_place() const {
     const ShardShape& shape = segment.shape;
     return shape.splits_rows() && shape.rows(shape.ranks - 1) == shape.chunk();
   });
-  // A pre-divisor excludes this path, because dividing in place would change autograd's own
+  // A pre-divisor excludes reducing in place, because dividing in place would change autograd's own
   // tensors, to which the program may hold references.
   return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
          mesh_.shard.group().moves_groups_in_place();
@@ -226,8 +227,8 @@ void GradientReduction::reduce_in_place(CommContext& context) {
   cast_together(sent, options_.dtype);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor gradient = std::exchange(gradients_[i].local, {});
-    // Keeps each gradient alive until the collective has read it. Without packing nothing else owns
-    // these tensors.
+    // `held_` keeps each gradient alive until the collective has read it. Without packing nothing
+    // else owns the gradients.
     held_.push_back(gradient.defined() ? gradient.contiguous()
                                        : at::zeros(segments_[i].shape.sizes, tensor_options()));
   }
@@ -297,7 +298,7 @@ void GradientReduction::wait(CommContext& context) {
 }
 
 /// Adds the sums that earlier reductions stored for the all-reduce over replicas. If this reduction
-/// does not all-reduce either, stores its own sum with the earlier sums.
+/// does not all-reduce either, stores the new sum with the earlier sums.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     // In a micro-batch before the last, the sum over the ranks that shard is added to the stored
@@ -312,7 +313,8 @@ void GradientReduction::join_earlier() {
     if (!earlier.local.defined()) {
       continue;
     }
-    // The divisor or the type may have changed since the earlier micro-batch, so its sum is scaled.
+    // The divisor or the type may have changed since the earlier micro-batch, so the sum of that
+    // micro-batch is scaled.
     const double factor = earlier.divisor / pre_divisor_;
     if (mesh_.ranks() == 1) {
       // The addition is not done in place, because the user's hooks may hold a reference to
@@ -340,8 +342,8 @@ bool GradientReduction::reduce_over_replicas() {
     return true;
   }
   if (mesh_.replicas() == 1) {
-    // Micro-batches are summed in reduce_dtype even with one replica, so that the result does not
-    // depend on the number of replicas.
+    // The sums of micro-batches are added in reduce_dtype even with one replica, so that the result
+    // does not depend on the number of replicas.
     join_earlier();
     // Without sharding no collective is left: reduce_packed() started the all-reduce, and wait()
     // has waited for it.
@@ -382,7 +384,7 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   }
 }
 
-/// Casts each gradient separately, for a CPU. Separate casts cost nothing there, and a gradient
+/// Casts each gradient separately, for a CPU. Separate casts cost nothing on a CPU, and a gradient
 /// norm over adjacent memory would be summed in another order.
 void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype) {
   if (!mesh_.device().is_cpu()) {
@@ -394,8 +396,8 @@ void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::Scal
   }
 }
 
-/// On one rank the gradients of autograd are the sums. They are cast to reduce_dtype, as with more
-/// ranks.
+/// Prepares the gradients on one rank, where the gradients of autograd are the sums. The gradients
+/// are cast to reduce_dtype, as with more ranks.
 void GradientReduction::convert_alone() {
   std::vector<at::Tensor*> defined;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -447,13 +449,13 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   if (parameter.home().offloaded) {
     context.expect_on_host(parameter);
   }
-  // A pending sum over tensor parallelism is computed when CommContext::settle runs all sums: on
-  // shards, which are smaller, and in one all-reduce for many parameters. The result is stored at
-  // the place of a complete gradient, next to the gradients of the neighbouring parameters. Before
-  // the ranks have agreed (PartialGradGroup), complete gradients take this path too, because an
-  // optimizer that merges neighbouring gradients must merge the same gradients in a resumed run as
-  // in an uninterrupted run. The result is not written to autograd's tensor, because the user's
-  // hooks may hold a reference to that tensor.
+  // A pending sum over tensor parallelism is computed when CommContext::settle runs all sums: in
+  // one all-reduce for many parameters, on shards, which are smaller than gradients. The result is
+  // stored where a complete gradient would be stored, next to the gradients of the neighbouring
+  // parameters. Before the ranks have agreed (PartialGradGroup), complete gradients are treated in
+  // the same way, because an optimizer that merges neighbouring gradients must merge the same
+  // gradients in a resumed run as in an uninterrupted run. The result is not written to autograd's
+  // tensor, because the user's hooks may hold a reference to that tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
@@ -505,8 +507,8 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating, const Set
     try {
       group->agree_on_calls(found);
     } catch (const comm::PeerError&) {
-      // Here another rank has stopped. If any rank has found the cause, the cause is thrown instead
-      // of the other rank's failure.
+      // PeerError: another rank has stopped. If an earlier group has found the cause, the cause is
+      // thrown instead of the PeerError.
       if (found.empty()) {
         throw;
       }
@@ -523,7 +525,7 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating, const Set
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
   while (!groups.empty()) {
     const DeviceMesh mesh = groups.front()->mesh().shard;
-    // Meshes are visited in the order of the modules' parameter groups, which is the same on all
+    // Meshes are visited in the order of the modules' parameter groups, which is equal on all
     // ranks.
     const auto others = std::stable_partition(
         groups.begin(), groups.end(),
@@ -547,8 +549,8 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
 }
 
 void UseAgreement::add(ParameterGroup& group) {
-  // Includes parameters that were not reduced on this rank, because ranks with another part of the
-  // tensor (for example of an expert) may run other units.
+  // The agreement includes parameters that were not reduced on this rank, because ranks with
+  // another part of the tensor (for example of an expert) may run other units.
   for (ShardedParameter& parameter : group.parameters()) {
     const DeviceMesh& mesh = parameter.holders();
     auto found = std::ranges::find(peers_, mesh, &Peers::mesh);

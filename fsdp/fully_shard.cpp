@@ -42,8 +42,8 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   for (const nn::ModuleBase* module : modules) {
     check_module(module);
   }
-  // The parameters exclude those of the units below. Therefore fully_shard is called from the
-  // leaves to the root.
+  // The parameters of units below are excluded. Therefore fully_shard is called from the leaves to
+  // the root.
   const nn::NamedSlots parameters = free_parameters(modules, options);
   const UnitSpec spec =
       checked_spec(modules, parameters, choose(parameters, mesh, options), mesh, options);
@@ -53,8 +53,8 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   make_unit(spec);
 }
 
-/// Warns of a write that is lost. noexcept because a destructor calls this function; an error of
-/// the warning itself is dropped.
+/// Warns of a write that is lost. The function is noexcept, because a destructor calls this
+/// function; an error of the warning itself is dropped.
 void warn_of_lost_write(const Unit& unit) noexcept {
   try {
     if (const std::string lost = unit.write_by_hand(); !lost.empty()) {
@@ -175,8 +175,8 @@ std::string current_unit(const nn::ModuleBase& module) {
   return ActiveUnits(module).text();
 }
 
-// Outside of a root's forward, the shards may have been written since the last gather, so
-// await_compute() is called first.
+// await_compute() is called first, because outside of a root's forward the shards may have been
+// written since the last gather.
 void unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "unshard");
   unit->await_compute();
@@ -186,7 +186,8 @@ void unshard(nn::ModuleBase& module) {
 void reshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "reshard");
   const std::string lost = unit->write_by_hand();
-  // Reshards before the check, which may throw, so that the program can continue after the error.
+  // The unit is resharded before the check, which may throw, so that the program can continue after
+  // the error.
   unit->reshard();
   TESSERA_CHECK(lost.empty(), lost);
 }

@@ -32,7 +32,7 @@ namespace tessera::fsdp {
 
 namespace {
 
-/// The number of open iterations of each rank, which a world stands for.
+/// The number of open iterations of each rank. Ranks are identified by their World.
 class OpenIterations {
  public:
   static OpenIterations& instance() {
@@ -66,13 +66,13 @@ IterationState::~IterationState() {
   }
 }
 
-/// Two roots whose iterations are open together run one backward, in which the collectives of both
-/// use the same process groups.
+/// Two roots whose iterations are open at the same time may run one backward together, in which the
+/// collectives of both roots use the same process groups.
 bool IterationState::is_alone() const {
   return units().size() == 1 && OpenIterations::instance().add(rank_, 0) == 1;
 }
 
-/// Leaves out units that no longer exist, because the program may have destroyed a part of the
+/// Units that no longer exist are left out, because the program may have destroyed a part of the
 /// model.
 std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   std::vector<std::shared_ptr<Unit>> alive;
@@ -84,7 +84,7 @@ std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   return alive;
 }
 
-/// All units of an iteration use the context of the root, which is the first unit
+/// The units of an iteration use the communication context of the root, which is the first unit
 /// (Unit::make_iteration).
 CommContext& IterationState::comm_context() const {
   return units().front()->comm_context();
@@ -94,7 +94,7 @@ bool IterationState::is_open() const {
   return phase() != IterationPhase::kIdle;
 }
 
-/// If set_is_last_backward(false) was called for a single unit, the reductions of all units stay in
+/// If set_is_last_backward(false) was called for any unit, the reductions of all units stay in
 /// progress.
 bool IterationState::is_last_backward() const {
   return std::ranges::all_of(units(),
@@ -129,9 +129,9 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
   return groups;
 }
 
-/// Whether the backward of this iteration has thrown. Checks a token of this iteration, because
-/// another model's backward may be running on this thread. Autograd may keep the token slightly
-/// longer than backward runs, so the id of the running backward is checked as well.
+/// Whether the backward of this iteration has thrown. The check uses a token of this iteration,
+/// because another model's backward may be running on this thread. Autograd may keep the token
+/// slightly longer than backward runs, so the id of the running backward is checked as well.
 bool IterationState::backward_failed() const {
   return phase() == IterationPhase::kBackward &&
          (backward_.expired() || tessera::detail::backward_id() < 0);
@@ -162,8 +162,8 @@ bool IterationState::begin_forward() {
   return abandons;
 }
 
-/// Orders the gathers of this forward after the update by the optimizer, which may have written the
-/// shards.
+/// Makes the gathers of this forward wait for the update by the optimizer, which may have written
+/// the shards.
 void IterationState::await_update() {
   comm::Streams& streams = comm_context().streams();
   const std::vector<std::shared_ptr<Unit>> all = units();
@@ -185,7 +185,7 @@ void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // drops the piece of a unit that the last backward skipped
+    gathered.drop_piece();  // drops the cached piece of a unit that the last backward skipped
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }
@@ -212,15 +212,15 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
   return next;
 }
 
-/// Frees a prefetched unit that this forward, unlike the last one, does not use.
+/// Frees prefetched units that this forward, unlike the last forward, does not use.
 void IterationState::free_unused() const {
   if (const std::shared_ptr<Unit> ahead = ahead_.lock()) {
     ahead->parameters().each(&GatheredState::reshard_unused, comm_context());
   }
 }
 
-/// Refers to the graph by a token. If the graph is dropped, the token expires, and the unit is not
-/// prefetched for backward.
+/// Records that `unit` ran forward. The token stands for the graph of the forward: if the graph is
+/// dropped, the token expires, and backward does not prefetch the unit.
 void IterationState::ran_forward(Unit& unit, const std::shared_ptr<void>& token) {
   forward_order_.push_back({&unit, token});
 }
@@ -261,7 +261,7 @@ void IterationState::end_iteration() {
   for (const std::shared_ptr<Unit>& unit : units()) {
     unit->reshard();
   }
-  // No backward follows, so no reduction will use the buffers.
+  // The buffers are freed, because no backward follows and no reduction will use the buffers.
   comm_context().pool().clear();
   close();
 }
@@ -289,8 +289,8 @@ void IterationState::enter_backward() {
     tessera::detail::call_at_end_of_backward(
         [self = shared_from_this(), token] { self->end_backward(); });
     // All ranks enter backward before any rank gathers another unit, but only some ranks may reach
-    // a unit that may be unused. Such units are therefore gathered here. They were gathered in
-    // forward, but another forward or backward may have freed them.
+    // a unit that may be unused. Such units are therefore gathered here. These units were gathered
+    // in forward, but another forward or backward may have freed their parameters.
     for (const std::shared_ptr<Unit>& unit : units()) {
       if (unit->settings().unshard_in_backward) {
         unit->gather_on_all_ranks();
@@ -363,20 +363,22 @@ void IterationState::agree_on_gradients() {
   }
 }
 
-/// A parameter that no rank used gets no gradient, as in training on one rank.
+/// The ranks agree on which parameters were used. A parameter that no rank used gets no gradient,
+/// as in training on one rank.
 void IterationState::agree_on_use() {
   UseAgreement agreement;
   for_each_group([&](ParameterGroup& group) { agreement.add(group); });
   agreement.settle();
 }
 
-// A unit in the iteration of its root: how the first call of a root finds its units, how an
-// iteration begins and is abandoned, and which calls are rejected before the iteration begins.
+// The functions of a unit that concern the iteration of its root: how the first call of a root
+// finds the units below, how an iteration begins and is abandoned, and which calls are rejected
+// before the iteration begins.
 
 namespace {
 
-/// At most three of `names`, as "'a', 'b', 'c', ...", which is enough to identify a part of the
-/// model.
+/// At most three of `names` as text, such as "'a', 'b', 'c', ...". Three names are enough to
+/// identify a part of the model.
 std::string first_of(const std::vector<std::string>& names) {
   std::string text;
   for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
@@ -420,8 +422,8 @@ void mix(std::uint64_t& hash, std::uint64_t value) {
   hash ^= hash >> 32U;
 }
 
-/// Mixes into `hash` the slots of `module` and of the modules below, their units, and whether they
-/// are trainable. Must be cheap, because every forward calls this function.
+/// Mixes into `hash` the slots of `module` and of the modules below, their units, and whether the
+/// slots are trainable. Must be cheap, because every forward calls this function.
 void mix_slots(std::uint64_t& hash, const torch::nn::Module& module) {
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
     for (const auto& [name, slot] : ours->slots()) {
@@ -466,8 +468,8 @@ void Unit::make_iteration() {
   }
 }
 
-/// The message about a write to an unsharded parameter that would be lost; "" if there was none.
-/// `writer`: the subject of the message.
+/// The message about a write to an unsharded parameter that would be lost; "" if there was no such
+/// write. `writer`: the subject of the message.
 std::string Unit::lost_write(const std::string& writer) const {
   for (const ParameterGroup& group : groups_.groups()) {
     if (const std::string name = group.lost_write(); !name.empty()) {
@@ -480,16 +482,16 @@ std::string Unit::lost_write(const std::string& writer) const {
   return "";
 }
 
-/// A write matters only outside of forward and backward; within them the unit itself has put the
-/// unsharded parameters into the slots.
+/// A write is an error only outside of forward and backward. Within forward and backward, the unit
+/// itself has put the unsharded parameters into the slots.
 std::string Unit::write_by_hand() const {
   const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
   return computes || !installed() ? ""
                                   : lost_write("the program, after unshard of " + label() + ",");
 }
 
-/// Called before anything is gathered, because the next gather may free the memory that the program
-/// has written.
+/// Throws Error for a write to unsharded parameters by the program. Called before anything is
+/// gathered, because the next gather may free the memory that the program has written.
 void Unit::refuse_write_by_hand() const {
   const std::string lost = write_by_hand();
   TESSERA_CHECK(lost.empty(), lost);
@@ -504,8 +506,8 @@ void Unit::enter_as_root() {
     for (const std::shared_ptr<Unit>& unit : iteration_->units()) {
       unit->refuse_write_by_hand();
     }
-    // Prepares every unit, including this unit. Throws if the call is within this root's own
-    // backward.
+    // begin_forward() prepares every unit, including this unit, and throws if the call is within
+    // this root's own backward.
     follows_abandoned_ = iteration_->begin_forward();
     return;
   }
@@ -519,8 +521,9 @@ void Unit::enter_as_root() {
 
 void Unit::await_compute() {
   const bool between = iteration_ == nullptr || !iteration_->is_under_way();
-  // Outside of an iteration the program may have written the shards since the pieces were cached.
-  // Within an iteration the program must not write shards, and backward needs the pieces.
+  // Outside of an iteration the program may have written the shards since the pieces for the
+  // post-forward mesh were cached. Within an iteration the program must not write shards, and
+  // backward needs the pieces.
   if (between) {
     groups_.each(&GatheredState::drop_piece);
   }
@@ -547,9 +550,8 @@ void Unit::refuse_outdated() {
   }
 }
 
-/// In training, checks that all trainable parameters of the called module are in units, and checks
-/// again whenever a slot or a requires_grad has changed. The module whose forward was called is
-/// checked, because only it can contain parameters outside of the units.
+/// In training, checks that all trainable parameters of the module whose forward was called are in
+/// units. Repeats the check whenever a slot or a requires_grad has changed.
 void Unit::check_all_in_units() {
   if (!c10::GradMode::is_enabled() || groups_.mesh().ranks() == 1) {
     return;
@@ -582,7 +584,8 @@ void Unit::begin_iteration() {
   gather_on_all_ranks();
 }
 
-/// The gather is not recorded in the gather order, which has only units that all ranks run.
+/// Gathers the unit on all ranks. The gather is not recorded in the gather order, which has only
+/// units that all ranks run.
 void Unit::gather_on_all_ranks() {
   if (may_be_unused_) {
     groups_.start_unshard();

@@ -22,10 +22,10 @@
 
 namespace tessera::fsdp {
 
-// Finds the sharding spec of a parameter's shard. A plain tensor is sharded on FSDP's mesh. A
-// tensor that tensor parallelism has distributed is sharded on the mesh that joins both meshes.
-// fully_shard checks all parameters of a unit (unit_spec.cpp) before it changes the first
-// parameter.
+// The functions below find the sharding spec of a parameter's shard. A plain tensor is sharded on
+// FSDP's mesh. A tensor that tensor parallelism has distributed is sharded on the mesh that joins
+// both meshes. fully_shard checks all parameters of a unit (unit_spec.cpp) before it changes the
+// first parameter.
 
 namespace {
 
@@ -42,9 +42,9 @@ bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
          }) > 1;
 }
 
-/// The submesh of the common root mesh that has the dimensions of both meshes. First come the
-/// dimensions that flatten() or unflatten() created and the root lacks, then the root's dimensions
-/// in the root's order.
+/// The submesh of the common root mesh that has the dimensions of both meshes. The first dimensions
+/// are those that flatten() or unflatten() created and the root mesh lacks. The dimensions of the
+/// root mesh follow in the order of the root mesh.
 DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
                        const std::string& name) {
   const DeviceMesh& mesh = data_mesh.all;
@@ -93,9 +93,9 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// The digit that a further split divides: the only digit, or the last digit if all digits before
-/// it are local (equal parts of a fused weight). nullptr if tensor parallelism also splits a digit
-/// before the last digit.
+/// The digit (factor of a tensor dimension, see Digit) that a further split divides: the only
+/// digit, or the last digit if all earlier digits are local (equal parts of a fused weight).
+/// nullptr if tensor parallelism also splits an earlier digit.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -154,7 +154,7 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
     return gradient;
   }
   if (gradient.pending != nullptr) {
-    // A copy, because the user's hooks may hold a reference to autograd's tensor.
+    // The gradient is copied, because the user's hooks may hold a reference to autograd's tensor.
     gradient.local = gradient.local.to(dtype, /*non_blocking=*/false, /*copy=*/true,
                                        at::MemoryFormat::Contiguous);
     gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
@@ -175,8 +175,8 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
     return;
   }
   if (!sum.local.defined()) {
-    // If the types agree nothing is copied, because the gradient was already taken off its
-    // parameter.
+    // If the types agree, the gradient becomes the sum without a copy, because the gradient was
+    // already taken off its parameter.
     sum = {gradient.local.to(dtype), gradient.pending, sum.used, gradient.divisor};
     return;
   }
@@ -228,8 +228,8 @@ void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
 }
 
 // Unreduced gradients are stored in the tensor that the program sees as `.grad`, so a program that
-// drops `.grad` also drops them. A separate list would outlive the gradients, because libtorch does
-// not notify about a dropped `.grad`.
+// drops `.grad` also drops the unreduced gradients. A separate list would outlive the gradients,
+// because libtorch does not notify about a dropped `.grad`.
 
 UnreducedGradient::UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier,
                                      std::string name)
@@ -283,7 +283,7 @@ UnreducedGradient* unreduced(const at::Tensor& gradient) {
 
 namespace {
 
-/// Copies this rank's rows to `device`, so that the memory of the unsharded tensor can be freed.
+/// A copy of this rank's rows on `device`, so that the memory of the unsharded tensor can be freed.
 at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
                c10::Device device) {
   if (shape.ranks == 1 || !shape.dim) {
@@ -304,7 +304,8 @@ std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
 }
 
 /// The origin (see ShardedParameter::origin) of the values in a slot, before the tensor is cut. A
-/// tensor that is already a part has the origin of the whole tensor. 0: unknown.
+/// tensor that is already a part of a tensor has the origin of the whole tensor. 0: the origin is
+/// unknown.
 std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
   const at::Tensor& tensor = slot.get();
   if (!slot.initialized() || tensor.is_meta()) {
@@ -334,8 +335,8 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
   sharded_ = make_distributed(shard, spec.sharding, original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
   const std::int64_t origin = shape_.dim && shape_.ranks > 1 ? origin_before_cut(*slot_) : 0;
-  // Any use of the original tensor becomes an error, because code that uses the original tensor
-  // would train values without effect.
+  // From now on, any use of the original tensor is an error, because code that uses the original
+  // tensor would train values without effect.
   nn::retire_parameter(original, sharded_, "fully_shard");
   slot_->set_persistent(sharded_);
   if (origin != 0) {
@@ -470,7 +471,7 @@ void ShardedParameter::mark_expected() {
 }
 
 /// Detects that the program has dropped the gradient. libtorch does not notify about a dropped
-/// gradient, so this is called when the next gradient arrives.
+/// gradient, so notice_drop() is called when the next gradient arrives.
 void ShardedParameter::notice_drop() {
   const UnreducedGradient* waiting = unreduced(sharded_.grad());
   const bool expects = waiting != nullptr && waiting->expects;
@@ -484,7 +485,8 @@ void ShardedParameter::notice_drop() {
                 "ended since; take it away after a backward with set_is_last_backward(true)");
 }
 
-/// Records the end of the oldest reduction in progress. Returns whether its result is still wanted.
+/// Records the end of the oldest reduction in progress. Returns whether the result must still be
+/// added to the gradient.
 bool ShardedParameter::arrives() {
   notice_drop();
   --expected_;
@@ -577,9 +579,9 @@ UnshardedGradient ShardedParameter::take_unreduced() {
   return sum;
 }
 
-/// Does nothing if the new gradient may be a pending sum: autograd would compute the sum at once,
-/// maybe on this rank alone. The accumulated gradient may have another type than the unsharded
-/// tensor; new gradients are converted when they are added.
+/// Nothing is restored if the new gradient may be a pending sum: autograd would compute the sum at
+/// once, maybe on this rank alone. The accumulated gradient may have another type than the
+/// unsharded tensor; new gradients are converted when they are added.
 void ShardedParameter::restore_accumulated_grads() {
   if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
       unsharded_.grad().defined()) {
@@ -643,7 +645,7 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   const c10::AutoGradMode no_grad(false);
   settle_unreduced();
   at::Tensor& sum = gradient_place();
-  // Starts a new gradient, also if the program has dropped an earlier one.
+  // A new gradient starts here, also if the program has dropped an earlier gradient.
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
@@ -655,9 +657,9 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   used_ |= used;
   const at::Tensor term = detail::has_hooks(sharded_) ? call_hooks(gradient) : gradient;
   if (!sum.defined()) {
-    // Additions that are still pending belong to a gradient that the program has dropped.
+    // Gradients in `arriving_` belong to a gradient that the program has dropped.
     arriving_.clear();
-    // If type and device agree, this is a view of the reduction's result and no copy.
+    // If type and device agree, `sum` is a view of the reduction's result and not a copy.
     sum = distributed(at_home(term));
   } else if (home_.offloaded) {
     arriving_.push_back(at_home(term));
@@ -679,7 +681,7 @@ void ShardedParameter::arrive() {
   notice_drop();
   settle_expected();
   const auto arrived = std::exchange(arriving_, {});
-  // The program may have dropped the gradient while the copy was in progress.
+  // The program may have dropped the gradient while the copy to the host was in progress.
   if (!gradient().defined()) {
     return;
   }
@@ -733,7 +735,8 @@ void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) 
       to_string(sharding_.mesh), "; redistribute it to that, or copy values into the gradient");
 }
 
-/// Calls the post-accumulate-grad hook, with which an optimizer can step within backward.
+/// Calls the post-accumulate-grad hook of the shard, in which an optimizer can step within
+/// backward.
 void ShardedParameter::call_hook() {
   if (unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
     detail::call_hook_after_grad(sharded_);
@@ -744,7 +747,7 @@ void ShardedParameter::call_hook() {
 at::Tensor ShardedParameter::at_home(const at::Tensor& gradient) const {
   at::Tensor own = gradient;
   if (home_.pinned) {
-    // The copy into pinned memory is asynchronous; CommContext::settle waits for it.
+    // The copy into pinned memory is asynchronous; CommContext::settle waits for the copy.
     own = at::empty(gradient.sizes(), shard().options().pinned_memory(true));
     own.copy_(gradient, /*non_blocking=*/true);
   }

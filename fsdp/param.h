@@ -21,10 +21,11 @@ namespace tessera::fsdp {
 
 /// All decisions about one parameter, made and checked before the parameter is sharded.
 struct ParameterSpec {
-  std::string name;  ///< the name within the unit
+  std::string name;  ///< name of the parameter within the unit
   nn::SlotPtr slot;
   DataMesh mesh;
-  /// the dimension split over mesh.shard; empty if the parameter is replicated over mesh.shard
+  /// The dimension that is split over mesh.shard; nullopt if the parameter is replicated over
+  /// mesh.shard.
   std::optional<std::int64_t> dim;
   std::int64_t parts = 1;  ///< number of equal blocks of `dim`, each split (a fused weight)
   ShardingSpec sharding;   ///< the spec of the persistent tensor
@@ -32,7 +33,7 @@ struct ParameterSpec {
 };
 
 /// The number of equal blocks of dimension `dim` of `tensor` that tensor parallelism has split
-/// separately, as for a fused weight. 1 for any other tensor.
+/// separately, as for a fused weight. The number is 1 for any other tensor.
 std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim);
 
 /// The sharding spec that `tensor` gets when each of its blocks is split on `dim` over the sharding
@@ -46,7 +47,7 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 
 /// The local part of an unsharded parameter's gradient, on one rank.
 struct UnshardedGradient {
-  at::Tensor local;  ///< undefined: this rank computed no gradient
+  at::Tensor local;  ///< the local gradient; undefined: this rank computed none
   /// The process group over which the gradient must still be summed. nullptr: the gradient is
   /// complete.
   comm::Communicator* pending = nullptr;
@@ -72,9 +73,9 @@ class PartialGradGroup {
   /// `spec`: the spec that tensor parallelism gave the parameter; nullopt for a plain parameter.
   explicit PartialGradGroup(const std::optional<ShardingSpec>& spec);
 
-  /// The group; nullptr if there is none. Until the ranks have agreed, the result is a group over
-  /// which a gradient may be pending. A sum over that group is correct for complete gradients too,
-  /// but may be unnecessary.
+  /// The agreed group; nullptr if gradients are never pending. Until the ranks have agreed, the
+  /// result is a group over which a gradient may be pending. A sum over that group is correct for
+  /// complete gradients too, but may be unnecessary.
   comm::Communicator* group() const { return group_; }
   /// Records the group over which `gradient`, computed on this rank, is pending.
   void note(const UnshardedGradient& gradient);
@@ -86,7 +87,8 @@ class PartialGradGroup {
   void agree(std::span<const std::uint8_t> flags);
 
  private:
-  std::vector<comm::Communicator*> candidates_;  ///< empty once the ranks have agreed
+  /// Groups over which to agree; empty once the ranks have agreed.
+  std::vector<comm::Communicator*> candidates_;
   comm::Communicator* group_ = nullptr;
   comm::Communicator* observed_ = nullptr;
 };
@@ -105,7 +107,8 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   std::optional<UnshardedGradient> unsharded;
   /// The gradient summed over the ranks that shard but not over replicas.
   UnshardedGradient scattered;
-  /// Whether reductions are in progress whose results will be added to the gradient.
+  /// Whether reductions are in progress whose results will be added to the sharded parameter's
+  /// gradient.
   bool expects = false;
   at::Tensor reduced;  ///< the sum of earlier backwards, in the parameter's layout
 
@@ -151,7 +154,7 @@ class ShardedParameter {
     kNone,     ///< no backward for selected parameters runs
     kReturn,   ///< the caller gets the gradient; the post-accumulate-grad hook is not called
     kAdd,      ///< the gradient is added to `.grad`
-    kLeaveOut  ///< no gradient of this parameter is reduced or stored
+    kLeaveOut  ///< the gradient of the parameter is neither reduced nor stored
   };
   void set_request(Request request) { request_ = request; }
   bool left_out() const { return request_ == Request::kLeaveOut; }
@@ -166,7 +169,8 @@ class ShardedParameter {
 
   /// An id of the whole tensor from which the values of the shard come: equal on all ranks that
   /// have parts of one tensor. Computed from a sample of the original tensor's values, or from the
-  /// seed that filled the parameter later. 0: unknown, or this rank has no part.
+  /// seed that filled the parameter later. 0: the origin is unknown, or this rank has no part of
+  /// the tensor.
   std::int64_t origin() const;
   /// A number that grows with each write to the shard that autograd records.
   std::uint64_t version() const;
@@ -197,19 +201,20 @@ class ShardedParameter {
   void begin_use();
   bool written_in_use() const;
 
-  /// Puts the shard into the slot.
+  /// Puts the shard into the slot of the parameter.
   void install_sharded() { slot_->swap(sharded_); }
   void install_unsharded();
   /// Tells the slot whether the unsharded tensor has valid values.
   void set_gathered(bool gathered) { slot_->role.gathered = gathered; }
 
-  /// The reduced gradient; undefined if there is none.
+  /// The reduced gradient of the shard; undefined if there is none.
   const at::Tensor& gradient() const;
   /// To be called when a reduction begins. accumulate() or leave_to_replicas() will get the result.
   /// Results arrive in the order in which the reductions began.
   void expect();
   /// To be called when backward has ended. While reductions are still in progress, puts a
-  /// placeholder into `.grad`, so that a program that drops the gradient also drops the results.
+  /// placeholder into `.grad`, so that a program that drops the gradient also drops the results of
+  /// these reductions.
   void mark_expected();
   /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's
   /// gradient and calls the parameter's libtorch hooks: register_hook's hooks before the addition,
@@ -219,12 +224,12 @@ class ShardedParameter {
   /// before them. `used`: this rank contributed to the gradient. Throws Error if the layout of the
   /// gradient, or of a hook's result, differs from the parameter's.
   void accumulate(const at::Tensor& gradient, bool used);
-  /// Completes accumulate() for an offloaded shard. The host must have waited for the copies to the
-  /// host.
+  /// Completes accumulate() for an offloaded shard. Before the call, the host must have waited for
+  /// the copies to host memory.
   void arrive();
   /// After a failed backward, drops the gradients that still wait to be added by arrive().
   void forget_arrivals();
-  /// Drops the gradient and the gradients that wait to be reduced.
+  /// Drops the reduced gradient, and the gradients that wait to be reduced.
   void drop_gradient();
   /// Whether the program has added a hook to the parameter.
   bool has_hooks() const;
@@ -232,7 +237,7 @@ class ShardedParameter {
   /// settle_use().
   bool used() const { return used_; }
   /// To be called when a reduction has ended on a rank that has the whole tensor and did not use
-  /// the parameter. Accumulates nothing and calls no hook.
+  /// the parameter. Adds no gradient and calls no hook.
   void skip_unused() { arrives(); }
   /// To be called when the accumulated gradient is complete. If no rank used the parameter, the
   /// gradient becomes undefined unless it was defined before. If only other ranks reduced the
@@ -251,7 +256,7 @@ class ShardedParameter {
   /// To be called when backward reaches the unit. If the next gradient only needs to be added to
   /// the accumulated gradient, the accumulated gradient becomes the gradient of the unsharded
   /// tensor. Autograd, or a matrix product instead of autograd (detail::OpenGradient), then adds to
-  /// it. Lasts until take_unsharded() or drop_unsharded().
+  /// this gradient, until take_unsharded() or drop_unsharded() is called.
   void restore_accumulated_grads();
   /// Takes the gradient off the unsharded tensor, including the gradient from
   /// restore_accumulated_grads(). A sum over one group stays pending. A gradient with another
@@ -266,14 +271,15 @@ class ShardedParameter {
   bool has_left_to_replicas() const;
   UnshardedGradient take_left_to_replicas();
 
-  /// The process group over which gradients must still be summed when they are reduced.
+  /// The process group over which gradients of this parameter must still be summed when they are
+  /// reduced.
   PartialGradGroup& partial_group() { return partial_group_; }
 
  private:
   /// What accumulate() has done since the ranks last agreed on which parameters were used.
   enum class Accumulation : std::uint8_t {
-    kSettled,  ///< nothing
-    kStarted,  ///< created a gradient where there was none
+    kSettled,  ///< no gradient has arrived
+    kStarted,  ///< the gradient was created
     kAdded,    ///< added to an existing gradient
   };
 
@@ -305,7 +311,7 @@ class ShardedParameter {
   Request request_ = Request::kNone;
   std::uint64_t counted_version_ = 0;  ///< the shard's version at the last count_writes()
   std::uint64_t used_version_ = 0;     ///< the unsharded tensor's version at begin_use()
-  int expected_ = 0;                   ///< number of reductions in progress
+  int expected_ = 0;                   ///< number of reductions of this gradient in progress
   /// How many of the expected reductions, from the first, the program has dropped.
   int discarded_ = 0;
   /// The placeholder of mark_expected() in `.grad`; nullptr if there was none.

@@ -19,9 +19,10 @@
 
 namespace tessera::fsdp {
 
-// The memory of a group's shards. Before the first forward, and after a conversion or a load, the
-// shards are moved into one flat buffer, which the all-gather sends without a copy. The tensors
-// that optimizers reference stay the same objects; only the memory of these tensors changes.
+// ParameterGroupShards: the memory of a parameter group's shards. Before the first forward, and
+// after a conversion or a load, the shards are moved into one flat buffer, which the all-gather
+// sends without a copy. The tensors that optimizers reference stay the same objects; only the
+// memory of these tensors changes.
 
 namespace {
 
@@ -31,7 +32,8 @@ FlatBufferLayout layout_of(const std::vector<ShardedParameter>& parameters, cons
   for (const ShardedParameter& parameter : parameters) {
     shapes.push_back(parameter.shape());
   }
-  // All parameters of a group have one type and one home: unit_spec.cpp groups parameters by these.
+  // All parameters of a group have one type and one home (device of the shards): unit_spec.cpp
+  // groups parameters by type and home.
   const ShardedParameter& first = parameters.front();
   return {shapes, first.dtype(), policy, first.home(), mesh.device()};
 }
@@ -53,8 +55,8 @@ bool ParameterGroupShards::adopt() {
   return changed;
 }
 
-/// Compares addresses, because model.to(dtype), a load or an optimizer may have replaced the memory
-/// of a tensor.
+/// Addresses are compared, because model.to(dtype), a load or an optimizer may have replaced the
+/// memory of a tensor.
 bool ParameterGroupShards::laid_out() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& unsharded = parameters_[i].unsharded();
@@ -88,8 +90,8 @@ void ParameterGroupShards::lay_out() {
                     parameters_.front().shard().options().pinned_memory(layout_.home().pinned));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor place = shard_of(flat_, layout_.segments()[i], mesh_.shard.local_rank());
-    // Each old memory block is freed with its last reference, so for a moment one group's shards
-    // exist twice.
+    // The memory of an old shard is freed with its last reference, so for a moment the shards of
+    // one group exist twice.
     place.copy_(parameters_[i].shard());
     tessera::detail::move_onto(parameters_[i].shard(), place.storage(), place.storage_offset());
   }
@@ -122,7 +124,8 @@ bool ParameterGroupShards::any_replaced() const {
 }
 
 void ParameterGroupShards::check_devices() const {
-  // Lists all parameters on the meta device, because usually more than one parameter is not filled.
+  // The message lists all parameters on the meta device, because usually several parameters are not
+  // filled.
   std::string meta;
   for (const ShardedParameter& parameter : parameters_) {
     // On a mesh without processes (comm::meta_world) parameters may stay on the meta device.
@@ -152,11 +155,11 @@ void ParameterGroupShards::check_types() const {
   }
 }
 
-// The all-gather of a group, from the first request to the unsharded parameters in the slots, and
-// back. start_unshard() and unshard() are separate, so that a gather overlaps another unit's
-// computation. Memory rule: a lane reuses memory that it has allocated once the lane has waited for
-// the last user of the memory; no other wait is needed. Every wait() and record() below serves this
-// rule.
+// GatheredState: the all-gather of a parameter group, from the first request to the unsharded
+// parameters in the slots, and back. start_unshard() and unshard() are separate, so that a gather
+// overlaps another unit's computation. Memory rule: a lane reuses memory that it has allocated once
+// the lane has waited for the last user of the memory; no other wait is needed. Every wait() and
+// record() below is needed for this rule.
 
 namespace {
 
@@ -169,7 +172,7 @@ template <class Act>
 void gathering(const Settings& settings, Act&& act) {
   try {
     act();
-    // PeerError reports the failure of another rank, so no hint is added.
+    // A PeerError gets no hint, because it reports the failure of another rank.
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
@@ -202,7 +205,8 @@ void GatheredState::lay_out(CommContext& context) {
     parameters[i].set_unsharded(lay.shares_memory() ? parameters[i].shard().detach()
                                                     : unsharded_.tensors()[i]);
   }
-  // Orders the gather lane after the copies into the flat buffer, which the all-gather sends.
+  // The lane of the gather must wait for the copies into the flat buffer, which the all-gather
+  // sends.
   choose_lane(context);
   follow_compute(context);
 }
@@ -236,7 +240,8 @@ bool GatheredState::start_unshard(CommContext& context) {
 
 void GatheredState::start_gather(CommContext& context) {
   if (post_forward_.kept()) {
-    // The cached pieces were cut from the whole memory, so they are gathered into the whole memory.
+    // The cached pieces of a post-forward mesh were cut from the whole unsharded memory, so they
+    // are gathered into the whole memory.
     allocate_in_lane(context);
     gathering(*settings_, [&] {
       gather_ =
@@ -257,8 +262,8 @@ void GatheredState::start_gather(CommContext& context) {
   gathering(*settings_, [&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
 }
 
-/// Sets the lane of the next gather. If the lane changes, the all-gather lane waits for the work
-/// that the compute lane has issued.
+/// Sets the lane of the next gather (see set_unshard_async_op). If the lane changes, the all-gather
+/// lane waits for the work that the compute lane has issued.
 void GatheredState::choose_lane(CommContext& context) {
   const Lane next = settings_->unshard_async_op ? Lane::kCompute : Lane::kAllGather;
   // The lane may change only between gathers, because the buffers of a gather belong to the lane in
@@ -312,7 +317,7 @@ void GatheredState::unshard(CommContext& context) {
   if (unsharded()) {
     return;
   }
-  // Does nothing if the unit or a prefetch has already started the gather.
+  // start_unshard() does nothing if the unit or a prefetch has already started the gather.
   start_unshard(context);
   context.streams().note("unshard " + settings_->label);
   try {
@@ -409,8 +414,8 @@ void GatheredState::fill(CommContext& context) {
                            context.streams().record(Lane::kCompute));
     return;
   }
-  // On one rank whose shards differ from the unsharded tensors in type or device, this copies the
-  // values.
+  // On one rank, the values are copied if the shards differ from the unsharded tensors in type or
+  // device.
   gathered_versions_ = shards_->versions();
   std::vector<at::Tensor> shards;
   for (const ShardedParameter& parameter : shards_->parameters()) {
@@ -432,7 +437,8 @@ void GatheredState::free_unsharded(CommContext& context) {
   }
   const bool used = unsharded() && lane_ != Lane::kCompute;
   if (auto event = used ? context.streams().record(Lane::kCompute) : nullptr) {
-    // At most one unit's memory is idle at a time, for the next gather to reuse.
+    // Earlier idle memory is dropped, so that at most one unit's memory is idle, for the next
+    // gather to reuse.
     context.pool().drop(lane_);
     context.pool().release(*std::move(memory_), std::move(event));
   }
@@ -466,7 +472,7 @@ void GatheredState::reshard(CommContext& context) {
 }
 
 void GatheredState::reshard_for_now(CommContext& context) {
-  // A second forward before backward finds the piece that the first forward cached.
+  // In a second forward before backward, the piece of the first forward is already cached.
   if (unsharded() && post_forward_.enabled() && !post_forward_.kept()) {
     const c10::AutoGradMode no_grad(false);
     post_forward_.keep(unsharded_.flat(), context.streams());
@@ -482,10 +488,10 @@ void GatheredState::reshard_unused(CommContext& context) {
 
 void GatheredState::discard(CommContext& context) {
   try {
-    // The shards are put into the slots before the wait, which may throw.
+    // reshard() puts the shards into the slots before it waits, because the wait may throw.
     reshard(context);
   } catch (const Error&) {
-    // A gather in progress has failed and has been discarded.
+    // The failed gather has been discarded.
   }
 }
 
@@ -506,10 +512,10 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
   }
 }
 
-// Gradients between backward and the optimizer. With gradient sync, the gradients of a unit are
-// reduced at once. Without gradient sync, the gradients are set aside unsharded and added to the
-// next reduction. This costs the memory of unsharded gradients and saves one collective for each
-// micro-batch.
+// GradientState: the gradients of a parameter group between backward and the optimizer. With
+// gradient sync, the gradients of a unit are reduced at once. Without gradient sync, the gradients
+// are set aside unsharded and added to the next reduction. This costs the memory of unsharded
+// gradients and saves one collective for each micro-batch.
 
 namespace {
 
@@ -598,7 +604,7 @@ void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
   }
 }
 
-/// The gradient of this backward plus the gradients of earlier backwards that were set aside.
+/// The gradient of this backward, with the gradients of earlier backwards that were set aside.
 UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter) const {
   const c10::ScalarType dtype = shards_->layout().reduce_dtype();
   UnshardedGradient gradient = parameter.take_unsharded(dtype);
@@ -638,9 +644,9 @@ void GradientState::start_reduce(CommContext& context) {
   std::vector<ShardedParameter*> trainable;
   std::vector<UnshardedGradient> gradients;
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // Includes every parameter that may have a gradient on any rank, because all ranks must send
-    // the same parameters. A parameter that was frozen in the meantime still has the gradients of
-    // earlier micro-batches.
+    // The reduction includes every parameter that may have a gradient on any rank, because all
+    // ranks must send the same parameters. A parameter that was frozen in the meantime still has
+    // the gradients of earlier micro-batches.
     if (parameter.left_out()) {
       continue;
     }
@@ -673,8 +679,8 @@ void GradientState::forget_reduction(CommContext& context) {
   }
 }
 
-// A parameter group as the rest of FSDP sees it: its shards, its gathered state and its gradient
-// state. prepare() is the only function that lays out all three again.
+// ParameterGroup combines the shards, the gathered state and the gradient state of a group.
+// prepare() is the only function that lays out all three again.
 
 namespace {
 
@@ -701,13 +707,13 @@ ParameterGroup::ParameterGroup(const std::vector<ParameterSpec>& specs,
       gradients_(*shards_, settings) {}
 
 void ParameterGroup::prepare(CommContext& context) {
-  // The comparison is cheap if nothing has changed, because every iteration begins with it: only
-  // pointers are compared.
+  // Every iteration calls adopt() and laid_out(). These calls are cheap if nothing has changed,
+  // because they only compare pointers.
   const bool replaced = shards_->adopt();
   if (!replaced && shards_->laid_out()) {
     return;
   }
-  // The gathered tensors have the old memory or type.
+  // The gathered tensors have the old memory or type, so they are freed.
   gathered_.reshard(context);
   shards_->lay_out();
   gathered_.lay_out(context);

@@ -73,11 +73,11 @@ using CommContextPtr = std::shared_ptr<CommContext>;
 struct ReductionOptions {
   c10::ScalarType dtype;
   double divisor = 1;  ///< the number by which the sum over all ranks is divided
-  /// false: a later reduction computes the sum over replicas
+  /// Whether replicas are all-reduced. False: a later reduction computes the sum over replicas.
   bool all_reduce = true;
-  bool force_sum = false;  ///< whether to divide only after the sum
+  bool force_sum = false;  ///< whether to divide gradients only after the sum
   AllReduceHook hook = {};
-  std::shared_ptr<const Settings> settings;  ///< contain the unit's label
+  std::shared_ptr<const Settings> settings;  ///< the settings of the unit, with its label
 };
 
 /// A reduction of a group's gradients that is in progress: a reduce-scatter over the dimension that
@@ -93,9 +93,10 @@ class GradientReduction {
                     std::vector<UnshardedGradient> gradients, const DataMesh& mesh,
                     ReductionOptions options, CommContext& context);
 
-  /// Waits for the reduction, and adds the result to the sharded parameters' gradients in their
-  /// type. A gradient with a pending sum over another group goes through context.sums() first. Runs
-  /// in the reduce-scatter lane, or on one rank in the compute lane, which has the gradients.
+  /// Waits for the reduction, and adds the result to the gradients of the sharded parameters, in
+  /// the type of these gradients. A gradient with a pending sum over another group goes through
+  /// context.sums() first. Runs in the reduce-scatter lane, or on one rank in the compute lane,
+  /// which has the gradients.
   void finish(CommContext& context);
 
  private:
@@ -111,9 +112,10 @@ class GradientReduction {
   at::Tensor shard(std::size_t index) const;
   void wait(CommContext& context);
   void join_earlier();
-  /// Starts the all-reduce over replicas; nullptr if it is left to a later reduction.
+  /// Starts the all-reduce over replicas; nullptr if a later reduction computes the sum over
+  /// replicas.
   comm::WorkPtr start_all_reduce();
-  /// Sums over replicas. Returns false if the sum is left to a later reduction.
+  /// Sums over replicas. Returns false if a later reduction computes this sum.
   bool reduce_over_replicas();
   void hand_out_reduced(CommContext& context);
   void cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype);
@@ -138,7 +140,7 @@ class GradientReduction {
 /// in memory.
 class ParameterGroupShards {
  public:
-  /// Parameters of one type on one mesh, at least one.
+  /// `parameters`: at least one parameter; all have one type and one mesh.
   ParameterGroupShards(std::vector<ShardedParameter> parameters, const DataMesh& mesh,
                        const MixedPrecisionPolicy& policy);
 
@@ -162,7 +164,7 @@ class ParameterGroupShards {
   void lay_out();
   /// A number that grows with each write to a shard that autograd records.
   std::uint64_t versions() const;
-  /// See ParameterGroup::begin_use and ParameterGroup::lost_write.
+  /// For begin_use() and lost_write(), see the functions of ParameterGroup.
   void begin_use();
   std::string lost_write() const;
   /// Whether a slot contains a tensor that is neither the shard nor the unsharded tensor.
@@ -212,13 +214,13 @@ class GatheredState {
   /// Puts the unsharded tensors into the slots, for the time in which the unit computes.
   void install_unsharded();
   /// Puts the shards into the slots; the group stays gathered. Without this call, a forward that
-  /// bypasses the hooks would use unsharded tensors, whose gradients are never reduced.
+  /// bypasses the hooks would use the unsharded tensors, whose gradients would never be reduced.
   void install_sharded();
   bool installed() const { return installed_; }
   /// Calls install_sharded() and frees the gathered memory.
   void reshard(CommContext& context);
-  /// Like reshard(), for shards that will be gathered again without changes. If there is a
-  /// post-forward mesh, caches this rank's piece of the gathered memory.
+  /// Frees the gathered memory like reshard(), for shards that will be gathered again without
+  /// changes. If there is a post-forward mesh, caches this rank's piece of the gathered memory.
   void reshard_for_now(CommContext& context);
   /// Frees memory that was prefetched and not used.
   void reshard_unused(CommContext& context);
@@ -227,7 +229,7 @@ class GatheredState {
 
   void drop_piece() { post_forward_.drop(); }
 
-  /// Appends the process groups over which this state gathers.
+  /// Appends the process groups over which this parameter group gathers.
   void add_groups(std::vector<comm::Communicator*>& groups);
 
  private:
@@ -250,7 +252,7 @@ class GatheredState {
   ParameterGroupShards* shards_;
   std::shared_ptr<const Settings> settings_;
   Phase<GatherPhase> phase_{GatherPhase::kSharded};
-  bool installed_ = false;  ///< true only while unsharded
+  bool installed_ = false;  ///< whether the unsharded tensors are in the slots
 
   UnshardedTensors unsharded_;
   /// The memory of the unsharded tensors, if a gather wrote into it. The lane of the gather owns
@@ -273,11 +275,12 @@ class GradientState {
   GradientState(ParameterGroupShards& shards, std::shared_ptr<const Settings> settings)
       : shards_(&shards), settings_(std::move(settings)) {}
 
-  /// Whether any unsharded parameter has a gradient.
+  /// Whether the unsharded tensor of any parameter has a gradient.
   bool any_unsharded() const;
   /// Drops the gradients that a failed backward left in the unsharded parameters.
   void drop_unsharded();
-  /// Like drop_unsharded(), and also drops the results of earlier backwards, reduced or not.
+  /// Drops the gradients in the unsharded parameters, and all gradients of earlier backwards,
+  /// reduced or not.
   void drop_all();
   /// Sets the gradients of the unsharded parameters aside. They will be added to the gradients of
   /// later backwards (UnreducedGradient).
@@ -285,8 +288,9 @@ class GradientState {
   /// To be called before backward reaches the unsharded parameters. Where possible, backward then
   /// adds directly to the gradients that were set aside.
   void restore_accumulated_grads();
-  /// Whether a reduction now would complete gradients that were set aside or that wait for the sum
-  /// over replicas. The result is the same on all ranks, whichever parameters they used.
+  /// Whether gradients that were set aside, or that wait for the sum over replicas, would be
+  /// completed by a reduction now. The result is the same on all ranks, whichever parameters they
+  /// used.
   bool awaits_reduction() const;
   /// To be called when a backward has ended that may have left reductions in progress
   /// (ShardedParameter::mark_expected).
@@ -302,7 +306,7 @@ class GradientState {
   /// Waits for the reduction and adds the reduced gradients to the parameters (see
   /// GradientReduction).
   void finish_reduce(CommContext& context);
-  /// Drops the reduction in progress.
+  /// Drops the reduction of this group's gradients that is in progress.
   void forget_reduction(CommContext& context);
   /// Whether this rank's own gradient of the parameter in `slot` is saved and is not finite. Each
   /// group saves its smallest gradient of the last reduction. Waits for the device.
@@ -360,21 +364,21 @@ class ParameterGroup {
   void add_replica_groups(std::vector<comm::Communicator*>& groups);
 
  private:
-  /// allocated on the heap, so that the address survives a move
+  /// The shards are allocated on the heap, so that their address survives a move of this object.
   std::unique_ptr<ParameterGroupShards> shards_;
   GatheredState gathered_;
   GradientState gradients_;
 };
 
-// What ranks exchange in a step: which collectives they called, whose gathered values are current,
-// and which parameters they used. All exchanges are between the hosts: they send no tensor and wait
-// for no GPU.
+// The functions below exchange what the ranks must agree on in a step: which collectives they
+// called, whose gathered values are current, and which parameters they used. All exchanges are
+// between the hosts: they send no tensor and wait for no GPU.
 
 /// Lets the ranks of each process group agree on their collective calls. Visits each group once:
-/// groups that shard before groups that replicate, small before large, so that later groups learn
-/// what earlier groups found. Then throws the first Error; throws PeerError at once. Collective
-/// over all of the groups, which must be listed in the same order on all ranks. `settings`: the
-/// settings of the root, for the hint in the message.
+/// groups that shard before groups that replicate, small before large, so that the ranks of later
+/// groups learn what earlier groups found. Throws the first Error after the last group, but a
+/// PeerError at once. Collective over all of the groups, which must be listed in the same order on
+/// all ranks. `settings`: the settings of the root, for the hint in the message.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating, const Settings& settings);
 
@@ -390,7 +394,7 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context);
 /// (PartialGradGroup). One exchange serves all parameters of a process group.
 class UseAgreement {
  public:
-  /// Adds the parameters of `group`, which must outlive this object.
+  /// Adds the parameters of `group` to the agreement. `group` must outlive this object.
   void add(ParameterGroup& group);
   /// Exchanges which parameters were used. Collective over the parameters' meshes. Throws
   /// PeerError.
@@ -403,7 +407,7 @@ class UseAgreement {
     std::vector<ShardedParameter*> parameters;
   };
 
-  std::vector<Peers> peers_;  ///< the sets of ranks, in the order of the modules
+  std::vector<Peers> peers_;  ///< sets of ranks that share parameters, in the order of modules
 };
 
 }  // namespace tessera::fsdp

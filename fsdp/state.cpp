@@ -124,7 +124,7 @@ const char* to_string(GatherPhase phase) {
 
 template <class P>
 void Phase<P>::enter(P next, const std::string& whose) {
-  // The tables have at most 14 rows, so a linear search costs nothing next to a collective.
+  // The tables have at most 14 rows, so a linear search is cheap compared with a collective.
   const bool legal =
       std::ranges::any_of(legal_transitions<P>(), [&](const Transition<P>& transition) {
         return transition.from == now_ && transition.to == next;
@@ -138,8 +138,8 @@ void Phase<P>::enter(P next, const std::string& whose) {
   now_ = next;
 }
 
-// Phase::enter is defined here, next to the tables, and instantiated for the only three phase
-// types.
+// Phase::enter is defined in this file, next to the tables, and instantiated for the three phase
+// types that exist.
 template class Phase<IterationPhase>;
 template class Phase<UnitPhase>;
 template class Phase<GatherPhase>;
@@ -171,7 +171,7 @@ std::shared_ptr<Unit> GatherOrder::next() const {
   return known ? last_[running_.size()].lock() : nullptr;
 }
 
-/// Keeps the previous order if this forward gathered nothing: units that stay unsharded between
+/// The previous order is kept if this forward gathered nothing: units that stay unsharded between
 /// micro-batches are gathered only in the first micro-batch.
 void GatherOrder::end() {
   if (!running_.empty()) {
@@ -180,7 +180,7 @@ void GatherOrder::end() {
   follows_ = false;
 }
 
-// The text form of Options, with the fields in the order of their declarations.
+// to_string(Options): the fields in the order of their declarations.
 
 namespace {
 
@@ -199,7 +199,7 @@ class FieldTexts {
       add(name, value ? "true" : "false");
     }
   }
-  /// Prints only whether the function is set.
+  /// Adds an option that is a function, of which the text shows only whether it is set.
   void add_function(const char* name, bool is_given) {
     if (is_given) {
       add(name, "a function");

@@ -33,7 +33,8 @@ enum class UnitPhase : std::uint8_t {
   kNew,      ///< the unit's shards are not laid out yet
   kIdle,     ///< neither forward nor backward is in the unit
   kForward,  ///< the unit's modules run; no result so far needs a gradient
-  /// The unit's modules run; a result needs a gradient, so a backward will follow.
+  /// The unit's modules run, and autograd has recorded a result that needs a gradient, so a
+  /// backward will follow.
   kForwardRecorded,
   kAwaitingBackward,  ///< the unit's modules have run, and a backward will follow
   kBackward,          ///< backward has reached the unit and has not passed the unit
@@ -41,17 +42,17 @@ enum class UnitPhase : std::uint8_t {
 
 /// Phases of the parameters of one group.
 enum class GatherPhase : std::uint8_t {
-  kSharded,    ///< the slots contain the shards, and nothing else uses memory
+  kSharded,    ///< the slots contain the shards; no other memory is used
   kGathering,  ///< an all-gather has started and has not been waited for
   kUnsharded,  ///< the unsharded tensors are filled, and are in the slots while the unit computes
 };
 
-/// The name of the enumerator: "kForward".
+/// The name of the enumerator of a phase: "kForward".
 const char* to_string(IterationPhase phase);
 const char* to_string(UnitPhase phase);
 const char* to_string(GatherPhase phase);
 
-/// A legal transition from one phase to another, with its cause.
+/// A legal transition from one phase to another, and the cause of the transition.
 template <class P>
 struct Transition {
   P from;
@@ -85,8 +86,8 @@ class Phase {
   P now_;
 };
 
-/// Records the phase changes on this thread, including those in backward, while this object exists.
-/// For tests and debugging.
+/// While this object exists, records the phase changes on this thread, including the changes in
+/// backward. For tests and debugging.
 class PhaseRecorder {
  public:
   struct Change {
@@ -128,14 +129,16 @@ struct Settings {
   bool unshard_async_op = false;           ///< whether gathers run in the compute lane
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
   std::optional<double> gradient_divisor;  ///< default: the number of ranks of each group's mesh
-  /// The event for which the gathers of the next forward wait; default: all work issued so far.
+  /// The event for which the gathers of the next forward wait; default: the gathers wait for all
+  /// work that was issued before.
   std::optional<comm::StreamEventPtr> post_optim_event;
   /// Units to prefetch in forward; empty: the unit that ran next in the last forward.
   std::vector<std::weak_ptr<Unit>> forward_prefetch;
   /// Units to prefetch in backward; empty: the unit that ran before this unit in forward.
   std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
-  /// The names of the model's units that have Options::may_be_unused; all units share the list.
+  /// The names of the model's units that have Options::may_be_unused. All units of a model share
+  /// this list.
   std::shared_ptr<const std::vector<std::string>> may_be_unused;
 
   /// A hint to append to `error`, a message about ranks that call different collectives. Empty if
@@ -176,7 +179,7 @@ class GatherOrder {
   std::vector<std::weak_ptr<Unit>> last_;
   std::vector<std::weak_ptr<Unit>> running_;
   std::vector<std::weak_ptr<Unit>> gathered_;
-  /// whether this forward has so far used the units in the order of `last_`
+  /// Whether this forward has so far used the units in the order of `last_`, the last forward.
   bool follows_ = false;
 };
 

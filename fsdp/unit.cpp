@@ -26,9 +26,9 @@
 
 namespace tessera::fsdp {
 
-// Moves the tensors that enter a unit's forward to the unit's device, and casts the tensors that
-// enter and leave the forward by the mixed-precision policy. Buffers are moved once, when the unit
-// is made.
+// The functions below move the tensors that enter a unit's forward to the unit's device, and cast
+// the tensors that enter and leave the forward according to the mixed-precision policy. Buffers are
+// moved once, when the unit is made.
 
 namespace {
 
@@ -63,7 +63,7 @@ void move_buffers_of(torch::nn::Module& module, c10::Device device,
   }
 }
 
-/// The type of the first floating-point tensor.
+/// The type of the first floating-point tensor among `tensors`; nullopt if there is none.
 std::optional<c10::ScalarType> floating_type(nn::TensorList tensors) {
   const auto first = std::ranges::find_if(tensors, is_floating);
   if (first == tensors.end()) {
@@ -91,7 +91,7 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
 
 using tessera::detail::variable_list;
 
-/// A callback that receives gradients, some of which may be undefined.
+/// A function that receives gradients, some of which may be undefined.
 using GradientHook = std::function<void(nn::TensorList gradients)>;
 
 /// An identity node that calls a callback in backward. The node's sequence number is lower than
@@ -122,9 +122,9 @@ bool needs_gradient(const at::Tensor* tensor) {
 }
 
 /// Calls `callback` with the gradients of `tensors` once all of them have been computed, which
-/// means that backward has passed through everything that was computed from the tensors. Replaces
-/// the tensors by views behind a new autograd node; autograd throws if such a view is changed in
-/// place. Does nothing if no tensor requires a gradient.
+/// means that backward has passed through all operators that used the tensors. Replaces the tensors
+/// by views behind a new autograd node; autograd throws if such a view is changed in place. Does
+/// nothing if no tensor requires a gradient.
 void call_after_backward(nn::TensorList tensors, GradientHook callback) {
   // Only tensors that need a gradient become inputs of the node. The positions of the gradients do
   // not matter, because no callback uses them.
@@ -170,8 +170,8 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
 // free, reduce. Each hook first checks UnitPhase, because one hook is called in forward, in a
 // recomputation and in a backward of a backward.
 
-/// Prefetches units: starts their all-gathers and waits for none. Skips units that have been
-/// destroyed.
+/// Prefetches units: starts their all-gathers and waits for none. Units that have been destroyed
+/// are skipped.
 void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   for (const std::weak_ptr<Unit>& unit : units) {
     if (const std::shared_ptr<Unit> alive = unit.lock()) {
@@ -180,8 +180,8 @@ void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   }
 }
 
-/// Runs `act`. Adds the operation `what` and the unit's name `label` to a libtorch exception (out
-/// of memory, for example).
+/// Runs `act`. If `act` throws a libtorch exception (out of memory, for example), adds the
+/// operation `what` and the unit's name `label` to the message.
 template <class Act>
 auto naming(const char* what, const std::string& label, Act&& act) {
   try {
@@ -258,7 +258,7 @@ bool Unit::runs_forward() const {
   return phase_ == UnitPhase::kForward || phase_ == UnitPhase::kForwardRecorded;
 }
 
-/// Checks the phase first, because the transition from kIdle to kIdle is not legal.
+/// The phase is checked first, because the transition from kIdle to kIdle is not legal.
 void Unit::reset_to_idle() {
   if (phase() != UnitPhase::kIdle) {
     enter(UnitPhase::kIdle);
@@ -293,7 +293,8 @@ void Unit::reshard() {
   free_idle_buffers();
 }
 
-/// Frees the pool's idle buffers outside of an iteration; an iteration frees them at its end.
+/// Frees the pool's idle buffers outside of an iteration; an iteration frees the buffers at its
+/// end.
 void Unit::free_idle_buffers() {
   if (iteration_ == nullptr || !iteration_->is_under_way()) {
     comm_context().pool().clear();
@@ -301,9 +302,9 @@ void Unit::free_idle_buffers() {
 }
 
 /// Warns once if the ranks had different numbers of rows in the previous training forward and the
-/// losses of the ranks are not weighted. The warning appears one forward late, because by then the
-/// program has computed its loss and may have weighted the loss. It appears once, because the
-/// program may intend the difference.
+/// losses of the ranks are not weighted. The warning is printed one forward later, because by then
+/// the program has computed its loss and may have weighted the loss. The warning is printed only
+/// once, because the program may intend the difference.
 void Unit::warn_of_uneven_rows() {
   const auto [least, most] = random_agreement_.rows();
   const bool said = settings_->gradient_divisor || nn::weighs_ranks();
@@ -348,7 +349,8 @@ void Unit::begin_random_region(nn::TensorList inputs) {
 }
 
 void Unit::end_call() {
-  // The list may be empty, because another hook may have thrown before FSDP's hook ran.
+  // The list of random scopes may be empty, because another hook may have thrown before FSDP's hook
+  // ran.
   if (!random_regions_.empty()) {
     random_regions_.pop_back();
   }
@@ -379,8 +381,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (phase_ == UnitPhase::kBackward) {
     unshard();
     if (nn::is_recomputing()) {
-      // The node is added as in forward, because a tensor-parallel product looks up the node that
-      // made its input.
+      // The autograd node is added as in forward, because a tensor-parallel product looks up the
+      // node that made its input.
       call_after_backward(inputs, [](nn::TensorList) {});
     }
   } else if (!runs_forward()) {
@@ -395,11 +397,12 @@ void Unit::begin_forward(nn::TensorList inputs) {
   // same lane.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // also true if a backward ran between two of the modules
+  if (to_run_.empty()) {  // also empty if a backward ran between two of the modules
     to_run_.insert(modules_.begin(), modules_.end());
   }
-  // Without gradient recording no backward follows. If no input needs a gradient, no hook is set,
-  // and end_backward() reduces the unit's gradients.
+  // The hook on the inputs reduces the unit's gradients in backward. Without gradient recording no
+  // backward follows. If no input needs a gradient, no hook is set, and end_backward() reduces the
+  // gradients.
   if (c10::GradMode::is_enabled()) {
     call_after_backward(inputs, [unit = shared_from_this()](nn::TensorList gradients) {
       unit->post_backward(gradients);
@@ -423,7 +426,8 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A registered method that has called forward ends after forward (register_forward_method).
+  // A registered method (register_forward_method) that has called forward ends after forward has
+  // ended.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);
@@ -450,12 +454,13 @@ void Unit::await_backward(nn::TensorList outputs) {
       outputs, [unit = shared_from_this(), token] { unit->pre_backward(token.get()); });
   std::erase_if(recorded_calls_, [](const auto& call) { return call.expired(); });
   recorded_calls_.push_back(token);
-  // In a unit of several modules only the first result adds the unit to the forward order.
+  // In a unit of several modules only the first module with a result that needs a gradient adds the
+  // unit to the forward order.
   if (!hooked || phase_ == UnitPhase::kForwardRecorded) {
     return;
   }
-  // A unit that only some ranks ran is not recorded, because it must not change what these ranks
-  // prefetch.
+  // A unit that only some ranks may run is not recorded, because the unit must not change what
+  // these ranks prefetch.
   if (!may_be_unused_) {
     iteration_->ran_forward(*this, token);
   }
@@ -466,7 +471,7 @@ void Unit::end_partial_forward() {
   if (to_run_.empty()) {
     return;
   }
-  // The warning is shown once, because skipping a module is no error and may be intended.
+  // The warning is printed only once, because skipping a module is no error and may be intended.
   if (!std::exchange(warned_, true)) {
     TORCH_WARN(label(), ": ", to_run_.size(), " of its ", modules_.size(), " modules, one a ",
                (*to_run_.begin())->name(), ", did not run in a forward of the root; modules that ",
@@ -508,7 +513,8 @@ void Unit::free_after_forward() {
 }
 
 /// Whether the running backward will also reach another call of this unit. Autograd then
-/// accumulates the parameters' gradients of all calls and makes them available after the last one.
+/// accumulates the gradients of all calls and makes the sums available after the last of these
+/// calls.
 bool Unit::is_called_again() const {
   const int backward = tessera::detail::backward_id();
   return std::ranges::any_of(recorded_calls_, [&](const std::weak_ptr<RecordedCall>& recorded) {
@@ -554,8 +560,8 @@ void Unit::prefetch_for_backward() {
 }
 
 void Unit::post_backward(nn::TensorList gradients) {
-  // Ranks that did not run this unit have no hook here. Therefore a unit that may be unused is
-  // reduced at the end of backward, which all ranks reach.
+  // Ranks that did not run this unit have no hook and do not reach this function. Therefore a unit
+  // that may be unused is reduced at the end of backward, which all ranks reach.
   if (phase_ == UnitPhase::kBackward && !may_be_unused_) {
     enter(UnitPhase::kIdle);
     awaits_call_ = is_called_again();
@@ -566,8 +572,8 @@ void Unit::post_backward(nn::TensorList gradients) {
   call_before_backward(gradients, [unit = shared_from_this()] { unit->pre_backward(nullptr); });
 }
 
-// Buckets: the groups of a unit with whole parameters. Without them, the gradients of a model that
-// is one unit would be reduced only at the end of backward.
+// Buckets are the parameter groups of a unit with whole parameters (replicate()). Without buckets,
+// the gradients of a model that is one unit would be reduced only at the end of backward.
 
 /// Buckets are reduced early only if no other unit or root takes part in backward: the reductions
 /// of other units, whose place in backward is fixed, use the same process group, so that ranks that
@@ -606,8 +612,8 @@ bool Unit::is_complete(const ParameterGroup& bucket) const {
   });
 }
 
-/// The groups without those that were reduced early. A bucket that got a further gradient after its
-/// reduction is reduced again.
+/// The parameter groups of the unit except the buckets that were reduced early. A bucket that got a
+/// further gradient after its reduction is reduced again.
 std::vector<ParameterGroup*> Unit::groups_to_reduce() {
   std::vector<ParameterGroup*> rest;
   for (std::size_t i = 0; i < groups().size(); ++i) {
@@ -624,7 +630,8 @@ std::vector<ParameterGroup*> Unit::groups_to_reduce() {
 }
 
 void Unit::settle_gradients() {
-  // Frees the unsharded parameters first, so that the reduction's buffers can use their memory.
+  // The unsharded parameters are freed first, so that the buffers of the reduction can use this
+  // memory.
   free_after_backward();
   // The reduction is collective. All ranks reduce in the order in which backward passes the units.
   naming("reduction", label(), [this] {
@@ -639,8 +646,8 @@ void Unit::end_backward() {
     enter(UnitPhase::kIdle);
   }
   const bool awaited_call = std::exchange(awaits_call_, false);
-  // `late` is true for a unit whose inputs need no gradient, or whose parameters got their
-  // gradients after the inputs got theirs.
+  // `late` is true for a unit whose inputs need no gradient, or whose parameters got gradients
+  // after the inputs got gradients.
   const bool late = groups_.any(&GradientState::any_unsharded);
   // `awaits` is also true for a unit that only an earlier micro-batch used.
   const bool awaits = settings_->gradient_sync && groups_.any(&GradientState::awaits_reduction);

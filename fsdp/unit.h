@@ -33,7 +33,8 @@ namespace tessera::fsdp {
 /// Options::ignored. Throws Error for a parameter that a module outside of `modules` shares.
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options);
 
-/// The results for one parameter of the functions in Options. Each function is called once.
+/// The results that the functions in Options return for one parameter. Each function is called
+/// once.
 struct ParameterChoice {
   Placement placement;  ///< the placement on the dimension that shards; a valid dimension is >= 0
   DataMesh mesh;
@@ -64,20 +65,20 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
 bool reduces_in_buckets(const UnitSpec& spec);
 
 /// The parameters of a spec grouped by type and mesh, and by bucket if reduces_in_buckets(spec);
-/// one parameter group for each.
+/// one list for each parameter group.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec);
 
 /// The modules below a root, by FQN: either all modules, or only those in no unit yet.
 class ModuleTree {
  public:
   struct Node {
-    std::string fqn;  ///< the first FQN that leads to the module
+    std::string fqn;  ///< the first FQN of the module
     nn::ModuleBase* module;
     std::vector<std::size_t> children;  ///< the nearest ModuleBases below that have no other parent
-    /// all FQNs of the module, one for each place where the module is registered
+    /// All FQNs of the module, one FQN for each place where the module is registered.
     std::vector<std::string> paths;
 
-    /// Whether each FQN in `inner` is the FQN of this module or of a module below it.
+    /// Whether each FQN in `inner` is the FQN of this module or of a module below this module.
     bool holds(const std::vector<std::string>& inner) const;
   };
 
@@ -86,7 +87,7 @@ class ModuleTree {
 
   /// All nodes, children before their parents; the root is the last.
   const std::vector<Node>& nodes() const { return nodes_; }
-  /// The node at `fqn`; nullptr if there is none.
+  /// The node of the module with the FQN `fqn`; nullptr if there is none.
   const Node* find(const std::string& fqn) const;
   /// The node of `module`; nullptr if the tree does not contain `module`.
   const Node* find(const nn::ModuleBase* module) const;
@@ -129,7 +130,8 @@ class UnitParameterGroups {
   /// Replaces the communication context. First finishes the work in progress on the old context.
   void set_comm_context(CommContextPtr context);
 
-  /// Calls `act` on each group's gathered state or gradient state.
+  /// Calls the member function `act` of the gathered state, or of the gradient state, of each
+  /// group.
   template <class State, class... Context>
   void each(void (State::*act)(Context&...), Context&... context) {
     for (ParameterGroup& group : groups_) {
@@ -153,8 +155,8 @@ class UnitParameterGroups {
   /// Makes later gathers wait for the work that the compute lane has issued, which may write the
   /// shards.
   void follow_compute();
-  /// Starts the all-gathers of all groups before the first is waited for. Returns whether any was
-  /// started.
+  /// Starts the all-gathers of all groups, before any of them is waited for. Returns whether an
+  /// all-gather was started.
   bool start_unshard();
 
   /// Sets the mesh whose ranks each have a part of the batch. The meshes of the groups may be
@@ -183,7 +185,8 @@ class UnitParameterGroups {
   std::vector<ParameterGroup> groups_;
 };
 
-/// Returns the parameter groups whose origins are compared; called only for the first comparison.
+/// Returns the parameter groups whose origins are compared. The function is called only for the
+/// first comparison.
 using ParameterGroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
 
 /// The lowest and the highest number of rows that a rank has.
@@ -198,11 +201,12 @@ struct RowRange {
 class RandomAgreement {
  public:
   /// To be called when a training forward of the model of `modules` begins on the ranks of `dims`.
-  /// The ranks together have `rows`; this rank has `count` rows. The first exchange includes the
-  /// origins of the parameters of `groups`, which must be the same on all ranks. The first two
-  /// forwards are collective over the ranks, between the hosts. Later forwards are collective only
-  /// if the model has drawn random numbers, which all ranks then know. Throws PeerError. Throws
-  /// Error on all ranks that share a parameter whose shards are parts of different tensors.
+  /// `rows`: the rows of all ranks together. `count`: the number of rows of this rank. The first
+  /// exchange includes the origins of the parameters of `groups`, which must be the same on all
+  /// ranks. The first two forwards are collective over the ranks, between the hosts. Later forwards
+  /// are collective only if the model has drawn random numbers, which all ranks then know. Throws
+  /// PeerError. Throws Error on all ranks that share a parameter whose shards are parts of
+  /// different tensors.
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
@@ -214,7 +218,7 @@ class RandomAgreement {
   using Counts = std::vector<std::int64_t>;
 
   bool compared_origins_ = false;
-  Counts agreed_;       ///< the counts at the last comparison; empty before the first comparison
+  Counts agreed_;       ///< random-operator counts at the last comparison; empty before the first
   bool draws_ = false;  ///< whether any rank has drawn random numbers
   RowRange rows_;
   bool quiet_ = false;  ///< whether two forwards have compared the counts and nothing was drawn
@@ -236,15 +240,15 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   ~IterationState();
 
   IterationPhase phase() const { return phase_.now(); }
-  /// Whether a forward or backward has begun that has failed or has not ended.
+  /// Whether a forward or backward has begun and has not ended, or has failed.
   bool is_open() const;
-  /// Whether the running backward has thrown. The phase then stays kBackward until the root's next
-  /// forward.
+  /// Whether the backward of this iteration has thrown. The phase then stays kBackward until the
+  /// root's next forward.
   bool backward_failed() const;
   bool is_under_way() const { return is_open() && !backward_failed(); }
   /// Whether the root's forward or a backward is running.
   bool runs() const { return is_under_way() && phase() != IterationPhase::kAwaitingBackward; }
-  /// The groups of all units whose ranks are among the ranks of `mesh`.
+  /// The parameter groups of all units of which all ranks are ranks of `mesh`.
   std::vector<const ParameterGroup*> groups_on(const DeviceMesh& mesh) const;
   /// The units that still exist, the root first.
   std::vector<std::shared_ptr<Unit>> units() const;
@@ -253,16 +257,17 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
   /// To be called when the root's forward begins. Prepares all units. If an earlier iteration had
-  /// no backward, frees what that iteration left gathered, because the shards may have changed, and
-  /// returns true. Within this root's backward, throws Error and changes nothing.
+  /// no backward, frees the parameters that the iteration left gathered, because the shards may
+  /// have changed, and returns true. Within this root's backward, throws Error and changes nothing.
   bool begin_forward();
   /// To be called when the root's forward has ended. Ends the forward of units of several modules
   /// of which some did not run. Throws Error on all ranks if the ranks have not gathered the same
-  /// units. If no backward follows, frees what is still gathered.
+  /// units. If no backward follows, frees the parameters that are still gathered.
   void end_forward(bool backward_comes);
   /// To be called when an all-gather of `unit` has begun.
   void began_gather(Unit& unit);
-  /// To be called when `unit` begins its forward. Returns the next unit to prefetch, or nullptr.
+  /// To be called when `unit` begins its forward. Returns the next unit to prefetch; nullptr if
+  /// there is none.
   std::shared_ptr<Unit> gather_ahead(Unit& unit);
   /// To be called when `unit` has run forward. Backward may reach the unit as long as `token` is
   /// alive.
@@ -270,8 +275,8 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
 
   /// To be called when backward has reached a unit.
   void enter_backward();
-  /// The unit whose forward ran before the forward of `unit`, or nullptr. Removes `unit` and all
-  /// later units from the forward order.
+  /// The unit whose forward ran before the forward of `unit`; nullptr if there is none. Removes
+  /// `unit` and all later units from the forward order.
   std::shared_ptr<Unit> ran_before(const Unit& unit);
 
  private:
@@ -306,7 +311,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// with the callback.
   std::weak_ptr<void> backward_;
   Phase<IterationPhase> phase_{IterationPhase::kIdle};
-  const comm::World* rank_;  ///< the world of the units' meshes, as a key
+  const comm::World* rank_;  ///< the world of the units' meshes, used as a key
 };
 
 /// The result of fully_shard for one module, or for several modules that run one after another: the
@@ -318,7 +323,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   explicit Unit(const UnitSpec& spec);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
-  /// Adds the hooks to the modules, which then own this unit.
+  /// Adds the hooks of this unit to its modules. The modules then own the unit.
   void install();
 
   Settings& settings() { return *settings_; }
@@ -332,7 +337,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitParameterGroups& parameters() { return groups_; }
   std::vector<ParameterGroup>& groups() { return groups_.groups(); }
   CommContext& comm_context() { return groups_.comm_context(); }
-  /// All units of the root's model. If no root is known, only this unit.
+  /// All units of the root's model. If no root is known, only this unit is returned.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
   /// Whether the unit has several buckets. The gradient hooks of its parameters then call
   /// note_gradient().
@@ -357,18 +362,20 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// backward.
   void install_sharded() { groups_.each(&GatheredState::install_sharded); }
   /// A message if the program has written to parameters that the program had unsharded by hand, and
-  /// the write would be lost; "" otherwise.
+  /// the write would be lost; "" if there is no such write.
   std::string write_by_hand() const;
 
-  // Hooks around each call of a module's method that uses the module's parameters.
+  // The functions below run before and after each call of forward, or of a registered method, of
+  // the unit's modules.
   void pre_forward(nn::TensorList inputs);
   void post_forward(nn::ModuleBase& module, nn::TensorList outputs);
-  /// Called after the other hooks, even if another hook or the method has thrown.
+  /// Called when a call of a module ends, after the other hooks, even if another hook or the method
+  /// has thrown.
   void end_call();
 
   // IterationState calls the functions below for all units.
 
-  /// Frees what an earlier iteration that had no backward left gathered.
+  /// Frees the parameters that an earlier iteration without a backward left gathered.
   void abandon_iteration();
   /// Called when the root's forward begins.
   void begin_iteration();
@@ -385,7 +392,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool is_root() const { return iteration_ != nullptr && iteration_->is_root(*this); }
   bool runs_forward() const;
   void enter(UnitPhase next) { phase_.enter(next, label()); }
-  /// Enters kIdle from any phase.
+  /// Sets the phase of the unit to kIdle, from any phase.
   void reset_to_idle();
   void prepare();
 
@@ -406,10 +413,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// A call of the unit that autograd has recorded. The graph of the call owns this object.
   struct RecordedCall {
     std::vector<const tessera::detail::Node*> results;  ///< the nodes that made the call's results
-    int backward = -1;  ///< the last backward that has reached the call
+    int backward = -1;  ///< id of the last backward that has reached the call
   };
-  /// `call`: the call whose results now have a gradient; nullptr for the gradient of another
-  /// tensor.
+  /// Called when backward reaches the unit. `call`: the call whose results now have a gradient;
+  /// nullptr if backward has reached another tensor of the unit.
   void pre_backward(RecordedCall* call);
   bool is_called_again() const;
   void post_backward(nn::TensorList gradients);
@@ -424,7 +431,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
   bool may_be_unused_;
-  bool in_buckets_;  ///< read before groups_ is made, which changes the parameters
+  bool in_buckets_;  ///< set before groups_, because making groups changes the parameters
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
   UnitParameterGroups groups_;
@@ -435,15 +442,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Modules of this unit that have not run yet in the current forward.
   std::unordered_set<const nn::ModuleBase*> to_run_;
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;
-  // Buckets are reduced from the last to the first, the order in which backward usually completes
-  // buckets. The order is fixed, so that it is the same on ranks that use different parameters.
-  /// The number of groups, from the first, that the current backward has not reduced.
+  /// The number of groups, from the first group, that the current backward has not reduced. Buckets
+  /// are reduced from the last to the first, the order in which backward usually completes buckets.
+  /// The order is fixed, so that it is equal on ranks that use different parameters.
   std::size_t buckets_left_;
   int buckets_backward_ = -1;  ///< the backward that may reduce buckets early; -1: none
   /// The parameters whose gradients backward number buckets_backward_ has computed.
   std::unordered_set<const ShardedParameter*> noted_;
   bool awaits_call_ = false;  ///< gradients are reduced when backward has passed another call
-  bool warned_ = false;       ///< has warned about modules that did not run
+  bool warned_ = false;       ///< whether a warning about modules that did not run was printed
   /// The random-number scopes of the nested calls; nullptr for a call within another call's scope.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
   RandomAgreement random_agreement_;  ///< used only in the root
@@ -457,25 +464,25 @@ class Unit : public std::enable_shared_from_this<Unit> {
 /// collective.
 void make_unit(const UnitSpec& spec);
 
-/// The unit of `module`. Throws Error if there is none; `caller` is the name of the called function
-/// in the message.
+/// The unit of `module`. Throws Error if the module has no unit; `caller` is the name of the called
+/// function in the message.
 std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller);
 
 /// The units of `module` and, with `recurse`, of the modules below, each once, in the order of
 /// registration.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse);
-/// Like the overload without `caller`, but throws Error if there is no unit; `caller` is the name
-/// of the called function in the message.
+/// The units of `module`, as units_of() without `caller` returns them, but throws Error if there is
+/// no unit; `caller` is the name of the called function in the message.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
                                             const char* caller);
 
-/// The options of a module walk that visits only modules in no unit yet.
+/// The options for visiting modules (nn::visit_modules) that are in no unit yet.
 nn::ModuleWalk outside_of_units();
 
-// The tensors that enter and leave a unit's forward. The unit computes on its device, in the type
-// of its mixed-precision policy. A tensor that already has this device and type stays the same
-// object. Tensors without values (meta) are not moved, nor are distributed tensors, whose mesh has
-// a device.
+// The functions below treat the tensors that enter and leave a unit's forward. A unit computes on
+// its device, in the type of its mixed-precision policy. A tensor that already has this device and
+// type stays the same object. Tensors without values (meta) are not moved, nor are distributed
+// tensors, whose mesh has a device.
 
 /// Moves the arguments of a forward to `device`, differentiably.
 void move_inputs(nn::TensorList inputs, c10::Device device);

@@ -30,8 +30,9 @@ namespace tessera::fsdp {
 
 namespace {
 
-// Compares the copies of parameters on FSDP's ranks by a hash. Training would continue without an
-// error with a different copy, because gradients are averaged over copies but values are not.
+// The functions below compare the copies of parameters on FSDP's ranks by a hash. Training would
+// continue without an error with a different copy, because gradients are averaged over copies but
+// values are not.
 
 // With replicas (HSDP, replicate()) ranks have copies of all parameters. Without replicas, the
 // ranks that shard have copies of the parameters that are not split.
@@ -50,8 +51,8 @@ Replica copy_of(const ShardedParameter& parameter, Of of) {
   return {"the gradient of " + name, gradient.defined() ? local_tensor(gradient) : at::Tensor()};
 }
 
-/// The copies to compare: with `all` of every parameter, otherwise of the parameters that are not
-/// split.
+/// The copies to compare: with `all`, the copies of every parameter; otherwise the copies of the
+/// parameters that are not split.
 std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   std::vector<Replica> replicas;
   for (const ShardedParameter& parameter : group.parameters()) {
@@ -85,9 +86,9 @@ void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, 
   }
 }
 
-// A debug check at a unit's first gather that all ranks have built the same model. Shards are
+// A debug check, at a unit's first gather, that all ranks have built equal models. Shards are
 // padded to one size, so collectives of different parameters may succeed and give each rank the
-// values of another parameter, which no other check detects.
+// values of another parameter. No other check detects this mistake.
 
 using Numbers = std::vector<std::int64_t>;
 
@@ -135,8 +136,9 @@ std::string compare(const DeviceMesh& mesh, c10::Device device,
   }
   const auto mismatched =
       std::ranges::find_if(counts, [](const Numbers& own) { return own[1] != 0; });
-  // The earlier result is exchanged with the numbers, so that all ranks of a larger mesh learn of a
-  // difference that a smaller mesh found, and all of them throw.
+  // The result for smaller meshes is exchanged together with the numbers of parameters, so that all
+  // ranks of a larger mesh learn of a difference that a smaller mesh found, and all of these ranks
+  // throw.
   if (!earlier.empty()) {
     return earlier;
   }
@@ -166,8 +168,8 @@ void check_same_parameters(std::vector<ParameterGroup>& groups, const DataMesh& 
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  // Visits small meshes first and the unit's mesh last, so that the error also stops ranks that
-  // would continue with the next unit.
+  // Small meshes are visited first and the unit's mesh last, so that the error also stops ranks
+  // that would continue with the next unit.
   std::vector<std::pair<DeviceMesh, std::vector<const ParameterGroup*>>> meshes;
   for (const ParameterGroup& group : groups) {
     const DeviceMesh& own = group.mesh().all;
@@ -216,8 +218,8 @@ UnitParameterGroups::UnitParameterGroups(const UnitSpec& spec,
   for (const std::vector<ParameterSpec>& parameters : grouped(spec)) {
     groups_.emplace_back(parameters, options.mp_policy, options.post_forward_mesh_size, settings_);
   }
-  // Other slices of the unit's mesh have other expert parameters, so norms must count the
-  // parameters of all slices. If one tensor is split over these slices as well, the mesh of the
+  // Other slices of the unit's mesh have other expert parameters, so gradient norms must include
+  // the parameters of all slices. If one tensor is split over these slices as well, the mesh of the
   // tensor contains this information.
   for (const ParameterSpec& parameter : spec.parameters) {
     if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
@@ -227,13 +229,13 @@ UnitParameterGroups::UnitParameterGroups(const UnitSpec& spec,
 }
 
 UnitParameterGroups::~UnitParameterGroups() {
-  // Drops the reductions, because the context contains pointers to the gradient states of these
-  // groups.
+  // The reductions in progress are dropped, because the communication context contains pointers to
+  // the gradient states of these groups.
   forget_reductions();
 }
 
-/// Creates the context lazily, and not in the constructor, because units below a root use the
-/// root's context.
+/// The communication context is created at the first use and not in the constructor, because units
+/// below a root use the root's context.
 const CommContextPtr& UnitParameterGroups::shared_comm_context() {
   if (comm_context_ == nullptr) {
     comm_context_ =
@@ -244,8 +246,8 @@ const CommContextPtr& UnitParameterGroups::shared_comm_context() {
 
 void UnitParameterGroups::set_comm_context(CommContextPtr context) {
   if (comm_context_ != nullptr && comm_context_ != context) {
-    // Finishes the old context's reductions, because nothing else would finish them after the
-    // change.
+    // The reductions of the old communication context are finished first, because nothing else
+    // would finish these reductions after the change.
     comm_context_->settle();
   }
   comm_context_ = std::move(context);
@@ -271,7 +273,7 @@ void UnitParameterGroups::compare_copies() const {
   check_copies(groups_, Equality::kRounded, Of::kGradients, settings_->label);
 }
 
-/// Orders the all-gather lane after the compute lane. Gathers in the compute lane need no wait.
+/// Makes the all-gather lane wait for the compute lane. Gathers in the compute lane need no wait.
 void UnitParameterGroups::follow_compute() {
   if (!settings_->unshard_async_op) {
     comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
@@ -312,10 +314,10 @@ void UnitParameterGroups::forget_reductions() {
   }
 }
 
-// The ranks compare their random counts when a forward begins, until it is known that the model
-// draws nothing. Whether a model draws random numbers is unknown before its forward. A rank may
-// skip all random operators, so a comparison that starts at the first random operator could wait
-// for that rank forever.
+// The ranks compare how many random numbers they have drawn when a forward begins, until they know
+// that the model draws no random numbers. Whether a model draws random numbers is unknown before
+// its forward. A rank may skip all random operators, so a comparison that starts at the first
+// random operator could wait for that rank forever.
 
 namespace {
 
@@ -333,7 +335,8 @@ std::vector<nn::Dropout*> dropouts_of(const std::vector<nn::ModuleBase*>& module
   return found;
 }
 
-/// The number of random calls, then the counter of each Dropout module.
+/// How many random numbers this rank has drawn: the number of calls of random operators, then the
+/// call counter of each Dropout module.
 Counts counts_of(const std::vector<nn::Dropout*>& dropouts) {
   Counts counts{static_cast<std::int64_t>(random_state().calls)};
   for (const nn::Dropout* dropout : dropouts) {
@@ -369,10 +372,10 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
   }
 }
 
-// The shards of one parameter must be parts of one tensor: of a tensor that all ranks had, or of
-// values from one seed. Parts of different tensors have fitting sizes too, and training would
-// continue without an error. The values of the shards do not show the mistake, so the ranks compare
-// the origins of the values.
+// The shards of one parameter must be parts of one tensor: a tensor that all ranks had, or values
+// from one seed. Parts of different tensors have fitting sizes too, and training would continue
+// without an error. The values of the shards do not show the mistake, so the ranks compare the
+// origins of the values.
 
 /// The hash of the origins (ShardedParameter::origin) of all parameters of `groups` on this rank.
 std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
@@ -418,8 +421,8 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
                                     const std::vector<DeviceMesh>& dims,
                                     const std::shared_ptr<tessera::detail::BatchRows>& rows,
                                     std::int64_t count, const ParameterGroupsToCompare& groups) {
-  // A comparison of rows that a random operator started is settled only if all ranks took part, so
-  // the model draws on all ranks.
+  // If a random operator of the previous forward compared the rows, all ranks took part in the
+  // comparison, so the model draws random numbers on all ranks.
   draws_ = draws_ || (unasked_ != nullptr && unasked_->is_settled());
   if (quiet_ && !draws_) {
     unasked_ = rows;
@@ -427,7 +430,7 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   }
   const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
   Counts counts = counts_of(dropouts);
-  // Usually all ranks have the same counts. The exchange of the rows also contains the hash of the
+  // Usually all ranks have equal counts. The exchange of the rows also contains the hash of the
   // counts and its complement, which gives the maximum and the minimum of the hash. The counts
   // themselves are exchanged only if the hashes differ.
   const std::int64_t hash = hash_of(counts);

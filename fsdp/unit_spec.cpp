@@ -17,9 +17,9 @@
 
 namespace tessera::fsdp {
 
-// Turns options into the decisions for a unit: its parameters, and for each parameter the
-// placement, mesh and device. Before a parameter is changed, all functions in the options are
-// called and all results are checked. A wrap plan uses the same functions.
+// The functions below turn options into the decisions for a unit: its parameters, and for each
+// parameter the placement, mesh and device. Before a parameter is changed, all functions in the
+// options are called and all results are checked. A wrap plan uses the same functions.
 
 namespace {
 
@@ -80,7 +80,7 @@ DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMe
   return DataMesh(*own);
 }
 
-/// The dimension to shard; nullopt if the parameter is replicated.
+/// The dimension on which a parameter is sharded; nullopt if the parameter is replicated.
 std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor& tensor,
                                       const Placement& placement) {
   if (is_replicate(placement)) {
@@ -201,9 +201,9 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
   return spec;
 }
 
-/// Only for plain parameters: the gradient of a parameter that tensor parallelism has distributed
-/// may need a collective before the reduction, and that collective must not depend on the time at
-/// which the gradients of a bucket are complete.
+/// Only plain parameters are reduced in buckets: the gradient of a parameter that tensor
+/// parallelism has distributed may need a collective before the reduction, and that collective must
+/// not depend on the time at which the gradients of a bucket are complete.
 bool reduces_in_buckets(const UnitSpec& spec) {
   return spec.mesh.replicas() > 1 && spec.mesh.shard.size() == 1 &&
          std::ranges::none_of(spec.parameters, [](const ParameterSpec& parameter) {
@@ -223,14 +223,15 @@ std::size_t bytes_of(const std::vector<ParameterSpec>& parameters) {
 
 }  // namespace
 
-/// Groups in the order of the first parameter of each, which is the same on every rank.
+/// The groups are in the order of the first parameter of each group, so the order is equal on every
+/// rank.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec) {
   const bool in_buckets = reduces_in_buckets(spec);
   const auto most = static_cast<std::size_t>(spec.options.bucket_cap_mb) << 20U;
   std::vector<std::vector<ParameterSpec>> groups;
   for (const ParameterSpec& parameter : spec.parameters) {
-    // The search runs from the last group, because of several buckets of one type only the last has
-    // room.
+    // The search runs from the last group, because of several buckets of one type only the last
+    // bucket has room.
     const auto group =
         std::find_if(groups.rbegin(), groups.rend(), [&](const std::vector<ParameterSpec>& known) {
           const ParameterSpec& first = known.front();
@@ -275,8 +276,8 @@ ModuleTree::ModuleTree(const nn::ModuleBase& root, bool skip_units) {
     const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module);
     return skip_units && ours != nullptr && ours->attached<Unit>() != nullptr;
   };
-  // const_cast because units are made of the modules in the tree; building the tree changes no
-  // module.
+  // const_cast is needed, because units are made from the modules in the tree; building the tree
+  // changes no module.
   nn::visit_modules(const_cast<nn::ModuleBase&>(root),
                     [this](const std::string& fqn, nn::ModuleBase& module) { add(fqn, module); },
                     {.every_place = true, .children_first = true, .skip = skip});
@@ -284,8 +285,8 @@ ModuleTree::ModuleTree(const nn::ModuleBase& root, bool skip_units) {
 }
 
 void ModuleTree::add(const std::string& fqn, nn::ModuleBase& module) {
-  // The children are the nearest ModuleBases below, even with stock libtorch modules in between.
-  // The walk visits children first, so the nodes below this node are the last that were added.
+  // The children are the nearest ModuleBases below, even with libtorch modules in between. The walk
+  // visits children first, so the nodes below this node are the last that were added.
   const auto first = std::ranges::find_if(
       parentless_, [&](std::size_t node) { return leads_through(fqn, nodes_[node].fqn); });
   std::vector<std::size_t> children(first, parentless_.end());

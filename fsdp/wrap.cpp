@@ -116,8 +116,8 @@ std::vector<std::string> owners_of(const nn::ParameterSlot& slot, const std::str
   return owners;
 }
 
-/// Every parameter once, in the order of the tree's modules, under the parameter's first FQN.
-/// Throws Error for a parameter that a module outside of the tree shares, and for a parameter
+/// Every parameter of a tree once, in the order of the tree's modules, under the parameter's first
+/// FQN. Throws Error for a parameter that a module outside of the tree shares, and for a parameter
 /// without a slot.
 std::vector<TreeParameter> parameters_of(const ModuleTree& tree) {
   tree.nodes().back().module->named_slots();  // throws for modules whose parameters have no slots
@@ -139,7 +139,8 @@ std::vector<TreeParameter> parameters_of(const ModuleTree& tree) {
 /// parameters that the units below have not taken.
 WrapPlan chosen_units(const ModuleTree& tree, const Policy& policy, const Options& root_options) {
   WrapPlan plan;
-  std::vector<std::int64_t> left(tree.nodes().size());  // per node: elements in no unit yet
+  // For each node: elements that are in no unit yet.
+  std::vector<std::int64_t> left(tree.nodes().size());
   std::set<const nn::ParameterSlot*> counted;
   for (std::size_t i = 0; i + 1 < tree.nodes().size(); ++i) {  // the last node is the root
     const ModuleTree::Node& node = tree.nodes()[i];
@@ -162,7 +163,7 @@ WrapPlan chosen_units(const ModuleTree& tree, const Policy& policy, const Option
 }
 
 /// Puts each parameter into the lowest unit that contains all modules that own the parameter. The
-/// plan lists children first, so the first such unit is the lowest.
+/// plan lists children first, so the first unit that contains all of these modules is the lowest.
 std::map<std::string, nn::SlotPtr> distribute(const ModuleTree& tree, WrapPlan& plan) {
   std::vector<const ModuleTree::Node*> nodes;
   for (const PlannedUnit& unit : plan) {
@@ -214,7 +215,7 @@ void check_frozen(const PlannedUnit& unit, const std::map<std::string, nn::SlotP
 struct Target {
   const PlannedUnit* unit;
   nn::ModuleBase* module;
-  nn::NamedSlots parameters;  ///< the parameters with their names within the unit
+  nn::NamedSlots parameters;  ///< the unit's parameters, with their names within the unit
 };
 
 /// Finds the modules and parameters of a wrap plan, each once.
@@ -267,8 +268,8 @@ class TargetFinder {
     return found->second.slot;
   }
 
-  /// Throws Error for a parameter in no unit. Each rank would have the whole parameter, whose
-  /// gradient would not be reduced.
+  /// Throws Error for a parameter that is in no unit of the plan. Each rank would have the whole
+  /// parameter, whose gradient would not be reduced.
   void check_covered(const WrapPlan& plan) const {
     for (const auto& [fqn, parameter] : parameters_) {
       const bool ignored = std::ranges::any_of(plan, [&slot = parameter.slot](auto& unit) {
@@ -282,7 +283,7 @@ class TargetFinder {
 
   const ModuleTree& tree_;
   std::map<std::string, TreeParameter> parameters_;  ///< all parameters of the tree, by FQN
-  /// The FQN of each parameter that a unit has, and the name of that unit.
+  /// For each FQN of a parameter that a unit of the plan has: the name of that unit.
   std::map<std::string, std::string> taken_;
   std::set<std::string> units_;
 };

@@ -107,7 +107,7 @@ double flops_of_step(std::vector<std::string> flags, const std::filesystem::path
   return flops;
 }
 
-/// The choice that llama_train printed for --ac auto.
+/// The activation checkpointing that llama_train chose for --ac auto, read from its log.
 std::string chosen_ac(const std::filesystem::path& log) {
   constexpr std::string_view kBegin = "--ac auto: ";
   std::ifstream in(log);
@@ -132,8 +132,8 @@ std::vector<json> counted_steps(const std::filesystem::path& metrics, std::int64
   return steps;
 }
 
-/// The step with the median time. All figures are taken from this step, so that they are
-/// consistent.
+/// The step with the median time. All figures of a run are taken from this step, so that the
+/// figures are consistent.
 json middle_step(std::vector<json> steps) {
   const auto middle = steps.begin() + std::ssize(steps) / 2;
   std::ranges::nth_element(steps, middle, {},
@@ -375,7 +375,7 @@ std::string to_json(const std::vector<Result>& results) {
                     {"peer", json_of(result.peers)},
                     {"error", ran ? ordered_json() : ordered_json(result.error)}});
   }
-  // A message may contain invalid UTF-8.
+  // Invalid UTF-8, which an error message may contain, is replaced.
   return ordered_json{{"runs", runs}}.dump(2, ' ', false, ordered_json::error_handler_t::replace) +
          "\n";
 }

@@ -23,7 +23,7 @@ struct Shape {
 const std::vector<Shape>& shapes();
 std::vector<std::string> shape_names();
 
-/// The shape with this name, which must exist.
+/// The shape with the name `name`, which must exist.
 const Shape& shape_of(std::string_view name);
 
 /// The flags of bench_mfu; see bench_mfu --help.
@@ -63,12 +63,12 @@ struct Trial {
 /// The path at which the config.json of a --shape is written.
 std::filesystem::path config_of_shape(const BenchOptions& options, const std::string& name);
 
-/// All combinations of configs and shapes, meshes, activation checkpointing, and batches, in this
-/// order of nesting.
+/// All combinations of configs and shapes, meshes, activation checkpointing, and batches, nested in
+/// this order.
 std::vector<Trial> trials_of(const BenchOptions& options);
 
-/// The figures of the step with the median time, excluding warm-up; memory is the maximum over
-/// these steps. Fractions of the peak are in per cent; nullopt if unknown.
+/// The figures of a run: those of the step with the median time, without warm-up steps; memory is
+/// the maximum over the steps. Fractions of the peak are in per cent; nullopt if unknown.
 struct Figures {
   double step_time_s = 0;
   double tokens_per_s = 0;             ///< tokens per second over all ranks
@@ -84,7 +84,7 @@ struct Figures {
 struct PeerFigures {
   std::string name;  ///< how PyTorch ran: "eager", "compiled" or "compiled_without_fsdp"
   double step_time_s = 0, tokens_per_s = 0;
-  std::string error{};  ///< why there are no figures; "" if there are
+  std::string error{};  ///< why PyTorch gave no figures; "" if it did
 };
 
 /// The result of a trial.
@@ -92,11 +92,11 @@ struct Result {
   Trial trial;
   Figures figures{};
   std::vector<PeerFigures> peers{};  ///< PyTorch's figures; only with --peer
-  std::string error{};               ///< why there are no figures; "" if there are
+  std::string error{};               ///< why the shape has no figures; "" if it has figures
 };
 
-/// Runs a trial with the programs in this program's folder; their files go to `folder`. `tokens` is
-/// the token shard that the runs read.
+/// Runs a trial with llama_train and llama_plan from the folder of this program. Writes the output
+/// files of these programs to `folder`. `tokens` is the token shard that the runs read.
 Result measure(const Trial& trial, const BenchOptions& options, const std::filesystem::path& folder,
                const std::filesystem::path& tokens);
 
@@ -104,13 +104,13 @@ Result measure(const Trial& trial, const BenchOptions& options, const std::files
 /// every model has them.
 void write_tokens(const std::filesystem::path& path, std::int64_t count);
 
-/// A table with one line per run.
+/// The results as a table with one line per run.
 std::string to_table(const std::vector<Result>& results);
-/// With --peer, one line per PyTorch run.
+/// The results of PyTorch (--peer) as text with one line per run.
 std::string peers_text(const std::vector<Result>& results);
-/// {"runs": [{model, ac, batch, seq, dp, cp, tp, step_time_s, tokens_per_s, peak_flops, mfu,
-/// mfu_causal, hfu, active_bytes, reserved_bytes, peer, error}]}; unknown values are null. peer is
-/// {eager, compiled}, each with step_time_s and tokens_per_s, or error. tools/tessera_plot.py mfu
-/// plots this file.
+/// The results as JSON: {"runs": [{model, ac, batch, seq, dp, cp, tp, step_time_s, tokens_per_s,
+/// peak_flops, mfu, mfu_causal, hfu, active_bytes, reserved_bytes, peer, error}]}; unknown values
+/// are null. peer is {eager, compiled}, each with step_time_s and tokens_per_s, or error.
+/// tools/tessera_plot.py mfu plots this file.
 std::string to_json(const std::vector<Result>& results);
 }  // namespace bench

@@ -19,7 +19,7 @@ namespace {
 
 using namespace bench;
 
-/// Limits the size of the token file, which every run reads completely.
+/// The maximum number of tokens in the token file, which every run reads completely.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 28;
 
 std::int64_t tokens_needed(const std::vector<Trial>& trials) {
@@ -84,7 +84,7 @@ int measure_all(std::vector<std::string> arguments) {
     std::cerr << folder.string() << " of " << trials.size() << std::endl;
     results.push_back(measure(trial, peaks.options_of(trial, options), folder, tokens));
     peaks.add(results.back());
-    // Results are written after each trial, so that they survive an interruption.
+    // Results are written after each trial, so that earlier results survive an interruption.
     tessera::files::write_file(out / "results.json", to_json(results));
   }
   std::cout << to_table(results) << peers_text(results) << published(options)

@@ -65,7 +65,7 @@ void declare(CLI::App& app, BenchOptions& o) {
       ->option_text("DIR");
 }
 
-/// The numbers of "2x1", in order; 0 for what is none.
+/// The numbers in a mesh such as "2x1", in order; 0 for a text that is not a number.
 std::vector<std::int64_t> numbers_of(const std::string& mesh) {
   std::vector<std::int64_t> numbers;
   std::istringstream parts(mesh);

@@ -37,7 +37,8 @@
 namespace llama {
 namespace {
 
-/// Accepts numbers for which `holds` returns true. `range` completes the message "a number ...".
+/// A check that accepts numbers for which `holds` returns true. `range` completes the message "a
+/// number ...".
 CLI::Validator number_check(const std::string& range, const std::function<bool(double)>& holds) {
   const auto check = [range, holds](const std::string& text) {
     double value = 0;
@@ -55,8 +56,8 @@ bool overflows(std::string_view text) {
          std::errc::result_out_of_range;
 }
 
-/// Accepts only decimal numbers that fit the type: CLI11 accepts all number formats of C, and
-/// clamps integers beyond 64 bits.
+/// Makes an option accept only decimal numbers that fit its type. CLI11 alone accepts all number
+/// formats of C, and clamps integers beyond 64 bits.
 void check_form_of_numbers(CLI::Option& option) {
   const std::string type = option.get_type_name();
   const std::string name = type.substr(0, type.find(':'));
@@ -89,7 +90,7 @@ void refuse_two_values(const CLI::App& app) {
   }
 }
 
-/// Common settings of every program's flags.
+/// Applies the settings that the flags of all programs have in common.
 void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.option_defaults()->group(app.get_help_ptr()->get_group());
   app.set_help_all_flag("--help-all", "Print all flags, by the sections of --config-file");
@@ -102,7 +103,8 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.allow_extras();
 }
 
-/// Hides all flags but `first` from --help: CLI11 does not print flags without a group.
+/// Hides all flags except `first` from --help, by removing their group: CLI11 does not print flags
+/// without a group.
 void leave_out_of_help(CLI::App& app, const FlagNames& first) {
   for (CLI::Option* option : app.get_options()) {
     const bool is_first = std::ranges::find(first, option->get_single_name()) != first.end();
@@ -120,7 +122,7 @@ bool is_decimal(std::string_view text) {
 
 std::string number_text(double value) {
   std::string text;
-  // 17 digits represent every double exactly.
+  // 17 digits are enough for every double to be read back exactly.
   for (int digits = 15; digits <= 17 && (text.empty() || std::stod(text) != value); ++digits) {
     std::ostringstream out;
     out.precision(digits);
@@ -136,8 +138,8 @@ CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on,
 }
 
 CLI::Validator hub_name(tessera::HubItem item) {
-  // Throws tessera::Error, which CLI11 does not catch, because the message ends with a command for
-  // the user.
+  // The check throws tessera::Error, which CLI11 does not catch, because the message ends with a
+  // command for the user.
   return {[item](std::string& name) {
             name = tessera::hub_path(name, item);
             return std::string();
@@ -154,7 +156,7 @@ CLI::Validator number_of_at_least_0() {
   return number_check("of at least 0", [](double value) { return value >= 0; });
 }
 
-/// Subnormal numbers count as 0.
+/// Subnormal numbers are rejected like 0.
 CLI::Validator number_above_0() {
   return number_check("above 0",
                       [](double value) { return value >= std::numeric_limits<double>::min(); });
@@ -166,7 +168,8 @@ CLI::Validator number_above_0_to(double most) {
   });
 }
 
-// If several names are equally similar, the one declared first is suggested.
+// The error suggests the most similar name; of several equally similar names, the name that was
+// declared first.
 void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app) {
   FlagNames names;
   for (const CLI::Option* option : app.get_options()) {
@@ -228,7 +231,7 @@ class Entries {
   Entries(const CLI::App& app, const std::vector<FlagNames>& alternatives, std::string file)
       : app_(app), alternatives_(alternatives), file_(std::move(file)) {}
 
-  /// Adds the entries of the file, or of a `section` of the file.
+  /// Adds the entries of a configuration file, or of its section `section`.
   void add(const toml::table& table, const std::string& section = "") {
     for (const auto& [key, node] : table) {
       const std::string name(key.str());
@@ -285,8 +288,8 @@ void Entries::add_flag(const std::string& key, const toml::node& node, const std
   }
 }
 
-/// The inputs of a flag for CLI11. Empty if the flag counts as not given: false for a switch
-/// without a --no- form.
+/// The inputs of a flag in CLI11's form. Empty if the flag counts as not given: the value false for
+/// a switch without a --no- form.
 std::vector<std::string> Entries::inputs(const std::string& key, const toml::node& node,
                                          const CLI::Option& option) const {
   if (const auto* flag = node.as_boolean()) {
@@ -313,7 +316,8 @@ std::vector<std::string> Entries::inputs(const std::string& key, const toml::nod
   return values;
 }
 
-/// The value as command-line text, so that values of a file pass the same checks.
+/// A value of the file as command-line text, so that values of a file pass the checks of the
+/// command line.
 std::string Entries::text(const std::string& key, const toml::node& node) const {
   if (const auto* text = node.as_string()) {
     return text->get();
@@ -328,7 +332,7 @@ std::string Entries::text(const std::string& key, const toml::node& node) const 
                 "\" must be a string, a number, true or false, or an array of strings or numbers");
 }
 
-/// Whether the command line has the flag, or a flag that excludes it.
+/// Whether the command line has the flag `option`, or a flag that excludes this flag.
 bool Entries::is_decided(const CLI::Option& option) const {
   return option.count() > 0 || std::ranges::any_of(alternatives_, [&](const FlagNames& names) {
            return std::ranges::find(names, option.get_single_name()) != names.end() &&
@@ -368,17 +372,18 @@ bool is_path(const CLI::Option& option) {
   return starts_with_any(option.get_option_text(), {"FILE", "DIR", "GLOB"});
 }
 
-/// Some defaults mean "none" and can't be given: --keep 0.
+/// Whether a value can be given on the command line. Some defaults mean "none" and cannot be given:
+/// --keep 0.
 bool can_be_given(CLI::Option& option, const std::string& value) {
   try {
     std::string text = value;
     return (*option.get_validator(0))(text).empty();
   } catch (const CLI::OptionNotFound&) {
-    return true;  // no check
+    return true;  // the option has no check
   }
 }
 
-/// CLI11 writes a list as "[a,b]".
+/// The default values of an option. CLI11 writes a list as "[a,b]".
 std::vector<std::string> default_values(CLI::Option& option) {
   std::string text = option.capture_default_str()->get_default_str();
   if (option.get_items_expected_max() > 1) {
@@ -395,7 +400,7 @@ std::vector<std::string> default_values(CLI::Option& option) {
   return real ? values : std::vector<std::string>{};
 }
 
-/// The same text for a value of the command line and of a file.
+/// Rewrites a value so that equal values of the command line and of a file have equal text.
 void write_alike(std::string& value, const CLI::Option& option) {
   if (is_path(option) && !value.empty()) {
     value = std::filesystem::absolute(value).lexically_normal().string();
@@ -418,7 +423,7 @@ ResolvedFlag resolve(CLI::Option& option) {
   return flag;
 }
 
-/// TOML has fewer forms of numbers than the command line.
+/// Whether a number can be written in TOML, which has fewer forms of numbers than the command line.
 bool is_toml_number(const std::string& text) {
   try {
     return toml::parse("x = " + text)["x"].is_number();
@@ -496,11 +501,12 @@ std::string to_toml(const std::vector<ResolvedFlag>& flags) {
   return text;
 }
 
-// The files that flags name.
+// The functions below check the files that flags name.
 
 namespace {
 
-/// The same path for all ways to write it. A folder may end in a slash.
+/// The absolute path of a file, equal for all ways to write the path. The name of a folder may end
+/// in a slash.
 std::filesystem::path place_of(const std::string& file) {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::absolute(file, error);
@@ -509,7 +515,7 @@ std::filesystem::path place_of(const std::string& file) {
   return place.has_filename() ? place : place.parent_path();
 }
 
-/// Other files may be in the folder of a model or of a step.
+/// Whether a file with this name belongs to a model or a step. The folder may have other files.
 bool is_of_model(const std::string& name) {
   constexpr std::array kNames{"*.safetensors",     "*.safetensors.index.json",
                               "config.json",       "generation_config.json",
@@ -529,7 +535,8 @@ std::vector<std::string> matches_of(const std::string& pattern) {
   return matches;
 }
 
-/// All files that are read under one name. A missing file is an error of its reader.
+/// The paths of all files that are read under one name. A missing file is no error of this
+/// function, but of the code that reads the file.
 std::vector<std::string> places_read(const std::string& path) {
   std::error_code error;
   std::vector<std::string> places{path};

@@ -31,7 +31,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
 
-/// Throws the error for an unknown flag name. `what`: the name and where it was given.
+/// Throws the error for an unknown flag name. `what`: the name, and where the name was given.
 [[noreturn]] void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app);
 
 /// Runs a program's body with its command-line arguments, and returns the body's exit code. A
@@ -46,12 +46,12 @@ bool is_decimal(std::string_view text);
 /// "0.1".
 std::string number_text(double value);
 
-/// Adds a switch that sets `on`, and optionally a form that clears it: "--sp,!--no-sp". Unlike with
-/// CLI11's add_flag, the default can be read.
+/// Adds a switch that sets `on`, and optionally a form that clears `on`: "--sp,!--no-sp". Unlike
+/// with CLI11's add_flag, the default can be read.
 CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on, const std::string& help);
 
 /// Checks that an option's number is finite and within the bounds, inclusive. Unlike CLI11's
-/// checks, they reject NaN and print the bounds with few digits.
+/// checks, this check rejects NaN and prints the bounds with few digits.
 CLI::Validator number_between(double least, double most);
 CLI::Validator number_of_at_least_0();
 CLI::Validator number_above_0();
@@ -67,8 +67,8 @@ using tessera::nearest;
 /// Adds --config-file, which reads flags from a TOML file. Keys are the flags' names, at the top
 /// level or in the table of the flag's group: steps = 3 in [training]. `true` stands for a flag
 /// without a value, an array for a flag given several times. A flag on the command line overrides
-/// the file, also the file's `alternatives` of the flag. When parsing, throws tessera::Error with
-/// the file's name: for an unknown name, with the most similar valid name; for a key in the wrong
+/// this flag, and its `alternatives`, in the file. When parsing, throws tessera::Error with the
+/// file's name: for an unknown name, with the most similar valid name; for a key in the wrong
 /// section, with its correct section.
 void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternatives);
 
@@ -88,7 +88,8 @@ struct LeftOut {
 };
 
 /// All flags that a configuration file can have, in the order of --help-all. Paths of files,
-/// folders and globs are absolute. Defaults are the current values of the program's variables.
+/// folders and globs are absolute. The default of a flag is the current value of the program's
+/// variable.
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
 /// Marks the flags that a configuration file omits.
@@ -109,8 +110,9 @@ std::string program_path(const char* name);
 /// signal ended the program. Throws tessera::Error if the program cannot be started.
 int run_logged(std::vector<std::string> command, const std::string& log);
 
-/// The first line of a log that llama_train or llama_plan wrote as an error, because later errors
-/// are of ranks that waited for the failed rank; else the last line.
+/// The line of a log that shows why a run of llama_train or llama_plan failed: the first error,
+/// because later errors are those of ranks that waited for the failed rank; without an error, the
+/// last line.
 std::string error_in(const std::string& log);
 
 /// A file or folder that a program reads or writes.

@@ -1,4 +1,5 @@
-// Checks of values that must be equal on all ranks, or equal to those of a resumed run.
+// Checks of values that must be equal on all ranks, or equal to the values of the run that is
+// resumed.
 
 #include "examples/llama/start.h"
 

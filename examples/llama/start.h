@@ -21,8 +21,8 @@ namespace llama {
 using namespace tessera::models;
 using Config = LlamaConfig;
 
-/// The type that a flag names: "bf16", "fp16", else fp32. The command line has already rejected
-/// other names.
+/// The type for the value of a flag: "bf16" or "fp16"; any other value means fp32. The command line
+/// has already rejected other names.
 inline c10::ScalarType scalar_type(const std::string& name) {
   if (name == "bf16") {
     return c10::kBFloat16;
@@ -43,7 +43,7 @@ tessera::comm::CommunicatorPtr start_group(tessera::comm::World& world);
 void check_same_start(tessera::comm::World& world, std::map<std::string, std::string> options,
                       const Config& config);
 
-/// Throws Error on every rank if a rank's texts differ from rank 0's. Collective.
+/// Throws Error on every rank if the texts of a rank differ from the texts of rank 0. Collective.
 void check_same_texts(tessera::comm::World& world, const std::vector<Tokens>& texts);
 
 /// A file's fingerprint as JSON: {"name", "bytes", "sampled_crc32c"}.
@@ -56,12 +56,12 @@ nlohmann::json to_json(const std::vector<tessera::data::FileFingerprint>& files)
 std::string first_difference(const nlohmann::json& saved, const nlohmann::json& now,
                              const std::string& at = "");
 
-/// Removes a tokenizer's further files from `now` if `saved` lacks them, because older programs did
-/// not save them.
+/// Removes the further files of a tokenizer ("beside") from `now` if `saved` lacks them, because
+/// older programs did not save them.
 void adapt_older_tokenizer(const nlohmann::json& saved, nlohmann::json& now);
 
 /// The fingerprint of a tokenizer: to_json() of its file, with its further files as "beside". Null
-/// for "", the byte tokenizer.
+/// for "", which means the byte tokenizer.
 nlohmann::json tokenizer_fingerprint(const std::string& tokenizer);
 
 }  // namespace llama

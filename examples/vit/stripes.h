@@ -1,4 +1,4 @@
-// The training data of vit_train: images of stripes, whose direction is the label. They are
+// The training data of vit_train: images of stripes, whose direction is the label. The images are
 // computed from integers, so that other implementations can produce the same bits.
 
 #pragma once

@@ -66,7 +66,7 @@ inline Config read_config(const std::string& path) {
 
 inline const nn::LayerNormOptions kNorm{.eps = 1e-6};
 
-/// (batch, channels, height, width) -> (batch, patches, dim).
+/// Embeds the patches of images: (batch, channels, height, width) -> (batch, patches, dim).
 struct PatchEmbed : nn::Module<PatchEmbed> {
   explicit PatchEmbed(const Config& c)
       : proj(*this, "proj",
@@ -122,7 +122,7 @@ struct Block : nn::Module<Block> {
   nn::Child<nn::Dropout> drop1, drop2;
 };
 
-/// (batch, channels, height, width) -> logits, (batch, classes).
+/// The model: maps images, (batch, channels, height, width), to logits, (batch, classes).
 struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::DeclaresPlan {
   explicit VisionTransformer(const Config& c)
       : config(c),

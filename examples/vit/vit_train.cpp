@@ -25,7 +25,7 @@ struct Options {
   double lr = 1e-3;
   bool plan = false, json = false;
 
-  /// The values that must be equal on all ranks; for folders, whether they are given.
+  /// The values that must be equal on all ranks; for folders, only whether a folder is given.
   std::map<std::string, std::string> shared() const {
     return {{"--config", nlohmann::json(config).dump()},
             {"--steps", std::to_string(checkpoints.steps)},
@@ -123,7 +123,7 @@ struct Run {
 };
 
 void train(const Options& o) {
-  observe::count_tensor_memory();  // metrics then include peak memory, for comparison with a plan
+  observe::count_tensor_memory();  // so that metrics include peak memory, to compare with a plan
   const comm::WorldPtr world = comm::world_from_environment();
   training::check_same_options(*world, o.shared());
   training::Checkpointer checkpoints(o.checkpoints, world);
@@ -154,7 +154,7 @@ void train(const Options& o) {
 }
 
 void plan(const Options& o) {
-  // The sizes of a rank: its rows of the batch, and its tokens of each row.
+  // The sizes in which ranks may differ: the rank's rows of the batch, and its tokens of each row.
   const auto sizes = [&](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
     return {o.batch * (at[0] + 1) / o.dp - o.batch * at[0] / o.dp,
             chunk_size(1 + o.config.patches(), o.tp, at[1])};

@@ -88,9 +88,10 @@ Mapping new_mapping(std::size_t size) {
   return {mapped, size};
 }
 
-/// One mapping for all copies of a save, in 2 MiB pages if the kernel has them: clearing 512 small
-/// pages takes as long as the copy that fills the pages. When no tensor uses the mapping, the
-/// kernel may reclaim its pages; the next save of equal size reuses the remaining pages.
+/// Host memory for all copies of a save: one mapping, in 2 MiB pages if the kernel has them:
+/// clearing 512 small pages takes as long as the copy that fills the pages. When no tensor uses the
+/// mapping, the kernel may reclaim its pages; the next save of equal size reuses the remaining
+/// pages.
 class HostMemory {
  public:
   /// `bytes`: the bytes of all tensors, each rounded up by rounded(). Throws Error if memory cannot
@@ -152,9 +153,9 @@ class BackgroundSave {
   /// Starts the save. To be called once, after all ranks have created their threads.
   void begin();
   bool done() const { return done_; }
-  /// Waits for the save, and throws its error.
+  /// Waits for the save, and throws the error of the save.
   void wait();
-  /// Like wait(), but throws the error of the save only at the first call.
+  /// Waits for the save like wait(), but throws the error of the save only at the first call.
   void wait_once();
 
  private:
@@ -172,7 +173,7 @@ class BackgroundSave {
 
 namespace {
 
-/// Allocates host memory for the copies of all blocks that are not on a GPU.
+/// Allocates host memory for the copies of all blocks that are in host memory.
 HostMemory memory_for_copies(const std::vector<ShardFile>& files) {
   std::int64_t bytes = 0;
   for (const ShardFile& file : files) {

@@ -145,7 +145,7 @@ constexpr const char* kConfigFile = "config.json";
 /// The largest accepted size of config.json, far above the size of any real config.json.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Whether an export, this one or an earlier one, wrote the file as a shard. The pattern is narrow,
+/// Whether this export or an earlier export wrote the file as a shard. The pattern is narrow,
 /// because other files in the folder belong to the user.
 bool is_shard(const std::string& name) {
   static const std::regex shard(R"(model-([0-9a-f]{8}-)?\d{5}-of-\d{5}\.safetensors)");
@@ -276,7 +276,8 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
       config[key] = name;
     }
   }
-  // Readers assume fp32 for weights without a declared type.
+  // The type is added only for weights other than fp32, because readers assume fp32 if no type is
+  // declared.
   if (config.is_object() && !named && dtype != c10::kFloat) {
     config["torch_dtype"] = name;
     changed = true;

@@ -32,7 +32,7 @@ namespace tessera::checkpoint {
 void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
                          std::int64_t bytes, const char* config_file = "config.json");
 
-/// Returns the configuration with the type in which the weights are exported, if the configuration
+/// Returns `config_json` with the type in which the weights are exported, if the configuration
 /// names a type or readers would assume another type. Throws Error for a type that exports do not
 /// support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);

@@ -42,8 +42,8 @@ std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   return dim == 0 ? 0 : dim - 1;
 }
 
-/// Advances `index` to the next position in `block`, in row-major order. Returns false after the
-/// last position.
+/// Advances `index` to the next position in `block`, in row-major order. Returns false if `index`
+/// was the last position.
 bool advance(std::vector<std::int64_t>& index, SizesRef block) {
   for (std::size_t dim = index.size(); dim-- > 0;) {
     if (++index[dim] < block[dim]) {
@@ -72,7 +72,8 @@ void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
 }
 
 /// Visits contiguous runs. A run covers the trailing dimensions that the block spans completely,
-/// and the dimension before these. The index iterates over the remaining leading dimensions.
+/// and the last dimension before these dimensions. The index iterates over the remaining leading
+/// dimensions.
 void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
                   const std::function<void(std::int64_t, std::int64_t)>& visit) {
   // Returns early for an empty block, because the loop below visits at least one run.
@@ -91,7 +92,7 @@ void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
   } while (advance(index, block.first(outer)));
 }
 
-/// Steps one by one through all dimensions before the first dimension whose rows fit into a piece.
+/// The pieces have size 1 in all dimensions before the first dimension whose rows fit into a piece.
 void for_each_piece(SizesRef sizes, std::int64_t most_elements,
                     const std::function<void(SizesRef, SizesRef)>& visit) {
   if (product(sizes) == 0) {
@@ -124,7 +125,7 @@ std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   return place;
 }
 
-/// Usually returns one box. Some layouts split the part of a rank into several boxes: see
+/// The result usually has one box. Some layouts split the part of a rank into several boxes: see
 /// owned_boxes().
 std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
@@ -148,8 +149,7 @@ at::Tensor block_at(const at::Tensor& tensor, SizesRef offset, SizesRef sizes) {
   return block;
 }
 
-/// The local_offset of `box` is the position in the local tensor; the global_offset is the position
-/// in the file.
+/// The view begins at box.local_offset; box.global_offset is the position in the file.
 at::Tensor local_block(const at::Tensor& local, const Box& box) {
   return block_at(local, box.local_offset, box.sizes);
 }
@@ -219,7 +219,8 @@ void CheckedFile::read_part(std::uint64_t index, std::uint64_t within,
                             std::span<std::byte> out) const {
   CachedGranule& cached = cache_of_this_thread();
   if (cached.index != index) {
-    cached.index = UINT64_MAX;  // invalid until the granule's checksum has been verified
+    // The cached granule is invalid until its checksum has been verified.
+    cached.index = UINT64_MAX;
     cached.bytes.resize(bytes_of_granule(index));
     read_granule(index, cached.bytes);
     cached.index = index;
@@ -228,7 +229,7 @@ void CheckedFile::read_part(std::uint64_t index, std::uint64_t within,
 }
 
 void CheckedFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
-  // A range beyond the end of the file goes to InputFile, which throws the error.
+  // For a range beyond the end of the file, InputFile throws the error.
   if (offset + out.size() > size()) {
     return file_.read_at(offset, out);
   }
@@ -312,8 +313,8 @@ const SafetensorsDtype* find_dtype(std::string_view name) {
 }
 
 const SafetensorsDtype* find_dtype(c10::ScalarType type) {
-  // Undefined is excluded, because several rows of the table have Undefined for "libtorch lacks
-  // this type".
+  // The type Undefined is excluded, because Undefined in a row of the table means that libtorch
+  // lacks the type.
   if (type == ScalarType::Undefined) {
     return nullptr;
   }
@@ -393,12 +394,12 @@ namespace {
 
 using nlohmann::json;
 
-/// The limits of a header. Depth 3: the top-level object, the object of a tensor, and the lists in
-/// this object.
+/// The limits of the JSON of a header. Depth 3: the top-level object, the object of a tensor, and
+/// the lists in this object.
 constexpr JsonLimits kHeaderLimits{.depth = 3, .keys = 1'000'000, .values = 4'000'000};
 
-/// Parses a tensor's type. Types that libtorch lacks are accepted here; only reading such a tensor
-/// fails.
+/// Parses a tensor's type. Types that libtorch lacks are accepted when a header is parsed; only
+/// reading such a tensor fails.
 const SafetensorsDtype& parse_dtype(const json& value) {
   TESSERA_CHECK(value.is_string(), "its dtype is not a string");
   const auto* dtype = find_dtype(value.get_ref<const std::string&>());

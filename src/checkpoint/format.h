@@ -47,7 +47,7 @@ inline constexpr std::int64_t kMostPieceBytes = std::int64_t{32} << 20;
 
 /// Calls `visit(offset, sizes)` for pieces of a block of `sizes`, in row-major order. A piece has
 /// at most `most_elements` elements: a range of rows or, if a row is larger, a part of a row. A
-/// scalar is one piece; an empty block has none.
+/// scalar is one piece; an empty block has no pieces.
 void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_elements,
                     const std::function<void(std::span<const std::int64_t> offset,
                                              std::span<const std::int64_t> sizes)>& visit);
@@ -56,8 +56,8 @@ void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_eleme
 std::vector<std::int64_t> moved(std::span<const std::int64_t> from,
                                 std::span<const std::int64_t> by);
 
-/// The blocks of a tensor that this rank has: one block for a plain tensor; none if the rank is not
-/// on the tensor's mesh.
+/// The blocks of a tensor that this rank has: one block for a plain tensor; no block if the rank is
+/// not on the tensor's mesh.
 std::vector<Box> owned_blocks(const at::Tensor& tensor);
 /// Returns a view of the block [offset, offset + sizes) of `tensor`.
 at::Tensor block_at(const at::Tensor& tensor, std::span<const std::int64_t> offset,
@@ -125,8 +125,9 @@ class CheckedFile {
 
   files::InputFile file_;
   std::vector<std::uint32_t> sums_;
-  // The last granule that each thread has read, because threads read short runs in ascending order.
-  // The mutex protects only the map, so that no thread waits for the reads of another.
+  // The last granule that each thread has read. One granule is enough, because each thread reads
+  // short runs in ascending order. The mutex protects only the map, so that no thread waits for the
+  // reads of another thread.
   mutable std::mutex mutex_;
   mutable std::map<std::thread::id, CachedGranule> cache_;
 };
@@ -139,9 +140,9 @@ struct SafetensorsDtype {
   int order;                    ///< sort key: tensors are written by descending order, then by name
 };
 
-/// Finds a type by its name in the format; nullptr if there is none.
+/// Finds a type by its name in the format; nullptr if no type has this name.
 const SafetensorsDtype* find_dtype(std::string_view name);
-/// Finds a type by libtorch's type; nullptr if there is none.
+/// Finds the type of the format for a type of libtorch; nullptr if the format lacks the type.
 const SafetensorsDtype* find_dtype(c10::ScalarType type);
 
 /// The bytes of a tensor of these sizes. Throws Error if the product of the sizes (zeros counted as
@@ -178,8 +179,8 @@ struct SafetensorsHeader {
 /// name of the tensor, for everything that the format forbids.
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes);
 
-/// The header of a file with these tensors, padded with spaces to a multiple of 8 bytes, and the
-/// offset of each tensor's data (from the start of the data).
+/// The header of a file to be written, padded with spaces to a multiple of 8 bytes, and the offset
+/// of each tensor's data (from the start of the data).
 struct HeaderPlan {
   std::string json;
   std::map<std::string, TensorEntry> tensors;

@@ -48,7 +48,7 @@ constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
 
 using Chunks = std::vector<std::pair<const std::string*, const ManifestChunk*>>;
 
-/// The wanted chunks of each file, indexed by file.
+/// The chunks of the requested tensors, as one list for each file of the manifest.
 std::vector<Chunks> chunks_of_files(const Manifest& manifest,
                                     const std::function<bool(const std::string&)>& wanted) {
   std::vector<Chunks> files(manifest.files.size());
@@ -283,18 +283,19 @@ at::Tensor distance_of(const at::Tensor& a, const at::Tensor& b) {
   return at::where(x.lt(0).eq(y.lt(0)), x.sub(y).abs().to(at::kDouble), rounded);
 }
 
-/// The real and imaginary part of each number.
+/// The real and imaginary parts of complex numbers as real numbers.
 at::Tensor parts_of(const at::Tensor& values) {
   return at::view_as_real(values.to(at::kComplexDouble));
 }
 
-/// The accumulated difference of two tensors.
+/// The largest differences found between two tensors.
 struct Difference {
   double absolute = 0;
-  double relative = 0;  ///< the difference divided by the larger of the two values
+  double relative = 0;  ///< the difference divided by the larger value
 
-  /// Adds the difference of two blocks. A NaN on one side only, and unequal infinities, count as an
-  /// infinite difference. Real and imaginary parts of complex numbers are compared separately.
+  /// Adds the difference of two blocks. A NaN in only one of the blocks, and unequal infinities,
+  /// count as an infinite difference. Real and imaginary parts of complex numbers are compared
+  /// separately.
   void add(const at::Tensor& a, const at::Tensor& b) {
     if (a.numel() == 0 || at::equal(a, b)) {
       return;
@@ -407,7 +408,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Runs `look` on rank 0 and broadcasts its result.
+/// Calls `look` on rank 0 and returns the text that it returns, broadcast to all ranks.
 std::string text_of_first_rank(comm::World& world, const std::function<std::string()>& look) {
   std::string text;
   run_or_fail_on_all(world, [&] {
@@ -437,7 +438,7 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
   }
 }
 
-/// Runs `look` on rank 0 and broadcasts the step that it returns.
+/// Calls `look` on rank 0 and returns the step that it returns, broadcast to all ranks.
 std::optional<std::int64_t> step_of_first_rank(
     comm::World& world, const std::function<std::optional<std::int64_t>()>& look) {
   std::int64_t found = -1;
@@ -470,7 +471,7 @@ std::string run_of_step(comm::World& world, const fs::path& dir, std::int64_t st
 }
 
 std::optional<std::string> unfinished_run(comm::World& world, const fs::path& dir) {
-  // A separate mark means "none", because a run_id may be empty.
+  // A separate mark in the text means "no run", because a run_id may be empty.
   const std::string found = text_of_first_rank(world, [&] {
     for (const auto& [step, folder] : steps_in(dir)) {
       const std::optional<std::string> marker = marker_of(folder);

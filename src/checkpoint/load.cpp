@@ -92,7 +92,7 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
   return std::move(*step);
 }
 
-/// An entry of the state to fill, and its name in the checkpoint.
+/// An entry of the state that the load fills, and the name of the entry in the checkpoint.
 struct Filling {
   StateEntry entry;
   std::string name;
@@ -220,13 +220,13 @@ class Comparison {
   std::vector<std::string> different_;
   std::set<std::string> known_;
   std::vector<Filling> fillings_;
-  /// Parameters that the step fills only partly; the value says whether the parameter had values
-  /// before.
+  /// The parameters that the step fills only partly, and whether each of them had values before the
+  /// load.
   std::map<const nn::ParameterSlot*, bool> incomplete_;
 };
 
 /// Calls `visit(offset, block)` for each block of a stored tensor that this rank needs; `block` is
-/// the memory to fill.
+/// the memory that is filled.
 template <class Visit>
 void for_each_needed(const Filling& filling, const Visit& visit) {
   const at::Tensor local = local_tensor(filling.entry.tensor).detach();
@@ -268,7 +268,7 @@ bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep&
 }
 
 /// Returns an error message if the step has different values for names that are tied in this model;
-/// else "".
+/// otherwise "".
 std::string lost_by_ties(const std::vector<Filling>& fillings, const StoredStep& step) {
   for (const Filling& filling : fillings) {
     for (const std::string& copy : filling.copies) {
@@ -328,7 +328,8 @@ LoadReport load(comm::World& world, const fs::path& dir_or_step, const StateDict
     lost = lost_by_ties(comparison.fillings(), step);
   });
   run_or_fail_on_all(world, [&] { TESSERA_CHECK(lost.empty(), lost); });
-  // Objects are loaded before parameters, so that their errors appear before a parameter changes.
+  // Objects (Stateful, RankState) are loaded before parameters, so that errors of objects appear
+  // before a parameter changes.
   run_or_fail_on_all(
       world, [&] { load_objects(step.manifest(), state, options, world.rank(), world.size()); });
   try {

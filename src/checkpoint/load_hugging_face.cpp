@@ -36,7 +36,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// A tensor, and the name of the tensor in the file.
+/// A tensor of a file, and the name of the tensor in the file.
 struct FileTensor {
   const SafetensorsFile* file = nullptr;
   std::string name;
@@ -48,7 +48,7 @@ std::string text_of(const NamePair& pair) {
   return "{\"" + pair.first + "\", \"" + pair.second + "\"}";
 }
 
-/// The pairs of names of one load. Each pair must match a tensor.
+/// The pairs of names of one load (HuggingFaceOptions::names). Each pair must match a tensor.
 class Renaming {
  public:
   explicit Renaming(const HuggingFaceOptions& options)
@@ -122,7 +122,8 @@ bool is_computed(const std::string& name) {
   return name.ends_with("rotary_emb.inv_freq");
 }
 
-/// Records mismatches instead of throwing, so that one message can list all of them.
+/// Compares a parameter with the file. Mismatches are recorded instead of thrown, so that one
+/// message can list all of them.
 void compare(const Match& match, Mismatch& mismatch) {
   const auto& entry = match.in_file.file->entry(match.in_file.name);
   const c10::ScalarType dtype = match.slot->persistent().scalar_type();

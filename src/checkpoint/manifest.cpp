@@ -66,8 +66,8 @@ std::optional<Box> common_block(std::span<const std::int64_t> offset,
 }
 
 /// Chunks are sorted by their offsets along one dimension. A chunk can overlap only later chunks
-/// that begin before the chunk ends. If no chunks overlap, they cover the tensor exactly if their
-/// element counts add up to that of the tensor.
+/// that begin before the chunk ends. Chunks that do not overlap cover the tensor exactly if the sum
+/// of their element counts is the element count of the tensor.
 void check_tiling(const ManifestTensor& tensor) {
   tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if a product overflows
   const std::int64_t all = product(tensor.sizes);
@@ -79,7 +79,7 @@ void check_tiling(const ManifestTensor& tensor) {
   }
   TESSERA_CHECK(elements == all, "its chunks have ", elements, " elements, not ", all);
   if (tensor.sizes.empty()) {
-    return;  // a scalar has one chunk with one element
+    return;  // a scalar has one chunk, which has one element
   }
   const std::size_t dim = widest_dim(tensor);
   std::vector<const ManifestChunk*> order;

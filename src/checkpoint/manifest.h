@@ -1,5 +1,5 @@
-// manifest.json: the contents of a step and their places in files, with checksums of every byte,
-// including the bytes of the manifest.
+// manifest.json: the tensors of a step and where its files store them, with checksums of every
+// byte, including the bytes of the manifest.
 
 #pragma once
 
@@ -30,7 +30,7 @@ struct FileRecord {
   std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB; empty for shards of PyTorch's writer
 };
 
-/// A block of a tensor, and the file that stores it.
+/// A block of a tensor, and the file that stores the block.
 struct ManifestChunk {
   std::size_t file = 0;  ///< index of the file in Manifest::files
   std::vector<std::int64_t> offset, sizes;
@@ -88,8 +88,8 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::checkpoint {
 
-/// The overlap of two blocks of one tensor, or nullopt. The `local_offset` of the result is
-/// relative to the second block.
+/// The overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
+/// `local_offset` of the result is relative to the second block.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes,
                                 std::span<const std::int64_t> other_offset,

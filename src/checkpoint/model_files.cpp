@@ -163,7 +163,8 @@ void ModelFiles::open_index() {
                     "' does not list it: copy or write the model again");
     }
   }
-  // Also checks the reverse: entry() throws for a tensor that the index lists and the shard lacks.
+  // The reverse is checked, too: entry() throws for a tensor that the index lists and the shard
+  // lacks.
   for (const auto& [tensor, shard] : weight_map) {
     shards.at(shard)->entry(tensor);
     tensors_.emplace(tensor, shards.at(shard));

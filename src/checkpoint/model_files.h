@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 
 inline constexpr const char* kSingleFile = "model.safetensors";
 inline constexpr const char* kIndexFile = "model.safetensors.index.json";
-/// The file names of PEFT for adapters.
+/// The file names that PEFT uses for adapters.
 inline constexpr const char* kAdapterFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 

@@ -72,7 +72,7 @@ void compare(const json& saved, const std::set<std::string>& names, const LoadOp
   }
 }
 
-/// Adds the names in the step and in the state to `names`.
+/// Adds the names of all tensors and objects in the step and in the state to `names`.
 void add_all_names(const Manifest& manifest, const StateDict& state, std::set<std::string>& names) {
   const auto add = [&names](auto&& named) {
     for (const auto& [name, unused] : named) {
@@ -91,7 +91,7 @@ void add_all_names(const Manifest& manifest, const StateDict& state, std::set<st
   add(state.rank_states);
 }
 
-/// Loads an object. An error message gets the name of the object.
+/// Loads an object. If loading fails, the error message names the object.
 template <class Object, class Load>
 void load_object(const std::string& name, Object& object, const json& saved, const Load& load) {
   try {

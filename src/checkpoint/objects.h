@@ -1,5 +1,5 @@
-// The states of objects, and the call counter of each nn::Dropout: the parts of a step that are not
-// tensors.
+// The states of Stateful and RankState objects, and the call counter of each nn::Dropout: the parts
+// of a step that are not tensors.
 
 #pragma once
 

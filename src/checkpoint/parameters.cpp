@@ -29,7 +29,7 @@ bool is_plain_float(c10::ScalarType type) {
 
 }  // namespace
 
-/// Visits a tied parameter at every place in the module tree, because files may use any of its
+/// A tied parameter is visited at every place in the module tree, because files may use any of its
 /// names.
 std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::vector<std::string>> names;
@@ -140,7 +140,8 @@ std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::Param
 namespace {
 
 /// How files store the optimizer state of a parameter. State with the sizes of the parameter is
-/// stored in parts, like a fused parameter; a counter is stored once for each part.
+/// stored like the parameter, for a fused parameter in parts. A counter is stored once for each
+/// part.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
   std::vector<StoredTensor> stored = stored_tensors(fqn, slot);

@@ -21,7 +21,7 @@
 
 namespace tessera::checkpoint {
 
-/// A parameter, and every FQN that leads to the parameter; a tied parameter has several.
+/// A parameter, and all FQNs of the parameter; a tied parameter has several FQNs.
 struct NamedParameter {
   nn::SlotPtr slot;
   std::vector<std::string> names;  ///< all FQNs; the first is the name in named_slots()
@@ -39,7 +39,7 @@ std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module);
 std::vector<NamedParameter> model_slots(const nn::ModuleBase& module);
 
 /// Returns the element of `of_parameters` for the parameter whose optimizer state has the name
-/// `state` ("FQN.exp_avg"). Throws Error if there is none.
+/// `state` ("FQN.exp_avg"). Throws Error if no parameter has this name.
 template <class T>
 T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& state) {
   const std::size_t dot = state.rfind('.');

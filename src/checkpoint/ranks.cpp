@@ -87,7 +87,8 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// A rank that has elements of a tensor that no earlier rank has.
+/// A rank that has a part of a tensor, and its part. Of several ranks with the same part, only the
+/// first counts.
 struct PartHolder {
   std::size_t index;  ///< the index of the rank in the mesh's ranks
   Sizes coordinate;
@@ -139,8 +140,8 @@ Box clipped(Box box, std::int64_t begin, std::int64_t end) {
 /// Gathers one tensor on rank 0.
 class Gather {
  public:
-  // A part is sent only if rank 0 is on the mesh. A submesh without rank 0 must have the same
-  // values as the submesh with rank 0 (see gather_blocks).
+  // A part is sent only if rank 0 is on the mesh. If the mesh is a submesh without rank 0, the
+  // submesh with rank 0 has equal values (see gather_blocks).
   Gather(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
          c10::DeviceType device, const BlockVisitor& visit)
       : tensor_(tensor),
@@ -179,7 +180,7 @@ class Gather {
  private:
   /// Transfers local rows [begin, end) of every part.
   void round(std::int64_t begin, std::int64_t end) {
-    // Every rank of the world takes part in the all-to-all, even if it has nothing to send.
+    // Every rank of the world takes part in the all-to-all, even if the rank has nothing to send.
     const at::Tensor sent = mine_ == nullptr ? at::empty({0}, options()) : rows_of(begin, end);
     std::vector<std::int64_t> out(static_cast<std::size_t>(world_.size()), 0), in = out;
     // All elements are sent to rank 0.

@@ -31,7 +31,7 @@ comm::CommunicatorPtr hosts_of_saves(comm::World& world);
 /// throw an Error with the message of that rank, so that no rank waits for a failed peer.
 /// Collective over `world`.
 void run_or_fail_on_all(comm::World& world, const std::function<void()>& work);
-/// Like run_or_fail_on_all() for a world, over a process group between hosts.
+/// Like run_or_fail_on_all() for a world, for the ranks of a process group between hosts.
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work);
 
 /// Like run_or_fail_on_all(), for work that reads the files of a step. All ranks throw DamagedStep
@@ -39,7 +39,8 @@ void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& 
 /// that exists but could not be read is no proof of damage and throws a plain Error.
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
-/// Called on rank 0 with a block of the global tensor; the block begins at `offset`.
+/// A function that is called on rank 0 with a block of the global tensor; the block begins at
+/// `offset`.
 using BlockVisitor =
     std::function<void(std::span<const std::int64_t> offset, const at::Tensor& block)>;
 

@@ -137,7 +137,7 @@ void SafetensorsFile::Impl::read_header() {
   } catch (const Error& error) {
     fail(invalid(), error.what(), kAdvice);
   }
-  // Converts offsets in the data to offsets in the file.
+  // Offsets of entries are converted from offsets in the data to offsets in the file.
   for (auto& [name, entry] : header.tensors) {
     entry.offset += data_begin;
   }
@@ -201,8 +201,8 @@ const TensorEntry& SafetensorsFile::entry_with(const std::string& name,
   TESSERA_CHECK(item.dtype != c10::ScalarType::Undefined, "tensor '", name, "' of '",
                 path().string(), "' has the type ", item.dtype_name,
                 ", which libtorch lacks: convert the file first");
-  // With the checks of the header, this check guarantees that every run of the block is inside the
-  // file.
+  // Together with the checks of the header, this check guarantees that every run of the block is
+  // inside the file.
   check_block(item.sizes, offset, sizes);
   return item;
 }
@@ -243,7 +243,7 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
   const TensorEntry& item = entry_with(name, offset, sizes);
   if (takes_bytes(block, item.dtype)) {
     read_bytes(item, offset, block);
-    // The direct read counts as an in-place write, as copy_() does.
+    // The direct read is counted as an in-place write of the tensor, as copy_() would be.
     tessera::detail::count_write(block);
   } else {
     block.copy_(read(name, offset, sizes));
@@ -252,7 +252,7 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
 
 namespace {
 
-/// A long write is split into pieces of this size.
+/// The size of the pieces into which a long write is split.
 constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
 
 }  // namespace
@@ -303,7 +303,8 @@ struct SafetensorsWriter::Impl {
   files::AtomicFile file;
   OnWrite on_write;
   std::uint64_t data_begin = 0;
-  std::map<std::string, std::uint64_t> missing;  ///< bytes of each tensor that are not yet written
+  /// For each tensor: number of bytes not yet written.
+  std::map<std::string, std::uint64_t> missing;
 };
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
@@ -341,7 +342,8 @@ void SafetensorsWriter::write(const std::string& name, std::span<const std::int6
                 ": convert it first");
   const std::span<const std::int64_t> sizes(block.sizes().data(), block.sizes().size());
   check_block(entry.sizes, offset, sizes);
-  // Conjugated and negated views are resolved, because their bytes differ from their values.
+  // Conjugated and negated views are resolved, because the bytes of such views differ from the
+  // values.
   const auto local = block.detach().resolve_conj().resolve_neg().cpu().contiguous();
   impl_->count(name, local.nbytes());
   std::span bytes(static_cast<const std::byte*>(local.const_data_ptr()), local.nbytes());

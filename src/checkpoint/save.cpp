@@ -81,7 +81,8 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
       buffers.insert(each.names.front());
     }
   }
-  // Parts of a fused parameter are several entries of one tensor.
+  // The tensor of a fused parameter has several entries, one for each part, and must be compared
+  // only once.
   std::set<tessera::detail::TensorIdentity> known;
   std::vector<nn::detail::CopiedTensor> tensors;
   for (const StateEntry& entry : entries) {
@@ -270,7 +271,7 @@ void complete_files(Manifest& manifest, const std::vector<std::string>& lines) {
 }
 
 /// Writes all files and commits the step. Rank 0 receives the file records of all ranks as text.
-/// `committed` becomes true on rank 0 as soon as the step exists.
+/// `committed` is set to true on rank 0 as soon as the step exists.
 void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& committed) {
   std::vector<FileRecord> records;
   run_or_fail_on_all(hosts, [&] { records = write_shards(save.folder.path(), save.files); });
@@ -288,8 +289,8 @@ void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& commi
   });
 }
 
-/// Removes markers and old steps after the commit. The step already exists, so a failure here only
-/// wastes disk space.
+/// Removes markers and old steps after the commit. The step already exists, so a failure of
+/// tidy_up() only wastes disk space.
 void tidy_up(const StepFolder& folder, int keep) noexcept {
   try {
     folder.release();

@@ -19,12 +19,12 @@
 
 namespace tessera::checkpoint {
 
-// The plan: which rank writes which blocks, and from which memory. The plan depends only on the
-// layouts: every rank computes the plan of all ranks, without communication.
+// The plan of a save: which rank writes which blocks, and from which memory. The plan depends only
+// on the layouts: every rank computes the plan of all ranks, without communication.
 
-/// Consecutive rows of a chunk, and the place of these rows in the local tensor.
+/// Consecutive rows of a chunk, and where these rows are in the local tensor.
 struct ChunkRows {
-  std::int64_t row = 0;  ///< the first row within the chunk; 0 for a scalar
+  std::int64_t row = 0;  ///< first row of the block within the chunk; 0 for a scalar
   std::vector<std::int64_t> local_offset;
   std::vector<std::int64_t> sizes;
 };
@@ -59,7 +59,7 @@ std::int64_t fingerprint(const std::filesystem::path& folder,
 
 /// Consecutive rows of a chunk, with the values of these rows.
 struct RowBlock {
-  std::int64_t row = 0;  ///< the first row within the chunk; 0 for a scalar
+  std::int64_t row = 0;  ///< first row of the block within the chunk; 0 for a scalar
   at::Tensor values;
 };
 

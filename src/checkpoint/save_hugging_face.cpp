@@ -86,7 +86,7 @@ void Receiver::check() const {
 
 /// Sends parameters in the same order on every rank, because gather_blocks() is collective. If a
 /// rank fails (out of memory, for example), it aborts the other ranks, which would otherwise wait
-/// for its blocks.
+/// for the blocks of this rank.
 void send_all(const std::vector<SentParameter>& parameters, comm::World& world, Receiver& receiver,
               SentType dtype) {
   const auto group = all_ranks(world);
@@ -111,8 +111,8 @@ void send_all(const std::vector<SentParameter>& parameters, comm::World& world, 
 
 namespace {
 
-/// The type to write to the configuration: the widest type of the weights, so that readers that
-/// convert to this type lose nothing.
+/// The type of the weights that is written to the configuration: the widest type of the weights, so
+/// that readers that convert to this type lose nothing.
 c10::ScalarType type_of_weights(const std::vector<SafetensorsWriter::Item>& items) {
   const bool wide =
       std::ranges::any_of(items, [](const auto& item) { return item.dtype == c10::kDouble; });
@@ -239,7 +239,7 @@ std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn:
 /// full FQNs.
 std::vector<std::string> target_modules(const nn::ModuleBase& module,
                                         const std::vector<LoraLinear>& adapters) {
-  // The number of modules with a name that have no adapter.
+  // For each last segment of an FQN: the number of modules without an adapter.
   std::map<std::string, std::ptrdiff_t> without;
   nn::visit_modules(module, [&](const std::string& fqn, const torch::nn::Module& each) {
     for (const std::string& stored : stored_modules(fqn, each)) {
@@ -289,7 +289,8 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
 }
 
 /// Adds an adapter under the file names of the weight of its Linear (several names for a fused
-/// Linear). All parts have the same A; B is split like the rows of the weight.
+/// Linear). All parts have the matrix A of the adapter; the matrix B is split like the rows of the
+/// weight.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.branch->a->weight.slot(), {}};
   SentParameter b{each.branch->b->weight.slot(),
@@ -314,7 +315,8 @@ std::vector<SentParameter> sent_adapters(const nn::ModuleBase& module) {
   return sent;
 }
 
-/// The configuration of adapters, after checking that they can be saved to the folder.
+/// Checks that the adapters of a model can be saved to the folder, and returns their configuration
+/// for PEFT.
 std::string checked_config(const nn::ModuleBase& module, const std::filesystem::path& folder,
                            const std::string& base_model) {
   std::error_code missing;  // an error is ignored: base_model may be a name instead of a folder

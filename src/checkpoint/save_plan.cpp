@@ -23,12 +23,12 @@ namespace {
 struct Holders {
   /// The mesh coordinate of the part; empty for a plain tensor.
   std::vector<std::int64_t> coordinate;
-  std::vector<int> ranks;  ///< the world ranks that have the part, ascending
+  std::vector<int> ranks;  ///< world ranks that store the part, ascending
 };
 
 using Coordinate = std::vector<std::int64_t>;
 
-/// The coordinates on `root` of the ranks of `mesh`, in the order of `mesh`.
+/// The coordinate in the mesh `root` of each rank of `mesh`, in the order of the ranks of `mesh`.
 std::vector<Coordinate> coordinates_on(const DeviceMesh& root, const DeviceMesh& mesh) {
   std::vector<Coordinate> coordinates;
   const std::vector<int>& ranks = root.ranks();
@@ -53,8 +53,8 @@ std::vector<std::size_t> varying_dims(const std::vector<Coordinate>& coordinates
   return dims;
 }
 
-/// For each position in a mesh, the ranks at this position, in the mesh itself and in the sibling
-/// slices of its root mesh.
+/// For each position in `mesh`: the ranks at this position in `mesh` itself and in the other slices
+/// of the root mesh along the same dimensions (sibling slices).
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
   const auto coordinates = coordinates_on(root, mesh);
@@ -121,8 +121,8 @@ std::vector<Holders> holders_of(const at::Tensor& tensor) {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// The smallest chunk that is divided between ranks. A smaller part is not worth its entry in a
-/// header and in the manifest.
+/// The smallest chunk that is divided between ranks. For a smaller part, an additional entry in a
+/// header and in the manifest costs more than dividing saves.
 constexpr std::int64_t kLeastDividedBytes = std::int64_t{1} << 20;
 
 constexpr int kWeightsFile = 1;
@@ -149,8 +149,8 @@ bool continues(const PlannedChunk& chunk, const PlannedChunk& next) {
          std::equal(chunk.sizes.begin() + 1, chunk.sizes.end(), next.sizes.begin() + 1);
 }
 
-/// Appends a block that consists of one part, or merges the block into the last block if it
-/// continues there.
+/// Appends a block that consists of one part, or merges the block into the last block if the block
+/// begins where the last block ends.
 void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   if (chunks.empty() || !continues(chunks.back(), next)) {
     chunks.push_back(std::move(next));

@@ -181,7 +181,7 @@ TensorDict outline_of_rank0(comm::World& world, const TensorDict& state) {
   return tensors;
 }
 
-/// A tensor to fill, and the value that fills the tensor.
+/// A tensor of the model or optimizer, and the value from the state dict that fills the tensor.
 struct Source {
   const StateItem* item;
   at::Tensor value;
@@ -269,7 +269,7 @@ void fill_piece(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                 const at::Tensor& piece) {
   const at::Tensor local = local_tensor(tensor).detach();
   for (const Box& box : owned_blocks(tensor)) {
-    // Converts global offsets to offsets in the piece.
+    // Offsets in the whole tensor are converted to offsets in `piece`.
     if (const auto here = common_block(box.global_offset, box.sizes, offset, piece.sizes())) {
       std::vector<std::int64_t> within = here->global_offset;
       std::ranges::transform(within, box.global_offset, within.begin(), std::minus<>());
@@ -305,7 +305,8 @@ void fill(comm::World& world, const Source& source, const StateDictOptions& opti
   }
 }
 
-/// Fills `items` from a state dict. `fills_slots`: whether the items are parameters.
+/// Fills `items` from a state dict. `fills_slots`: whether the items are parameters and not
+/// optimizer state.
 IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
                                 const StateDictOptions& options, const Items& items_of,
                                 bool fills_slots) {

@@ -21,7 +21,7 @@
 
 namespace tessera::checkpoint {
 
-/// Checks the size of the file before the header: a file of another size is truncated, or is a
+/// The size of the file is checked before the header: a file of another size is truncated, or is a
 /// different file.
 SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record) {
   const std::filesystem::path path = folder / record.name;
@@ -100,7 +100,8 @@ void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   }
 }
 
-/// Whether a save by Tessera wrote a shard: PyTorch's writer records its version in a shard.
+/// Whether a save by Tessera wrote a shard. PyTorch's writer, but not Tessera, records its version
+/// in a shard.
 bool is_of_a_save(const SafetensorsFile& file) {
   return file.metadata().contains("format") && !file.metadata().contains("DCP_VERSION");
 }

@@ -55,7 +55,7 @@ void remove_file(const fs::path& path) {
                 "': ", std::strerror(errno), ": remove it yourself");
 }
 
-/// Removes all files except the marker.
+/// Removes all files of a folder except the marker.
 void remove_under_marker(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -98,8 +98,8 @@ void remove_step(const fs::path& folder) {
                 "': ", std::strerror(errno), ": remove it yourself");
 }
 
-/// Returns the manifest of a complete step; nullopt if there is no manifest, or, with a warning, if
-/// the manifest is invalid. Throws ReadError for a manifest that cannot be read at the moment,
+/// Returns the manifest of a complete step; nullopt if there is no manifest, or if the manifest is
+/// invalid, with a warning. Throws ReadError for a manifest that cannot be read at the moment,
 /// because it may be valid.
 std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   if (lacks_manifest(folder)) {
@@ -202,7 +202,7 @@ void StepFolder::claim() const {
   TESSERA_CHECK(is_marked_by(path_, run_id_), "'", path_.string(),
                 "' is the unfinished save of another run: remove it first");
   remove_under_marker(path_);
-  files::sync_folder(path_);  // also makes the marker of a killed save durable
+  files::sync_folder(path_);  // also makes the marker that a killed save has left durable
 }
 
 void StepFolder::check_not_there() const {
@@ -284,7 +284,7 @@ void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, i
     files::write_file(folder / kMarker, run_id_);
     remove_step(folder);
   } else if (marked) {
-    // The marker was left by a save that was killed after its commit.
+    // A save that was killed after its commit has left the marker.
     remove_file(folder / kMarker);
   }
 }

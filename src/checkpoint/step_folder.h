@@ -25,7 +25,8 @@ std::string quoted_run(const std::string& run_id);
 /// The folder of a step that is being saved.
 class StepFolder {
  public:
-  /// A relative `dir` is resolved in the constructor, so a later chdir() has no effect.
+  /// `dir`: the folder of the run. A relative `dir` is resolved in the constructor, so a later
+  /// chdir() has no effect.
   StepFolder(const std::filesystem::path& dir, std::int64_t step, std::string run_id);
 
   const std::filesystem::path& path() const { return path_; }
@@ -38,12 +39,13 @@ class StepFolder {
   void commit(const std::string& manifest) const;
   /// Removes the marker of a complete step.
   void release() const;
-  /// Removes the remains of this run's unfinished saves, and all steps of the run except this step
-  /// and the highest others, `keep` steps in total (0: removes no step). A step that cannot be
-  /// removed is left in place, with a warning the first time. Symbolic links are not removed.
+  /// Removes the remains of this run's unfinished saves, and old steps of the run: retains this
+  /// step and the highest other steps, `keep` steps in total (0: retains all steps). A step that
+  /// cannot be removed is left in place, with a warning the first time. Symbolic links are not
+  /// removed.
   void clean_up_others(int keep) const;
-  /// Removes the folder and ignores errors. The marker is removed last, so that the next save of
-  /// the run finds any remains.
+  /// Removes the folder of the step and ignores errors. The marker is removed last, so that the
+  /// next save of the run finds any remains.
   void discard() const noexcept;
 
   /// Throws Error if the step has the manifest of another run or step, or a manifest that cannot be
@@ -54,8 +56,8 @@ class StepFolder {
   void withdraw() const;
 
  private:
-  /// Removes one other step if it is not among the retained steps. `kept`: the number of steps
-  /// retained so far.
+  /// Removes another step, in `folder`, if the step is not among the retained steps. `kept`: the
+  /// number of steps retained so far.
   void clean_up(const std::filesystem::path& folder, std::int64_t step, int keep, int& kept) const;
   void check_not_there() const;
 

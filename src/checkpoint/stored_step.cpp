@@ -54,7 +54,7 @@ class Tasks {
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
   Tasks left(tasks);
   const tessera::detail::StateOfThread state;
-  // std::jthread joins the threads, also after an exception.
+  // The destructor of std::jthread joins the threads, also after an exception.
   std::vector<std::jthread> others;
   try {
     while (static_cast<int>(others.size()) + 1 < threads) {
@@ -64,7 +64,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
       });
     }
   } catch (const std::exception&) {
-    // If a thread or its memory is not available, fewer threads do the same work.
+    // If a thread or memory for a thread is not available, fewer threads do all of the work.
   }
   left.run_what_is_left();
   others.clear();
@@ -73,7 +73,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
 
 namespace {
 
-/// The least number of bytes for which a further thread saves time.
+/// The smallest number of bytes for which a further thread saves time.
 constexpr std::int64_t kLeastBytesOfAThread = std::int64_t{4} << 20;
 
 void read_piece(const SafetensorsFile& file, const std::string& name,
@@ -106,8 +106,8 @@ void PieceReads::add(const SafetensorsFile& file, const std::string& name,
 }
 
 /// Reads the pieces with several threads. Every thread that needs a part of a 1 MiB granule reads
-/// the whole granule, so a thread takes several neighbouring pieces at a time. There are more
-/// shares than threads, because threads may differ in speed.
+/// the whole granule, so a thread takes several neighbouring pieces at a time. There are more such
+/// shares of pieces than threads, because threads may differ in speed.
 void PieceReads::run() {
   const auto threads = std::clamp<std::int64_t>(bytes_ / kLeastBytesOfAThread, 1, limits_.threads);
   const std::int64_t bytes_of_share = std::max(bytes_ / (4 * threads), kLeastBytesOfAThread);

@@ -75,7 +75,7 @@ class StoredStep {
 
   const Manifest& manifest() const { return manifest_; }
   const std::filesystem::path& folder() const { return folder_; }
-  /// Finds a tensor by its name or a tied name; nullptr if there is none.
+  /// Finds a tensor by its name or by a tied name; nullptr if the step has no such tensor.
   const ManifestTensor* find(const std::string& name) const;
 
   /// Requests that `block` be filled with the values at `offset` of a tensor, converted to the type

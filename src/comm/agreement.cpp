@@ -1,6 +1,6 @@
 // Small collectives by which ranks compare values and share decisions. They use only a
-// Communicator, and so work with every back end. Each runs below autograd, because the caller may
-// be recording a graph, and the tensors made here must not be in it.
+// Communicator, and so work with every back end. The collectives run below autograd, because the
+// caller may be recording a graph, which must not contain the tensors of this file.
 
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"
@@ -21,25 +21,25 @@
 namespace tessera::comm {
 namespace {
 
-/// A tensor over host memory that the caller owns. Made without a factory function, which would
-/// make a tensor without memory in a MetaDevice scope.
+/// A tensor over host memory that the caller owns. A factory function would make a tensor without
+/// memory in a MetaDevice scope, so none is used.
 at::Tensor over(const std::int64_t* values, std::size_t count) {
   return at::from_blob(const_cast<std::int64_t*>(values), {static_cast<std::int64_t>(count)},
                        at::kLong);
 }
 
-/// The device through which a group on `device` sends values. For meta tensors, which have no
-/// memory (meta_world), the CPU.
+/// The device through which a group on `device` sends values: the CPU for meta tensors, which have
+/// no memory (meta_world); otherwise `device`.
 c10::Device carrier(c10::Device device) {
   return device.is_meta() ? c10::Device(c10::kCPU) : device;
 }
 
-/// `own` padded with zeros to `length` bytes and to a multiple of 8 bytes, on `device`. Sent as
-/// 8-byte numbers, which NCCL also moves in wide accesses.
+/// `own` padded with zeros to `length` bytes and to a multiple of 8 bytes, on `device`. The bytes
+/// are sent as 8-byte numbers, which NCCL moves in wide accesses.
 at::Tensor to_numbers(std::string own, std::int64_t length, c10::Device device) {
   constexpr std::int64_t kWidth = sizeof(std::int64_t);
   const std::int64_t count = tessera::detail::ceil_div(length, kWidth);
-  // The copy is needed on a CPU too, because the bytes belong to `own`, which is destroyed when
+  // The copy is needed on a CPU, too, because the bytes belong to `own`, which is destroyed when
   // this function returns.
   own.resize(static_cast<std::size_t>(count * kWidth));
   return at::from_blob(own.data(), {count}, at::kLong)
@@ -52,10 +52,10 @@ std::string to_text(const at::Tensor& numbers, std::int64_t length) {
   return {static_cast<const char*>(host.const_data_ptr()), static_cast<std::size_t>(length)};
 }
 
-/// The reduction of all ranks' `own`. Uses 4 bytes and not 8, because factorisations of a batch
-/// call this every time.
+/// The reduction of the values `own` of all ranks. A value has 4 bytes and not 8, because each
+/// factorisation of a batch calls this function.
 int reduce(Communicator& group, c10::Device device, int own, ReduceOp op) {
-  // Copies on a CPU as well, because all_reduce writes to the tensor.
+  // The value is copied on a CPU as well, because all_reduce writes to the tensor.
   const at::Tensor number =
       at::from_blob(&own, {1}, at::kInt)
           .to(carrier(device), at::kInt, /*non_blocking=*/false, /*copy=*/true);
@@ -101,8 +101,8 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
   return all;
 }
 
-// Each rank sets flags at its own position: one flag for its presence, and one for each bit of its
-// values.
+// Each rank sets flags at its own position in the list: one flag for its presence, and one flag for
+// each bit of its values.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own) {
   constexpr std::size_t kBits = 64;
@@ -171,7 +171,8 @@ std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std:
   return others;
 }
 
-/// Uses two broadcasts, because the other ranks cannot allocate memory before they know the length.
+/// The text is sent by two broadcasts, because the other ranks cannot allocate memory before they
+/// know the length.
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
                            const std::string& own) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

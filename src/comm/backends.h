@@ -19,9 +19,9 @@ namespace tessera::comm {
 /// A group of one rank. A collective copies its input, or does nothing.
 CommunicatorPtr make_solo_communicator();
 
-/// A group of `size` ranks of which only `rank` exists. Its data is used as the data of all ranks.
-/// `start` returns the Work of a call. Without `start`, or if it returns nullptr, the call is
-/// complete when it returns.
+/// A group of `size` ranks of which only `rank` exists. The data of this rank is used as the data
+/// of all ranks. `start` returns the Work of a call. Without `start`, or if `start` returns
+/// nullptr, the call is complete when the collective returns.
 using LoopbackStart = std::function<WorkPtr(const char* collective, std::int64_t bytes)>;
 CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart start);
 
@@ -51,7 +51,7 @@ class DoneWork final : public Work {
   void wait() override {}
 };
 
-/// One shared object, because DoneWork has no state.
+/// A shared DoneWork. One object serves all calls, because DoneWork has no state.
 inline WorkPtr done_work() {
   static const WorkPtr done = std::make_shared<DoneWork>();
   return done;

@@ -27,7 +27,7 @@ class UnpackingWork final : public Work {
       : work_(std::move(work)), packed_(std::move(packed)), tensors_(std::move(tensors)) {}
 
   void wait() override {
-    // The work has already been waited for.
+    // An earlier wait() has already waited for the collective.
     if (work_ == nullptr) {
       return;
     }
@@ -39,13 +39,13 @@ class UnpackingWork final : public Work {
       rows.copy_(packed_.narrow(1, offset, rows.size(1)));
       offset += rows.size(1);
     }
-    // Releases the tensors, because owners of this Work must not keep their memory alive.
+    // Releases the tensors, because a Work that has been waited for must not keep memory alive.
     packed_.reset();
     tensors_.clear();
   }
 
  private:
-  // nullptr once it has been waited for.
+  // The collective; nullptr once wait() has returned.
   WorkPtr work_;
   at::Tensor packed_;
   std::vector<at::Tensor> tensors_;
@@ -63,9 +63,9 @@ at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) 
 
 }  // namespace
 
-// Makes one collective instead of many, so that its start-up cost is paid once, at the cost of a
-// copy into the packed input and one out of the packed output. Back ends with
-// moves_groups_in_place() override both functions.
+// Packs several tensors into one collective. The start-up cost of a collective is then paid once,
+// at the cost of a copy into the packed input and a copy out of the packed output. Back ends with
+// moves_groups_in_place() override all_gather_group() and reduce_scatter_group().
 WorkPtr Communicator::all_gather_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -107,7 +107,7 @@ at::Tensor Communicator::allocate(std::int64_t numel, const c10::TensorOptions& 
   return at::empty({numel}, options);
 }
 
-// Runs on the host and in place, because from_blob() shares the caller's bytes.
+// Exchanges the flags on the host and in place, because from_blob() shares the caller's bytes.
 void Communicator::any_rank(std::span<std::uint8_t> flags) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto numel = static_cast<std::int64_t>(flags.size());

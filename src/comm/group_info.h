@@ -27,7 +27,7 @@ struct GroupInfo {
   /// The number of each rank's host, in group order. Empty if unknown, or if all ranks are on one
   /// host.
   std::vector<int> hosts{};
-  int ranks_here = 1;  ///< number of the world's ranks on this rank's host
+  int ranks_here = 1;  ///< number of ranks of the world on this host
 
   int world_rank() const { return ranks[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(ranks.size()); }
@@ -41,11 +41,12 @@ std::string with_purpose(const char* collective, const std::string& purpose);
 /// The end of a message about a call on a group of a world that has ended.
 inline constexpr auto kWorldHasEnded =
     ": its world has ended; keep the world, and make this call before World::shutdown()";
-/// The FNV-1a hash of a text, continuing from the hash `before`. The same in every process.
+/// The FNV-1a hash of a text, continuing from the hash `before`. The hash is equal in every
+/// process.
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
 /// The ranks as text: "0, 1, 5".
 std::string join(const std::vector<int>& ranks);
-/// The first line of a message, without libtorch's "[file:line]" prefix.
+/// The first line of the message of an exception, without libtorch's "[file:line]" prefix.
 std::string first_line(const std::string& message);
 
 }  // namespace tessera::comm

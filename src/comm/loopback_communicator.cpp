@@ -15,8 +15,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Both kinds of group without other ranks: with size 1, or with a larger size of which only this
-/// rank exists.
+/// A group without other ranks: a group of size 1, or a larger group of which only this rank
+/// exists.
 class LoopbackCommunicator final : public Communicator {
  public:
   LoopbackCommunicator(int rank, int size, LoopbackStart start)
@@ -40,7 +40,7 @@ class LoopbackCommunicator final : public Communicator {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (has_values(inputs[i])) {
-        // Every row is this rank's data; copy_ broadcasts it.
+        // Every row of the output is this rank's data; copy_ broadcasts the data over the rows.
         outputs[i].view({size(), -1}).copy_(inputs[i].view({1, -1}));
       }
     }
@@ -59,16 +59,16 @@ class LoopbackCommunicator final : public Communicator {
     return started("reduce_scatter", inputs);
   }
 
-  // A plan is a plan for NCCL.
+  // A plan is made for NCCL, which averages while it reduces.
   bool averages_while_reducing() const override {
     return size() > 1 && detail::is_included(detail::kFakeModeKey);
   }
-  // Without other ranks nothing is packed or compared.
+  // Without other ranks no tensor is packed and no call is compared.
   bool moves_groups_in_place() const override { return true; }
   bool compares_calls() const override { return true; }
 
-  // Each other rank is assumed to send what this rank keeps for itself. If it should send more, the
-  // rest is zero.
+  // Each other rank is assumed to send this rank the data that this rank sends to itself. If the
+  // output is longer, the rest is zero.
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {
@@ -99,9 +99,9 @@ class LoopbackCommunicator final : public Communicator {
   std::string name() const override { return size() == 1 ? "solo" : "loopback"; }
 
  private:
-  /// Whether to copy the data that stand in for the data of other ranks. A plan's floating-point
-  /// tensors have no values, and the plan would count the copy as an operator of the step. The copy
-  /// in a group of one rank is a real operator.
+  /// Whether to copy the data that stand in for the data of other ranks. In a plan, floating-point
+  /// tensors have no values, and the plan would count the copy as an operator of the step. In a
+  /// group of one rank, the copy is a real operator.
   bool has_values(const at::Tensor& tensor) const {
     return size() == 1 || !detail::is_included(detail::kFakeModeKey) ||
            !(tensor.is_floating_point() || tensor.is_complex());

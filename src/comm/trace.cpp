@@ -87,7 +87,7 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
     entry.bytes -= before.bytes;
     entry.link_bytes -= before.link_bytes;
   }
-  // A group that was not used since `earlier` is left out instead of listed with zeros.
+  // A group that was not used since `earlier` is omitted.
   std::erase_if(now, [](const auto& item) { return item.second.calls == 0; });
   return now;
 }

@@ -1,5 +1,5 @@
-// Batches by step number. The loader has no state: a batch depends only on the step and the data.
-// So a resumed run reads the same batches, and each data-parallel rank loads its rows
+// Loads the batch of a step. The loader has no state: a batch depends only on the step and the
+// data. So a resumed run reads the same batches, and each data-parallel rank loads its rows
 // independently.
 
 #include "tessera/data/batch_loader.h"
@@ -47,7 +47,7 @@ class Permutation {
     }
   }
 
-  /// The permuted value of `index`, which is in [0, count).
+  /// The value at position `index` of the permutation; `index` is in [0, count).
   std::int64_t operator()(std::int64_t index) const {
     auto value = static_cast<std::uint64_t>(index);
     do {
@@ -72,7 +72,8 @@ class Permutation {
   std::array<std::uint64_t, 4> keys_;
 };
 
-/// Resolution of a source's fraction; the product of two fractions fits into 62 bits.
+/// The resolution of a source's fraction of all samples; the product of two fractions fits into 62
+/// bits.
 constexpr double kUnits = std::int64_t{1} << 30;
 
 /// round(n * part / all), exact and without overflow for any n.
@@ -83,10 +84,10 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 }  // namespace
 
 /// The order in which samples are taken from several weighted sources, computed independently for
-/// each index. The sources are the leaves of a binary tree. As in Bresenham's line algorithm, the
-/// first half of a node gets round(n p) of the node's first n samples. So in any prefix, each
-/// source has its fraction within one half per level, of which there are log2 of the number of
-/// sources.
+/// each index. The sources are the leaves of a binary tree. As in Bresenham's line algorithm, a
+/// node with the fraction p for its first child gives that child round(n p) of the first n samples.
+/// So in any prefix, each source has its fraction within one half per level, of which there are
+/// log2 of the number of sources.
 class Mixture {
  public:
   /// Takes positive weights of the sources. Fractions are integers, so that every machine rounds
@@ -101,7 +102,7 @@ class Mixture {
 
   struct Place {
     std::size_t source;
-    std::int64_t index;  ///< index among the source's samples
+    std::int64_t index;  ///< index of the sample in its source
   };
   /// The source and index of sample n >= 0.
   Place operator()(std::int64_t n) const {
@@ -120,8 +121,9 @@ class Mixture {
     return {at.first, n};
   }
 
-  /// The maximum number of samples of one source among `samples` consecutive samples. Of m
-  /// consecutive samples, a node with fraction p gets at most ceil(m p).
+  /// The maximum number of samples of one source among `samples` consecutive samples. A node of the
+  /// tree that has the fraction p of its parent gets at most ceil(m p) of m consecutive samples of
+  /// the parent.
   std::int64_t most(std::size_t source, std::int64_t samples) const {
     Node at = root();
     while (at.last - at.first > 1) {
@@ -134,7 +136,7 @@ class Mixture {
   }
 
  private:
-  /// The sources [first, last).
+  /// A node of the tree: the sources [first, last).
   struct Node {
     std::size_t first, last;
   };
@@ -258,7 +260,7 @@ BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   if (!options_.shuffle) {
     return {source, sample};
   }
-  // Adds the source's index to the seed, so that sources of equal size get different orders.
+  // The source's index is added to the seed, so that sources of equal size get different orders.
   const std::uint64_t seed = *options_.shuffle + at.source * 0x9e3779b97f4a7c15;
   const auto pass = static_cast<std::uint64_t>(at.index / source->size());
   return {source, Permutation(source->size(), seed, pass)(sample)};
@@ -278,7 +280,8 @@ bool BatchLoader::ignores_targets() const {
          });
 }
 
-/// Pinned memory may be freed immediately, because its allocator waits for the copies.
+/// The pinned tensors may be freed before the copies to the GPU end, because the allocator of
+/// pinned memory waits for the copies.
 BatchLoader::Batch BatchLoader::Batch::to(c10::Device device) const {
   const auto copy = [device](const at::Tensor& host) {
     return host.defined() ? host.to(host.options().device(device).pinned_memory(false),
@@ -304,9 +307,9 @@ PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader,
 
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
-  // A new thread would use the first GPU, where allocating page-locked memory would create another
-  // CUDA context.
-  // A DeviceGuard without an index does not change the device.
+  // The background thread uses the current GPU of the calling thread, because a new thread would
+  // use the first GPU, where allocating page-locked memory would create another CUDA context. The
+  // DeviceGuard on this thread has no index: it only returns the current GPU.
   const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
                                      : c10::Device(c10::kCPU);
   // The task captures copies, because this object may be moved during the load.

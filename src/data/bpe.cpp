@@ -19,14 +19,15 @@ namespace {
 /// SentencePiece's symbol for a space.
 constexpr std::string_view kMark = "\xe2\x96\x81";
 
-/// Merges by pair_of() of their two tokens. Most of the encoding time is lookups in this map.
+/// The merges of a BPE model, by pair_of() of the two tokens that are merged. Most of the encoding
+/// time is lookups in this map.
 using Merges = std::unordered_map<std::uint64_t, Merge>;
 
 std::uint64_t pair_of(TokenId left, TokenId right) {
   return std::uint64_t{left} << 32 | right;
 }
 
-/// If a pair has several merges, the last one applies.
+/// The merges by pairs of tokens. If a pair has several merges, the last merge in the list applies.
 Merges by_pairs(const std::vector<Merge>& merges) {
   Merges by_pair;
   by_pair.reserve(merges.size());
@@ -43,7 +44,7 @@ struct Symbol {
   bool merged_away = false;
 };
 
-/// A possible merge; ordered by rank, then by position.
+/// A possible merge of two adjacent symbols; ordered by rank, then by position.
 struct Candidate {
   std::uint64_t rank_and_position = 0;
   TokenId result = 0;
@@ -53,7 +54,8 @@ struct Candidate {
 /// Memory that is reused between encodings, by one thread at a time.
 struct Workspace {
   static constexpr std::size_t kCachedWords = std::size_t{1} << 15;
-  static constexpr std::size_t kCachedBytes = 30;  ///< longer words rarely occur twice
+  /// Longest cached word; longer words rarely occur twice.
+  static constexpr std::size_t kCachedBytes = 30;
 
   TextMap<std::vector<TokenId>> cache;  ///< the tokens of recently encoded words
   std::vector<TokenId> ids;
@@ -61,8 +63,9 @@ struct Workspace {
   std::vector<Candidate> candidates;
 };
 
-/// Merges workspace.ids until no pair has a merge: the lowest rank first, then the leftmost pair.
-/// Symbols are a linked list, candidates a heap. Outdated candidates are skipped.
+/// Merges adjacent tokens of workspace.ids until no pair has a merge. The merge with the lowest
+/// rank is applied first; among equal ranks, the leftmost pair. Symbols are in a linked list and
+/// candidates in a heap. Outdated candidates are skipped.
 class HeapMerge {
  public:
   HeapMerge(const Merges& merges, Workspace& workspace)
@@ -179,10 +182,10 @@ class Bpe {
   }
 
  private:
-  /// Finds places where a word may be cut. Without a pre-tokenizer the whole text is one word. It
-  /// may be cut between two characters that are adjacent in no token, because no merge crosses this
-  /// place. Only places before a space symbol are used; they suffice, and give words that the cache
-  /// can reuse.
+  /// Finds places where a word may be cut. Without a pre-tokenizer the whole text is one word. The
+  /// text may be cut between two characters that are adjacent in no token, because no merge joins
+  /// them. Only places before a space symbol are used: these places suffice, and give words that
+  /// the cache can reuse.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {
@@ -224,8 +227,8 @@ class Bpe {
     HeapMerge(merges_, workspace).run();
   }
 
-  /// Sets the tokens of a word before merging. Unknown tokens and byte-fallback tokens are in the
-  /// order of the `tokenizers` package.
+  /// Sets `ids` to the tokens of a word before merging. Unknown tokens and byte-fallback tokens are
+  /// in the order of the `tokenizers` package.
   void first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
     bool unknown = false;  // whether an unknown token is pending
     while (!word.empty()) {
@@ -269,7 +272,8 @@ class Bpe {
                                                  ///< token
 };
 
-/// Encodes (added tokens, normalization, splitting, byte-pair encoding) and decodes.
+/// A tokenizer with a BPE model. Encoding has four steps: added tokens, normalization, splitting
+/// into words, and byte-pair merges.
 class BpeTokenizer final : public Tokenizer {
  public:
   explicit BpeTokenizer(BpeTokenizerParts parts)
@@ -300,7 +304,7 @@ class BpeTokenizer final : public Tokenizer {
     const auto on_token = [&](TokenId id) { ids.push_back(id); };
     const auto on_word = [&](Piece word) { bpe_.encode(word.text, ids, *workspace); };
     const auto on_part = [&](std::string_view part, bool first) {
-      // The text is copied only if there are normalizers.
+      // Without normalizers the text need not be copied.
       const std::string copy = parts_.normalizers.empty() ? "" : normalize(part);
       const auto on_text = [&](std::string_view piece, bool first_of_part) {
         parts_.pre_tokenizers.split({piece, first && first_of_part}, on_word);
@@ -362,8 +366,8 @@ class BpeTokenizer final : public Tokenizer {
   AddedTokens normalized_;     ///< added tokens to find in the normalized text
   std::vector<bool> special_;  ///< whether a token id is special
   Bpe bpe_;
-  /// One Workspace per concurrently encoding thread. A later call reuses the cache of an earlier
-  /// one.
+  /// One Workspace for each thread that encodes at the same time. A later call reuses the
+  /// Workspace, with its cache, of an earlier call.
   mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
   mutable std::mutex mutex_;
 };

@@ -31,7 +31,7 @@ struct BpeModel {
   std::optional<TokenId> unknown;
 };
 
-/// Upper limit of token ids; eight times the largest known vocabulary.
+/// The largest allowed token id: eight times the largest known vocabulary.
 inline constexpr TokenId kMaxTokenId = 2'000'000;
 
 struct BpeTokenizerParts {
@@ -42,7 +42,7 @@ struct BpeTokenizerParts {
   Decoders decoders;
   std::vector<std::string> texts;  ///< token texts by id, before the decoders; "" for an id without
                                    ///< a token
-  bool joined_by_spaces = false;   ///< how texts are joined if there are no decoders
+  bool joined_by_spaces = false;   ///< without decoders: whether token texts are joined by spaces
   std::vector<std::int64_t> begin_tokens;
   std::optional<bool> begins_texts;  ///< whether texts begin with begin_tokens; nullopt: unknown
   std::vector<std::int64_t> end_tokens;

@@ -25,7 +25,7 @@ constexpr std::array kSpecialKeys{
     "pad_token", "cls_token", "mask_token", "additional_special_tokens",
     kExtraTokens};
 
-/// Reads a JSON file and adds its path to `files.read`; null if it does not exist.
+/// Reads a JSON file and adds the path to `files.read`. Returns null if the file does not exist.
 json read_json(const std::filesystem::path& file, FilesBeside& files) {
   if (!has_file(file)) {
     return {};
@@ -39,7 +39,7 @@ json read_json(const std::filesystem::path& file, FilesBeside& files) {
   }
 }
 
-/// Reads a token that is a string or an object with flags.
+/// Reads a token from a JSON field: a string, or an object with flags.
 AddedToken read_token(const JsonField& field, bool special) {
   if (field.json().is_string()) {
     return {.content = field.text(), .normalized = !special, .special = special};
@@ -68,7 +68,7 @@ void read_added_tokens(const JsonField& field, FilesBeside& files) {
   }
 }
 
-/// Adds a special token, which may already be known with an id.
+/// Adds a special token, which may already be in `files` with an id.
 void add_special_token(AddedToken token, FilesBeside& files) {
   token.special = true;
   const auto known = std::ranges::find(files.tokens, token.content,
@@ -81,7 +81,7 @@ void add_special_token(AddedToken token, FilesBeside& files) {
   }
 }
 
-/// The token of a key; nullopt if it is null or "".
+/// The special token in a JSON field; nullopt if the field is null or "".
 std::optional<AddedToken> special_token_of(const JsonField& field) {
   if (field.is_null() || field.json() == "") {
     return std::nullopt;
@@ -116,8 +116,8 @@ std::optional<bool> flag(const JsonField& root, const char* key) {
   return field.is_null() ? std::nullopt : std::optional(field.flag_or(false));
 }
 
-/// Reads the begin and end tokens. Llama's tokenizer classes add the tokens around a text
-/// themselves.
+/// Reads the begin and end tokens. Llama's tokenizer classes have default begin and end tokens and
+/// decide themselves whether a text gets them.
 void read_ends(const JsonField& root, FilesBeside& files) {
   const JsonField name = root.at("tokenizer_class");
   const bool is_llama = !name.is_null() && name.text().find("LlamaTokenizer") != std::string::npos;
@@ -191,8 +191,8 @@ void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
 
 namespace {
 
-/// The tokens of an end of a text. `key`: the flag of this end. `of_template`: the tokens in the
-/// template of tokenizer.json.
+/// The tokens that begin or end a text. `key`: the flag for this end of the text. `of_template`:
+/// the tokens in the template of tokenizer.json.
 std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
                                     const std::vector<std::int64_t>& of_template, bool decides,
                                     const Vocabulary& ids) {

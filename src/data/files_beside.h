@@ -14,7 +14,7 @@ namespace tessera::data {
 
 /// A token in a file next to the tokenizer.
 struct NamedToken {
-  std::optional<TokenId> id;  ///< nullopt: the id of its text, or the next free id
+  std::optional<TokenId> id;  ///< the token's id; nullopt: the id of its text, or the next free id
   AddedToken token;           ///< the token; AddedToken::id is not set
 };
 
@@ -31,7 +31,7 @@ struct FilesBeside {
   std::vector<NamedToken> tokens;  ///< tokens of all files: first the tokens with ids, by id
   TextEnd begin, end;
   bool decides_ends = true;  ///< whether TextEnd::adds overrides the template of tokenizer.json
-  bool legacy = true;        ///< SentencePiece: each part between special tokens gets a space
+  bool legacy = true;  ///< SentencePiece: each part between special tokens gets a leading space
   /// add_prefix_space: whether a text gets a leading space. A SentencePiece tokenizer adds the
   /// space unless both `prefix` and `legacy` are false.
   std::optional<bool> prefix;
@@ -48,12 +48,12 @@ bool has_file(const std::filesystem::path& file);
 /// too large. `is_new`: the vocabulary lacks the token.
 void check_id(const NamedToken& named, std::int64_t id, bool is_new);
 
-/// Adds the contents of the files next to a tokenizer to the tokenizer. Throws Error if they
-/// contradict it.
+/// Adds the contents of the files next to a tokenizer to the tokenizer. Throws Error if the files
+/// contradict the tokenizer.
 void join_files_beside(BpeTokenizerParts& parts, const FilesBeside& beside);
 
-/// Like hugging_face_tokenizer() and sentencepiece_tokenizer(), with the files next to the
-/// tokenizer. Also throw Error if they contradict the tokenizer.
+/// hugging_face_tokenizer() and sentencepiece_tokenizer() with the contents of the files next to
+/// the tokenizer. Both functions also throw Error if the files contradict the tokenizer.
 TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside);
 TokenizerPtr sentencepiece_tokenizer(const std::string& path, const FilesBeside& beside);
 

@@ -16,11 +16,12 @@
 namespace tessera::data {
 namespace {
 
-/// Limits of PCRE2's match steps: at least this many, and this many per byte. A tokenizer's pattern
-/// needs a few steps per word, but a word may be the whole text.
+/// Limits of the match steps of PCRE2 for a search: kMinMatchLimit, or more for long texts in
+/// proportion to their bytes. A tokenizer's pattern needs a few steps per word, but a word may be
+/// the whole text.
 constexpr std::size_t kMinMatchLimit = 1'000'000;
 constexpr std::size_t kMatchStepsOfByte = 16;
-/// The limit of the interpreter's heap, in KiB.
+/// The limit of the heap of PCRE2's interpreter, in KiB.
 constexpr std::uint32_t kHeapLimit = 64 * 1024;
 constexpr std::size_t kMaxPatternBytes = 100'000;
 /// The depth of nested character classes is limited, because reading them is recursive.
@@ -33,7 +34,8 @@ constexpr std::string_view kSpace =
 constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 /// Characters that Oniguruma counts as \w only outside of a class.
 constexpr std::string_view kWordOutside = R"(\xb2\xb3\xb9\xbc-\xbe)";
-/// Escapes of character sets by letter; the upper-case letter is the complement.
+/// The character set of each escape letter, such as \s. The upper-case letter is the complement of
+/// the set.
 constexpr std::array<std::pair<char, std::string_view>, 4> kSets{
     {{'s', kSpace}, {'w', kWord}, {'d', R"(\p{Nd})"}, {'h', "0-9a-fA-F"}}};
 
@@ -62,11 +64,12 @@ std::string pcre2_message(int code) {
 }
 
 /// Compiles an expression, or a text to be matched literally. Returns nullptr and sets `error` if
-/// PCRE2 rejects it.
+/// PCRE2 rejects the expression.
 pcre2_code* try_compile(std::string_view expression, bool literal, int& error) {
   const CompileContext context(pcre2_compile_context_create(nullptr));
   TESSERA_CHECK(context, "no memory is left to compile a tokenizer's pattern");
-  // As in Oniguruma, only a line feed ends a line, and ^ and $ match at lines.
+  // As in Oniguruma, only a line feed ends a line, and ^ and $ match at the begin and end of each
+  // line.
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   PCRE2_SIZE place = 0;
   return pcre2_compile(bytes_of(expression), expression.size(),
@@ -103,12 +106,12 @@ class Translation {
   }
 
  private:
-  /// A character class. `plain`: elements that PCRE2 allows in one class. `parts`: expressions that
-  /// each match one further kind of character.
+  /// A character class. `plain`: elements that PCRE2 allows together in one class. `parts`: other
+  /// elements, each as an expression that matches one character.
   struct Class {
     std::string plain;
     std::vector<std::string> parts;
-    std::string also = {};  ///< a further expression that a character must match ("&&")
+    std::string also = {};  ///< further expression that a character must match, after "&&"
     bool negated = false;
 
     bool is_plain() const { return parts.empty() && also.empty() && !plain.empty(); }
@@ -237,7 +240,7 @@ class Translation {
     const std::size_t begin = braced ? 3 : 2;
     const std::size_t end = braced ? rest_.find('}') : rest_[1] == 'x' ? 4 : 6;
     const std::string digits(rest_.substr(begin, end - begin));
-    // Two digits from 80 on are a byte in Oniguruma, not a character.
+    // In Oniguruma two hexadecimal digits from 80 on are a byte and not a character.
     refuse_if(end > rest_.size() || digits.empty() ||
                   digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos ||
                   (rest_[1] == 'x' && !braced && digits[0] >= '8'),
@@ -246,7 +249,7 @@ class Translation {
     set.plain += "\\x{" + digits + "}";
   }
 
-  /// Reads the elements up to "]" or "&&".
+  /// Reads the elements of a character class up to "]" or "&&".
   Class take_items() {
     Class set;
     while (!rest_.empty() && rest_[0] != ']' && !rest_.starts_with("&&")) {
@@ -276,7 +279,7 @@ class Translation {
     return set;
   }
 
-  /// Reads a class. Nested classes are united; "&&" has lower precedence.
+  /// Reads a character class. Nested classes are united; "&&" has lower precedence.
   Class take_class() {
     refuse_if(++depth_ > kMaxClassDepth, "[[");
     take(1);
@@ -300,11 +303,11 @@ class Translation {
   std::string_view whole_;
   std::string_view rest_;
   std::string out_;
-  bool last_is_set_ = false;  ///< whether the last escape is a set of characters
+  bool last_is_set_ = false;  ///< whether the last escape, such as \s, is a set of characters
   int depth_ = 0;
 };
 
-/// The start of the first character at or after `at`.
+/// The position of the first character of `text` that begins at `at` or later.
 std::size_t character_at(std::string_view text, std::size_t at) {
   while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0U) == 0x80U) {
     ++at;
@@ -350,7 +353,7 @@ void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
   for (std::size_t at = 0; at <= text.size();) {
     int found = match(at, 0);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
-      // The interpreter uses the heap instead of the JIT stack.
+      // The interpreter of PCRE2 uses the heap instead of the JIT stack, which was too small.
       found = match(at, PCRE2_NO_JIT);
     }
     if (found == PCRE2_ERROR_NOMATCH) {
@@ -360,7 +363,7 @@ void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
                   "' cannot be matched in a text of ", text.size(), " bytes (",
                   pcre2_message(found), "): use a tokenizer with a simpler pattern");
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
-    // Skips an empty match at the end of the previous match.
+    // An empty match at the end of the previous match is skipped.
     if (range[0] == range[1] && last_end == range[1]) {
       at = character_at(text, range[1] + 1);
       continue;

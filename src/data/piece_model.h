@@ -1,7 +1,7 @@
 // The interface to a SentencePiece model. Only libtessera_sentencepiece.so links the SentencePiece
-// library, and it is loaded when a model is opened. Reason: SentencePiece and libc10 both export
-// FLAGS_minloglevel, with different types; in one symbol scope, SentencePiece's constructors would
-// overwrite libc10's memory.
+// library, and libtessera_sentencepiece.so is loaded when a model is opened. The reason:
+// SentencePiece and libc10 both export FLAGS_minloglevel, with different types; in one symbol
+// scope, SentencePiece's constructors would overwrite libc10's memory.
 #pragma once
 
 #include <memory>
@@ -17,18 +17,18 @@ class PieceModel {
   virtual ~PieceModel() = default;
   virtual int size() const = 0;
   virtual int id_of_unknown() const = 0;
-  virtual int id_of_begin() const = 0;  ///< -1: the model has no begin token
-  virtual int id_of_end() const = 0;    ///< -1: the model has no end token
+  virtual int id_of_begin() const = 0;  ///< id of the begin token; -1: none
+  virtual int id_of_end() const = 0;    ///< id of the end token; -1: none
   virtual std::string piece(int id) const = 0;
   /// Returns the id of a piece, or the id of the unknown token if there is no such piece.
   virtual int id(const std::string& piece) const = 0;
-  /// encode() and decode() return an error message, or "".
+  /// Each of encode() and decode() returns an error message; "" if there is no error.
   virtual std::string encode(std::string_view text, std::vector<int>& ids) const = 0;
   virtual std::string decode(const std::vector<int>& ids, std::string& text) const = 0;
 };
 
-/// The name of the only function of libtessera_sentencepiece.so. It loads a model from its
-/// protobuf, or returns nullptr and sets `fault`.
+/// The name of the only function of libtessera_sentencepiece.so. The function loads a model from a
+/// protobuf; if that fails, the function returns nullptr and sets `fault`.
 using LoadPieceModel = PieceModel* (*)(const std::string& model, std::string& fault);
 inline constexpr const char* kLoadPieceModel = "tessera_load_piece_model";
 

@@ -16,7 +16,7 @@ namespace {
 /// The number of tokens that are checked before the first step, which takes less than a second.
 /// Later tokens are checked when they are read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
-/// The number of tokens that are checked at once; they fit into the CPU's cache.
+/// The number of tokens that are read and checked at once, small enough for the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
 
 class TokenWindows final : public SampleSource {
@@ -28,7 +28,8 @@ class TokenWindows final : public SampleSource {
     check_start();
   }
 
-  // One token fewer, because the last target of a sample is the first input of the next sample.
+  // The last token is not an input, because it is only a target: the last target of a sample is the
+  // first input of the next sample.
   std::int64_t size() const override {
     return std::max<std::int64_t>(tokens_->size() - 1, 0) / sequence_;
   }
@@ -51,7 +52,8 @@ class TokenWindows final : public SampleSource {
   }
 
  private:
-  /// Detects most mismatched tokenizers before the first step.
+  /// Checks the first tokens at construction, which detects most mismatched tokenizers before the
+  /// first step.
   void check_start() const {
     const std::int64_t end = std::min(tokens_->size(), kCheckedAtStart);
     std::vector<std::int64_t> piece;
@@ -90,7 +92,7 @@ struct Sample {
   std::vector<bool> learned;
 };
 
-/// The number of tokens in the common prefix.
+/// The number of tokens in the common prefix of two lists.
 std::size_t common_tokens(const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
   return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
@@ -123,7 +125,7 @@ class PromptCompletions final : public SampleSource {
     const std::size_t end = number + 1 < begins_.size() ? begins_[number + 1] : tokens_.size();
     std::ranges::fill(inputs, options_.end.back());
     std::ranges::fill(targets, kIgnoredTarget);
-    // The last token is only a target.
+    // The last token of a sample is only a target, not an input.
     for (std::size_t i = 0; begin + i + 1 < end; ++i) {
       inputs[i] = tokens_[begin + i];
       targets[i] = learned_[begin + i + 1] ? tokens_[begin + i + 1] : kIgnoredTarget;
@@ -175,7 +177,7 @@ class PromptCompletions final : public SampleSource {
   Sample encode_conversation(const Tokenizer& tokenizer, const std::vector<std::string>& prompts,
                              const std::vector<std::string>& completions) const {
     std::string text;
-    // Byte ranges of the completions in `text`.
+    // The byte ranges of the completions in `text`.
     std::vector<std::pair<std::size_t, std::size_t>> learned;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       text += prompts[i];
@@ -196,7 +198,7 @@ class PromptCompletions final : public SampleSource {
     return sample;
   }
 
-  /// Adds the sample of a line. `origin`: file and line number.
+  /// Adds the sample of a line. `origin`: the file and line number, for messages.
   void add(const std::string& line, const Tokenizer& tokenizer, const std::string& origin) {
     const auto room = static_cast<std::size_t>(sequence_) + 1;
     const std::vector<JsonTexts> fields =
@@ -246,7 +248,7 @@ SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& toke
 
 SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options) {
-  // Throws Error for anything but a regular file.
+  // InputFile throws Error for anything but a regular file.
   const files::InputFile input(file, "a JSON Lines file");
   std::ifstream in(file, std::ios::binary);
   std::int64_t number = 0;

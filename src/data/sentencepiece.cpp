@@ -29,8 +29,8 @@ namespace {
 
 constexpr auto kLibrary = "libtessera_sentencepiece.so." TESSERA_SOVERSION;
 
-/// dlopen() flags: RTLD_DEEPBIND makes SentencePiece find its own symbols first. AddressSanitizer
-/// does not allow this flag.
+/// The flags for dlopen(). RTLD_DEEPBIND makes SentencePiece find its own symbols first.
+/// AddressSanitizer does not allow this flag.
 int scope_of_names() {
   const bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") != nullptr;
   return sanitized ? RTLD_LOCAL : RTLD_LOCAL | RTLD_DEEPBIND;
@@ -108,7 +108,8 @@ class SentencePieceTokenizer final : public Tokenizer {
           all.insert(all.end(), ids.begin(), ids.end());
         },
         [&](TokenId id) {
-          // `transformers` treats a single space before a special token as the prefix and drops it.
+          // `transformers` treats a single space before a special token as the prefix and drops the
+          // space.
           if (!prefix_ && all.size() == 1 && special_.contains(id) && is_space(all[0])) {
             all.clear();
           }
@@ -124,7 +125,7 @@ class SentencePieceTokenizer final : public Tokenizer {
       TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
                     " is outside the tokenizer's vocabulary of ", vocabulary(),
                     ": decode with the tokenizer that made it");
-      // Special tokens do not separate their neighbours.
+      // Special tokens have no text, and the pieces before and after them are decoded together.
       if (special_.contains(token)) {
         continue;
       }
@@ -144,8 +145,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::optional<bool> begins_texts() const override { return begins_texts_; }
 
  private:
-  /// Adds the tokens of the model and of the files next to it to the tokens that are found in
-  /// texts.
+  /// Adds the special tokens of the model, and the tokens in the files next to the model, to the
+  /// tokens that are searched in texts.
   void add_tokens(const FilesBeside& beside) {
     std::vector<AddedToken> tokens;
     for (const int id : {model_->id_of_unknown(), model_->id_of_begin(), model_->id_of_end()}) {
@@ -180,7 +181,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     return id < model_->size() && model_->piece(static_cast<int>(id)) == kSpaceMark;
   }
 
-  /// The id of a token's text; a new text gets the next id.
+  /// The id of the token with the text `content`; a text outside the vocabulary gets the next id.
   std::int64_t id_of(const std::string& content) const {
     if (const auto known = ids_.find(content); known != ids_.end()) {
       return known->second;
@@ -189,7 +190,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     return model_->piece(id) == content ? id : vocabulary();
   }
 
-  /// The token of an end of texts; empty if there is none. `of_model`: the model's token, or -1.
+  /// The token that begins or ends texts; empty if there is none. `of_model`: the id of the token
+  /// in the model; -1: none.
   std::vector<std::int64_t> tokens_of(const TextEnd& end, int of_model) const {
     if (end.text) {
       return {id_of(*end.text)};
@@ -204,9 +206,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     return ids;
   }
 
-  /// Encodes a part after the first. The library would drop a space at the begin of the part. As in
-  /// `transformers`, an unknown token put before it preserves the space; its pieces are removed
-  /// from the result.
+  /// Encodes a part of a text other than the first part. The SentencePiece library would drop a
+  /// space at the begin of the part. As in `transformers`, an unknown token is put before the part,
+  /// which preserves the space. The pieces of this token are removed from the result.
   std::vector<int> pieces_within(std::string_view part) const {
     if (!part.starts_with(' ') && !part.starts_with(kSpaceMark)) {
       return pieces_of(*within_, part);
@@ -227,13 +229,13 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   std::unique_ptr<PieceModel> model_;
-  std::unique_ptr<PieceModel> within_;  ///< the same model without a space added before the text
-  bool legacy_ = true;                  ///< each part between special tokens gets a leading space
-  bool prefix_ = true;                  ///< the first part gets a leading space
+  std::unique_ptr<PieceModel> within_;  ///< the model without a space added before the text
+  bool legacy_ = true;  ///< whether each part between special tokens gets a leading space
+  bool prefix_ = true;  ///< whether the first part gets a leading space
   AddedTokens added_;
   std::set<std::int64_t> special_;           ///< tokens that decode to nothing
   std::map<std::string, std::int64_t> ids_;  ///< ids of the tokens in added_, by text
-  std::vector<std::string> behind_;          ///< texts of tokens with ids above the model's
+  std::vector<std::string> behind_;          ///< texts of tokens with ids above those of the model
   std::vector<std::int64_t> begin_, end_;
   std::optional<bool> begins_texts_;
 };

@@ -16,7 +16,8 @@ std::string fault_of(const sentencepiece::util::Status& status) {
 
 class LibraryModel final : public PieceModel {
  public:
-  /// Returns the library's error as text; the library throws for some faults.
+  /// Loads a model. Returns the error as text; "" if there is none. SentencePiece reports some
+  /// errors by exceptions.
   std::string load(const std::string& model) {
     try {
       return fault_of(processor_.LoadFromSerializedProto(model));

@@ -14,7 +14,8 @@ namespace {
 const nlohmann::json kNull;
 constexpr std::size_t kMaxShown = 80;
 
-/// The value as ASCII JSON, cut to a maximum length: untrusted keys and texts may contain anything.
+/// A JSON value as ASCII text for messages, cut to a maximum length, because keys and texts of an
+/// untrusted file may contain anything.
 std::string short_text(const nlohmann::json& value) {
   const std::string text = value.dump(-1, ' ', true);
   return text.size() <= kMaxShown ? text : text.substr(0, kMaxShown) + "...";
@@ -78,7 +79,7 @@ std::string JsonField::shown() const {
 
 namespace {
 
-/// The first code point of a text; 0 if it is empty.
+/// The first code point of a text; 0 if the text is empty.
 char32_t first_of(std::string_view text) {
   return text.empty() ? 0 : code_point(text.substr(0, first_character(text).bytes));
 }
@@ -143,17 +144,20 @@ void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token)
       continue;
     }
     if (token->lstrip) {
-      // White space that the previous token has consumed is not part of the text before this token.
+      // The previous added token may have consumed white space. This white space is not part of the
+      // text before this token.
       begin = given + without_trailing_space(text.substr(given, std::max(begin, given) - given));
     }
     if (token->rstrip) {
-      // A token extends its end over the following white space. Tokens may be inside that white
-      // space; their own search is limited, so that the total time is linear.
+      // An added token with `rstrip` includes the white space after the token. Other added tokens
+      // may be inside this white space; no white space is searched twice, so that the total time is
+      // linear.
       space_end =
           std::max(space_end, end + (end < space_end ? 0 : leading_space(text.substr(end))));
       end = space_end;
     }
-    // Skips a white-space token inside white space that another token has consumed.
+    // An added token of white space is skipped if it lies inside white space that another added
+    // token has consumed.
     if (begin >= end) {
       continue;
     }
@@ -181,7 +185,7 @@ constexpr std::array<char32_t, 256> kCodePoints = [] {
 constexpr char32_t kAlphabetEnd = 0x144;
 constexpr int kNoByte = -1;
 
-/// The inverse of kCodePoints.
+/// The inverse of kCodePoints: the byte for each code point of GPT-2's alphabet.
 constexpr std::array<int, kAlphabetEnd> kByteOfCodePoint = [] {
   std::array<int, kAlphabetEnd> bytes{};
   bytes.fill(kNoByte);
@@ -315,8 +319,8 @@ SplitBehavior read_split_behavior(const JsonField& field) {
   return static_cast<SplitBehavior>(found - kNames.begin());
 }
 
-/// Whether a part of a text belongs to the same piece as the part before it. `after`, `match`:
-/// whether the part before, and the part itself, are matches.
+/// Whether a part of a text belongs to the same piece as the part before it. `after`: whether the
+/// part before is a match of the pattern. `match`: whether the part itself is a match.
 bool joins(SplitBehavior behavior, bool after, bool match) {
   return (behavior == SplitBehavior::kMergedWithPrevious && match && !after) ||
          (behavior == SplitBehavior::kMergedWithNext && after && !match) ||
@@ -326,7 +330,8 @@ bool joins(SplitBehavior behavior, bool after, bool match) {
 PreTokenizers::Step split_step(Pattern expression, SplitBehavior behavior, bool invert) {
   const auto pattern = std::make_shared<const Pattern>(std::move(expression));
   return [pattern, behavior, invert](Piece piece, OnPiece on_piece) {
-    // The last piece, which may still grow, and whether its last part is a match.
+    // The range of the last piece, which may still grow, and below whether its last part is a
+    // match.
     std::size_t begin = 0, end = 0;
     bool is_match = false;
     const auto give = [&] {
@@ -370,7 +375,8 @@ void add_split(Pattern pattern, SplitBehavior behavior, bool invert, PreTokenize
   all.steps.push_back(std::move(step));
 }
 
-/// The piece with each space replaced by `mark`, and with a leading mark if `prepended`.
+/// The piece with each space replaced by `mark`. If `prepended` is true, `mark` is also put before
+/// the piece.
 std::string marked(std::string_view piece, const std::string& mark, bool prepended) {
   std::string text;
   for (const char c : piece) {
@@ -379,7 +385,7 @@ std::string marked(std::string_view piece, const std::string& mark, bool prepend
   return prepended && !text.starts_with(mark) ? mark + text : text;
 }
 
-/// Adds SentencePiece's handling of spaces.
+/// Adds the step "Metaspace": SentencePiece's handling of spaces.
 void add_metaspace(const JsonField& field, PreTokenizers& all) {
   field.require(!all.byte_level, "before ByteLevel");
   field.only({"replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
@@ -397,7 +403,7 @@ void add_metaspace(const JsonField& field, PreTokenizers& all) {
                           splits = field.at("split").flag_or(true)](Piece piece, OnPiece on_piece) {
     const std::string text =
         marked(piece.text, mark, prepend == "always" || (prepend == "first" && piece.first));
-    // A word begins at each mark.
+    // Each mark begins a new word.
     for (std::size_t begin = 0; begin < text.size();) {
       const std::size_t end =
           splits ? std::min(text.find(mark, begin + 1), text.size()) : text.size();
@@ -407,7 +413,8 @@ void add_metaspace(const JsonField& field, PreTokenizers& all) {
   });
 }
 
-/// Adds ByteLevel. The text stays as bytes; the model's vocabulary is converted to bytes instead.
+/// Adds the pre-tokenizer ByteLevel. The text is not converted to GPT-2's alphabet; instead the
+/// model's vocabulary is converted to bytes.
 void add_byte_level(const JsonField& field, PreTokenizers& all) {
   /// GPT-2's splitting pattern, for "use_regex".
   constexpr const char* kGpt2Pattern =
@@ -457,8 +464,8 @@ void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
   }
 }
 
-/// Removes the character up to `left` times from the begin and up to `right` times from the end of
-/// each token.
+/// Adds the decoder Strip, which removes a character up to `left` times from the begin and up to
+/// `right` times from the end of each token.
 void add_strip(const JsonField& field, Decoders& steps) {
   constexpr std::uint32_t kMaxStripped = 1000;
   field.only({"content", "start", "stop"});
@@ -485,7 +492,7 @@ void add_metaspace_decoder(const JsonField& field, Decoders& steps) {
       scheme.is_null() ? field.at("add_prefix_space").flag_or(true) : scheme.text() != "never";
   steps.emplace_back([mark = field.at("replacement").character(), prepended](auto& tokens) {
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-      // The space before the first word was added by the tokenizer and is removed.
+      // The tokenizer has added the space before the first word, so decoding removes this space.
       const std::string_view space = i == 0 && prepended ? "" : " ";
       for (std::size_t at = tokens[i].find(mark); at != std::string::npos;
            at = tokens[i].find(mark, at + space.size())) {
@@ -505,7 +512,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
     field.at("decoders").for_each([&](const JsonField& step) { add_decoder(step, steps); });
   } else if (type == "ByteLevel") {
     field.only({"add_prefix_space", "trim_offsets", "use_regex"});
-    // A token with characters outside GPT-2's alphabet is kept as text.
+    // A token with characters outside GPT-2's alphabet is not converted to bytes.
     add_for_each([](std::string& token) { token = bytes_of_token(token).value_or(token); });
   } else if (type == "ByteFallback") {
     field.only({});
@@ -517,7 +524,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
   } else if (type == "Metaspace") {
     add_metaspace_decoder(field, steps);
   } else if (type == "Replace") {
-    // Incomplete characters are not replaced, because further tokens may complete them.
+    // Incomplete UTF-8 characters are not replaced, because further tokens may complete them.
     add_for_each([replace = read_replace(field)](std::string& token) {
       std::string storage;
       if (replace_invalid_utf8(token, storage).data() == token.data()) {
@@ -576,8 +583,8 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
       add_post_processor(step, vocabulary, tokens);
     });
   } else if (type == "TemplateProcessing") {
-    // Only one template may have tokens: the `tokenizers` package would process the first one's
-    // result as a pair of texts in the second template.
+    // Only one template may have tokens: the `tokenizers` package would pass the result of the
+    // first template to the second template as a pair of texts.
     field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
     tokens = read_template(field, vocabulary);
   } else if (type != "ByteLevel") {  // ByteLevel only changes offsets into the text

@@ -1,5 +1,5 @@
-// The processing steps around a tokenizer's model: the JSON objects of tokenizer.json, and what
-// they do to a text.
+// The processing steps around a tokenizer's model: the JSON objects of tokenizer.json, and how they
+// change a text.
 
 #pragma once
 
@@ -28,13 +28,13 @@ struct TextHash {
     return std::hash<std::string_view>()(text);
   }
 };
-/// A map by text that is searched by string_view, without a copy.
+/// A map with texts as keys that can be searched by string_view, without a copy of the text.
 template <class Value>
 using TextMap = std::unordered_map<std::string, Value, TextHash, std::equal_to<>>;
 /// Token ids by token text.
 using Vocabulary = TextMap<TokenId>;
 
-/// A value of a tokenizer.json, with its path for messages. The JSON must outlive it.
+/// A value of a tokenizer.json, with its path for messages. The JSON must outlive this object.
 class JsonField {
  public:
   JsonField(const nlohmann::json& value, std::string place)
@@ -53,9 +53,9 @@ class JsonField {
     }
   }
   const std::string& text() const;
-  /// A text of exactly one character.
+  /// The value of a field that must be a text of exactly one character.
   const std::string& character() const;
-  /// The field's bool; `otherwise` if it is null.
+  /// The bool in the field; `otherwise` if the field is null.
   bool flag_or(bool otherwise) const;
   std::uint32_t number_below(std::uint32_t limit) const;
   /// The "type" of a JSON object.
@@ -63,9 +63,10 @@ class JsonField {
 
   /// Throws Error if the object has keys other than "type" and `keys`.
   void only(std::initializer_list<std::string_view> keys) const;
-  /// Throws Error unless `condition` is true; the message says that the value must be `what`.
+  /// Throws Error unless `condition` is true; the message says that the field's value must be
+  /// `what`.
   void require(bool condition, std::string_view what) const;
-  /// Throws Error that the field's value is not supported.
+  /// Throws an Error that says that the field's value is not supported.
   [[noreturn]] void refuse() const;
 
  private:
@@ -80,13 +81,14 @@ class JsonField {
 struct AddedToken {
   std::string content;
   TokenId id = 0;
-  bool single_word = false;  ///< the token does not match inside a word
-  bool lstrip = false;       ///< the token includes the white space before it
-  bool rstrip = false;       ///< the token includes the white space after it
-  bool normalized = false;   ///< the token is searched in the normalized text
-  bool special = false;      ///< the token decodes to nothing
+  bool single_word = false;  ///< whether the token does not match inside a word
+  bool lstrip = false;       ///< whether the token includes white space before it
+  bool rstrip = false;       ///< whether the token includes white space after it
+  bool normalized = false;   ///< whether the token is searched in the normalized text
+  bool special = false;      ///< whether the token decodes to nothing
 };
-/// Reads all members except the id. `special`: AddedToken::special if the object has no "special".
+/// Reads all members of an AddedToken except the id. `special`: AddedToken::special if the object
+/// has no "special".
 AddedToken added_token_of(const JsonField& field, bool special);
 
 /// Finds added tokens in a text, from left to right. Of several tokens at one place, the longest is
@@ -94,21 +96,22 @@ AddedToken added_token_of(const JsonField& field, bool special);
 class AddedTokens {
  public:
   AddedTokens() = default;
-  /// No `content` of a token may be empty.
+  /// The `content` of a token must not be empty.
   explicit AddedTokens(const std::vector<AddedToken>& tokens);
 
   using OnText = c10::function_ref<void(std::string_view text, bool first)>;
   using OnToken = c10::function_ref<void(TokenId id)>;
-  /// Reports the tokens in valid UTF-8, and the non-empty texts between them. `first`: whether the
-  /// part is at the beginning of `text`.
+  /// Calls `on_token` for each added token in `text`, which is valid UTF-8, and `on_text` for each
+  /// non-empty text between tokens. The argument `first` of `on_text` says whether that text is at
+  /// the beginning of `text`.
   void split(std::string_view text, OnText on_text, OnToken on_token) const;
 
  private:
-  /// The longest token at the beginning of a non-empty text, or nullptr.
+  /// The longest added token at the beginning of a non-empty text, or nullptr.
   const AddedToken* match_at(std::string_view text) const;
 
-  TextMap<AddedToken> tokens_;  ///< by content
-  /// The sizes of the tokens that begin with each byte, largest first.
+  TextMap<AddedToken> tokens_;  ///< the added tokens by AddedToken::content
+  /// For each byte: the sizes of the added tokens that begin with the byte, largest first.
   std::array<std::vector<std::size_t>, 256> sizes_;
 };
 
@@ -123,8 +126,8 @@ std::optional<unsigned char> byte_of_fallback_token(std::string_view token);
 /// Throws Error if a text of `from` bytes has grown to more bytes than any real tokenizer produces.
 void check_growth(std::size_t from, std::size_t to);
 
-/// Steps that modify valid UTF-8 in place before it is split. All read_...() functions throw Error
-/// for unsupported steps.
+/// Steps that modify valid UTF-8 in place before the text is split. All read_...() functions throw
+/// Error for unsupported steps.
 using Normalizers = std::vector<std::function<void(std::string& text)>>;
 Normalizers read_normalizers(const JsonField& field);
 
@@ -139,13 +142,13 @@ struct Piece {
 };
 using OnPiece = c10::function_ref<void(Piece)>;
 
-/// Steps that split pieces, in order.
+/// The steps that split a text into pieces, in the order in which they run.
 struct PreTokenizers {
   /// Reports non-empty pieces from left to right; a piece is valid only during the call. Pieces are
   /// valid UTF-8, except after ByteLevel.
   using Step = std::function<void(Piece piece, OnPiece on_piece)>;
   std::vector<Step> steps;
-  bool byte_level = false;  ///< ByteLevel is one of the steps, so the model's tokens are bytes
+  bool byte_level = false;  ///< whether a step is ByteLevel, so that the model's tokens are bytes
 
   void split(Piece piece, OnPiece on_piece) const { split_from(0, piece, on_piece); }
 
@@ -153,7 +156,7 @@ struct PreTokenizers {
   void split_from(std::size_t step, Piece piece, OnPiece on_piece) const;
 };
 PreTokenizers read_pre_tokenizers(const JsonField& field);
-/// Splits at the matches of an expression; the matches are pieces too.
+/// Splits at the matches of an expression; the matches become pieces too.
 PreTokenizers::Step split_by_pattern(std::string_view expression);
 
 /// The tokens that a template puts before and after a text.
@@ -161,7 +164,8 @@ struct TemplateTokens {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
 };
-/// Reads the template. Also throws Error for tokens outside the vocabulary.
+/// Reads the "post_processor" of tokenizer.json. Also throws Error for tokens outside the
+/// vocabulary.
 TemplateTokens read_post_processor(const JsonField& field, TokenId vocabulary);
 
 }  // namespace tessera::data

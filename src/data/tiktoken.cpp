@@ -1,5 +1,5 @@
-// Meta's tokenizer.model of Llama 3 and 4 in tiktoken's format: one line per token, with its bytes
-// in base64 and its rank.
+// Meta's tokenizer.model of Llama 3 and 4 in tiktoken's format: one line per token, with the bytes
+// of the token in base64 and the rank of the token.
 
 #include <algorithm>
 #include <array>
@@ -18,12 +18,12 @@
 namespace tessera::data {
 namespace {
 
-// The patterns and special tokens are from Meta's package llama-models, where they are in the code
-// next to each tokenizer file.
+// The patterns and special tokens are from Meta's package llama-models, where the code of each
+// model defines them.
 
 /// The parts of a model's tokenizer that are not in its tiktoken file.
 struct TiktokenModelParts {
-  std::size_t ranks;  ///< number of tokens in the file
+  std::size_t ranks;  ///< number of tokens in the tiktoken file
   const char* pattern;
   std::vector<std::string> (*special_tokens)();  ///< special tokens in the order of their ids,
                                                  ///< which follow the file's tokens
@@ -44,7 +44,7 @@ void append(std::vector<std::string>& names, std::initializer_list<const char*> 
   }
 }
 
-/// Appends reserved names of a group, numbered from `first`, until there are `total` names.
+/// Appends names of reserved special tokens, numbered from `first`, until there are `total` names.
 void append_reserved(std::vector<std::string>& names, const std::string& group, int first,
                      std::size_t total) {
   for (int i = first; names.size() < total; ++i) {
@@ -52,8 +52,8 @@ void append_reserved(std::vector<std::string>& names, const std::string& group, 
   }
 }
 
-/// Special tokens of Llama 3.1 to 3.3. Llama 3.0 has the same names, or reserved names in their
-/// places.
+/// Special tokens of Llama 3.1 to 3.3. Llama 3.0 has equal names or, for some tokens, reserved
+/// names.
 std::vector<std::string> llama3_special_tokens() {
   std::vector<std::string> names;
   append(names, {"begin_of_text", "end_of_text", "reserved_special_token_0",
@@ -81,7 +81,7 @@ std::vector<std::string> llama4_special_tokens() {
   return names;
 }
 
-/// The models' parts, indexed by TiktokenModel.
+/// The parts of each model's tokenizer, indexed by TiktokenModel.
 constexpr std::array<TiktokenModelParts, 2> kModels{
     {{128'000, kLlama3Pattern, llama3_special_tokens},
      {200'000, kLlama4Pattern, llama4_special_tokens}}};
@@ -129,7 +129,7 @@ std::optional<std::string> decode_base64(std::string_view text) {
   return bytes;
 }
 
-/// The tokens of the file by rank, which is also their id.
+/// The tokens of a tiktoken file, indexed by rank. The rank of a token is also its id.
 std::vector<std::string> read_ranks(std::string_view text) {
   std::vector<std::string> tokens;
   for (std::size_t line = 1; !text.empty(); ++line) {

@@ -26,10 +26,10 @@ namespace {
 using ShardHeader = std::array<std::int32_t, 256>;
 constexpr std::size_t kShardHeaderBytes = sizeof(ShardHeader);
 
-/// The properties of one of the two kinds of shard.
+/// The properties of a shard of 16-bit or of 32-bit tokens.
 struct ShardKind {
   std::int32_t magic;
-  std::int32_t version;  ///< the version that llm.c writes
+  std::int32_t version;  ///< version number that llm.c writes in the header
   std::size_t token_bytes;
 };
 constexpr ShardKind kUint16Shard{20240520, 1, sizeof(std::uint16_t)};
@@ -54,8 +54,8 @@ const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
        " (uint32): give token shards, or tokenize the text first (llama_train --text does)");
 }
 
-/// A shard. Its file is open only during a read, because a data set may have more shards than a
-/// process may have open files.
+/// A shard. The file of a shard is open only during a read, because a data set may have more shards
+/// than a process may have open files.
 class Shard {
  public:
   // The constructor makes all checks, so that later reads stay inside the tokens.
@@ -89,7 +89,7 @@ class Shard {
  private:
   files::InputFile open() const { return {path_, "token shards"}; }
 
-  // Converts to int64, libtorch's type for token ids, from the file's type.
+  // Converts tokens from the file's type to int64, libtorch's type for token ids.
   template <class Token>
   void widen(std::int64_t begin, std::span<std::int64_t> out) const {
     std::vector<Token> tokens(out.size());
@@ -118,7 +118,8 @@ class ShardedTokens final : public TokenSource {
 
   void read(std::int64_t begin, std::span<std::int64_t> out) const override {
     check_range(begin, static_cast<std::int64_t>(out.size()));
-    // The first shard that ends after `begin`; empty shards are skipped.
+    // The first shard of the range: the first shard that ends after `begin`. Empty shards are
+    // skipped.
     auto shard = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) -
                                           ends_.begin());
     for (; !out.empty(); ++shard) {
@@ -138,8 +139,8 @@ const ShardKind& kind_of(TokenWidth width) {
   return width == TokenWidth::kUint16 ? kUint16Shard : kUint32Shard;
 }
 
-/// Converts tokens to the shard's type. `before`: number of earlier tokens in the shard, for the
-/// message.
+/// Converts tokens to the shard's type. `before`: the number of earlier tokens in the shard, for
+/// messages.
 template <class Token>
 std::vector<Token> narrow(std::span<const std::int64_t> tokens, std::int64_t before) {
   std::vector<Token> result;
@@ -184,7 +185,7 @@ TokenShardWriter::TokenShardWriter(const std::filesystem::path& path, TokenWidth
 
 TokenShardWriter::~TokenShardWriter() = default;
 
-/// The number of tokens is limited, because the header stores it in an int32.
+/// The number of tokens is limited, because the header of a shard stores the number in an int32.
 void TokenShardWriter::append(std::span<const std::int64_t> tokens) {
   const auto all = static_cast<std::int64_t>(tokens.size()) + size_;
   TESSERA_CHECK(all <= std::numeric_limits<std::int32_t>::max(), all,
@@ -205,7 +206,7 @@ void TokenShardWriter::finish() {
   header[1] = kind_of(width_).version;
   header[2] = static_cast<std::int32_t>(size_);
   file_->write_at(0, std::as_bytes(std::span(header)));
-  // The file is synced to disk before it gets its final name (AtomicFile).
+  // The temporary file is synced to disk before it is renamed to its final name (AtomicFile).
   file_->sync();
   file_->publish();
 }
@@ -231,14 +232,15 @@ class MemoryTokens final : public TokenSource {
 
 }  // namespace
 
-/// Avoids begin + count, which could overflow.
+/// The check avoids begin + count, which could overflow.
 void TokenSource::check_range(std::int64_t begin, std::int64_t count) const {
   TESSERA_CHECK(begin >= 0 && begin <= size() && count <= size() - begin, "tokens [", begin, ", ",
                 begin + count, ") were asked for, but there are ", size(),
                 ": ask for a range inside them");
 }
 
-/// Uses the smallest type that fits: otherwise a text of bytes would take eight times its size.
+/// Tokens are stored in the smallest type that fits all tokens: otherwise a text of bytes would
+/// take eight times its size.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens) {
   const auto fit = [range = std::ranges::minmax_element(tokens), &tokens](std::int64_t limit) {
     return tokens.empty() || (*range.min >= 0 && *range.max <= limit);

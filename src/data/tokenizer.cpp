@@ -19,7 +19,7 @@ namespace {
 
 enum class TokenizerForm { kJson, kTiktoken, kSentencePiece };
 
-/// The beginning of a file.
+/// The beginning of a file, from which the format is recognized.
 std::string beginning_of(const std::filesystem::path& path) {
   constexpr std::uint64_t kBytes = 1024;
   const tessera::files::InputFile file(path, "a tokenizer");
@@ -41,7 +41,7 @@ TokenizerForm form_of(std::string_view text) {
              : TokenizerForm::kSentencePiece;
 }
 
-/// Returns the path itself, or the tokenizer's file in a folder.
+/// Returns `path` itself or, if `path` is a folder, the tokenizer's file in the folder.
 std::string file_of(const std::string& path) {
   if (!std::filesystem::is_directory(path)) {
     return path;
@@ -140,8 +140,8 @@ std::string StreamDecoder::push(std::int64_t token) {
   }
   window_.push_back(token);
   const std::string text = tokenizer_->decode(window_);
-  // The text is incomplete if it ends inside a character. Some tokenizers decode each byte of an
-  // incomplete character to U+FFFD.
+  // The text of the tokens is incomplete if it ends inside a character. Some tokenizers decode each
+  // byte of an incomplete character to U+FFFD.
   if (incomplete_suffix(text) > 0 || text.ends_with(kReplacementCharacter)) {
     return "";
   }
@@ -160,8 +160,8 @@ std::string StreamDecoder::take_new(const std::string& text) {
   std::string piece = text.substr(std::min(given_, text.size()));
   given_ = text.size();
   // A token's text may depend on the tokens before it: a decoder may remove spaces at the beginning
-  // of a text. So the tokens of this piece are the context of the next piece, unless they have no
-  // text without the tokens before them.
+  // of a text. So the tokens of the returned text are decoded again before the next tokens, unless
+  // these tokens alone have no text.
   const std::vector<std::int64_t> own(window_.begin() + static_cast<std::ptrdiff_t>(context_),
                                       window_.end());
   if (const std::size_t size = tokenizer_->decode(own).size(); size > 0) {

@@ -37,7 +37,7 @@ Vocabulary read_vocabulary(const JsonField& field, std::vector<std::string>& tex
   return vocabulary;
 }
 
-/// Reads a merge: "left right", or a list of both.
+/// Reads the two tokens of a merge: "left right" or ["left", "right"].
 std::pair<std::string_view, std::string_view> read_merge(const JsonField& field) {
   const nlohmann::json& merge = field.json();
   if (merge.is_array()) {
@@ -68,8 +68,8 @@ std::vector<Merge> read_merges(const JsonField& field, const Vocabulary& vocabul
   return merges;
 }
 
-/// The vocabulary with tokens as bytes. Tokens outside GPT-2's alphabet are dropped, because they
-/// cannot occur.
+/// The vocabulary with each token converted from GPT-2's alphabet to bytes. Tokens with characters
+/// outside this alphabet are dropped, because no text gives these tokens.
 Vocabulary as_bytes(const Vocabulary& vocabulary) {
   Vocabulary bytes;
   bytes.reserve(vocabulary.size());
@@ -142,10 +142,11 @@ void read_added_tokens(const JsonField& field, const Vocabulary& vocabulary,
 }
 
 BpeTokenizerParts read_parts(const JsonField& root) {
-  // "truncation" and "padding" apply to batches and are ignored.
+  // "truncation" and "padding" apply to batches and are ignored here.
   root.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
              "post_processor", "decoder", "model"});
-  // Checked first, because other models have other vocabularies. Old files do not name the type.
+  // The type of the model is checked first, because the vocabularies of other models have other
+  // formats. Old files do not name the type.
   if (const JsonField type = root.at("model").at("type"); !type.is_null() && type.text() != "BPE") {
     type.refuse();
   }
@@ -166,7 +167,8 @@ BpeTokenizerParts read_parts(const JsonField& root) {
 }
 
 /// Checks add_prefix_space. If a ByteLevel is the whole pre_tokenizer, `transformers` sets its flag
-/// from tokenizer_config.json; if that has no flag, it is false for classes other than Llama's.
+/// from tokenizer_config.json; if that file has no flag, `transformers` uses false for tokenizer
+/// classes other than Llama's.
 void check_prefix(const JsonField& step, const FilesBeside& beside) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

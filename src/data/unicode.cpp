@@ -12,14 +12,15 @@
 namespace tessera::data {
 namespace {
 
-/// The size and the code point of the first character; a negative size if it is invalid.
+/// The size and the code point of the first character of `text`; a negative size if the character
+/// is invalid.
 utf8proc_ssize_t iterate(std::string_view text, utf8proc_int32_t& code) {
   return utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), std::ssize(text),
                           &code);
 }
 
-/// Whether further bytes can complete `text` to one character. If any bytes can, then the smallest
-/// or the largest continuation bytes can.
+/// Whether further bytes can complete `text` to one character. If any continuation bytes complete
+/// the character, the smallest or the largest continuation bytes do.
 bool begins_character(std::string_view text) {
   return std::ranges::any_of(std::array{'\x80', '\xbf'}, [&](char continuation) {
     utf8proc_int32_t code = 0;
@@ -28,7 +29,7 @@ bool begins_character(std::string_view text) {
   });
 }
 
-/// The number of valid bytes at the beginning.
+/// The number of valid UTF-8 bytes at the beginning of `text`.
 std::size_t valid_prefix(std::string_view text) {
   std::size_t at = 0;
   while (at < text.size()) {
@@ -130,7 +131,7 @@ bool is_space(char32_t code) {
 }  // namespace
 
 std::string normalized(std::string_view text, NormalizationForm form) {
-  // ASCII is equal in all normalization forms.
+  // ASCII text is returned unchanged, because it is equal in all normalization forms.
   if (std::ranges::none_of(text, [](char byte) { return (byte & 0x80) != 0; })) {
     return std::string(text);
   }
@@ -163,7 +164,8 @@ std::string lower_case(std::string_view text) {
   return out;
 }
 
-/// Letters, marks, decimal digits, letter numbers, connectors, joiners, and circled letters.
+/// A word consists of letters, marks, decimal digits, letter numbers, connectors, joiners, and
+/// circled letters.
 bool is_word(char32_t code) {
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
   static_assert(UTF8PROC_CATEGORY_LU == 1 && UTF8PROC_CATEGORY_NL == 10);

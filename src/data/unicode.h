@@ -10,15 +10,15 @@ namespace tessera::data {
 
 inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+FFFD
 
-/// The first character of a text, or the invalid bytes in its place.
+/// The first character of a text, or the invalid bytes at the beginning of the text.
 struct Utf8Step {
   std::size_t bytes = 0;
   bool valid = false;
-  bool cut = false;  ///< the text ends inside a character
+  bool cut = false;  ///< whether the text ends inside a character
 };
 
-/// The first character of a non-empty text. Invalid bytes are grouped as the Unicode standard
-/// recommends (section 3.9, maximal subparts), as in Python and Rust.
+/// The first character of a non-empty text. Invalid bytes are grouped into replaceable sequences as
+/// the Unicode standard recommends (section 3.9, maximal subparts), as in Python and Rust.
 Utf8Step first_character(std::string_view text);
 /// The last character of non-empty, valid UTF-8.
 std::string_view last_character(std::string_view text);
@@ -37,8 +37,8 @@ std::string printable(std::string_view text);
 
 /// A Unicode normalization form (UAX #15).
 struct NormalizationForm {
-  bool compatible = false;  ///< compatibility form: NFKC or NFKD
-  bool composed = false;    ///< composed form: NFC or NFKC
+  bool compatible = false;  ///< whether this is a compatibility form: NFKC or NFKD
+  bool composed = false;    ///< whether this is a composed form: NFC or NFKC
 };
 /// Normalizes valid UTF-8.
 std::string normalized(std::string_view text, NormalizationForm form);

@@ -18,8 +18,8 @@ namespace tessera::models {
 /// source.
 inline constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Parses a JSON object. Limits the nesting depth to what configurations need, because messages
-/// quote values.
+/// Parses a JSON object. The nesting depth is limited to what configurations need, because error
+/// messages quote values.
 inline nlohmann::json parse_object(const std::string& text, const std::string& origin) {
   try {
     const std::size_t begin = text.find_first_not_of(" \t\r\n");
@@ -32,15 +32,16 @@ inline nlohmann::json parse_object(const std::string& text, const std::string& o
   }
 }
 
-/// A config.json and its name for messages.
+/// A parsed config.json, and its file name for messages.
 class ConfigReader {
  public:
   ConfigReader(const nlohmann::json& json, const std::string& origin)
       : json_(json), origin_(origin) {}
 
-  /// Whether the key exists, even with the value null.
+  /// Whether config.json has the key, even with the value null.
   bool names(const char* key) const { return json_.contains(key); }
-  // Whether the key has a value. Hugging Face writes null for "not set".
+  // Whether config.json has the key with a value other than null. Hugging Face writes null for "not
+  // set".
   bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
 
   std::int64_t positive(const char* key) const {
@@ -64,7 +65,7 @@ class ConfigReader {
     return has(key) ? number(key) : otherwise;
   }
 
-  /// The value of a key for which 0 and null mean "none".
+  /// The number of a key; 0 if the key is missing or null, which mean "none".
   double number_or_zero(const char* key) const {
     return has(key) && json_.at(key) != 0 ? number(key) : 0;
   }
@@ -122,7 +123,7 @@ class ConfigReader {
   const std::string& origin() const { return origin_; }
 
  private:
-  // Values must be below 2^31, so that the product of two sizes fits into 64 bits.
+  // Sizes must be below 2^31, so that the product of two sizes fits into 64 bits.
   std::int64_t checked_positive(const char* key, const nlohmann::json& value) const {
     TESSERA_CHECK(value.is_number_integer() && value.get<std::int64_t>() > 0 &&
                       value.get<std::int64_t>() < (std::int64_t{1} << 31),

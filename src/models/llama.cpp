@@ -49,8 +49,8 @@ at::Tensor plain_frequencies(double theta, std::int64_t head_dim, c10::Device de
   return 1.0 / at::pow(theta, at::arange(0, head_dim, 2, fp32) / static_cast<double>(head_dim));
 }
 
-/// Increases theta so that the lowest frequency rotates as far over `length` tokens as it did over
-/// the original context.
+/// Increases theta so that the lowest frequency rotates as far over `length` tokens as, unscaled,
+/// over the original context.
 double dynamic_theta(const Rope& rope, std::int64_t head_dim, std::int64_t length) {
   const auto original = static_cast<double>(rope.scaling.original_positions);
   const double stretch = std::max(static_cast<double>(length), original) / original;
@@ -88,7 +88,7 @@ at::Tensor yarn_frequencies(const Rope& rope, std::int64_t head_dim, const at::T
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(head_dim - 1));
   if (low == high) {
-    high += 0.001;  // makes the ramp a step, without division by 0
+    high += 0.001;  // prevents a division by 0; the ramp becomes a step
   }
   const at::Tensor divided =
       ((at::arange(head_dim / 2, plain.options()) - low) / (high - low)).clamp(0, 1);
@@ -153,8 +153,8 @@ KvCache::Layer KvCache::append(std::size_t layer, const at::Tensor& keys,
   return {kept.keys.narrow(2, 0, filled), kept.values.narrow(2, 0, filled)};
 }
 
-/// Allocates the cache of a layer at the first call, which determines the number of this rank's
-/// heads and their type.
+/// Allocates the cache of a layer at the first call, which determines the number of heads on this
+/// rank and the type of the cache.
 KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   if (layer >= layers_.size()) {
     layers_.resize(layer + 1);
@@ -162,14 +162,14 @@ KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   Layer& kept = layers_[layer];
   if (!kept.keys.defined()) {
     const std::vector<std::int64_t> sizes{keys.size(0), keys.size(1), slots_, keys.size(3)};
-    // The cache is distributed like the keys.
+    // The cache is distributed over the ranks like the keys.
     kept = {keys.new_empty(sizes), keys.new_empty(sizes)};
   }
   return kept;
 }
 
-/// `values` belong to the positions that follow the cached ones. If there are more positions than
-/// slots, only the last ones are stored.
+/// Stores `values`, the keys or values of the positions that follow the cached positions. If there
+/// are more positions than slots, only the last positions are stored.
 void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
   const std::int64_t count = std::min(values.size(2), slots_);
   const std::int64_t skipped = values.size(2) - count;
@@ -200,7 +200,7 @@ struct Context : nn::AttentionInputs {
   KvCache* cache = nullptr;  ///< the cache; set only in generation
 };
 
-/// The parts of a model that a Context is made from.
+/// The parts of a model from which a Context is made.
 struct ContextParts {
   const LlamaConfig& config;
   const at::Tensor& cos;  ///< rotary tables (positions, head_dim)
@@ -208,26 +208,28 @@ struct ContextParts {
   const nn::ContextParallelPtr& context_parallel;
 };
 
-/// The context of tokens (batch, sequence) that follow the tokens in the cache, if there is a
+/// The Context for tokens (batch, sequence) that follow the tokens in the cache, if there is a
 /// cache. Throws Error for a cache for a different number of texts.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache);
-/// The positions of tokens within documents, and the documents. With nullptr, the documents are
-/// derived from the positions.
+/// The positions of tokens within documents, and the documents. If `documents` is nullptr, the
+/// documents are derived from the positions.
 struct InDocuments {
   const at::Tensor& positions;  ///< positions (batch, sequence)
   const nn::DocumentsPtr& documents;
 };
-/// The context of tokens in documents. Throws Error for a cache, and for sizes that differ.
+/// The Context for tokens in documents. Throws Error for a cache, and for sizes that differ.
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                          const InDocuments& places, const KvCache* cache);
 
-// Rotary angles and masks of visible keys, which attention needs in addition to the activations.
+// The functions below compute the inputs of attention other than activations: rotary angles, and
+// masks of visible keys.
 
 namespace {
 
 using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, (positions, head_dim)
 
-/// A slice of the rotary tables, or newly computed angles if they depend on the length of the text.
+/// The rotary angles: a slice of the rotary tables or, if the angles depend on the length of the
+/// text, newly computed angles.
 Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t last) {
   const LlamaConfig& c = parts.config;
   if (c.rope.depends_on_length(last)) {
@@ -236,8 +238,9 @@ Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t las
   return {parts.cos.slice(0, first, last), parts.sin.slice(0, first, last)};
 }
 
-/// The angles of left-padded texts, (batch * (last - first), head_dim): text i starts at position
-/// padding[i]. Padding, which no token attends to, gets the angles of the text's first token.
+/// The rotary angles of left-padded texts, (batch * (last - first), head_dim): text i starts at
+/// position padding[i]. Padding, which no token attends to, gets the angles of the text's first
+/// token.
 Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t first, std::int64_t last) {
   std::vector<at::Tensor> cos, sin;
@@ -254,7 +257,7 @@ Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t
 }
 
 /// The mask of left-padded prompts, (batch, 1, sequence, sequence): tokens do not attend to
-/// padding. Padding attends to itself, because attention over no keys is NaN.
+/// padding. Padding attends to itself, because the result of attention over no keys is NaN.
 at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t sequence) {
   const c10::Device device = parts.cos.device();
@@ -266,8 +269,8 @@ at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t
   return causal.logical_and(is_token.unsqueeze(1)).logical_or(itself).unsqueeze(1);
 }
 
-/// The context under context parallelism: the angles of the whole sequence at this rank's
-/// positions.
+/// The Context under context parallelism: the rotary angles of this rank's positions in the whole
+/// sequence.
 Context split_context(const ContextParts& parts, const at::Tensor& tokens) {
   const nn::ContextParallel& split = *parts.context_parallel;
   const auto [cos, sin] = angles_of(parts, 0, tokens.size(1) * split.mesh().size());
@@ -280,7 +283,8 @@ Context split_context(const ContextParts& parts, const at::Tensor& tokens) {
 
 }  // namespace
 
-/// The causal mask covers only the tokens of this call.
+/// The Context for tokens that follow the tokens in a cache. The causal mask covers only the tokens
+/// of this call.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache) {
   if (parts.context_parallel) {
     return split_context(parts, tokens);
@@ -375,7 +379,7 @@ class Llama::Attention : public nn::Attention {
       return nn::Attention::attend(q, k, v, inputs);
     }
     const KvCache::Layer seen = cache->append(layer_, k, v);
-    // A single new token attends to all cached keys.
+    // A single new token attends to all cached keys, so no causal mask is needed.
     if (q.size(2) == 1 || inputs.mask.defined()) {
       return nn::attention(q, seen.keys, seen.values, /*causal=*/false, inputs.mask);
     }
@@ -403,7 +407,8 @@ class Llama::Block : public nn::Module<Llama::Block> {
   }
 
  private:
-  /// Dropout uses the random numbers of tessera::manual_seed, which are equal on every mesh.
+  /// Applies dropout in training. Dropout uses the random numbers of tessera::manual_seed, which
+  /// are equal on every mesh.
   at::Tensor drop(const at::Tensor& x) const {
     return dropout_ > 0 && is_training() ? at::dropout(x, dropout_, /*train=*/true) : x;
   }
@@ -450,14 +455,14 @@ Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
   const nn::LinearOptions no_bias{.bias = false};
   lm_head_ = register_module(
       "lm_head", std::make_shared<nn::Linear>(config_.hidden_size, config_.vocab_size, no_bias));
-  // Buffer slots instead of plain tensors: on the meta device they are created without values, like
-  // the parameters.
+  // The rotary tables are buffer slots instead of plain tensors: on the meta device, slots are
+  // created without values, like parameters.
   cos_ = register_buffer_slot("rope_cos", {max_sequence, config_.head_dim},
                               /*persistent=*/false);
   sin_ = register_buffer_slot("rope_sin", {max_sequence, config_.head_dim},
                               /*persistent=*/false);
-  // Ties head and embedding: one parameter with two names. FSDP shards it once, and the gradients
-  // of both uses add up.
+  // Ties head and embedding: one parameter with two names. FSDP shards the parameter once, and the
+  // gradients of both uses are added.
   if (config_.tie_word_embeddings) {
     lm_head_->tie_slot("weight", model_->embed_tokens->weight.slot());
   }
@@ -482,8 +487,8 @@ at::Tensor Llama::forward(const at::Tensor& tokens, const HeadLoss& loss) {
   return tensor_parallel::linear_cross_entropy(hidden, *lm_head_, loss.targets, loss.options);
 }
 
-/// Everything except the head: (batch, sequence) -> (batch * sequence, hidden), or with a cache
-/// (batch, hidden).
+/// Runs everything except the head. Maps tokens, (batch, sequence), to features, (batch * sequence,
+/// hidden); with a cache, to (batch, hidden).
 at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
                            const nn::DocumentsPtr& documents) {
   const std::int64_t past = cache != nullptr ? cache->tokens() : 0;
@@ -518,12 +523,12 @@ KvCache Llama::new_cache(std::int64_t positions, std::vector<std::int64_t> paddi
   return {positions, config_.sliding_window, std::move(padding)};
 }
 
-/// The first matching pattern of a parameter applies, so specific patterns come first.
+/// For each parameter the first pattern that matches applies, so specific patterns are first.
 void Llama::reset_parameters(const nn::InitContext& init) {
   using nn::init::ones;
   using nn::init::zeros;
-  // Truncated at three standard deviations, because an outlier in a large matrix can disturb the
-  // first steps.
+  // The distribution is truncated at three standard deviations, because an outlier in a large
+  // matrix can disturb the first steps.
   const auto normal = [](double std) {
     return nn::init::trunc_normal(0.0, std, -3.0 * std, 3.0 * std);
   };
@@ -536,8 +541,8 @@ void Llama::reset_parameters(const nn::InitContext& init) {
                          {"model.layers.*.*layernorm.weight", ones()},
                          {"model.norm.weight", ones()},
                          {"model.embed_tokens.weight", normal(std)}};
-  // These norms are initialized only if the model has them: an initializer that matches nothing is
-  // an error.
+  // The norms of queries and keys are initialized only if the model has these norms: an initializer
+  // that matches no parameter is an error.
   if (config_.query_key_norm) {
     table.emplace_back("model.layers.*.self_attn.*_norm.weight", ones());
   }
@@ -555,15 +560,15 @@ void Llama::reset_parameters(const nn::InitContext& init) {
   init.set_buffer(sin_, sin);
 }
 
-/// The plan of Megatron and torchtitan: each half of a block costs one all-gather and one
-/// reduce-scatter with sequence parallelism, or one all-reduce without it.
+/// The plan of Megatron and torchtitan: attention and MLP of a block each cost one all-gather and
+/// one reduce-scatter with sequence parallelism, or one all-reduce without it.
 tensor_parallel::ParallelizePlan Llama::tensor_parallel_plan(
     const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const {
   using namespace tensor_parallel;  // NOLINT(google-build-using-namespace): as programs write plans
   check_tensor_parallel(config_, mesh.size());
-  // Activations are folded to (tokens, hidden), so the sequence dimension is 0. Between the halves
-  // of a block, activations are sharded on this dimension, or replicated without sequence
-  // parallelism.
+  // Activations are folded to (tokens, hidden), so the sequence dimension is 0. Between attention
+  // and MLP, activations are sharded on this dimension or, without sequence parallelism,
+  // replicated.
   const Placement between = options.sequence_parallel ? Placement(Shard{0}) : Replicate{};
   const StylePtr norm =
       options.sequence_parallel ? sequence_parallel({.sequence_dim = 0}) : replicate_parallel();
@@ -589,7 +594,7 @@ std::vector<nn::ModuleBase*> Llama::blocks() const {
   return blocks;
 }
 
-/// The same units as in torchtitan. The embedding is a separate unit, so that it is not gathered
+/// The units are those of torchtitan. The embedding is a separate unit, so that it is not gathered
 /// while the blocks run.
 std::vector<std::vector<nn::ModuleBase*>> Llama::fsdp_units() {
   std::vector<std::vector<nn::ModuleBase*>> units;

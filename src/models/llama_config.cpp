@@ -17,7 +17,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// An upper limit far above any real model, because the file may come from an untrusted source.
+/// The largest accepted number of layers, far above any real model, because the file may come from
+/// an untrusted source.
 constexpr std::int64_t kMaxLayers = 10'000;
 
 /// Properties that depend on the "model_type" and are not written in config.json.
@@ -116,7 +117,7 @@ double yarn_attention_factor(const ConfigReader& rope, double factor) {
 }
 
 /// Throws Error unless the model's and the scaling's original positions agree, because versions of
-/// `transformers` differ in which of them they use.
+/// `transformers` differ in which of these numbers they use.
 void check_original_positions(const ConfigReader& file, const RopeScaling& scaling) {
   constexpr const char* kKey = "original_max_position_embeddings";
   const bool takes =
@@ -127,13 +128,14 @@ void check_original_positions(const ConfigReader& file, const RopeScaling& scali
                 "; leave out the one that is not meant");
 }
 
-/// `positions`: the model's positions, used if the scaling has no
-/// "original_max_position_embeddings".
+/// Reads a rope scaling. `positions`: the number of positions of the model, used if the scaling has
+/// no "original_max_position_embeddings".
 RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   using Kind = RopeScaling::Kind;
   RopeScaling s;
   s.kind = scaling_kind(rope, rope.has("rope_type") ? "rope_type" : "type");
-  // Both keys must agree, because versions of `transformers` differ in which of them they read.
+  // "rope_type" and "type" must agree, because versions of `transformers` differ in which of these
+  // keys they read.
   TESSERA_CHECK(!rope.has("rope_type") || !rope.has("type") || scaling_kind(rope, "type") == s.kind,
                 rope.origin(), ": rope scaling has \"rope_type\" ", rope.at("rope_type").dump(),
                 " and \"type\" ", rope.at("type").dump(), "; leave out the one that is not meant");
@@ -162,7 +164,7 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   if (s.kind == Kind::kYarn) {
     s.beta_fast = rope.number_or("beta_fast", s.beta_fast);
     s.beta_slow = rope.number_or("beta_slow", s.beta_slow);
-    // As in `transformers`, an explicit null means no truncation.
+    // As in `transformers`, a "truncate" that is explicitly null means no truncation.
     s.truncate = rope.flag_or("truncate", !rope.names("truncate"));
     s.attention_factor = yarn_attention_factor(rope, s.factor);
   }
@@ -208,18 +210,20 @@ Rope read_rope(const ConfigReader& reader) {
   return rope;
 }
 
-/// The model's positions with scaling, whether or not max_position_embeddings already includes the
-/// scaling.
+/// The number of positions of the model with rope scaling, whether or not max_position_embeddings
+/// already includes the scaling.
 std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& scaling) {
   const std::int64_t said = reader.positive_or("max_position_embeddings", 0);
   const std::int64_t original = scaling.original_positions > 0 ? scaling.original_positions : said;
   const double scaled = scaling.factor * static_cast<double>(original);
-  // An upper limit far above any real model, because the file may come from an untrusted source.
+  // The largest accepted number of positions, far above any real model, because the file may come
+  // from an untrusted source.
   constexpr double kMost = 1e15;
   return std::max(said, static_cast<std::int64_t>(std::min(scaled, kMost)));
 }
 
-/// Grouped-query attention assigns the same number of query heads to each key-value head.
+/// Throws Error unless grouped-query attention can assign equally many query heads to each
+/// key-value head.
 void check_heads(const LlamaConfig& c, const std::string& origin) {
   TESSERA_CHECK(c.num_attention_heads % c.num_key_value_heads == 0, origin,
                 ": num_attention_heads ", c.num_attention_heads,
@@ -243,8 +247,8 @@ LlamaConfig parse_config(const std::string& text, const std::string& origin) {
   TESSERA_CHECK(c.num_hidden_layers <= kMaxLayers, origin, ": num_hidden_layers is ",
                 c.num_hidden_layers, "; models have at most ", kMaxLayers);
   c.num_attention_heads = reader.positive("num_attention_heads");
-  // For other model types, the default in `transformers` is different. null means the number of
-  // attention heads.
+  // For a Llama, a missing "num_key_value_heads" or null means the number of attention heads. For
+  // other model types, the default in `transformers` is different.
   const bool by_heads =
       architecture.type == std::string_view("llama") || reader.names("num_key_value_heads");
   c.num_key_value_heads = by_heads
@@ -277,19 +281,20 @@ LlamaConfig parse_config(const std::string& text, const std::string& origin) {
   c.sliding_window = read_sliding_window(reader, architecture.type);
   check_layer_types(reader, c.sliding_window);
   c.tie_word_embeddings = reader.flag_or("tie_word_embeddings", false);
-  // The text is saved, because exports write it unchanged, including keys that are not read here.
+  // The text of config.json is stored, because exports write the text unchanged, including keys
+  // that this function does not read.
   c.json = text;
   check_heads(c, origin);
   return c;
 }
 
-/// Reads the file's bytes, because exports write the text unchanged.
+/// The bytes of the file are read as they are, because exports write the text unchanged.
 LlamaConfig read_config(const std::filesystem::path& file) {
   return parse_config(files::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
                       file.string());
 }
 
-/// Attention runs on whole heads, and each rank must have the same number of heads.
+/// Each rank computes attention of whole heads, and all ranks must have equally many heads.
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t heads = config.num_attention_heads;
   const std::int64_t kv_heads = config.num_key_value_heads;
@@ -313,7 +318,8 @@ std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp
                                       " tensor-parallel ranks, each on ", copies, " of them");
 }
 
-/// Counted from the sizes alone, because no rank may have the whole model.
+/// The parameters are counted from the sizes in the configuration, because no rank may have the
+/// whole model.
 ParameterCount count_parameters(const LlamaConfig& c) {
   const std::int64_t embedding = c.vocab_size * c.hidden_size;
   const std::int64_t heads = c.num_attention_heads + c.num_key_value_heads;

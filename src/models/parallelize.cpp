@@ -21,7 +21,7 @@ bool has_dim(const DeviceMesh& mesh, const char* name) {
 }
 
 /// Saves the results of attention and of every other matrix product, as torchtitan does. In a Llama
-/// block these are the queries, the values and the gate.
+/// block the saved products are the queries, the values and the gate.
 nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear";
@@ -45,7 +45,8 @@ void checkpoint_blocks(nn::ModuleBase& model, const Modules& blocks, ActivationM
 }
 
 /// The number of units, from the first, that are resharded after forward. By default the last block
-/// and the units after it are not, because backward would gather them again immediately.
+/// and the units after it are not resharded, because backward would gather these units again
+/// immediately.
 std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules& blocks,
                                const ParallelOptions& options) {
   if (!options.fsdp.reshard_after_forward.value_or(true)) {
@@ -72,7 +73,8 @@ void shard_units(const std::vector<Modules>& units, const Modules& blocks, const
       return dynamic_cast<const nn::Embedding*>(module) != nullptr;
     };
     if (std::ranges::all_of(modules, is_embedding)) {
-      // The gradient of an embedding lookup does not need the table.
+      // The unit is not gathered in backward, because the gradient of an embedding lookup does not
+      // need the table.
       fsdp::set_unshard_in_backward(*modules.front(), false);
     }
   }
@@ -89,8 +91,8 @@ DeviceMesh batch_mesh(const DeviceMesh& mesh) {
   return has_dim(mesh, "dp_replicate") ? mesh[{"dp_replicate", "dp"}] : mesh["dp"];
 }
 
-/// HSDP needs a 2-D mesh: parameters are replicated over the first dimension and sharded over the
-/// second.
+/// The mesh for FSDP. HSDP needs a 2-D mesh: parameters are replicated over the first dimension and
+/// sharded over the second.
 DeviceMesh data_mesh(const DeviceMesh& mesh) {
   if (!has_dim(mesh, "cp")) {
     return batch_mesh(mesh);

@@ -56,7 +56,7 @@ std::string tokenizer_file(const std::string& file, const std::filesystem::path&
   if (!std::filesystem::is_directory(path)) {
     return file;
   }
-  // If the folder has no tokenizer, the path is returned unchanged, and opening it throws the
+  // If the folder has no tokenizer, the path is returned unchanged, and opening the path throws the
   // error.
   return data::find_tokenizer(path).value_or(file);
 }
@@ -77,7 +77,8 @@ data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem
              : std::make_shared<LimitedTokenizer>(std::move(tokenizer), config.vocab_size);
 }
 
-/// generation_config.json takes precedence: for chat models it is newer than config.json.
+/// generation_config.json takes precedence: for chat models generation_config.json is newer than
+/// config.json.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config) {
   const std::string of_model = (folder / "config.json").string();
   const std::filesystem::path file = folder / "generation_config.json";

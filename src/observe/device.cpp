@@ -33,12 +33,13 @@ c10::Device current_cuda_device() {
   return {c10::DeviceType::CUDA, detail::current_device(c10::DeviceType::CUDA)};
 }
 
-/// Calls a function of the CUDA driver for the current device; returns false if that is impossible.
-/// The driver is found at run time, because this layer does not link CUDA and a CUDA program has
-/// already loaded the driver. As in cuda.h, CUresult and CUdevice are ints, and 0 is success.
+/// Calls a function of the CUDA driver for the current device; returns false if the driver or a
+/// device is missing. The driver is found at run time, because this layer does not link CUDA and a
+/// CUDA program has already loaded the driver. As in cuda.h, CUresult and CUdevice are ints, and 0
+/// is success.
 template <class... Results>
 bool ask_driver(const char* function, Results... results) {
-  // RTLD_NOLOAD: only if the driver is already loaded.
+  // RTLD_NOLOAD finds the driver only if it is already loaded.
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (driver == nullptr) {
     return false;
@@ -71,7 +72,8 @@ std::string cpu_name() {
   return "";
 }
 
-/// Cached, because the call stalls the device. A process uses one GPU.
+/// The memory of the GPU. The result is cached, because asking for it stalls the device. A process
+/// uses one GPU.
 std::int64_t cuda_capacity(c10::Device device) {
   static const std::int64_t bytes = detail::memory_capacity(device);
   return bytes;
@@ -85,7 +87,7 @@ MemoryUse take_cuda_memory() {
 
 }  // namespace
 
-/// The name by which peak_flops() finds the device.
+/// The name of the device, as peak_flops() needs it.
 std::string device_name(const std::string& device_type) {
   return device_type == "cuda" ? cuda_name() : cpu_name();
 }
@@ -95,7 +97,8 @@ int compute_capability() {
   return ask_driver("cuDeviceComputeCapability", &major, &minor) ? 10 * major + minor : 0;
 }
 
-/// On a CPU, the numbers are those of the whole process, which ranks on threads share.
+/// On a CPU, the numbers are those of the whole process, also if the ranks are threads of one
+/// process.
 MemoryUse take_memory_use(const std::string& device_type) {
   if (device_type == "cuda") {
     return take_cuda_memory();
@@ -116,12 +119,13 @@ std::int64_t physical_memory_bytes() {
 
 namespace {
 
-/// Much longer than a scheduler's time slice, because there may be more ranks than cores.
+/// The length of a measurement: much longer than a scheduler's time slice, because there may be
+/// more ranks than cores.
 constexpr double kWindowSeconds = 0.06;
-/// Shorter products do not use all cores of a large machine.
+/// The shortest time of a product. Shorter products do not use all cores of a large machine.
 constexpr double kProductSeconds = 5e-3;
 
-/// Products of two square matrices.
+/// Measures products of two square matrices.
 struct SquareProducts {
   at::Tensor a, result;
 
@@ -147,7 +151,7 @@ struct SquareProducts {
   }
 };
 
-/// The smallest products that keep the device fully busy.
+/// Products of the smallest matrices that keep the device fully busy.
 SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   const std::int64_t most = device.is_cpu() ? 4096 : 8192;
   for (std::int64_t size = 256;; size *= 2) {

@@ -43,7 +43,8 @@ bool is_state(MemoryKind kind) {
          kind == MemoryKind::kGradients;
 }
 
-/// Recognizes the memory of FSDP's communication by the lane that allocates it.
+/// Forwards to other streams and records the current lane. A MemoryLog recognizes the memory of
+/// FSDP's communication by the lane in which it is allocated.
 class MemoryLog::Lanes final : public comm::Streams {
  public:
   Lanes(MemoryLog& log, comm::StreamsPtr inner) : log_(log), inner_(std::move(inner)) {}
@@ -102,15 +103,16 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
 
 namespace {
 
-/// Whether the caller is an optimizer step, or clipping or unscaling before it.
+/// Whether a caller (CallerScope) is an optimizer step, or gradient clipping or unscaling before a
+/// step.
 bool is_update(std::string_view caller) {
   return caller == "clip_grad_norm_" || caller == "unscale_" || caller == "optimizer step";
 }
 
 }  // namespace
 
-/// Determines the phase: autograd reports a running backward; clipping and updates have a
-/// CallerScope.
+/// Determines the current phase. Autograd reports whether a backward is running; clipping and
+/// updates have a CallerScope.
 void MemoryLog::update_phase() {
   if (phase_ == MemoryPhase::kSetup || phase_ == MemoryPhase::kUpdate) {
     return;
@@ -139,7 +141,8 @@ void MemoryLog::update_moment() {
   }
 }
 
-/// Locks, because another thread prefetches batches and allocates in any phase.
+/// Records an allocation or a free. Takes a lock, because the thread that prefetches batches
+/// allocates in any phase.
 void MemoryLog::note(const TensorBlock& block) {
   const std::lock_guard lock(mutex_);
   const bool by_step = std::this_thread::get_id() == thread_;
@@ -191,8 +194,7 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
     return MemoryKind::kGradients;
   }
   if (block.earlier) {
-    // The first forward creates shards, which have been marked as parameters, and masks, which have
-    // not.
+    // The first forward creates shards, which are marked as parameters, and masks, which are not.
     return block.born == MemoryPhase::kForward && !block.is_parameter ? MemoryKind::kActivations
                                                                       : MemoryKind::kParameters;
   }
@@ -228,7 +230,7 @@ StepMemory MemoryLog::use(bool on_host) const {
       add(block, 1);
     }
   }
-  // The maximum of each moment, with the index of its event.
+  // For each moment: its maximum, with the index of the event at which the maximum was reached.
   std::vector<std::pair<std::size_t, MomentMemory>> moments(moments_.size());
   for (std::size_t i = 0; i < events_.size(); ++i) {
     const Event& event = events_[i];
@@ -258,7 +260,7 @@ StepMemory MemoryLog::use(bool on_host) const {
 
 namespace {
 
-/// For smaller blocks the heap is cheaper than mmap.
+/// The size from which blocks are reserved by mmap. For smaller blocks the heap is cheaper.
 constexpr std::size_t kReserveFrom = std::size_t{1} << 16;
 
 TensorMemoryOptions& counting_options() {
@@ -271,11 +273,11 @@ std::atomic<std::int64_t> live = 0;
 std::atomic<std::int64_t> highest = 0;
 std::atomic<std::uint64_t> allocations = 0;
 
-/// Information that is needed when a block is freed.
+/// What must be known about a block when the block is freed.
 struct Counted {
   TensorBlock block;
-  c10::DataPtr memory;             ///< the block, if it is from libtorch's allocator
-  std::size_t reserved_bytes = 0;  ///< bytes, if the block was reserved from the system instead
+  c10::DataPtr memory;             ///< the block's memory, if from libtorch's allocator
+  std::size_t reserved_bytes = 0;  ///< size of the block, if from the system instead
 };
 
 /// The counted blocks by address, because libtorch's raw deallocation passes only the address.

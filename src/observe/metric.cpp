@@ -17,7 +17,8 @@ namespace {
 
 using nlohmann::json;
 
-/// Encodes infinities, which JSON lacks: minima and maxima start with them.
+/// A value as JSON. Infinities, which JSON lacks, are encoded as texts, because minima and maxima
+/// start with infinities.
 json to_json(double value) {
   if (std::isfinite(value)) {
     return value;
@@ -103,7 +104,7 @@ void Metric::load_state_dict(const json& state) {
   synced_ = false;
 }
 
-/// Sets all values; reads all of them before it changes any.
+/// Sets all values from a saved state. All saved values are read before any value is changed.
 void Metric::set_values(const json& state) {
   std::map<std::string, double> found;
   for (const auto& [name, value] : values_) {

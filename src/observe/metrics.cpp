@@ -22,7 +22,7 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-/// Unknown values are null, because 0 would look like a measured value.
+/// A number as JSON. An unknown number is null, because 0 would look like a measured value.
 ordered_json optional_number(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);
 }
@@ -41,7 +41,7 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
   return groups;
 }
 
-/// Calls `visit(line, record)` for the records up to step `last`.
+/// Calls `visit(line, record)` for the records of a metrics file up to step `last`.
 template <class Visit>
 void for_each_record(const std::filesystem::path& path, std::int64_t last, const Visit& visit) {
   if (!std::filesystem::is_regular_file(path)) {
@@ -52,7 +52,7 @@ void for_each_record(const std::filesystem::path& path, std::int64_t last, const
     try {
       const json record = json::parse(line);
       if (record.at("step").get<std::int64_t>() > last) {
-        return;  // these steps and later ones will be repeated
+        return;  // the run will repeat all later steps of the file
       }
       visit(line, record);
     } catch (const json::exception& error) {
@@ -86,7 +86,7 @@ void set_memory(StepMetrics& metrics, const std::string& device_type) {
   metrics.memory_capacity_bytes = use.capacity_bytes;
 }
 
-/// Keys are ordered, so that all lines of a file have the same column order.
+/// The keys of the JSON object are ordered, so that all lines of a file have the same column order.
 std::string to_json(const StepMetrics& metrics) {
   ordered_json json = {{"step", metrics.step},
                        {"loss", metrics.loss},
@@ -117,7 +117,7 @@ std::string to_json(const StepMetrics& metrics) {
   return json.dump();
 }
 
-/// torchtitan's log format, so that runs of both can be compared.
+/// Uses torchtitan's log format, so that runs of both can be compared.
 std::string titan_line(const StepMetrics& metrics, int world_size) {
   const auto peak = static_cast<double>(metrics.peak_memory_bytes);
   const auto capacity = static_cast<double>(metrics.memory_capacity_bytes);
@@ -184,8 +184,8 @@ struct Peak {
   double fp32;  ///< TFLOP/s in fp32; NVIDIA: without TF32; AMD: matrix cores
 };
 
-/// More specific names come first. PCIe and NVL boards have a lower clock rate than SXM boards. An
-/// MI250X appears as two devices.
+/// More specific device names come first. PCIe and NVL boards have a lower clock rate than SXM
+/// boards. An MI250X appears as two devices.
 const std::vector<Peak>& peaks() {
   static const std::vector<Peak> table = {
       {{"A100"}, 312, 19.5},       {{"A6000"}, 154.85, 38.7}, {{"H100", "NVL"}, 835, 60},
@@ -199,8 +199,8 @@ const std::vector<Peak>& peaks() {
   return table;
 }
 
-/// Splits a name into upper-case runs of letters and digits: "A100-SXM4-80GB" gives A100, SXM4 and
-/// 80GB. Names are compared by whole words, so that "A10" does not match "A100".
+/// Splits a device name into upper-case words of letters and digits: "A100-SXM4-80GB" gives A100,
+/// SXM4 and 80GB. Names are compared by whole words, so that "A10" does not match "A100".
 std::vector<std::string> words_of(const std::string& name) {
   std::vector<std::string> words(1);
   for (const unsigned char c : name) {
@@ -215,7 +215,7 @@ std::vector<std::string> words_of(const std::string& name) {
 
 }  // namespace
 
-/// 6 FLOPs per parameter: 2 forward, 4 backward. Embeddings are looked up, not multiplied.
+/// Counts 6 FLOPs per parameter: 2 forward, 4 backward. Embeddings are looked up, not multiplied.
 /// Attention: 12 * layers * hidden * sequence, or half of it if the causal mask is taken into
 /// account.
 ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameters,
@@ -226,7 +226,7 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
   return {dense + attention, dense + attention / 2};
 }
 
-/// Returns the first row of the table whose words are all in the name.
+/// Looks up the first row of the table whose words are all in the device name.
 std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
   // The last word may be empty; no row of the table has an empty word.
   const auto words = words_of(device_name);

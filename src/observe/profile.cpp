@@ -1,6 +1,7 @@
-// libtorch's profiler with a range for each module. Autograd numbers its nodes in creation order,
-// so a module's forward creates a range of node numbers. libtorch's RecordFunction reports the
-// number of the node that backward is running, which identifies the module.
+// Runs libtorch's profiler, and adds a profiler range for each module. Autograd numbers its nodes
+// in creation order, so a module's forward creates a range of node numbers. libtorch's
+// RecordFunction reports the number of the node that backward is running, which identifies the
+// module.
 
 #include "tessera/observe/profile.h"
 #include "tessera/nn/detail/recomputation.h"
@@ -29,8 +30,8 @@ namespace tessera::observe {
 // A named namespace instead of an anonymous one, because ModuleRanges has members of these types.
 namespace module_ranges {
 
-/// The ranges of one profile. Methods are called on forward's and autograd's threads, but never
-/// concurrently.
+/// The ranges of one profile. Methods are called on the threads of forward and of autograd, but
+/// never at the same time.
 class Ranges : public std::enable_shared_from_this<Ranges> {
  public:
   Ranges() : thread_(at::RecordFunction::currentThreadId()) {}
@@ -50,7 +51,8 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     enter(module + (again ? ": recomputation" : ": forward"));
   }
 
-  /// Ends a module's range. Also called if the forward, or a hook before this one, has thrown.
+  /// Ends a module's range. Called also if the forward, or a hook that runs before this function,
+  /// has thrown.
   void after_forward(const std::string& module) {
     if (calls_.empty() || calls_.back().module != module) {
       return;
@@ -76,11 +78,11 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   struct Made {
     std::uint64_t begin, end;
     std::string module;
-    std::optional<std::size_t> parent;  ///< index of the enclosing forward
+    std::optional<std::size_t> parent;  ///< index in made_ of the enclosing forward
   };
   struct Call {
     std::string module;
-    std::optional<std::size_t> made;  ///< nullopt: the call is a recomputation
+    std::optional<std::size_t> made;  ///< index of the forward in made_; nullopt: a recomputation
   };
 
   void enter(const std::string& name) {
@@ -93,7 +95,8 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
 
   /// The forwards in which a node was created, outermost first.
   std::vector<std::size_t> path_of(std::uint64_t node) const {
-    // made_ is sorted by the start of the forwards: inner forwards come after the enclosing ones.
+    // made_ is sorted by the start of the forwards: inner forwards come after the forwards that
+    // enclose them.
     const auto after = std::ranges::upper_bound(made_, node, {}, &Made::begin);
     std::optional<std::size_t> made;
     if (after != made_.begin()) {
@@ -118,7 +121,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
       enter(made_[*next].module + ": backward");
     }
     backward_ = path;
-    // The open ranges end with backward, because it is not known which node is the last.
+    // Open ranges are closed when backward ends, because it is not known which node is the last.
     const int task = tessera::detail::backward_id();
     if (std::exchange(task_, task) != task) {
       tessera::detail::queue_end_of_backward([ranges = weak_from_this()] {
@@ -140,10 +143,11 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   std::optional<std::size_t> innermost_;
   std::vector<Call> calls_;            ///< forwards that have not ended
   std::vector<std::size_t> backward_;  ///< the forwards whose backward is running
-  int task_ = -1;                      ///< autograd task whose end will close the ranges
+  int task_ = -1;                      ///< id of the backward at whose end the ranges are closed
 };
 
-/// Attached to a module. The hooks can't be removed; without `ranges` they do nothing.
+/// The hooks that a profile attaches to a module. Hooks cannot be removed; without `ranges` these
+/// hooks do nothing.
 struct RangeHooks {
   std::shared_ptr<Ranges> ranges;
   std::string module;
@@ -179,8 +183,8 @@ inline std::unique_ptr<at::ObserverContext> begin_function(const at::RecordFunct
 
 }  // namespace module_ranges
 
-/// Gives the modules of `model` profiler ranges while it exists, on this thread and in its backward
-/// calls.
+/// While this object exists, the modules of `model` have profiler ranges, on this thread and in its
+/// backward calls.
 class ModuleRanges {
  public:
   explicit ModuleRanges(nn::ModuleBase& model)

@@ -16,18 +16,19 @@
 namespace tessera::observe {
 namespace {
 
-/// Limits redrawing, because a terminal is slower than the steps of a small model.
+/// The minimum time between two redraws, because a terminal is slower than the steps of a small
+/// model.
 constexpr auto kRedrawInterval = std::chrono::milliseconds(100);
 
-/// Queried for each redraw, because windows are resized. 80 if the terminal does not report its
-/// width.
+/// The width of a terminal in characters; 80 if the terminal does not report its width. Queried for
+/// each redraw, because a window may be resized.
 std::size_t terminal_width(std::FILE* stream) {
   winsize size{};
   const bool known = ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return known ? size.ws_col : 80;
 }
 
-/// A bar of 20 cells with an arrow head; the full bar has no head.
+/// A progress bar of 20 cells with an arrow head; the full bar has no head.
 std::string bar(std::int64_t step, std::int64_t steps) {
   constexpr std::int64_t kCells = 20;
   const auto full = static_cast<std::size_t>(kCells * step / steps);
@@ -41,7 +42,7 @@ std::string bar(std::int64_t step, std::int64_t steps) {
 
 }  // namespace
 
-/// The text is ASCII only, so that bytes equal columns and it can be cut anywhere.
+/// The text is ASCII only, so that each byte is one column and the text can be cut anywhere.
 std::string progress_text(std::int64_t step, std::int64_t steps, double loss, double tokens_per_s,
                           double seconds_left, std::size_t width) {
   std::string text =
@@ -69,7 +70,8 @@ void Progress::update(std::int64_t step, double loss, double tokens_per_s) {
     return;
   }
   const auto now = Clock::now();
-  // Speed is measured from this run's first step on; that step is slow and excluded from the mean.
+  // Speed is measured from this run's first step on; the first step is slow and is excluded from
+  // the mean.
   if (first_step_ == 0) {
     first_step_ = step;
     first_time_ = now;
@@ -103,7 +105,7 @@ void Progress::line(const std::string& text) {
   std::fflush(log_);
 }
 
-/// Does nothing if no line is drawn.
+/// Clears the progress line if it is drawn.
 void Progress::clear() {
   if (!drawn_) {
     return;
@@ -113,7 +115,7 @@ void Progress::clear() {
   drawn_ = false;
 }
 
-/// Groups digits from the decimal point to the left.
+/// Groups the digits of a number from the decimal point to the left.
 std::string grouped(double value, int decimals) {
   std::string text = fmt::format("{:.{}f}", value, decimals);
   // "inf" and "nan" have no digit groups.
@@ -133,7 +135,7 @@ std::string grouped(double value, int decimals) {
   return text;
 }
 
-/// Sizes have about three significant digits; bytes have no decimals.
+/// A size is shown with about three significant digits, in bytes without decimals.
 std::string bytes_text(double bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   std::size_t unit = 0;
@@ -144,7 +146,7 @@ std::string bytes_text(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, decimals, kUnits[unit]);
 }
 
-/// Durations have at most two units.
+/// A duration is shown in at most two units.
 std::string duration_text(double seconds) {
   const auto whole = static_cast<std::int64_t>(std::llround(seconds));
   if (whole < 60) {

@@ -15,7 +15,8 @@
 namespace tessera::observe {
 namespace {
 
-/// "dp: Shard(0), tp: Replicate()"; in a mesh without names, dimensions are numbered.
+/// Placements as text: "dp: Shard(0), tp: Replicate()". In a mesh without names, dimensions are
+/// numbered.
 std::string text_of(const Placements& placements, const std::vector<std::string>& names) {
   std::vector<std::string> parts;
   for (std::size_t dim = 0; dim < placements.size(); ++dim) {
@@ -25,7 +26,8 @@ std::string text_of(const Placements& placements, const std::vector<std::string>
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-/// The placements of a distributed tensor, or its layout if no list of placements describes it.
+/// The placements of a distributed tensor, or the layout of the tensor if no list of placements
+/// describes the layout.
 std::string placements_text(const at::Tensor& tensor) {
   const auto& spec = sharding_spec(tensor);
   try {
@@ -35,7 +37,7 @@ std::string placements_text(const at::Tensor& tensor) {
   }
 }
 
-/// A plain parameter has "-" as placements, and is wholly local.
+/// The row of one parameter. A plain parameter has the placements "-" and is wholly local.
 ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {
   const auto& local = local_tensor(tensor);
   return {name, tensor.sizes().vec(),
@@ -48,7 +50,8 @@ ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {
 std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module) {
   std::vector<ShardingRow> table;
   for (const auto& [name, slot] : module.named_slots()) {
-    // The persistent tensor is the shard; FSDP's unsharded tensor is temporary.
+    // The row describes the persistent tensor, which is FSDP's shard; the unsharded tensor is
+    // temporary.
     table.push_back(row_of(name, slot->persistent()));
   }
   return table;
@@ -68,7 +71,7 @@ void write_run_record(const RunRecord& record, const std::filesystem::path& path
                                 {"local_sizes", row.local_sizes},
                                 {"local_bytes", row.local_bytes}});
   }
-  // A command-line value may contain invalid UTF-8.
+  // Invalid UTF-8, which a command-line value may contain, is replaced.
   files::write_file(
       path, json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }

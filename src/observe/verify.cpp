@@ -1,5 +1,5 @@
-// verify(): every rank runs the reference with its own samples. Only the mean of the reference's
-// gradients is communicated.
+// verify(): every rank runs the reference with its own samples. Of the reference's results, only
+// the mean of the gradients is communicated.
 #include "tessera/observe/verify.h"
 #include "tessera/comm/detail/agreement.h"
 
@@ -31,7 +31,8 @@ constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 /// little.
 constexpr std::uint64_t kDraws = 2;
 
-/// Sets, while the result exists, which part of the whole batch this rank's rows are.
+/// Tells random operators which part of the whole batch the rows of this rank are, while the
+/// returned object exists.
 BatchPart part_of_batch(const DeviceMesh& mesh, const VerifyOptions& options) {
   if (options.batch_dims.empty()) {
     return {0, 1};
@@ -102,8 +103,8 @@ class Verification {
     return problem_of_first_rank(problem);
   }
 
-  /// Returns the problem of the first rank with one: ranks with other samples may have found
-  /// another problem, or none.
+  /// Returns the problem of the first rank that has found a problem. Ranks with other samples may
+  /// have found another problem, or none.
   std::string problem_of_first_rank(const std::string& own) const {
     comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
     const auto failure =
@@ -192,7 +193,7 @@ std::string equal_line(const VerifyReport& report) {
       report.modules > 0 ? "" : "; outputs are not compared, since ranks split the samples");
 }
 
-/// Advice on where to look for the cause of the first difference.
+/// Advice for the user on where to look for the cause of the first difference.
 std::string remedy(const VerifyReport& report) {
   if (!report.cause.empty()) {
     return report.cause;

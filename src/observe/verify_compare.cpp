@@ -37,14 +37,16 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // ---- Comparison of two tensors.
 
-/// Converts to fp64, so that the comparison adds no rounding.
+/// Converts a tensor to fp64, so that the comparison adds no rounding.
 at::Tensor as_doubles(const at::Tensor& tensor) {
   return (tensor.is_complex() ? at::view_as_real(tensor) : tensor).to(at::kDouble);
 }
 
-/// The element in which two tensors of equal sizes differ most; the first one if there are several.
+/// The element in which two tensors of equal sizes differ most; the first such element if there are
+/// several.
 struct Farthest {
-  double distance = 0;     ///< infinity if exactly one of the values is NaN or infinite
+  /// Difference of the two values; infinity if exactly one is NaN or infinite.
+  double distance = 0;
   std::int64_t index = 0;  ///< the element's index in row-major order
   double value = 0, expected = 0;
 };
@@ -63,7 +65,7 @@ Farthest farthest(const at::Tensor& tensor, const at::Tensor& expected) {
           ours.flatten()[index].item<double>(), theirs.flatten()[index].item<double>()};
 }
 
-/// The largest finite absolute value; 0 for an empty tensor.
+/// The largest finite absolute value in a tensor; 0 for an empty tensor.
 double largest_of(const at::Tensor& tensor) {
   if (tensor.numel() == 0) {
     return 0;
@@ -96,10 +98,12 @@ std::string layout_of(const at::Tensor& tensor) {
   return fmt::format("{} on {} as {}", sizes, to_string(spec.mesh.shape()), placements);
 }
 
-// ---- Copies of heads. Some styles compute each key-value head on several ranks. The copies are
-// consecutive along the head dimension, and each rank's shard is one head.
+// ---- Copies of attention heads. Some tensor-parallel styles compute each key-value head on
+// several ranks. The copies are consecutive along the head dimension, and each rank's shard is one
+// head.
 
-/// The only dimension in which the sizes differ; -1 if there is none or more than one.
+/// The dimension in which two lists of sizes differ; -1 if they differ in no dimension or in
+/// several.
 std::int64_t other_dim(at::IntArrayRef sizes, at::IntArrayRef others) {
   std::int64_t found = -1;
   for (std::size_t dim = 0; sizes.size() == others.size() && dim < sizes.size(); ++dim) {
@@ -114,7 +118,7 @@ std::int64_t other_dim(at::IntArrayRef sizes, at::IntArrayRef others) {
 }
 
 /// If `whole` has several copies of each head, returns the copy that differs most from `one_rank`;
-/// else `whole`.
+/// otherwise returns `whole`.
 at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::Tensor& one_rank) {
   if (!one_rank.defined() || shard.size() != static_cast<std::size_t>(one_rank.dim())) {
     return whole;
@@ -138,16 +142,17 @@ at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::
 
 // ---- Pairs of tensors.
 
-/// A pair of the same tensor in both runs; undefined in a run that lacks it.
+/// The values of one tensor in the run on the mesh and in the one-rank run; undefined in a run that
+/// lacks the tensor.
 struct Pair {
-  SeenTensor of;  ///< identifies the tensor; its value is not used
+  SeenTensor of;  ///< name and module of the tensor; `of.value` is not used
   at::Tensor on_mesh, one_rank;
   double noise = 0;
   std::string layout{};   ///< the tensor's layout on the mesh, for messages
   std::string missing{};  ///< why one run lacks the tensor
 };
 
-/// The reason why a run lacks a tensor: "is never called on the mesh".
+/// The reason why one run lacks a tensor, for messages: "is never called on the mesh".
 std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const SeenRun& one_rank) {
   if (tensor.call == 0) {
     return "exists in one of the two runs alone";
@@ -170,7 +175,8 @@ std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const 
              : fmt::format("is {} on the mesh, and {} on one rank", times(here), times(there));
 }
 
-/// Pairs the tensors in the order of the one-rank run, to whose tensors `noise` belongs.
+/// Pairs the tensors of both runs, in the order of the one-rank run. `noise` has one entry for each
+/// tensor of the one-rank run.
 std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
                            const std::vector<SeenTensor>& one_rank,
                            const std::vector<double>& noise) {
@@ -196,7 +202,7 @@ std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
   return pairs;
 }
 
-/// Pairs the calls of both runs. An input that only one run has is omitted.
+/// Pairs the tensors of the module calls of both runs. An input that only one run has is omitted.
 std::vector<Pair> pairs_of_calls(const SeenRun& on_mesh, const SeenRun& one_rank,
                                  const std::vector<double>& noise) {
   std::vector<Pair> pairs = pairs_of(on_mesh.tensors, one_rank.tensors, noise);
@@ -211,7 +217,7 @@ std::vector<Pair> pairs_of_calls(const SeenRun& on_mesh, const SeenRun& one_rank
   return pairs;
 }
 
-/// Describes a pair's tensor on the mesh in one line.
+/// Describes the tensor of a pair on the mesh in one line.
 std::string kind_of(const Pair& pair) {
   if (!pair.on_mesh.defined()) {
     return "no " + pair.of.name;
@@ -232,7 +238,8 @@ std::pair<std::string, std::string> first_lines_apart(const std::string& a, cons
   return {line(a), line(b)};
 }
 
-/// Whether parts of the tensor may have to be joined.
+/// Whether the sizes on the mesh differ from those on one rank, so that the parts of several ranks
+/// may have to be joined.
 bool has_other_sizes(const Pair& pair) {
   return pair.on_mesh.defined() && pair.one_rank.defined() &&
          pair.on_mesh.sizes() != pair.one_rank.sizes();
@@ -297,7 +304,7 @@ class PairingRanks {
     }
   }
 
-  /// The mean over the ranks with different samples. Collective.
+  /// The mean of a tensor over the ranks with different samples. Collective.
   at::Tensor mean_over_batches(const at::Tensor& tensor) const {
     if (!batches_ || batches_.size() == 1) {
       return tensor;
@@ -337,7 +344,8 @@ class PairingRanks {
         among.ranks().front(), first, among.ranks()[other], second);
   }
 
-  /// Either all ranks join the parts of a pair, or none.
+  /// Joins plain parts of several ranks. Either all ranks join the parts of a pair, or no rank
+  /// does.
   void join_parts(std::vector<Pair>& pairs) const {
     std::vector<std::int64_t> own;
     for (const Pair& pair : pairs) {
@@ -383,8 +391,8 @@ class PairingRanks {
   }
 
   DeviceMesh mesh_;
-  DeviceMesh batches_;  ///< ranks with different samples; undefined: all have the same samples
-  DeviceMesh peers_;    ///< ranks with the same samples; undefined: each rank has its own samples
+  DeviceMesh batches_;  ///< mesh of ranks with different samples; undefined: all have equal samples
+  DeviceMesh peers_;    ///< mesh of ranks with equal samples; undefined: each rank has its own
 };
 
 // ---- The findings of each rank, and of all ranks together.
@@ -394,27 +402,27 @@ struct Finding {
   std::string name, fqn, caller;  ///< the tensor's identity, as in SeenTensor
   int call = 0, parent = 0;
   bool is_input = false;
-  std::string layout;  ///< the tensor's layout on the mesh; or why there is nothing to compare
+  std::string layout;  ///< layout of the tensor on the mesh, or why nothing can be compared
   std::vector<std::int64_t> at{};   ///< index of the element that differs most
   std::string value{}, expected{};  ///< value of that element on the mesh and on one rank
   double distance = 0;  ///< distance of that element; infinity: the tensors can't be compared
   double largest = 0;   ///< largest value of the one-rank tensor
   double epsilon = 0;   ///< rounding unit of the less precise type
-  double noise = 0;     ///< how far rounding moves the one-rank tensor
+  double noise = 0;     ///< by how much rounding changes the one-rank tensor
 };
 
 /// The findings of all ranks on tensors of one kind.
 struct Together {
   std::vector<VerifyDifference> differences;  ///< differences in the order of rank 0
-  double largest = 0;   ///< largest allowed difference found, relative to the largest value
+  double largest = 0;   ///< largest difference within the tolerance, relative to the largest value
   std::string cause{};  ///< where to look for the cause of the first difference
 };
 
-/// Factor on the measured rounding noise: a mesh sums in a different order than one rank, so its
-/// rounding moves a tensor differently, but at most a few times as far.
+/// A difference may be this many times the measured rounding noise: a mesh sums in a different
+/// order than one rank, so its rounding moves a tensor differently, but at most a few times as far.
 constexpr double kNoises = 8;
-/// Additional allowed units of rounding of the largest value, for sums that do not depend on
-/// perturbed weights.
+/// A difference may in addition be this many rounding units of the largest value, for sums that do
+/// not depend on perturbed weights.
 constexpr double kRoundings = 8;
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_input, layout, at,
@@ -425,7 +433,7 @@ struct OfRanks {
   std::vector<std::pair<int, Finding>> findings;  ///< pairs of world rank and finding
 
   const Finding& first() const { return findings.front().second; }
-  /// The maximum of a field over all ranks.
+  /// The maximum of a field of Finding over all ranks.
   double largest(double Finding::*of) const {
     double most = 0;
     for (const auto& [rank, finding] : findings) {
@@ -435,8 +443,7 @@ struct OfRanks {
   }
 };
 
-/// Gathers the findings of all ranks in the order of rank 0; tensors that only other ranks have
-/// come last.
+/// Gathers the findings of all ranks in the order of rank 0; tensors that rank 0 lacks are last.
 std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   // The text of JSON has no infinity; CBOR has.
   std::string text;
@@ -457,7 +464,7 @@ std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& m
   return all;
 }
 
-/// Lists few ranks completely, many ranks abbreviated.
+/// A list of ranks for messages: complete for a few ranks, abbreviated for many ranks.
 std::string describe_ranks(const std::vector<int>& ranks) {
   constexpr std::size_t kMost = 8;
   if (ranks.size() > kMost) {
@@ -500,8 +507,8 @@ std::string quoted(const std::string& fqn) {
   return fqn.empty() ? "the model" : "'" + fqn + "'";
 }
 
-/// Where to look for the cause of the first differing output, `tensors[first]`. `differs` says for
-/// each tensor whether it differs.
+/// The module in which to look for the cause of the first output that differs, `tensors[first]`.
+/// `differs` says for each tensor whether it differs.
 std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool>& differs,
                      std::size_t first) {
   const Finding& output = tensors[first].first();
@@ -554,8 +561,8 @@ Together put_together(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   std::size_t first = tensors.size();
   for (const OfRanks& tensor : tensors) {
     const double epsilon = tensor.largest(&Finding::epsilon);
-    // The last term of the tolerance allows for zeros that rounding has changed, relative to the
-    // values they are added to.
+    // The last term of the tolerance is for zeros that rounding has changed. The term is relative
+    // to the values to which the zeros are added.
     const double allowed = kNoises * tensor.largest(&Finding::noise) +
                            kRoundings * epsilon * tensor.largest(&Finding::largest) +
                            epsilon * of_kind;
@@ -622,8 +629,8 @@ std::vector<Finding> findings_of(const std::vector<Pair>& pairs, const VerifyOpt
   return findings;
 }
 
-/// Findings on module calls. If the step splits samples, only the loss, the last tensor, can be
-/// compared.
+/// The findings on the tensors of module calls. If the step splits samples, only the loss, the last
+/// tensor, can be compared.
 std::vector<Finding> of_calls(std::vector<Pair> pairs, const PairingRanks& ranks,
                               const VerifyOptions& options) {
   if (options.splits_samples) {

@@ -1,5 +1,5 @@
-// Shared parts of verify(): the tensors of one run, the common start state of both runs, and the
-// comparison.
+// The parts of verify() that several source files use: the tensors of one run, the common start
+// state of both runs, and the comparison.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,20 +17,23 @@
 
 namespace tessera::observe {
 
-/// A tensor of a run on this rank, detached from autograd; distributed or plain as in the run.
+/// A tensor of a run on this rank, detached from autograd; distributed or plain, as the run
+/// computed it.
 struct SeenTensor {
   std::string name;  ///< the tensor's name, equal in each run: "output of 'layers.0.norm', call 2"
   std::string fqn;   ///< FQN of the module or parameter
   at::Tensor value;
-  std::string caller{};   ///< FQN of the module that called `fqn`
-  int call = 0;           ///< index of the call in the run, from 1; 0: none
-  int parent = 0;         ///< index of the enclosing call; 0: none
-  bool is_input = false;  ///< an input of the call; not compared separately
+  std::string caller{};  ///< FQN of the module that called `fqn`
+  int call = 0;          ///< number of the module call in the run, from 1; 0: no call
+  int parent = 0;        ///< number of the enclosing module call; 0: none
+  /// Whether this is an input of the call; inputs are only used to find the cause.
+  bool is_input = false;
 };
 
-/// The tensors that one run of a step has produced.
+/// The tensors of one run of a step.
 struct SeenRun {
-  /// A call's inputs when it begins, its outputs when it ends, and finally the result of the step.
+  /// The tensors in the order of the run: the inputs of a module call when the call begins, the
+  /// outputs when the call ends, and finally the result of the step.
   std::vector<SeenTensor> tensors;
   std::vector<SeenTensor> gradients;  ///< gradients in the order of backward; empty without a
                                       ///< backward
@@ -46,27 +49,29 @@ SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step);
 /// Throws Error unless `reference` has the parameters and buffers of `module`, as plain tensors of
 /// equal sizes. Not collective.
 void check_reference(const nn::ModuleBase& module, const nn::ModuleBase& reference);
-/// Copies the values and modes of `module` to `reference`, allocating its memory if it is on the
-/// meta device. Collective over the meshes of the module's parameters.
+/// Copies the values and modes of `module` to `reference`, allocating memory for `reference` if it
+/// is on the meta device. Collective over the meshes of the module's parameters.
 void copy_to_reference(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh);
-/// Changes every weight by about one unit in the last place, up or down at random; `draw` is the
-/// seed.
+/// Changes every weight of `reference` by about one unit in the last place, up or down at random;
+/// `draw` is the seed.
 void change_last_places(nn::ModuleBase& reference, std::uint64_t draw);
 
-/// The random-operator counts of a rank's module: of its Dropouts, and of at:: operators.
+/// How many random numbers were drawn on this rank: by each Dropout of a module, and by at::
+/// operators.
 struct DrawCounts {
   RandomState state;
-  /// Call counts of the Dropouts, by FQN.
+  /// The number of calls of each Dropout, by FQN.
   std::vector<std::pair<std::string, std::uint64_t>> dropouts;
 };
 DrawCounts draw_counts(const nn::ModuleBase& module);
-/// Restores the counts, each increased by `ahead`.
+/// Sets the counts of `module` to `counts`, each increased by `ahead`.
 void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint64_t ahead = 0);
-/// Whether `counts` exceed the counts that set_draw_counts(set, ahead) has set.
+/// Whether random numbers were drawn since set_draw_counts(set, ahead): whether `counts` exceed the
+/// counts that it set.
 bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t ahead);
 
-/// Saves everything that a run changes in a module and in this thread; the destructor restores it.
-/// Gradients are removed until then.
+/// Saves everything that a run changes in a module and in this thread; the destructor restores
+/// everything. Until then the parameters have no gradients.
 class SavedState {
  public:
   explicit SavedState(nn::ModuleBase& module);
@@ -82,17 +87,18 @@ class SavedState {
   std::int64_t batch_ranks_;
 };
 
-/// How far rounding alone moves the tensors of a one-rank run, in the order of SeenRun.
+/// By how much rounding alone changes each tensor of a one-rank run, in the order of SeenRun.
 struct Noise {
   std::vector<double> tensors, gradients;
 };
 /// Raises `noise` to at least the differences between `run` and `other`, two runs of the same step.
-/// Infinity for a tensor that one run lacks or has with other sizes.
+/// Sets infinity for a tensor that one run lacks or that has different sizes in both runs.
 void raise_noise(Noise& noise, const SeenRun& run, const SeenRun& other);
 
 /// The dimensions of `mesh` that are not in `dims`.
 std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<std::string>& dims);
-/// The distance from 1 to the next larger number of a type; 0 for integers, which are exact.
+/// The rounding unit of a type: the distance from 1 to the next larger number; 0 for integers,
+/// which are exact.
 double epsilon_of(c10::ScalarType type);
 
 /// Compares this rank's run on the mesh with its one-rank run. The report is equal on every rank.

@@ -29,8 +29,8 @@
 namespace tessera::observe {
 namespace {
 
-/// A copy, because the program may write to the tensor. The copy is invisible to autograd and to
-/// selective activation checkpointing.
+/// A copy of a tensor, because the program may later write to the tensor. The copy is invisible to
+/// autograd and to selective activation checkpointing.
 at::Tensor copy_of(const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
   const OperatorModePause no_mode;
@@ -55,7 +55,8 @@ class Recorder {
     note(call, outputs, /*is_input=*/false);
   }
 
-  /// The innermost running module, "'layers.0.norm'"; empty if there is none.
+  /// The name of the innermost running module in quotes: "'layers.0.norm'"; empty if no module is
+  /// running.
   std::string running() const {
     return running_.empty() || running_.back().fqn.empty() ? "" : "'" + running_.back().fqn + "'";
   }
@@ -64,8 +65,8 @@ class Recorder {
  private:
   struct Call {
     std::string fqn{}, caller{};
-    int number = 0, parent = 0;  ///< index among all calls of the run
-    int of_module = 0;           ///< index among the module's calls
+    int number = 0, parent = 0;  ///< number of this call in the run, and of the enclosing call
+    int of_module = 0;           ///< number of this call among the module's calls
   };
 
   void note(const Call& call, nn::TensorList tensors, bool is_input) {
@@ -83,7 +84,8 @@ class Recorder {
   int calls_ = 0;
 };
 
-/// Attached to a module. The hooks can't be removed; without a recorder they do nothing.
+/// The hooks that record the calls of a module. Hooks cannot be removed; without a recorder these
+/// hooks do nothing.
 struct Watch {
   Recorder* recorder = nullptr;
   std::string fqn{};
@@ -109,7 +111,7 @@ Watch& watch_of(nn::ModuleBase& module) {
   return *watch;
 }
 
-/// Records the calls of a module and its submodules in `recorder` while it exists.
+/// While this object exists, `recorder` records the calls of a module and its submodules.
 class RecordScope {
  public:
   RecordScope(nn::ModuleBase& module, Recorder& recorder) {
@@ -130,7 +132,7 @@ class RecordScope {
   std::vector<Watch*> watched_;
 };
 
-/// Runs the step; returns whether it had a backward.
+/// Runs the step with backward if the result requires grad; returns whether backward ran.
 bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
   const at::Tensor result = step(module);
   const bool trains = result.defined() && result.requires_grad();
@@ -181,7 +183,8 @@ class BackwardOrder {
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
 };
 
-/// The gradients of the trained parameters. A missing gradient on one rank counts as zeros.
+/// The gradients of the parameters that require grad. A missing gradient on one rank counts as
+/// zeros.
 std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   std::vector<SeenTensor> gradients;
   for (const auto& [fqn, slot] : module.named_slots()) {
@@ -199,7 +202,7 @@ std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   return gradients;
 }
 
-/// The first line of a libtorch message, which may have several.
+/// The first line of a libtorch message, which may have several lines.
 std::string first_line(const std::string& message) {
   return message.substr(0, message.find('\n'));
 }
@@ -278,7 +281,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
   nn::visit_modules(reference, [&](const std::string& fqn, torch::nn::Module& copy) {
     copies.emplace(fqn, &copy);
   });
-  // Parents come first, because train() also sets all submodules.
+  // The modes of parents are set first, because train() also sets all submodules.
   nn::visit_modules(module, [&](const std::string& fqn, torch::nn::Module& each) {
     const auto found = copies.find(fqn);
     if (found == copies.end()) {

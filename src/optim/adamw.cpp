@@ -43,15 +43,15 @@ bool is_narrow(const at::Tensor& moments) {
   return moments.scalar_type() == c10::ScalarType::BFloat16;
 }
 
-/// Whether kernels::adamw() updates the batch. libtorch's kernels do not support narrow moments.
-/// For batches with other moments on a CPU, libtorch's kernel preserves the bits of earlier
-/// versions.
+/// Whether kernels::adamw() updates the batch. libtorch's kernels do not support narrow moments
+/// (running means). Other batches on a CPU use libtorch's kernel, which gives the same bits as
+/// earlier versions of this library.
 bool is_for_kernel(const Batch& batch) {
   return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
 }
 
-/// The random stream for rounding a parameter's moments. A parameter without an FQN is identified
-/// by its index in the optimizer.
+/// The random stream for rounding the moments (running means) of a parameter. A parameter without
+/// an FQN is identified by its index in the optimizer.
 std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
   const std::string name = slot.fqn().empty() ? std::to_string(index) : slot.fqn();
   return stream_of(("optim::AdamW " + name).c_str());
@@ -180,7 +180,8 @@ Sgd::Sgd(const nn::ModuleBase& module, SgdOptions options) : Sgd(slots_of(module
 void Sgd::update_batch(const Batch& batch, std::size_t group) {
   const SgdOptions& o = options(group);
   const bool momentum = o.momentum != 0.0;
-  // Options may be changed between steps, but state names may not.
+  // The options may be changed between steps, but momentum needs the state that the constructor
+  // declared.
   TESSERA_CHECK(!momentum || !batch.states.empty(),
                 "SGD was made without momentum, which a group got since; make it with it");
   // Momentum buffers start as zeros, so that the first step needs no special case.

@@ -47,10 +47,10 @@ bool has_dim(const DeviceMesh& mesh, const std::string& name) {
   return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
 }
 
-/// Decides which rank counts a local gradient in the norm. A parameter on a submesh may have copies
-/// on the other slices of the mesh (data parallelism over a TP submesh), which must not be counted
-/// again. Or the other slices may have different parameters (experts, pipeline stages), which must
-/// be counted.
+/// Decides which rank includes a local gradient in the norm. A parameter on a submesh may have
+/// copies on the other slices of the mesh (data parallelism over a TP submesh), which must not be
+/// counted again. Or the other slices may have different parameters (experts, pipeline stages),
+/// which must be counted.
 class Counting {
  public:
   explicit Counting(const NormOptions& options) : options_(options) {}
@@ -80,9 +80,9 @@ class Counting {
     }
   }
 
-  /// Whether this rank counts its local tensor: this rank must be the first along each mesh
-  /// dimension that replicates the tensor, and the tensor's submesh must be the first of the
-  /// submeshes with copies.
+  /// Whether this rank includes its local tensor in the norm: this rank must be the first along
+  /// each mesh dimension that replicates the tensor, and the tensor's submesh must be the first of
+  /// the submeshes with copies.
   bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
     const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
     // A rank without a coordinate has no part of the tensor.
@@ -106,8 +106,8 @@ class Counting {
  private:
   bool is_first(const DeviceMesh& mesh, const DeviceMesh& distinct) const {
     const DeviceMesh base = base_of(mesh);
-    // If this rank has no coordinate in the base mesh, the mesh that contains the root's first rank
-    // counts.
+    // If this rank has no coordinate in the base mesh, only the mesh that contains the first rank
+    // of the root mesh is included in the norm.
     if (!base.contains_this_rank()) {
       return contains(mesh, mesh.root().ranks().front());
     }
@@ -117,7 +117,7 @@ class Counting {
     std::vector<bool> skipped = varied(base, distinct);
     const std::vector<bool> own = varied(base, mesh);
     for (std::size_t d = 0; d < own.size(); ++d) {
-      // Along the dimensions of `mesh` itself the first coordinate is used instead of this rank's
+      // Along the dimensions of `mesh` itself, coordinate 0 is used instead of this rank's
       // coordinate.
       skipped[d] = skipped[d] && !own[d];
     }
@@ -126,7 +126,8 @@ class Counting {
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, first_rank(base, {}));
   }
 
-  /// The mesh whose dimensions distinguish copies from different parameters.
+  /// The mesh whose dimensions show whether tensors on two slices are copies or different
+  /// parameters.
   DeviceMesh base_of(const DeviceMesh& mesh) const {
     const std::vector<std::string>& names = options_.distinct_along;
     const bool over_says =
@@ -137,7 +138,8 @@ class Counting {
   }
 
   /// The rank that has this rank's coordinate in `base` along the distinct dimensions and those in
-  /// `skipped`, and coordinate 0 along all other dimensions. Row-major, like the ranks of a mesh.
+  /// `skipped`, and coordinate 0 along all other dimensions. Ranks of a mesh are numbered in
+  /// row-major order.
   int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) const {
     std::size_t index = 0;
     for (int d = 0; d < base.ndim(); ++d) {
@@ -224,7 +226,8 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
     }
   }
   for (auto* list : {&terms.locals, &terms.plain, &terms.owned, &terms.copies}) {
-    // Fewer, joined tensors make the list kernels faster; the elementwise terms stay the same.
+    // Adjacent tensors are joined, because list kernels are faster with fewer tensors; the
+    // elementwise terms do not change.
     *list = merge_adjoining(*list);
   }
   return terms;
@@ -290,12 +293,12 @@ c10::Device home(const GradTerms& terms) {
   if (!terms.joint || terms.joint.size() == 1) {
     return first;
   }
-  // With offload, gradients are on the host but the mesh communicates on the GPU.
+  // With offloading, gradients are on the host, but the mesh communicates on the GPU.
   const c10::Device device = terms.joint.device();
   return device.type() == first.type() ? first : device;
 }
 
-/// The norm by three kernel launches, with one all-reduce between them.
+/// Computes the norm by three kernel launches and one all-reduce.
 kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
                                     std::optional<double> max_norm) {
   const at::Tensor squares =
@@ -306,7 +309,7 @@ kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
   return kernels::clip_norm_on_cuda(squares, max_norm.value_or(1.0));
 }
 
-/// The norm, computed by operators of libtorch.
+/// Computes the norm by operators of libtorch instead of the kernels of this library.
 at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   at::Tensor owned = local_term(terms.owned, p, device);
   // Plain gradients are the same on every rank, so their term is added after the reduction;
@@ -314,8 +317,8 @@ at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
-    // Copies should not differ, but a value that is not finite on one rank must be visible to all
-    // ranks, so that all ranks skip the step, or stop, together.
+    // Copies of a gradient should not differ, but a value that is not finite on one rank must be
+    // visible to all ranks, so that all ranks skip the step, or stop, together.
     const at::Tensor uncounted = plain + local_term(terms.copies, p, device);
     // The expression x - x is 0 only if x is finite; isfinite() has no meta kernel.
     const at::Tensor not_finite = uncounted.masked_fill((uncounted - uncounted).eq(0.0), 0.0);

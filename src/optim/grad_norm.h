@@ -1,5 +1,5 @@
 // Collects the local gradients for a norm, and determines which of these gradients this rank
-// counts.
+// includes in the norm.
 
 #pragma once
 
@@ -15,16 +15,16 @@
 
 namespace tessera::optim {
 
-/// The gradients of some parameters on one rank, grouped by how they count in a norm.
+/// The gradients of some parameters on one rank, grouped by how a norm includes them.
 struct GradTerms {
   /// All local gradients. Tensors that are adjacent in memory are joined in all lists of GradTerms.
   std::vector<at::Tensor> locals;
-  /// Every gradient is in one of three lists: plain gradients, which are the same on every rank;
-  /// local tensors that this rank counts; and copies that another rank counts.
+  /// Every gradient is in one of three lists: plain gradients, which are equal on every rank; local
+  /// tensors that this rank includes in the norm; and copies that another rank includes.
   std::vector<at::Tensor> plain, owned, copies;
   /// The mesh of all ranks that have distributed parameters; undefined if all parameters are plain.
   DeviceMesh joint;
-  /// The device of the first parameter.
+  /// The device of the first parameter; nullopt without parameters.
   std::optional<c10::Device> device;
 };
 

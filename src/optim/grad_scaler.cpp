@@ -23,9 +23,9 @@
 namespace tessera::optim {
 namespace {
 
-/// Throws Error if the optimizer updates a gradient that is not in `parameters`: the gradient may
-/// have overflowed undetected, or would be multiplied by a factor that was computed for other
-/// gradients.
+/// Throws Error if the optimizer updates a parameter that has a gradient and is not in
+/// `parameters`: the gradient may have overflowed undetected, or would be multiplied by a factor
+/// that was computed for other gradients.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
     return;  // the usual case: the same list of parameters
@@ -42,7 +42,8 @@ void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& o
 
 }  // namespace
 
-/// The options are checked with comparisons that NaN fails, so NaN throws Error too.
+/// Comparisons with NaN are false, and each check fails if its comparison is false, so NaN throws
+/// Error.
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   TESSERA_CHECK(options.init_scale > 0.0 && std::isfinite(options.init_scale) &&
                     options.growth_factor >= 1.0 && options.backoff_factor > 0.0 &&
@@ -105,7 +106,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
   // The largest absolute value is infinite or NaN if any gradient is, so no other norm is needed.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
   checked_ = {std::isfinite(largest.item<double>()), 1.0, parameters};
-  // If a gradient is not finite, the gradients are not changed, because the step is skipped.
+  // If a gradient is not finite, the gradients are not divided, because the step will be skipped.
   if (checked_->finite) {
     check_gradient_copies(parameters, "GradScaler::unscale_", options);
     scale_by(terms.locals, at::scalar_tensor(1.0 / state_.scale, largest.options()));
@@ -119,7 +120,7 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     optimizer.step();
     return true;
   }
-  // If the caller neither clipped nor unscaled, the norm is computed here.
+  // If the caller neither clipped nor unscaled the gradients, the norm is computed here.
   if (!checked_) {
     NormOptions largest = options;
     largest.norm_type = std::numeric_limits<double>::infinity();
@@ -130,8 +131,8 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     }
     checked_ = {std::isfinite(norm), 1.0 / state_.scale, optimizer.parameters()};
   }
-  // The result is removed before the step, so that a step that throws leaves no result for the next
-  // step.
+  // The result of clipping or unscaling is removed before the step, so that a step that throws
+  // leaves no result for the next step.
   const Checked checked = *std::exchange(checked_, std::nullopt);
   check_covers(checked.parameters, optimizer);
   if (checked.finite) {
@@ -146,7 +147,7 @@ GradScaler::ClippedStep GradScaler::clip_and_step(
     const NormOptions& options, const std::function<void(const at::Tensor& norm)>& before_step) {
   if (enabled()) {
     const at::Tensor norm = clip_grad_norm_(parameters, max_norm, options);
-    // The result is removed for the call of before_step(), which may throw.
+    // The result of clipping is removed while before_step() runs, because before_step() may throw.
     const std::optional<Checked> checked = std::exchange(checked_, std::nullopt);
     if (checked->finite && before_step) {
       before_step(norm);
@@ -177,7 +178,7 @@ void GradScaler::adjust(bool finite) {
     back_off();
   } else if (++state_.steps_since_overflow % options_.growth_interval == 0) {
     const double grown = state_.scale * options_.growth_factor;
-    // A larger scale would make the scaled loss itself infinite.
+    // A scale above the largest fp32 number would make the scaled loss infinite.
     if (grown <= static_cast<double>(std::numeric_limits<float>::max())) {
       state_.scale = grown;
     }
@@ -209,7 +210,8 @@ void GradScaler::load_state(const State& state) {
                 "GradScaler: a state with a scale of ", state.scale,
                 " was to be loaded; it must be above 0 and finite");
   state_ = state;
-  // The result is dropped, because it belongs to gradients with the replaced scale.
+  // The result of clipping or unscaling is dropped, because it belongs to gradients with the
+  // replaced scale.
   checked_.reset();
 }
 

@@ -1,4 +1,3 @@
-// Implements local_shards.h. All functions use local tensors; only slot_gradient() may communicate.
 #include "local_shards.h"
 
 #include <ATen/OpMathType.h>
@@ -21,15 +20,15 @@
 namespace tessera::optim {
 namespace {
 
-/// A tensor to be made, with the sizes of an existing tensor.
+/// A zero tensor that zeros() makes, with the sizes of an existing tensor.
 struct Piece {
   c10::IntArrayRef sizes;
   c10::Device device;
   c10::ScalarType dtype;
 };
 
-/// A buffer for several tensors. `numel` first counts the required elements, and then the elements
-/// that are in use.
+/// A buffer for several tensors of one type on one device. `numel` first counts the required
+/// elements, and then the elements that are in use.
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;
@@ -42,9 +41,9 @@ struct Buffer {
 /// alignment.
 constexpr std::int64_t kStateAlignment = 16;
 
-/// Makes zero tensors with one allocation for each type and device, in two passes: sizes, then
-/// views. Each tensor begins at a multiple of `alignment` bytes. The buffers are a list instead of
-/// a map, because there are only one or two.
+/// Makes zero tensors with one allocation for each type and device, in two passes: the first pass
+/// adds up sizes, the second makes views. Each tensor begins at a multiple of `alignment` bytes.
+/// The buffers are a list instead of a map, because there are only one or two.
 std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t alignment) {
   std::vector<Buffer> buffers;
   const auto buffer_of = [&](const Piece& piece) -> Buffer& {
@@ -77,9 +76,9 @@ std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t ali
 
 }  // namespace
 
-/// Redistributes a pending sum, which backward leaves for a replicated parameter with sharded
-/// inputs. The reduced gradient is stored in `.grad`, so that clipping and the step reduce it only
-/// once.
+/// Redistributes a gradient that is a pending sum, which backward leaves for a replicated parameter
+/// with sharded inputs. The reduced gradient is stored in `.grad`, so that clipping and the step
+/// reduce it only once.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   const at::Tensor& parameter = slot.persistent();
   const at::Tensor& grad = parameter.grad();
@@ -116,8 +115,8 @@ bool adjoins(const at::Tensor& first, const at::Tensor& next) {
          next.storage_offset() == first.storage_offset() + first.numel();
 }
 
-/// The view is made below autograd, which would record the view and reject writes to a view of a
-/// leaf.
+/// The view is made below autograd. Autograd would record the view, and would reject writes to a
+/// view of a leaf.
 at::Tensor flat_view(const at::Tensor& first, std::int64_t numel) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::as_strided(first, {numel}, {1}, first.storage_offset());
@@ -151,7 +150,7 @@ void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) 
   }
 }
 
-/// The type of an update. The rule is that of libtorch's kernels for half precision.
+/// The rule for the type of an update is that of libtorch's kernels for half precision.
 c10::ScalarType update_type(c10::ScalarType dtype) {
   return at::toOpMathType(dtype);
 }
@@ -175,8 +174,8 @@ std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) 
   return zeros(pieces, /*alignment=*/1);
 }
 
-/// The state of a plain parameter is plain. The result shares memory with `state`, so a checkpoint
-/// can load into the result.
+/// The optimizer state of a plain parameter is plain. The result shares memory with `state`, so a
+/// checkpoint can load into the result.
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state) {
   if (!tessera::is_distributed(parameter)) {
     return state;

@@ -14,9 +14,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::optim {
 
-/// The gradient of the persistent tensor in a slot; undefined if there is none. A gradient whose
-/// layout differs from the layout of the parameter (a pending sum) is redistributed and stored
-/// back, which is collective.
+/// The gradient of the persistent tensor in a slot; undefined if the parameter has no gradient. A
+/// gradient whose layout differs from the layout of the parameter (a pending sum) is redistributed
+/// and stored back, which is collective.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot);
 
 /// Throws Error, on all ranks of a root mesh, if gradients that must be copies differ: see
@@ -51,11 +51,12 @@ c10::ScalarType update_type(c10::ScalarType dtype);
 /// tensors as one. Each tensor begins at a multiple of 16 bytes, which vector accesses need.
 std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
                                      const std::vector<c10::ScalarType>& dtypes);
-/// Like zeros_beside(), for 0-d fp32 counters.
+/// Makes step counters of value 0 (0-d, fp32), one on the device of each of `tensors`, like
+/// zeros_beside().
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors);
 
-/// `state`, which has the sizes of the local tensor of `parameter`, as a tensor with the layout of
-/// the parameter.
+/// Returns `state`, which has the sizes of the local tensor of `parameter`, as a tensor with the
+/// layout of the parameter.
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state);
 
 }  // namespace tessera::optim

@@ -32,14 +32,15 @@ class MatrixExchange {
 
   const DeviceMesh& mesh() const { return mesh_; }
   const std::vector<SpreadMatrix>& matrices() const { return matrices_; }
-  /// For each matrix, the index in the mesh of the rank that owns the matrix.
+  /// For each matrix: the index in the mesh of the rank that owns the matrix.
   const std::vector<std::int64_t>& owners() const { return owners_; }
 
   using Work = std::function<at::Tensor(std::size_t matrix, const at::Tensor& whole)>;
-  /// `locals`: this rank's shard of each matrix, all of one type. Calls `work` for each matrix that
-  /// this rank owns; `work` returns a tensor of the same sizes and type. Returns this rank's shard
-  /// of each result. Collective over the mesh: two all-to-alls. Each element is sent once to the
-  /// owner, and each element of the result once to each rank that has the element.
+  /// Exchanges the matrices. `locals`: this rank's shard of each matrix, all of one type. Calls
+  /// `work` for each matrix that this rank owns; `work` returns a tensor of the same sizes and
+  /// type. Returns this rank's shard of each result. Collective over the mesh: two all-to-alls.
+  /// Each element is sent once to the owner, and each element of the result once to each rank that
+  /// has the element.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& locals, const Work& work) const;
 
  private:
@@ -47,7 +48,7 @@ class MatrixExchange {
     std::vector<std::int64_t> sizes;
     std::vector<Box> boxes;
     std::int64_t numel = 0;
-    bool sent = false;  ///< whether the owner receives this copy
+    bool sent = false;  ///< whether this copy is sent to the rank that owns the matrix
   };
   bool sends(std::size_t matrix, std::int64_t rank) const;
   RankShard part(std::size_t matrix, std::int64_t rank) const;
@@ -61,7 +62,7 @@ class MatrixExchange {
   std::vector<SpreadMatrix> matrices_;
   std::vector<std::int64_t> owners_;
   std::int64_t self_;
-  /// For each matrix, whether this rank sends its part.
+  /// For each matrix: whether this rank sends its part to the owner.
   std::vector<bool> sends_;
   std::vector<std::size_t> owned_;  ///< matrices that this rank owns
   /// For each matrix in owned_: the parts of all ranks.

@@ -33,7 +33,7 @@
 namespace tessera::optim {
 namespace {
 
-/// Multiply-adds of one Newton-Schulz step, up to a constant.
+/// The work on a matrix: the multiply-adds of one Newton-Schulz step, up to a constant factor.
 double work_of(const SpreadMatrix& matrix) {
   const auto rows = static_cast<double>(matrix.rows);
   const auto columns = static_cast<double>(matrix.columns);
@@ -59,7 +59,8 @@ std::vector<std::int64_t> deal(const std::vector<SpreadMatrix>& matrices, std::i
   return owners;
 }
 
-/// The block of `tensor`, a matrix or a rank's part of a matrix, that begins at `offset`.
+/// A view of the block of `tensor` that begins at `offset`. `tensor` is a matrix or a rank's part
+/// of a matrix.
 at::Tensor block(const at::Tensor& tensor, const std::vector<std::int64_t>& offset,
                  const std::vector<std::int64_t>& sizes) {
   return tensor.narrow(0, offset[0], sizes[0]).narrow(1, offset[1], sizes[1]);
@@ -74,7 +75,7 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
       self_(mesh.shape().index(mesh.coordinate())) {
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
     sends_.push_back(sends(i, self_));
-    // The parts of other ranks are needed only for the matrices that this rank assembles.
+    // The parts of other ranks are needed only for the matrices that this rank owns.
     if (owners_[i] != self_) {
       continue;
     }
@@ -86,7 +87,8 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
   }
 }
 
-/// The part of a matrix on `rank`, an index in the mesh. The result depends only on the layout.
+/// The part of a matrix that `rank`, an index in the mesh, has. The result depends only on the
+/// layout.
 MatrixExchange::RankShard MatrixExchange::part(std::size_t matrix, std::int64_t rank) const {
   const SpreadMatrix& m = matrices_[matrix];
   const std::array<std::int64_t, 2> sizes{m.rows, m.columns};
@@ -134,7 +136,7 @@ at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& 
   return output;
 }
 
-/// The matrices that this rank owns, unsharded.
+/// Returns the matrices that this rank owns, unsharded, from the shards of all ranks.
 std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
@@ -176,7 +178,7 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
   return wholes;
 }
 
-/// This rank's part of every result, which the owners send.
+/// Returns this rank's part of every result. The owners of the matrices send the results.
 std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
                                                 const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
@@ -199,7 +201,8 @@ std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& w
   }
   const at::Tensor received = exchange(to_ranks, from_ranks, locals.front());
   std::vector<std::int64_t> offsets(ranks, 0);
-  // The offsets begin at the start of each owner's data and then advance matrix by matrix.
+  // offsets[r] is the position in the received data of the next matrix of owner r. It begins at the
+  // start of the owner's data.
   std::exclusive_scan(from_ranks.begin(), from_ranks.end(), offsets.begin(), std::int64_t{0});
   std::vector<at::Tensor> parts;
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -221,7 +224,7 @@ std::vector<at::Tensor> MatrixExchange::run(const std::vector<at::Tensor>& local
 
 namespace {
 
-/// Whether the matrix must be exchanged, which is not needed on a mesh of one rank.
+/// Whether a matrix must be exchanged: whether it is distributed over more than one rank.
 bool needs_exchange(const at::Tensor& parameter) {
   return tessera::is_distributed(parameter) && sharding_spec(parameter).mesh.size() > 1;
 }
@@ -302,8 +305,8 @@ class Muon::Exchange {
  public:
   Exchange(const DeviceMesh& mesh, c10::ScalarType dtype) : mesh_(mesh), dtype_(dtype) {}
 
-  // Whether a matrix of type `dtype` on `mesh` belongs to this exchange. One buffer sends all
-  // matrices of an exchange, so they need one type.
+  // Whether a matrix of type `dtype` on `mesh` belongs to this exchange. All matrices of an
+  // exchange have one type, because they are sent in one buffer.
   bool takes(const DeviceMesh& mesh, c10::ScalarType dtype) const {
     return mesh_ == mesh && dtype_ == dtype;
   }
@@ -324,7 +327,7 @@ class Muon::Exchange {
       // Offloaded shards are moved to the device on which the mesh communicates.
       locals.push_back(muon.direction(shard, factor).to(mesh_.device()));
     }
-    // The assignment is reused while the matrices stay the same.
+    // The assignment of matrices to owners is reused if the list of matrices has not changed.
     if (plan_ == nullptr || plan_->matrices() != matrices) {
       plan_ = std::make_unique<MatrixExchange>(mesh_, std::move(matrices));
     }
@@ -340,7 +343,8 @@ class Muon::Exchange {
   bool empty() const { return shards_.empty(); }
 
  private:
-  /// Skips the matrices that have no gradient on any rank, as one process would. Collective.
+  /// Removes the matrices that have no gradient on any rank, because a single process would not
+  /// update them. Collective.
   void drop_unused() {
     std::vector<std::uint8_t> used;
     for (const ShardUpdate& shard : shards_) {
@@ -372,7 +376,8 @@ Muon::Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options)
 
 Muon::~Muon() = default;
 
-/// True for matrices, because a rank without a gradient still takes part in the exchange.
+/// True for parameters that are exchanged, because a rank without a gradient still takes part in
+/// the exchange.
 bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
   return parameter.requires_grad() && needs_exchange(parameter);
 }
@@ -410,8 +415,8 @@ void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
   }
 }
 
-/// The exchange for a mesh and a type. Exchanges are in the order of their first parameters, which
-/// is the same on every rank.
+/// The exchange for a mesh and a type. Exchanges are in the order of their first parameters, so the
+/// order is equal on every rank.
 Muon::Exchange& Muon::exchange_of(const DeviceMesh& mesh, c10::ScalarType dtype) {
   const auto found = std::ranges::find_if(
       exchanges_, [&](const Exchange& exchange) { return exchange.takes(mesh, dtype); });
@@ -425,12 +430,12 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
   const double factor = gradient_factor.number;
   for (Exchange& exchange : exchanges_) {
-    exchange.clear();  // removes shards that a step with an exception has left
+    exchange.clear();  // removes shards that an earlier step left because it threw
   }
   for (const ShardUpdate& shard : shards) {
     const at::Tensor& parameter = parameters()[shard.index]->persistent();
-    // The size of the global tensor is tested, because a rank whose shard is empty still takes
-    // part.
+    // The size of the global tensor is tested, because a rank whose shard is empty still takes part
+    // in the exchange.
     if (parameter.numel() == 0) {
       continue;
     }

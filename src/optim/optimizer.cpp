@@ -28,14 +28,13 @@
 namespace tessera::optim {
 namespace {
 
-/// The lengths of the parameter lists whose gradients were compared. Attached to the module that
-/// owns the first parameter of a list.
+/// The lengths of the parameter lists whose gradient copies were compared between ranks. This
+/// record is attached to the module that owns the first parameter of the lists.
 struct Compared {
   std::set<std::size_t> lengths;
 };
 
-/// The record of the compared lists that start with `first`; nullptr for a parameter that no module
-/// owns.
+/// The record of the compared lists that start with `first`; nullptr if no module owns `first`.
 std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
   if (first.owners().empty()) {
     return nullptr;
@@ -116,8 +115,8 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   }
 }
 
-/// Compares gradient copies at the first step. The flag saves the search for the list in later
-/// steps.
+/// Compares copies of gradients between ranks at the first step. A flag saves later steps the
+/// search for the record of compared lists.
 void Optimizer::check_copies() {
   if (!compared_ || detail::debug_checks()) {
     check_gradient_copies(parameters(), "Optimizer::step");
@@ -144,8 +143,8 @@ void Optimizer::update_scaled(const at::Tensor& gradient_factor) {
   update(1.0);
 }
 
-/// Returns slots instead of tensors, because FSDP and tensor parallelism replace the tensors in
-/// slots.
+/// The result has slots instead of tensors, because FSDP and tensor parallelism replace the tensors
+/// in slots.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   std::vector<nn::SlotPtr> slots;
   for (auto& [name, slot] : module.named_slots()) {
@@ -154,8 +153,8 @@ std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   return slots;
 }
 
-/// Names such as "layers.0.weight.exp_avg": checkpoints store state under the names of the
-/// parameters, which do not depend on the order of the parameters in the optimizer.
+/// The names are, for example, "layers.0.weight.exp_avg": names of parameters do not depend on the
+/// order of the parameters in the optimizer, so checkpoints can use these names.
 std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer,
                                                             const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::string> names;
@@ -173,7 +172,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
   return named;
 }
 
-/// Rejects a slot in two optimizers, because a step would update the slot twice.
+/// A slot in two optimizers is rejected, because a step would update the slot twice.
 OptimizerList::OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers)
     : optimizers_(std::move(optimizers)) {
   std::unordered_set<const nn::ParameterSlot*> seen;
@@ -229,7 +228,8 @@ void Ema::check_not_swapped() const {
                 "averages; call swap() again first");
 }
 
-/// Called before anything is changed, as in SlotOptimizer::check_parameter.
+/// Throws Error if the sizes of an average do not fit its parameter. Called before anything is
+/// changed.
 void Ema::check_sizes(std::size_t index) const {
   const at::Tensor& local = local_tensor(parameters()[index]->persistent());
   const at::Tensor& average = averages_[index];
@@ -240,8 +240,8 @@ void Ema::check_sizes(std::size_t index) const {
                 "before the first step and before the first call of state()");
 }
 
-/// Makes missing averages. The constructor cannot make them, because parameters are filled, sharded
-/// and moved later.
+/// Creates averages that do not exist yet. The constructor cannot create the averages, because
+/// parameters are filled, sharded and moved later.
 void Ema::make_averages() {
   averages_.resize(parameters().size());
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -307,7 +307,8 @@ std::vector<StateTensor> Ema::state() {
   return all;
 }
 
-/// Checks all parameters before the first exchange, so that an error changes nothing.
+/// All parameters are checked before the first parameter is exchanged, so that an error changes
+/// nothing.
 void Ema::swap() {
   const c10::AutoGradMode no_grad(false);
   begin_averages();
@@ -360,8 +361,8 @@ std::int64_t requested_decay(const LrScheduleOptions& o) {
   return std::llround(o.decay_ratio * static_cast<double>(o.steps));
 }
 
-/// The number of steps of the decay, at most the steps after the warm-up: a decay that started in
-/// the warm-up would begin with a jump, below the full rate.
+/// The number of steps of the decay, at most the number of steps after the warm-up. A decay that
+/// started in the warm-up would begin with a jump, below the full rate.
 std::int64_t decay_steps(const LrScheduleOptions& o) {
   return std::min(requested_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
 }
@@ -383,13 +384,12 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
   }
 }
 
-/// The factor at `step`. The warm-up does not start at 0, because the first step would then change
-/// nothing.
+/// The warm-up does not start at 0, because the first step would then change nothing.
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   TESSERA_CHECK(step >= 0, "the rate of step ", step, " is invalid; steps count from 0");
-  // The options are checked here instead of in the constructor, because a run without steps also
-  // has a schedule.
+  // `steps` is checked here instead of in the constructor, because a run without steps also has a
+  // schedule.
   TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
                 " of a ", name_of(o.schedule), " schedule needs the number of the run's ",
                 "steps, but that is 0; give LrScheduleOptions::steps");
@@ -405,7 +405,7 @@ double LrSchedule::factor(std::int64_t step) const {
   return o.min_factor + (1 - o.min_factor) * factor;
 }
 
-/// The factor after the warm-up, which falls from 1 to 0 at the end of the run.
+/// The factor after the warm-up, without min_factor: falls from 1 to 0 at the end of the run.
 double LrSchedule::falling(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   if (o.schedule == Schedule::kWsd) {

@@ -53,8 +53,8 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
   states_.resize(parameters_.size());
 }
 
-/// Called for all parameters before a step changes any, so that a failed step leaves all parameters
-/// unchanged.
+/// Throws Error if a parameter cannot be updated. Called for all parameters before a step changes
+/// any of them, so that a failed step leaves all parameters unchanged.
 void SlotOptimizer::check_parameter(std::size_t index) const {
   const nn::ParameterSlot& slot = *parameters_[index];
   TESSERA_CHECK(slot.initialized(), "an optimizer was to update ", nn::describe(slot),
@@ -77,7 +77,7 @@ void SlotOptimizer::check_parameter(std::size_t index) const {
 }
 
 /// Creates all missing state at once, so that the states of adjacent shards are adjacent too
-/// (zeros_beside). In later steps nothing is missing.
+/// (zeros_beside). In later steps no state is missing.
 void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
   std::vector<std::size_t> missing;
   std::vector<at::Tensor> locals;
@@ -151,14 +151,15 @@ void SlotOptimizer::update_batch(const Batch& /*batch*/, std::size_t /*group*/) 
   fail("an optimizer overrides neither update_batch() nor update_shards(); override one of them");
 }
 
-/// The shards that a step updates, with gradients and state. All checks have passed.
+/// Makes all checks of a step, and returns the shards that the step updates, with gradients and
+/// state.
 std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   check_rates();
   std::vector<ShardUpdate> shards;
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // Getting a pending sum is collective, so gradients are visited in the order of the parameters,
-    // which is the same on every rank.
+    // Reducing a gradient that is a pending sum is collective, so gradients are visited in the
+    // order of the parameters, which is the same on every rank.
     const at::Tensor grad = slot_gradient(*parameters_[i]);
     const at::Tensor& parameter = parameters_[i]->persistent();
     if (!grad.defined() && !updates_without_gradient(parameter)) {
@@ -175,14 +176,15 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   return shards;
 }
 
-/// Creates missing state, so that a checkpoint can be loaded before the first step. A load writes
-/// directly into the state, because the tensors share the memory of the state.
+/// State that does not exist yet is created, so that a checkpoint can be loaded before the first
+/// step. A load writes directly into the state, because the returned tensors share the memory of
+/// the state.
 std::vector<StateTensor> SlotOptimizer::state() {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::size_t> shown;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     check_parameter(i);
-    // A frozen parameter has state only if it was trained before.
+    // A frozen parameter has state only if an earlier step has updated the parameter.
     if (parameters_[i]->persistent().requires_grad() || states_[i].step.defined() ||
         !states_[i].tensors.empty()) {
       shown.push_back(i);
@@ -238,8 +240,8 @@ at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Increments the version counters of the tensors in `run`, because the kernel wrote through
-/// another tensor, or is a fused kernel of libtorch, which does not count writes.
+/// Increments the version counters of the tensors in `run`, because the kernel did not: it wrote
+/// through a joined tensor, or it is a fused kernel of libtorch, which does not count writes.
 void mark_changed(std::span<const ShardUpdate> run) {
   for (const ShardUpdate& shard : run) {
     tessera::detail::count_write(shard.parameter);
@@ -255,7 +257,7 @@ BatchKind kind_of(const at::Tensor& parameter, const std::vector<at::Tensor>& st
           c10::toRealValueType(state.scalar_type())};
 }
 
-/// Whether the kernel can update the shard in its own memory.
+/// Whether the kernel can update the shard in place.
 bool in_place(const ShardUpdate& shard) {
   return shard.parameter.is_contiguous() &&
          update_type(shard.parameter.scalar_type()) == shard.parameter.scalar_type();
@@ -283,8 +285,8 @@ std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
 
 void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
                                   const GradientFactor& factor) {
-  // Finds the shards of each group, which are consecutive because shards are in the order of the
-  // parameters, group by group.
+  // Each iteration finds the shards of one group. These shards are consecutive, because shards are
+  // in the order of the parameters, group by group.
   for (auto first = shards.begin(); first != shards.end();) {
     const std::size_t group = first->group;
     const auto last = std::find_if(
@@ -294,8 +296,8 @@ void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// Updates the shards of one group. Counters are incremented first, because a batch contains the
-/// counters after this step. Gradients are scaled in place, since their values are not needed
+/// Updates the shards of one group. Step counters are incremented first, because a batch contains
+/// the counters after this step. Gradients are scaled in place, since their values are not needed
 /// afterwards.
 void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFactor& factor) {
   count_step(shards, factor);
@@ -338,8 +340,9 @@ void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
   update_batch(batch, group);
 }
 
-/// Counts the step. A step with a factor on a device is counted only if the factor is finite. The
-/// host does not know the factor, so `history` identifies the steps instead of counting them.
+/// Increments the step counters of `shards`. A step with a factor on a device is counted only if
+/// the factor is finite. The host does not know the factor, so `history` identifies the steps
+/// instead of counting them.
 void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   if (!counts_steps_) {
     return;
@@ -382,8 +385,8 @@ bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdat
   return true;
 }
 
-/// The runs in the order of the shards, which is the order of the parameters. Only neighbours in
-/// this order are compared.
+/// Divides the shards into runs, which are updated as one tensor each. Only neighbours in the order
+/// of the shards are compared.
 std::vector<SlotOptimizer::Run> SlotOptimizer::runs_of(
     const std::vector<ShardUpdate>& shards) const {
   std::vector<Run> runs;
@@ -423,8 +426,8 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // The tensor that receives the new values. It is narrower than the type of the update, or not
-  // contiguous.
+  // The tensor that receives the new values. The tensor has a narrower type than the update, or is
+  // not contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
@@ -434,8 +437,8 @@ void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFac
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
   if (factor.number != 1.0) {
-    // The product is a new tensor, because the conversion above may have returned the gradient
-    // itself.
+    // The product is a new tensor, because the conversion to the type of the update may have
+    // returned the gradient itself.
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   if (factor.tensor.defined() && takes_gradient_factor(batch, group)) {

@@ -17,9 +17,9 @@
 namespace tessera::planning {
 namespace {
 
-/// FLOP/s are for dense products, link rates for one direction. The network is that of the vendor's
-/// own eight-GPU machine with one network card per GPU. All machines have the default shares, which
-/// were measured on an H200.
+/// The known machines. FLOP/s are for dense products, link rates for one direction. The network is
+/// that of the vendor's own eight-GPU machine with one network card per GPU. All machines have the
+/// default shares, which were measured on an H200.
 const std::vector<Machine>& presets() {
   static const std::vector<Machine> list = [] {
     const auto gpu = [](const char* name, double memory, double fp8, double half, double fp32,
@@ -53,8 +53,8 @@ const std::vector<Machine>& presets() {
   return list;
 }
 
-/// An upper limit above any real machine, so that differences and products of the values stay
-/// finite.
+/// The upper limit of bytes and rates, above any real machine, so that differences and products of
+/// the values stay finite.
 constexpr double kMostBytes = 1e18;
 constexpr std::uint64_t kMostFileBytes = 1 << 20;
 constexpr std::int64_t kMostOfANode = 1 << 20;
@@ -83,7 +83,7 @@ constexpr std::array kFields{
     Field{"fp8_share", &Machine::fp8_share},
     Field{"multiprocessors", &Machine::multiprocessors},
     Field{"collective_multiprocessors", &Machine::collective_multiprocessors}};
-/// Fields of which 0 is a valid value. A latency may be 0, too.
+/// Fields for which 0 is a valid value, in addition to latencies.
 constexpr std::array<std::string_view, 5> kMayBeZero{
     "reserved_bytes", "flops_fp8", "fp8_share", "multiprocessors", "collective_multiprocessors"};
 

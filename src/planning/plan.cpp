@@ -1,4 +1,4 @@
-// Runs a rank's real step in a fake world; a memory log and a schedule observe it.
+// Runs a rank's real step in a fake world; a memory log and a schedule observe the step.
 #include "tessera/planning/plan.h"
 #include "tessera/comm/detail/lanes.h"
 #include "tessera/observe/detail/memory.h"
@@ -66,7 +66,8 @@ class Submesh {
     return mesh.ranks()[static_cast<std::size_t>(mesh.shape().index(at))];
   }
 
-  /// Records how far one step along a single root dimension moves in the submesh.
+  /// Records by how much the coordinate in the submesh changes with one step along the root
+  /// dimension `dim`.
   void note(int dim, std::int64_t steps, const Coordinate& begin, const Coordinate& end) {
     Coordinate difference(begin.size());
     std::ranges::transform(end, begin, difference.begin(), std::minus<>());
@@ -78,18 +79,18 @@ class Submesh {
     }
   }
 
-  std::vector<Coordinate> weights_;  ///< indexed by dimension, then by the root's dimension
+  std::vector<Coordinate> weights_;  ///< weights_[submesh dimension][root dimension]
 };
 
-/// A parameter with a layout on a submesh.
+/// The layout and sizes of a parameter on a submesh.
 struct Place {
   const ShardingSpec* spec;
   Coordinate sizes;
   Submesh submesh;
 };
 
-/// One parameter for each distinct layout and size: parameters that agree in both have equal shard
-/// sizes on every rank.
+/// One Place for each distinct layout and size: parameters with equal layout and size have equal
+/// shard sizes on every rank.
 std::vector<Place> places_of(const Run& run) {
   std::vector<Place> places;
   std::set<std::tuple<const void*, const void*, Coordinate>> seen;
@@ -106,7 +107,8 @@ std::vector<Place> places_of(const Run& run) {
   return places;
 }
 
-/// Groups ranks by the sizes of their shards and by Run::sizes, in the order of their first ranks.
+/// Groups ranks by the sizes of their shards and by Run::sizes, in the order of the first rank of
+/// each group.
 std::vector<RankKind> kinds_of(const Run& run) {
   std::map<std::vector<std::int64_t>, RankKind> by_sizes;
   const MeshShape& root = run.mesh.shape();
@@ -136,7 +138,7 @@ std::vector<RankKind> kinds_of(const Run& run) {
 /// libtorch's allocation granularity on a GPU, in bytes.
 constexpr std::int64_t kGpuGranularity = 512;
 
-/// The lanes of the planned rank.
+/// The streams of the planned rank, which pass all work to the schedule.
 class PlannedStreams final : public comm::Streams {
  public:
   explicit PlannedStreams(Schedule& schedule) : schedule_(schedule) {}
@@ -155,7 +157,7 @@ class PlannedStreams final : public comm::Streams {
   Schedule& schedule_;
 };
 
-/// Installs lanes for the CPU while it exists.
+/// While this object exists, make_streams() returns the given streams for the CPU.
 class HostStreamsScope {
  public:
   explicit HostStreamsScope(comm::StreamsPtr streams) {
@@ -166,7 +168,8 @@ class HostStreamsScope {
   ~HostStreamsScope() { comm::set_host_streams(nullptr); }
 };
 
-/// Limits libtorch to one thread, because a plan really computes only small integer operators.
+/// While this object exists, libtorch uses one thread, because a plan really computes only small
+/// integer operators.
 class OneThread {
  public:
   OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
@@ -178,19 +181,19 @@ class OneThread {
   int before_;
 };
 
-/// Tells the log which blocks are parameters, so that they are not counted as activations.
+/// Tells the log which blocks are parameters, so that parameters are not counted as activations.
 void assign_parameters(observe::MemoryLog& log, const nn::ModuleBase& model) {
   for (const auto& [name, slot] : model.named_slots()) {
     log.assign_parameter(local_tensor(slot->persistent()));
   }
 }
 
-/// The plan of one rank, and what it reveals about all ranks.
+/// The plan of one rank, and the kinds of all ranks.
 struct PlannedRank {
   RankPlan plan;
   std::vector<RankKind> kinds;
   MeshShape mesh;
-  bool knows_sizes = false;  ///< whether Run::sizes was given
+  bool knows_sizes = false;  ///< whether Run::sizes or PlanOptions::sizes was given
 };
 
 PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options,

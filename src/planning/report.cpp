@@ -36,7 +36,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-/// A table column that is shown only if some layout needs it.
+/// The text of a table column that is empty unless some layout needs the column.
 std::string column(bool shown, const std::string& text) {
   return shown ? fmt::format(" {:>4}", text) : "";
 }
@@ -155,7 +155,7 @@ Json json_of_memory(const observe::StepMemory& memory) {
           {"live_at_peak", live}};
 }
 
-/// The operators of a step, longest first.
+/// The name of an operator and its use in a step.
 using Use = std::pair<std::string, OperatorUse>;
 std::vector<Use> longest_first(const StepTime& time) {
   std::vector<Use> uses(time.operators.begin(), time.operators.end());
@@ -175,7 +175,7 @@ Json json_of(const StepTime& time) {
   return rows;
 }
 
-/// The maximum memory while each FSDP unit is active, in the order of the step.
+/// The maximum memory in each moment of a step as JSON, in the order of the step.
 Json json_of_moments(const observe::StepMemory& memory) {
   Json moments = Json::array();
   for (const observe::MomentMemory& moment : memory.moments) {
@@ -190,7 +190,7 @@ Json json_of_moments(const observe::StepMemory& memory) {
   return moments;
 }
 
-/// The spans of each row, each as [what, begin, end].
+/// The spans of a step as JSON, by row. Each span is [what, begin, end].
 Json json_of_spans(const StepTime& time) {
   Json rows = Json::object();
   for (const Span& span : time.spans) {
@@ -201,7 +201,7 @@ Json json_of_spans(const StepTime& time) {
 
 Json json_of(const RankPlan& rank) {
   Json json = json_of_memory(rank.memory);
-  // Uses the JSON format of the metrics.
+  // Metrics have the JSON format of observe::to_json().
   const Json metrics = Json::parse(observe::to_json(rank.metrics));
   json["comm"] = metrics.at("comm");
   for (const char* key : {"step_time_s", "tokens_per_s", "tflops", "mfu", "mfu_causal"}) {
@@ -294,7 +294,7 @@ std::string rate_text(double rate, const char* unit) {
   return fmt::format("{:.4g} {}{}", rate, kPrefixes[thousands], unit);
 }
 
-/// Where the shares were measured, and which assumptions have not been measured at all.
+/// Text on where the shares of a machine were measured, and which assumptions were not measured.
 std::string sources_text(const Machine& machine) {
   const std::string fp8 = machine.flops_fp8 > 0 && machine.fp8_share == 0
                               ? ", products in 8 bits (planned as fast as in 16 bits)"
@@ -312,7 +312,7 @@ std::string sources_text(const Machine& machine) {
       machine.shares_from, fp8, taken);
 }
 
-/// The assumptions behind the predicted times.
+/// Text on the assumptions behind the predicted times.
 std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
   return fmt::format(
              "Predicted, not measured. A {}: products at {:.0f} %, attention at {:.0f} % (heads of "
@@ -327,8 +327,8 @@ std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
          sources_text(machine);
 }
 
-/// Advice on what reduces memory of this kind: the program's advice, or general advice if it gives
-/// none.
+/// Advice on what reduces memory of this kind: the program's advice, or general advice if the
+/// program gives none.
 std::string remedy(const RunPlan& plan, MemoryKind kind) {
   if (plan.options.remedy) {
     return plan.options.remedy(kind);

@@ -17,7 +17,8 @@ using kernels::FakeCall;
 
 namespace {
 
-/// Backward of flash attention has five products, forward has two.
+/// The FLOPs of the backward of flash attention, relative to forward: backward has five products,
+/// forward has two.
 constexpr double kAttentionBackward = 2.5;
 
 double size_of(const at::Tensor& tensor, std::int64_t dim) {
@@ -31,19 +32,19 @@ double attention_flops(const at::Tensor& query, const at::Tensor& key, bool mask
          size_of(key, 2) * size_of(query, 3);
 }
 
-/// FLOPs of a convolution. `small`: the result, or the input of a transposed convolution. Each
-/// weight of a channel is multiplied once per element of the channel.
+/// FLOPs of a convolution. `small`: the result of the convolution or, for a transposed convolution,
+/// the input. Each weight of a channel is multiplied once per element of the channel.
 double convolution_flops(const at::Tensor& small, const at::Tensor& weight) {
   return 2.0 * static_cast<double>(small.numel()) * static_cast<double>(weight.numel()) /
          size_of(weight, 0);
 }
 
-/// Whether an operator only writes its first tensor and does not read it.
+/// Whether an operator writes its first tensor without reading this tensor.
 bool only_writes(std::string_view name) {
   return name == "aten::copy_" || name == "aten::fill_" || name == "aten::zero_";
 }
 
-/// Bytes of a tensor's memory. An expanded dimension repeats the same memory and is not counted.
+/// The bytes of memory that a tensor uses. An expanded dimension repeats memory and is not counted.
 double bytes_of(const at::Tensor& tensor) {
   auto bytes = static_cast<double>(tensor.element_size());
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -82,7 +83,8 @@ std::int64_t ranks_beside(const std::vector<int>& ranks, std::int64_t per_node) 
   return std::ranges::count_if(ranks, [&](int rank) { return rank / per_node == node; });
 }
 
-/// How many times a rank's link transfers the rank's input, in a ring of `n` ranks.
+/// The bytes that a collective sends over a rank's link in a ring of `n` ranks, divided by the
+/// bytes of the rank's input.
 double ring_share(std::string_view collective, double n) {
   if (collective == "all_gather") {
     return n - 1;
@@ -97,14 +99,14 @@ bool adds_product(std::string_view name) {
   return name == "aten::addmm" || name == "aten::addmm_";
 }
 
-/// The first factor of a product or an attention, whose type determines the rate. The first input
-/// of an addmm is the sum, which may be wider than the factors.
+/// The first factor of a matrix product or of attention. The type of this factor determines the
+/// rate. The first input of an addmm is the sum, which may be wider than the factors.
 const at::Tensor& first_factor(const FakeCall& call) {
   return call.inputs[adds_product(call.name) ? 1 : 0];
 }
 
-/// The rate of an operator with FLOPs. The second input of attention is the key in forward and the
-/// query in backward, with the sizes (batch, heads, tokens, head size).
+/// The rate, in FLOP/s, of a matrix product or of attention. The second input of attention is the
+/// key in forward and the query in backward, with the sizes (batch, heads, tokens, head size).
 double flops_rate(const Machine& machine, const FakeCall& call) {
   const c10::ScalarType type = first_factor(call).scalar_type();
   return is_attention(call.name) ? machine.attention_flops(type, call.inputs[1].size(-1))
@@ -209,7 +211,7 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
 /// erased.
 double Schedule::lost_to_collectives(double begin, double seconds) {
   const double taken = machine_->collective_multiprocessors;
-  if (machine_->multiprocessors <= taken) {  // unknown
+  if (machine_->multiprocessors <= taken) {  // the number of multiprocessors is unknown
     return 0;
   }
   std::erase_if(transfers_, [&](const auto& transfer) { return transfer.second <= begin; });
@@ -226,7 +228,8 @@ double Schedule::duration(const FakeCollective& call) const {
   const auto n = static_cast<double>(call.ranks.size());
   const std::int64_t beside = ranks_beside(call.ranks, machine_->ranks_per_node);
   const bool within_node = beside == std::ssize(call.ranks);
-  // Each rank of a node has its own network card, so there is one ring per group rank on the node.
+  // Each rank of a node has its own network card, so a group has as many rings as it has ranks on a
+  // node.
   const double network = machine_->network_bandwidth * static_cast<double>(beside);
   const double rate =
       within_node ? machine_->link_bandwidth : std::min(network, machine_->link_bandwidth);

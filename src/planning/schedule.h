@@ -34,14 +34,14 @@ class Schedule {
   Schedule(const std::optional<Machine>& machine, bool lanes)
       : machine_(machine), has_lanes_(lanes) {}
 
-  /// Adds an operator. `phase`: the phase in which it was called.
+  /// Adds an operator. `phase`: the phase in which the operator was called.
   void run(const kernels::FakeCall& call, observe::MemoryPhase phase);
   comm::WorkPtr start(const comm::FakeCollective& call);
   /// Discards the times of the previous step.
   void begin_step();
   StepTime time() const;
 
-  // The methods of comm::Streams.
+  // The methods below have the meaning of the methods of comm::Streams.
   void enter(comm::Lane lane) { current_ = lane; }
   void leave() { current_ = comm::Lane::kCompute; }
   comm::StreamEventPtr record(comm::Lane which) const;

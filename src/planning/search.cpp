@@ -20,7 +20,8 @@
 namespace tessera::planning {
 namespace {
 
-/// Activation checkpointing and ZeRO stages, in increasing order of memory.
+/// The kinds of activation checkpointing and, below, the ZeRO stages, each in increasing order of
+/// memory.
 constexpr std::array kActivations{"full", "selective", "none"};
 constexpr std::array kZero{3, 2};
 /// The context-parallel degrees to try for long sequences, or if nothing else fits.
@@ -31,8 +32,9 @@ std::int64_t most_tp(const SearchSpace& s) {
   return s.fixed_tp ? s.first.tp : std::min(s.ranks, s.machine.ranks_per_node);
 }
 
-/// The meshes with these degrees. If `accumulate` is not the first number of micro-batches, returns
-/// only meshes whose ranks can have that many micro-batches.
+/// The meshes with the given degrees of parallelism. If `accumulate` is not the first number of
+/// micro-batches, returns only meshes whose ranks can divide their samples into `accumulate`
+/// micro-batches.
 std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
   std::vector<TrainingLayout> meshes;
   for (std::int64_t tp = s.fixed_tp ? s.first.tp : 1; tp <= most_tp(s); ++tp) {
@@ -54,7 +56,7 @@ std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::i
   return meshes;
 }
 
-/// Pairs of indices into kActivations and kZero that don't fit.
+/// Layouts of a mesh that do not fit, as pairs of indices into kActivations and kZero.
 using TooLarge = std::vector<std::pair<std::size_t, std::size_t>>;
 
 /// Tries the layouts of one mesh, in increasing order of memory.
@@ -64,7 +66,7 @@ class MeshSearch {
   MeshSearch(Search& search, TrainingLayout mesh, TooLarge too_large)
       : search_(search), mesh_(std::move(mesh)), too_large_(std::move(too_large)) {}
 
-  /// Returns the layouts that do not fit.
+  /// Estimates the layouts. Returns the layouts that do not fit.
   TooLarge run() {
     const SearchSpace& s = search_.space;
     const std::int64_t parts = s.dp_replicate * mesh_.dp * mesh_.accumulate;
@@ -202,8 +204,8 @@ class LayoutSearch {
     for (std::int64_t n = 2; n <= s.batch && !fits() && floor <= s.machine.room(); n *= 2) {
       const std::int64_t before = least_peak(search_);
       try_meshes(s.first.cp, n);
-      // Each doubling halves the micro-batches' memory, so it can save at most as much as the last
-      // one.
+      // Each doubling halves the micro-batches' memory, so the next doubling can save at most as
+      // much as the last doubling.
       floor = least_peak(search_) - (before - least_peak(search_));
     }
   }
@@ -222,9 +224,9 @@ class LayoutSearch {
 
   Search search_;
   bool is_laid_out_ = false;
-  // By tp: layouts that don't fit. A layout that does not fit without context parallelism does not
-  // fit with it either, because context parallelism adds masks and other ranks' keys and values to
-  // the same number of tokens per rank.
+  // For each tp: the layouts that do not fit. A layout that does not fit without context
+  // parallelism does not fit with it either, because context parallelism adds masks and other
+  // ranks' keys and values to the same number of tokens per rank.
   std::map<std::int64_t, TooLarge> too_large_;
 };
 
@@ -249,12 +251,12 @@ Search search(const SearchSpace& space) {
 
 namespace {
 
-/// Numbers of layers of the two plans. The first and last layers differ from the others, because
-/// FSDP prefetches and keeps the last unit gathered. Two additional layers cover patterns that
-/// alternate between layers.
+/// The numbers of layers of the two plans from which a model is extrapolated. The first and last
+/// layers differ from the others, because FSDP prefetches and keeps the last unit gathered. Two
+/// additional layers cover patterns that alternate between layers.
 constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
 
-/// The name of a moment with another layer number, if the moment is in a layer.
+/// The name of a moment in which `number` replaces the layer number, if the moment is in a layer.
 template <class Number>
 std::string renumbered(const std::string& name, const LayeredModel& model, const Number& number) {
   constexpr std::string_view kDigits = "-0123456789";
@@ -269,14 +271,15 @@ std::string renumbered(const std::string& name, const LayeredModel& model, const
   return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
 }
 
-/// The name with layers of the second half counted from the end: -1 is the last layer.
+/// The name of a moment in which layers of the second half are counted from the end: -1 is the last
+/// layer.
 std::string key_of(const std::string& name, const LayeredModel& model) {
   return renumbered(name, model, [&](std::int64_t layer) {
     return layer < model.layers / 2 ? layer : layer - model.layers;
   });
 }
 
-/// Converts a key of key_of() back to the moment's name.
+/// Converts a result of key_of() back to the name of the moment.
 std::string moment_of(const std::string& key, const LayeredModel& model) {
   return renumbered(key, model,
                     [&](std::int64_t layer) { return layer < 0 ? layer + model.layers : layer; });

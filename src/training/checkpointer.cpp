@@ -112,12 +112,12 @@ Json random_to_json(const RandomState& random) {
 Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
     : options_(std::move(options)), world_(std::move(world)) {
   check_options();
-  // The folder becomes an absolute path, so that later steps are saved to the same folder after a
+  // The path of the folder is made absolute, so that later steps are saved to this folder after a
   // chdir().
   options_.folder = files::absolute_path(options_.folder);
   if (!options_.folder.empty()) {
     try {
-      // Locks the folder before reading it, because a run that is ending may still save a step.
+      // The folder is locked before it is read, because a run that is ending may still save a step.
       run_on_first_rank(*world_, [this] {
         if (std::filesystem::is_directory(options_.folder)) {
           make_folder();
@@ -134,7 +134,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
   }
 }
 
-/// Options are checked at the start, not at the first save hours later.
+/// The options are checked at the start, because the first save may be hours later.
 void Checkpointer::check_options() const {
   TESSERA_CHECK(options_.keep == 0 || options_.keep >= 2, "the newest ", options_.keep,
                 " checkpoints were to be kept; keep 2 or more, so that one is there if the newest "
@@ -154,7 +154,8 @@ void Checkpointer::find_source() {
   resumes_ = newest && options_.resume != Resume::kNever;
   if (options_.resume_step >= 0) {
     resumes_ = true;
-    // The run would save these steps again, and until then they would count as the newest steps.
+    // Steps after the step of --resume-step are an error: the run would save these steps again, and
+    // until then the old steps would count as the newest steps.
     TESSERA_CHECK(options_.steps == options_.resume_step || last <= options_.resume_step,
                   option("resume-step"), " ", options_.resume_step, ": '", dir,
                   "' has later steps, up to ", last.value_or(0), "; move them away first");
@@ -174,8 +175,8 @@ void Checkpointer::find_source() {
   }
 }
 
-/// With --resume auto, a run that is restarted before its first complete step takes over its
-/// unfinished save.
+/// With --resume auto, a run that is restarted before its first complete step overwrites the
+/// unfinished step.
 void Checkpointer::begin_run() {
   std::optional<std::string> before;
   if (options_.resume == Resume::kAuto) {
@@ -185,8 +186,8 @@ void Checkpointer::begin_run() {
   checkpoint::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
-/// Sets the step to continue from. Later steps must be withdrawn, because the run could not save
-/// them again.
+/// Sets the step to continue from. Steps after this step must be withdrawn, because otherwise the
+/// run could not save them again.
 void Checkpointer::go_on_from(std::int64_t step) {
   newest_ = step;
   source_ = folder(step);
@@ -210,7 +211,8 @@ void Checkpointer::make_folder() {
   lock_folder();
 }
 
-/// Locks the folder until the process ends. On file systems without locks, this has no effect.
+/// Locks the folder until the process ends. On file systems without locks, lock_folder() has no
+/// effect.
 void Checkpointer::lock_folder() {
   if (lock_ >= 0) {
     return;
@@ -234,7 +236,7 @@ void Checkpointer::warn(const std::string& text) const {
   }
 }
 
-/// A run loads its own steps completely, also if it began with `initial_load`.
+/// A run loads its own steps completely: parts are excluded only for the step of `initial_load`.
 bool Checkpointer::excludes(const char* part) const {
   if (resumes_ && !options_.initial_load.empty()) {
     return false;
@@ -297,12 +299,12 @@ void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
 void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state) {
   const Json& entries = report.entries;
   loaded_ = report.step;
-  // A run without steps reads no data, so its position is not restored.
+  // A run without steps reads no data, so the position in the data is not restored.
   if (!excludes("data") && options_.steps > 0) {
     state.samples = entries.at("samples");
   }
   if (!excludes("optimizer") && state.scaler.enabled()) {
-    // null: the run that saved the step used no loss scaling
+    // The value is null if the run that saved the step used no loss scaling.
     if (const Json& saved = entries.at("loss_scaler"); !saved.is_null()) {
       state.scaler.load_state(scaler_state(saved));
     }
@@ -362,8 +364,8 @@ std::optional<double> Checkpointer::save(const TrainState& state, const Json& en
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Throws the error of the last background save. If saves fail, the run would lose all further
-/// steps.
+/// Throws the error of the last background save. If saves fail, the run must not continue, because
+/// further steps would be lost.
 void Checkpointer::check_last_save() {
   try {
     pending_.wait();
@@ -376,8 +378,8 @@ void Checkpointer::check_last_save() {
   }
 }
 
-/// Waits for the background save. Returns false, with a warning, if it failed; the step may then be
-/// saved again. The result is the same on all ranks.
+/// Waits for the background save. Returns false, with a warning, if the save failed; the step may
+/// then be saved again. The result is the same on all ranks.
 bool Checkpointer::settle() {
   try {
     pending_.wait();

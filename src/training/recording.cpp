@@ -108,7 +108,7 @@ std::filesystem::path file_of_rank(const std::filesystem::path& file, int rank) 
 }
 
 /// Throws Error if the file can't be written. Checked before the training, because an error after
-/// it would come too late.
+/// the training would be too late.
 void check_can_write(const std::string& option, const std::filesystem::path& file) {
   files::create_folders(std::filesystem::absolute(file).parent_path());
   std::error_code error;
@@ -117,7 +117,7 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
                 "can't write ", option, " ", file.string(),
                 ", which is no regular file; give another name");
   try {
-    // Creates and removes a temporary file, as the final write will.
+    // The probe creates and removes a temporary file, as the final write does.
     const files::AtomicFile probe(file);
   } catch (const Error& unwritable) {
     fail("can't write ", option, " ", file.string(), ": ", unwritable.what());
@@ -128,13 +128,14 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
 
 Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
   if (!options_.profile.empty()) {
-    // An absolute path, because the profile is written at the end, possibly after a chdir().
+    // The path is made absolute, because the profile is written at the end, possibly after a
+    // chdir().
     options_.profile = files::absolute_path(options_.profile);
   }
 }
 
-/// The requested steps that remain after `done` steps, which earlier parts of a resumed run have
-/// made. {0, 0}: none.
+/// The requested steps that remain after `done` steps, the number of steps before a resumed run was
+/// resumed. {0, 0}: none.
 StepRange Recording::steps_left(std::int64_t done, bool is_main) const {
   StepRange requested = options_.profile_steps;
   if (requested.first == 0) {

@@ -26,8 +26,8 @@
 namespace tessera::training {
 namespace {
 
-/// The whole value of a loss. With a loss-parallel head, the loss is distributed over the
-/// tensor-parallel ranks.
+/// The value of a loss as a plain tensor. With a loss-parallel head, the loss is distributed over
+/// the tensor-parallel ranks.
 at::Tensor value_of(const at::Tensor& loss) {
   const at::Tensor value = loss.detach();
   return is_distributed(value) ? DistributedTensor(value).full_tensor() : value;
@@ -41,7 +41,8 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
                 "; give it a scalar with a value");
   TESSERA_CHECK(value.numel() == 1, "mean_over was given a tensor of sizes ", value.sizes(),
                 "; give it a scalar, for example the mean of a loss");
-  // Clones the value, because the all-reduce overwrites it and the caller may still use it.
+  // The value is cloned, because the all-reduce overwrites its argument and the caller may still
+  // use the value.
   at::Tensor mean = value_of(value).to(c10::kFloat).clone();
   if (mesh.size() > 1) {
     const comm::CallerScope caller("mean of the loss");
@@ -60,8 +61,8 @@ void check(const TrainState& state, const StepOptions& options, const LossFuncti
                 ": the loss function is empty; pass one that returns a micro-batch's loss");
 }
 
-/// Whether the parameter's mesh contains at least two of these ranks, over which its gradient is
-/// then reduced.
+/// Whether the gradient of a parameter is reduced over ranks of `data_mesh`: whether the
+/// parameter's mesh contains at least two of these ranks.
 bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   if (!is_distributed(parameter)) {
     return false;
@@ -177,7 +178,7 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        memory ? "; " + options.advice_out_of_memory : "");
 }
 
-/// Copies loss and norm to the host, which waits for the device.
+/// Copies loss and norm to the host, for which the host waits for the device.
 void read_figures(const at::Tensor& loss, const at::Tensor& norm, const DeviceMesh& data_mesh,
                   StepResult& result) {
   const at::Tensor figures =
@@ -186,9 +187,10 @@ void read_figures(const at::Tensor& loss, const at::Tensor& norm, const DeviceMe
   result.grad_norm = figures[1].item<double>();
 }
 
-/// On a CPU loss and norm are checked before the update, so a step that is not finite changes no
-/// parameter. If the norm is on a GPU, loss and norm are checked after the update, so that the host
-/// waits only once per step. AdamW's kernels change nothing if the norm is not finite.
+/// Checks the loss and the norm, and updates the parameters. On a CPU loss and norm are checked
+/// before the update, so a step that is not finite changes no parameter. If the norm is on a GPU,
+/// loss and norm are checked after the update, so that the host waits only once per step. AdamW's
+/// kernels change nothing if the norm is not finite.
 void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
             const std::vector<nn::SlotPtr>& parameters, const at::Tensor& loss,
             StepResult& result) {
@@ -233,7 +235,7 @@ void drop_gradients(const std::vector<nn::SlotPtr>& parameters) {
   }
 }
 
-/// Drops the gradients of a failed step, so that they do not enter the next step.
+/// Drops the gradients of a failed step, so that these gradients do not enter the next step.
 void clean_up(TrainState& state, const StepOptions& options,
               const std::vector<nn::SlotPtr>& parameters) {
   drop_gradients(parameters);
@@ -306,7 +308,8 @@ observe::StepMetrics StepMeter::end(const TrainState& state, const StepResult& r
 
 namespace {
 
-/// Sets eval mode; the destructor restores the previous mode, also if the loss throws.
+/// Sets a model to eval mode; the destructor restores the previous mode, also if the loss function
+/// throws.
 class EvalMode {
  public:
   explicit EvalMode(nn::ModuleBase& model) : model_(model), was_training_(model.is_training()) {
@@ -321,7 +324,8 @@ class EvalMode {
   bool was_training_;
 };
 
-/// Swaps in the averaged weights; the destructor swaps back, also after an exception.
+/// Exchanges the weights with the averaged weights of an Ema; the destructor restores the weights,
+/// also after an exception.
 class Swapped {
  public:
   explicit Swapped(optim::Ema& ema) : ema_(ema) { ema_.swap(); }

@@ -1,6 +1,6 @@
-// tessera-ckpt: describes, verifies and compares sharded checkpoints, without ranks.
-// Exit codes: 0; 1 if `verify` finds a fault or `diff` a difference; 2 if the command line or a
-// checkpoint is wrong.
+// tessera-ckpt: describes, verifies and compares sharded checkpoints, without ranks. Exit codes: 1
+// if `verify` finds a fault or `diff` finds a difference; 2 if the command line or a checkpoint is
+// wrong; otherwise 0.
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Prints each warning on one line, like errors.
+/// Prints each warning of the libraries on one line.
 class Warnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {
@@ -38,7 +38,7 @@ struct Arguments {
   std::string other;  ///< the second step of `diff`
 };
 
-/// On a terminal, shows progress on one line that is overwritten.
+/// A callback that, on a terminal, shows progress on one line that is overwritten.
 Progress shown_progress() {
   if (isatty(STDERR_FILENO) == 0) {
     return {};
@@ -116,7 +116,8 @@ int run(int argc, char** argv) {
 }  // namespace tessera::checkpoint
 
 int main(int argc, char** argv) {
-  // Exceeding the file-size limit then is a write error with a message, not a signal.
+  // With SIGXFSZ ignored, exceeding the file-size limit is a write error with a message and not a
+  // signal.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     return tessera::checkpoint::run(argc, argv);

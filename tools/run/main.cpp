@@ -35,8 +35,9 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
-constexpr auto kTermTime = 1000ms;   ///< time from SIGTERM to SIGKILL after a failure
-constexpr auto kSignalPoll = 100ms;  ///< interval of checks whether a rank already handles a signal
+constexpr auto kTermTime = 1000ms;  ///< time from SIGTERM to SIGKILL after a failure
+/// Interval of the checks whether a rank handles a signal by now.
+constexpr auto kSignalPoll = 100ms;
 constexpr auto kNever = Clock::time_point::max();
 constexpr std::size_t kLongestLine = 64 << 10;  ///< limit of a line's bytes; longer lines are split
 constexpr std::size_t kFull = 1 << 20;  ///< bytes buffered for a slow reader; beyond it the ranks
@@ -57,7 +58,7 @@ void check_errno(bool ok, const std::string& what) {
   TESSERA_CHECK(ok, what, ": ", strerror(errno));
 }
 
-/// An output of the launcher.
+/// An output stream of the launcher.
 struct Sink {
   int fd;
   std::string pending = {};
@@ -65,8 +66,8 @@ struct Sink {
 
   void flush() {
     for (pollfd ready{fd, POLLOUT, 0}; !pending.empty() && poll(&ready, 1, 0) > 0;) {
-      // A ready pipe accepts PIPE_BUF bytes without blocking.
-      // Size 0: there is no newline.
+      // At most PIPE_BUF bytes are written, because a ready pipe accepts so many bytes without
+      // blocking. `size` is 0 if there is no newline in these bytes.
       const std::size_t size = pending.rfind('\n', PIPE_BUF - 1) + 1;
       const auto written =
           write(fd, pending.data(), size ? size : std::min<std::size_t>(pending.size(), PIPE_BUF));
@@ -79,7 +80,7 @@ struct Sink {
   }
 };
 
-/// A pipe from a rank; its lines go to a sink.
+/// A pipe from a rank, whose lines are written to a sink.
 struct Source {
   int fd = -1;
   Sink* sink = nullptr;
@@ -129,7 +130,8 @@ struct Rank {
                      : detail::concat("was killed by SIG", sigabbrev_np(WTERMSIG(*status)), " (",
                                       strsignal(WTERMSIG(*status)), ")");
   }
-  /// Whether the process has a handler for the signal. Without one, SIGUSR1 would kill it.
+  /// Whether the process of the rank has a handler for the signal. Without a handler, SIGUSR1 would
+  /// kill the process.
   bool handles(int signal) const {
     std::ifstream file(detail::concat("/proc/", pid, "/status"));
     std::string line;
@@ -182,13 +184,13 @@ class Job {
  private:
   void take_over_signals() {
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGCHLD, SIG_DFL);  // if a parent ignored it, the kernel would drop the exit codes
+    signal(SIGCHLD, SIG_DFL);  // if SIGCHLD were ignored, the kernel would drop exit codes
     sigset_t set;
     sigemptyset(&set);
     for (const int number : {SIGCHLD, SIGUSR1, SIGUSR2, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
       struct sigaction now {};
       sigaction(number, nullptr, &now);
-      if (now.sa_handler != SIG_IGN) {  // as nohup sets it
+      if (now.sa_handler != SIG_IGN) {  // nohup ignores SIGHUP
         sigaddset(&set, number);
       }
     }
@@ -197,7 +199,8 @@ class Job {
   }
 
   void start_ranks() {
-    // A bound socket, so that no other process can take the port before rank 0's store uses it.
+    // The socket is bound now, so that no other process can take the port before the store of rank
+    // 0 uses the port.
     const int store = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{AF_INET, 0, {htonl(INADDR_LOOPBACK)}, {}};
     socklen_t size = sizeof address;
@@ -214,7 +217,7 @@ class Job {
       if (pid == 0) {
         become(rank, store, ntohs(address.sin_port), out[1], err[1]);
       }
-      setpgid(pid, pid);  // as the child does, whichever comes first
+      setpgid(pid, pid);  // parent and child both call setpgid, because either may run first
       close(out[1]);
       close(err[1]);
       fcntl(out[0], F_SETFL, O_NONBLOCK);
@@ -225,7 +228,7 @@ class Job {
     close(store);
   }
 
-  /// The child after fork. It may allocate: the launcher has one thread.
+  /// Runs in the child after fork. Allocating memory is safe, because the launcher has one thread.
   [[noreturn]] void become(int rank, int store, int port, int out, int err) {
     setpgid(0, 0);  // the rank and what it starts are one process group
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -260,7 +263,7 @@ class Job {
     signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
     execvp(program_[0], program_);
-    const int code = errno == ENOENT ? 127 : 126;  // as a shell
+    const int code = errno == ENOENT ? 127 : 126;  // the exit codes of a shell
     dprintf(STDERR_FILENO, "%s cannot be run: %s%s\n", program_[0], strerror(errno),
             strchr(program_[0], '/') == nullptr ? " in PATH (write ./NAME for one in this folder)"
                                                 : "");
@@ -268,7 +271,8 @@ class Job {
   }
 
   void wait_for_events() const {
-    std::vector<pollfd> waits{{signals_, POLLIN, 0}};  // poll() ignores negative descriptors
+    // poll() ignores entries with a negative descriptor.
+    std::vector<pollfd> waits{{signals_, POLLIN, 0}};
     Clock::time_point next = deadline_;
     for (const Rank& rank : ranks_) {
       waits.push_back({out_.pending.size() < kFull ? rank.out.fd : -1, POLLIN, 0});
@@ -332,7 +336,8 @@ class Job {
       say("killing the ranks that have not ended");
       end_ranks(SIGKILL);
     } else if (!failed_.empty() && !is_ending_) {
-      // If several ranks have failed since the last check, a killed one is reported as the cause.
+      // If several ranks have failed since the last check, a rank that was killed is reported as
+      // the cause.
       std::ranges::stable_partition(failed_, &Rank::killed);
       Rank& cause = *failed_.front();
       cause.err.read_rest();
@@ -442,7 +447,8 @@ int run(int argc, char** argv) {
 }  // namespace tessera::run
 
 int main(int argc, char** argv) {
-  // A closed standard stream would be the next pipe that is opened. open() takes the lowest number.
+  // A standard stream that is closed is opened, because otherwise the next pipe would get its
+  // number. open() takes the lowest free number.
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) < 0) {
       [[maybe_unused]] const int opened = open("/dev/null", O_RDWR);

@@ -45,7 +45,7 @@ at::Tensor penalized(const at::Tensor& scores, const at::Tensor& seen, double pe
   return at::where(seen, at::where(scores.lt(0), scores * penalty, scores / penalty), scores);
 }
 
-/// Keeps the k most likely tokens, and tokens as likely as the k-th.
+/// Keeps the scores of the k most likely tokens, and of tokens that are as likely as the k-th.
 at::Tensor keep_top_k(const at::Tensor& scores, std::int64_t k) {
   if (k == 0 || k >= scores.size(-1)) {
     return scores;
@@ -59,8 +59,8 @@ at::Tensor keep_top_p(const at::Tensor& scores, double p) {
     return scores;
   }
   const auto [sorted, ids] = scores.softmax(-1).sort(-1, /*descending=*/true);
-  // Rejects a token if the more likely tokens already have probability p in total. The most likely
-  // token is always kept.
+  // A token is rejected if the more likely tokens already have probability p in total. The most
+  // likely token is never rejected.
   const at::Tensor before = sorted.cumsum(-1) - sorted;
   const at::Tensor refused = before.ge(p);
   return scores.masked_fill(refused.scatter(-1, ids, refused), kRefused);
@@ -123,8 +123,9 @@ at::Tensor Sampler::draw(const at::Tensor& probabilities) const {
   tessera::uniform_(uniform, 0.0, 1.0, {options_.seed, calls_});
   const at::Tensor cumulative = probabilities.cumsum(-1);
   const at::Tensor sum = cumulative.slice(-1, -1);
-  // Scaled by the cumulative sum's total, which rounding may make different from 1. The target is
-  // always below the total, because the last token may be one that was rejected.
+  // The random number is scaled by the total of the cumulative sum, which rounding may make
+  // different from 1. The target must be below the total, because the last token may be a rejected
+  // token.
   const at::Tensor target = at::minimum(uniform.to(probabilities.device()).unsqueeze(1) * sum,
                                         at::nextafter(sum, at::zeros({}, sum.options())));
   return cumulative.le(target).sum(-1);
@@ -162,7 +163,7 @@ std::string StopStrings::finish() {
   return stopped_ ? "" : std::exchange(pending_, "");
 }
 
-/// The number of bytes at the end of the text that may be the start of a stop string.
+/// The number of bytes at the end of the withheld text that may be the beginning of a stop string.
 std::size_t StopStrings::held_back() const {
   std::size_t most = 0;
   for (const std::string& stop : stops_) {
@@ -238,7 +239,7 @@ std::string TextWriter::json_of(const GrowingText& text) const {
                                        {"text", text.text()},
                                        {"tokens", text.tokens()},
                                        {"finish", text.stopped() ? "stop" : ended}};
-  // Tokens may be bytes, so the text may be invalid UTF-8.
+  // Invalid UTF-8 is replaced, because tokens may be single bytes.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
@@ -348,7 +349,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Prompts as one batch, padded on the left so that all end at the same position.
+/// Prompts as one batch, padded on the left, so that all prompts end at the same position.
 struct Batch {
   explicit Batch(const std::vector<Tokens>& prompts);
 
@@ -405,7 +406,7 @@ class Chooser {
   std::int64_t given_ = 0;
 };
 
-/// Broadcasts rank 0's tokens. They are not computed on each rank, because the arithmetic of
+/// Broadcasts rank 0's tokens. The tokens are not computed on each rank, because the arithmetic of
 /// sampling may differ between hosts with different processors, and the ranks would not notice that
 /// their texts differ.
 Tokens of_rank_0(Tokens own, tessera::comm::Communicator* ranks, c10::Device device) {
@@ -449,7 +450,7 @@ GenerationTimes generate(Llama& model, const std::vector<Tokens>& prompts,
       break;
     }
     next.pop_back();
-    // From now on each call has one token per text; the cache has the rest.
+    // From now on each call has one token per text; the cache has the earlier tokens.
     input = at::tensor(next, c10::kLong).unsqueeze(1).to(device);
   }
   times.decoding_s = seconds_since(start) - times.prompt_s;
@@ -483,14 +484,15 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
   const at::Tensor tokens = at::tensor(text, c10::kLong);
   const std::int64_t last = std::ssize(text) - 1;
   double sum = 0;
-  // Tokens [0, predicted) have been counted; token 0 is never predicted.
+  // The loss includes tokens [1, predicted); token 0 is never predicted.
   std::int64_t predicted = 1;
   for (std::int64_t begin = 0; predicted <= last; begin += stride) {
     const std::int64_t end = std::min(begin + window, last);
     const at::Tensor inputs = tokens.slice(0, begin, end).unsqueeze(0).to(model.device());
     const at::Tensor targets = tokens.slice(0, begin + 1, end + 1).clone();
     targets.slice(0, 0, predicted - begin - 1).fill_(options.ignore_index);
-    // Loss in chunks of tokens (HeadLoss), because the logits of a window may take gigabytes.
+    // The loss is computed in chunks of tokens (HeadLoss), because the logits of a window may take
+    // gigabytes.
     const HeadLoss head{targets.to(model.device()), {.loss = options}, {}};
     sum += model(inputs, head).item<double>();
     predicted = end + 1;

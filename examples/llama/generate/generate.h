@@ -19,13 +19,14 @@
 
 namespace llama {
 
-/// The sampling probabilities, fp64, of `logits`; both are (texts, vocabulary). `seen`: bool of the
-/// same sizes, true for tokens already in the text; undefined without a repetition penalty. Applied
-/// in the order of `transformers`: repetition penalty (Keskar et al. 2019: a seen token's logit is
-/// divided by it, or multiplied if negative); temperature, which must not be 0; top-k; top-p, the
-/// smallest set of tokens with total probability >= `top_p` (Holtzman et al. 2020; at least the
-/// most likely token); min-p, tokens at least `min_p` times as likely as the most likely one
-/// (Nguyen et al. 2024). All other tokens get probability 0.
+/// The sampling probabilities, fp64, of `logits`; both tensors are (texts, vocabulary). `seen`:
+/// bool of the same sizes, true for tokens already in the text; undefined without a repetition
+/// penalty. The options are applied in the order of `transformers`: repetition penalty (Keskar et
+/// al. 2019: the logit of a seen token is divided by the penalty, or multiplied if the logit is
+/// negative); temperature, which must not be 0; top-k; top-p, the smallest set of tokens with total
+/// probability >= `top_p` (Holtzman et al. 2020; at least the most likely token); min-p, tokens at
+/// least `min_p` times as likely as the most likely token (Nguyen et al. 2024). All other tokens
+/// get probability 0.
 at::Tensor token_probabilities(const at::Tensor& logits, const at::Tensor& seen,
                                const SamplingOptions& options);
 
@@ -45,22 +46,22 @@ class Sampler {
 
   SamplingOptions options_;
   std::vector<Tokens> prompts_;
-  at::Tensor seen_;  ///< the tokens so far, (texts, vocabulary); only with a repetition penalty
+  at::Tensor seen_;  ///< which tokens each text has, (texts, vocabulary); only with a penalty
   std::uint64_t calls_ = 0;
 };
 
-/// Passes on a text that arrives in pieces, up to the first stop string. Text that may be the
-/// beginning of a stop string is withheld until further text decides it.
+/// Passes on a text that arrives in pieces, up to the first stop string. Text at the end that may
+/// be the beginning of a stop string is withheld until further text arrives.
 class StopStrings {
  public:
-  /// The strings must not be empty.
+  /// `stops`: the stop strings, which must not be empty.
   explicit StopStrings(std::vector<std::string> stops);
 
-  /// Returns the text that may be shown after this piece; nothing after a stop string.
+  /// Adds a piece of text. Returns the text that may now be shown; after a stop string, "".
   std::string push(std::string_view piece);
   /// Whether a stop string was found.
   bool stopped() const { return stopped_; }
-  /// Returns the withheld rest when no further piece follows.
+  /// Returns the withheld text, if no further piece follows.
   std::string finish();
 
  private:
@@ -78,9 +79,9 @@ class GrowingText {
   GrowingText(std::string prompt, const Tokens& tokens,
               const tessera::data::TokenizerPtr& tokenizer, const std::vector<std::string>& stops);
 
-  /// Returns the text that may be shown after this token.
+  /// Adds a token. Returns the text that may now be shown.
   std::string push(std::int64_t token);
-  /// Returns the withheld rest when no further token follows.
+  /// Returns the withheld text, if no further token follows.
   std::string finish();
   bool stopped() const { return stops_.stopped(); }
 
@@ -98,7 +99,8 @@ class GrowingText {
   StopStrings stops_;
 };
 
-/// Writes texts: a single text as it is generated; several texts, or JSON, when all have ended.
+/// Writes generated texts: a single text while it is generated; several texts, or JSON, after all
+/// texts have ended.
 class TextWriter {
  public:
   /// Writes the prompt of a single text. Does nothing without texts.
@@ -120,7 +122,7 @@ class TextWriter {
 
 struct PromptText {
   std::string text;
-  bool is_whole = false;  ///< already has the tokens that begin texts, as from a chat template
+  bool is_whole = false;  ///< whether the prompt already has begin tokens, as from a chat template
 };
 
 /// The prompts of the command line or of the files of --prompts. A text file has one prompt per
@@ -132,9 +134,9 @@ std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::
 /// Returns rank 0's standard input on all ranks of `mesh`; "" without --prompts -. Collective.
 std::string standard_input(const GenerateOptions& options, const tessera::DeviceMesh& mesh);
 
-/// Throws tessera::Error if a prompt of `longest` tokens, or `max_tokens` further tokens, are
-/// impossible for a model with these positions. Beyond its positions a model still computes, as in
-/// `transformers`; then the result is a warning, else "".
+/// Throws tessera::Error if the model cannot compute a prompt of `longest` tokens followed by
+/// `max_tokens` tokens. Beyond its positions a model still computes, as in `transformers`; the
+/// function then returns a warning, otherwise "".
 std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens);
 
 /// Converts texts to tokens according to a model's files.
@@ -145,11 +147,11 @@ class PromptEncoder {
   PromptEncoder(const std::string& folder, const std::string& file, const Config& config);
 
   const tessera::data::TokenizerPtr& tokenizer() const { return tokenizer_; }
-  /// A generated text ends at any of these tokens.
+  /// The tokens at each of which a generated text ends.
   const Tokens& end_tokens() const { return special_.end; }
-  /// The text's own tokens, without begin tokens.
+  /// The tokens of a text, without begin tokens.
   Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }
-  /// Returns `tokens` preceded by the tokens that begin a text, if the model has any.
+  /// Returns `tokens` preceded by the tokens that begin a text, if the model has begin tokens.
   Tokens with_begin_tokens(const Tokens& tokens) const;
 
  private:
@@ -166,12 +168,13 @@ struct GenerationTimes {
   double decoding_s = 0;
 };
 
-/// Receives each generated token of text `index`; returns whether the text continues.
+/// A function that receives each generated token of text `index`, and returns whether the text
+/// continues.
 using TokenSink = std::function<bool(std::size_t index, std::int64_t token)>;
 
 /// Continues `prompts` (at least one token each) as one batch with a key-value cache. Each text
 /// ends at one of the tokens `end`, which is not passed to `sink`, or after options.max_tokens. A
-/// text does not depend on the other texts of the batch, except for rounding and for its index,
+/// text depends on the other texts of the batch only by rounding and by its index in the batch,
 /// which determines its random numbers. `ranks`: the process group of the ranks that compute the
 /// model together; nullptr for one rank. With a group, the call is collective: rank 0 chooses the
 /// tokens and calls `sink`, which may be empty on the other ranks. Throws Error for a prompt
@@ -185,8 +188,8 @@ struct TextWindows {
   std::int64_t size = 0, stride = 0;  ///< size and stride of a window, in tokens
 };
 
-/// The windows of --seq and --stride, or the defaults for this model. Throws tessera::Error for
-/// values that the model or the text cannot use.
+/// The windows that --seq and --stride request, or the defaults for the model. Throws
+/// tessera::Error for values that the model or the text cannot use.
 TextWindows perplexity_windows(const GenerateOptions& options, const Config& config);
 
 /// How well a model predicts a text.

@@ -11,7 +11,7 @@
 namespace llama {
 namespace {
 
-/// Logits divided by a smaller temperature may overflow.
+/// The smallest temperature above 0. Logits divided by a smaller temperature may overflow.
 constexpr double kLeastTemperature = 1e-6;
 
 // The number in brackets in each help text is the default.
@@ -92,7 +92,7 @@ void check_used(const CLI::App& app, const GenerateOptions& o) {
   }
 }
 
-/// Checks required flags here instead of with CLI11's required(), so that messages say what to
+/// Required flags are checked here instead of by CLI11's required(), so that messages say what to
 /// pass.
 void check_consistent(const GenerateOptions& o) {
   TESSERA_CHECK(!o.model.empty(), "no model given; pass --model DIR");

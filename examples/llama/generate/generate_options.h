@@ -14,11 +14,11 @@ namespace llama {
 /// `transformers`.
 struct SamplingOptions {
   std::int64_t max_tokens = 200;
-  double temperature = 0.8;  ///< 0: greedy sampling
-  std::int64_t top_k = 0;    ///< 0: top-k is off
+  double temperature = 0.8;  ///< sampling temperature; 0: the most probable token
+  std::int64_t top_k = 0;    ///< tokens to sample from; 0: top-k is off
   double top_p = 1.0;
-  double min_p = 0;               ///< 0: min-p is off
-  double repetition_penalty = 1;  ///< 1: no penalty
+  double min_p = 0;               ///< threshold of min-p sampling; 0: min-p is off
+  double repetition_penalty = 1;  ///< penalty on repeated tokens; 1: no penalty
   std::uint64_t seed = 0;
 };
 
@@ -31,7 +31,7 @@ struct GenerateOptions {
   SamplingOptions sampling;
 
   std::string perplexity;            ///< a text file whose perplexity is printed; "": generate
-  std::int64_t seq = 0, stride = 0;  ///< 0: the flag is not given
+  std::int64_t seq = 0, stride = 0;  ///< window and stride of --perplexity in tokens; 0: not given
 
   std::int64_t tp = 1;
   std::string device = "cpu", dtype;

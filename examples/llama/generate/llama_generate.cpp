@@ -31,9 +31,10 @@ namespace llama {
 tessera::DeviceMesh make_generation_mesh(const GenerateOptions& options,
                                          const tessera::comm::WorldPtr& world);
 
-/// Loads the weights of options.model in the type options.dtype. Each rank only ever has its own
-/// part. `positions`: the number of positions in the rotary tables. Each rank gets all logits, or
-/// with `split_logits` logits split over the vocabulary, for the loss. Collective.
+/// Loads the weights of options.model in the type options.dtype. Each rank loads only its own part
+/// of the weights. `positions`: the number of positions in the rotary tables. With `split_logits`,
+/// the model returns logits that are split over the vocabulary, for the loss; otherwise each rank
+/// gets all logits. Collective.
 std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& config,
                                   std::int64_t positions, const tessera::DeviceMesh& mesh,
                                   bool split_logits);
@@ -86,7 +87,7 @@ namespace {
 using namespace tessera;
 using llama::GenerateOptions;
 
-/// The parts of a run that are known before the model is loaded.
+/// What is known of a run before the model is loaded.
 struct Run {
   const GenerateOptions& options;
   llama::Config config;
@@ -96,7 +97,7 @@ struct Run {
   bool prints() const { return mesh.local_rank() == 0; }
 };
 
-/// Writes the line with one write, because several ranks may share the stream.
+/// Prints a line with one write, because several ranks may share the stream.
 void note(const Run& run, const std::string& line) {
   if (run.prints()) {
     std::cerr << line + "\n" << std::flush;
@@ -189,7 +190,7 @@ int run_generate(std::vector<std::string> arguments) {
   try {
     (options.perplexity.empty() ? generate : measure_perplexity)(run);
   } catch (const c10::Error& error) {
-    // For example, out of memory. what() would include the stack trace.
+    // c10::Error is, for example, out of memory. what() would include the stack trace.
     fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
   return 0;

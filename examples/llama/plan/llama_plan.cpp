@@ -34,17 +34,19 @@
 namespace llama {
 
 /// Plans one rank of each kind. Replaces --ac auto by the least recomputation that fits the
-/// machine; if nothing fits, by "full". Throws tessera::Error for options that llama_train rejects.
+/// machine; if no choice fits, by "full". Throws tessera::Error for options that llama_train
+/// rejects.
 tessera::planning::RunPlan plan_llama(TrainOptions& options,
                                       const std::optional<tessera::planning::Machine>& machine);
-/// The collectives of one kind that a module causes in a step.
+/// The collectives of one kind on one group that a module causes in a step.
 struct ModuleTraffic {
-  std::string module;  ///< "model.layers.*.mlp" means all layers together; "": outside the model
+  /// FQN; "model.layers.*.mlp" is all layers together; "" is outside the model.
+  std::string module;
   bool backward = false;
   std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"
   tessera::comm::Traffic traffic;
 };
-/// The collectives of rank 0 in the run's second step, in the step's order.
+/// The collectives of rank 0 in the second step of the run, by module, in the order of the step.
 std::vector<ModuleTraffic> plan_modules(const TrainOptions& options);
 /// A table of module traffic with one line per entry.
 std::string to_text(const std::vector<ModuleTraffic>& modules);
@@ -52,8 +54,8 @@ std::string to_text(const std::vector<ModuleTraffic>& modules);
 tessera::planning::Search search_llama(const TrainOptions& options,
                                        const tessera::planning::Machine& machine,
                                        std::int64_t gpus);
-/// A layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and --accumulate if they are
-/// above 1.
+/// A layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and --accumulate if the values
+/// are above 1.
 std::string flags_of(const tessera::planning::TrainingLayout& layout);
 /// Returns `options` changed to this training layout.
 TrainOptions with(TrainOptions options, const tessera::planning::TrainingLayout& layout);
@@ -64,7 +66,7 @@ using planning::TrainingLayout;
 
 namespace {
 
-/// Advice on what reduces memory of this kind.
+/// Advice on flags that reduce memory of a kind.
 std::string remedy(const TrainOptions& o, MemoryKind kind) {
   switch (kind) {
     case MemoryKind::kParameters:
@@ -103,7 +105,7 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
-/// Replaces numbers in an FQN: "model.layers.3.mlp" -> "model.layers.*.mlp".
+/// Replaces numbers in an FQN by "*": "model.layers.3.mlp" -> "model.layers.*.mlp".
 std::string pattern_of(const std::string& fqn) {
   static const std::regex number(R"((^|\.)\d+(?=\.|$))");
   return std::regex_replace(fqn, number, "$1*");
@@ -120,7 +122,7 @@ class TrafficByModule {
       module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
         count();
         running_.push_back(name);
-        if (name.empty()) {  // the model's own forward: the previous backward has ended
+        if (name.empty()) {  // forward of the model itself begins: the previous backward has ended
           backward_.reset();
         }
       });
@@ -232,7 +234,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                               std::int64_t gpus) {
   const models::LlamaConfig config = read_config(o.config);
   const std::int64_t heads = config.num_attention_heads;
-  // All layers are equal unless --freeze distinguishes them.
+  // All layers are equal, unless --freeze freezes only some of them.
   const std::int64_t layers = o.freeze.empty() ? config.num_hidden_layers : 0;
   const auto cut_run = [&](const TrainingLayout& layout, std::int64_t few) {
     TrainOptions cut = with(o, layout);
@@ -252,7 +254,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                            .fixed_zero = is_given(o, "--zero") || o.reshard_last,
                            .fixed_accumulate = is_given(o, "--accumulate"),
                            .allows_tp = [heads](std::int64_t tp) { return heads % tp == 0; },
-                           // Excludes --cp degrees that llama_train rejects.
+                           // The search excludes degrees of --cp that llama_train rejects.
                            .allows_cp =
                                [&](std::int64_t cp) {
                                  return o.seq % (2 * cp) == 0 && o.dropout == 0 &&
@@ -334,8 +336,8 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   check_files_differ(files);
 }
 
-/// Throws Error if the file can't be written. Checked before the planning, because an error after
-/// it would come too late.
+/// Throws Error if the file can't be written. Called before the planning, because an error after
+/// the planning would be too late.
 void check_can_write(const char* flag, const std::string& file) {
   if (file.empty()) {
     return;
@@ -355,8 +357,8 @@ void write_file(const char* flag, const std::string& file, const std::string& te
   TESSERA_CHECK(out, "can't write ", flag, " ", file, "; give a file in an existing folder");
 }
 
-/// Writes the plan with all four degrees, and the collectives by module. The plan's mesh has only
-/// degrees above 1.
+/// Writes the plan as JSON, with all four degrees of parallelism and the collectives by module. The
+/// mesh in a plan has only dimensions above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
                 const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
                 const std::string& file) {
@@ -381,7 +383,7 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
   write_file("--json", file, json.dump(1) + "\n");
 }
 
-/// With --search: prints the result, and sets its best layout in `options`.
+/// With --search, searches layouts, prints the result, and sets the best layout in `options`.
 std::optional<planning::Search> search_if_asked(const PlanFlags& flags,
                                                 const std::optional<planning::Machine>& machine,
                                                 TrainOptions& options) {

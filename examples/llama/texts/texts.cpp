@@ -57,7 +57,7 @@ class PlainStream final : public ByteStream {
   std::uint64_t offset_ = 0;
 };
 
-/// The part that gzip and zstd streams share: a buffer of the file's bytes.
+/// The base class of gzip and zstd streams: a buffer of the file's bytes.
 class CompressedStream : public ByteStream {
  public:
   explicit CompressedStream(InputFile file) : file_(std::move(file)), buffer_(kInputBytes) {}
@@ -92,7 +92,7 @@ class CompressedStream : public ByteStream {
 class GzipStream final : public CompressedStream {
  public:
   explicit GzipStream(InputFile file) : CompressedStream(std::move(file)) {
-    // MAX_WBITS + 16 selects gzip's header and checksum
+    // MAX_WBITS + 16 selects the header and checksum of gzip.
     TESSERA_CHECK(inflateInit2(&state_, MAX_WBITS + 16) == Z_OK,
                   "zlib can't be started: is there memory left?");
   }
@@ -120,7 +120,7 @@ class GzipStream final : public CompressedStream {
   }
 
  private:
-  /// Skips zeros after a member, which tapes and disk images add, as the gzip program does.
+  /// Skips zeros after a member, as the gzip program does. Tapes and disk images add such zeros.
   void skip_padding() {
     const auto member = std::ranges::find_if(input_, [](unsigned char c) { return c != 0; });
     input_ = input_.subspan(static_cast<std::size_t>(member - input_.begin()));
@@ -162,7 +162,8 @@ class ZstdStream final : public CompressedStream {
   std::size_t read(std::span<char> out) override {
     ZSTD_outBuffer output{out.data(), out.size(), 0};
     while (output.pos < output.size) {
-      // The decoder may still have output that did not fit before.
+      // has_more_ is true if the decoder still has output that did not fit into the previous
+      // buffer.
       if (input_.empty() && !refill() && !has_more_) {
         if (within_frame_) {
           fail_here("zstd", "it ends too early");
@@ -209,7 +210,7 @@ bool is_space(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-/// Whether the name is that of a JSONL file, compressed or not.
+/// Whether a file name is that of a JSONL file, compressed or not.
 bool is_json_name(std::string_view name) {
   for (const std::string_view compressed : {".gz", ".zst", ".zstd"}) {
     if (name.ends_with(compressed)) {
@@ -259,7 +260,7 @@ void DocumentReader::open() {
 /// earlier.
 bool DocumentReader::fill(std::size_t bytes) {
   while (!at_end_ && left().size() < bytes) {
-    // The unread rest is moved once per read, not once per piece.
+    // The unread bytes are moved to the beginning once per read of the file, not once per piece.
     buffer_.erase(0, std::exchange(begin_, 0));
     const std::size_t had = buffer_.size();
     buffer_.resize(had + kReadBytes);
@@ -291,7 +292,7 @@ std::optional<Piece> DocumentReader::next_text() {
   return piece;
 }
 
-/// The length of the next line including its line end; 0 if there is none.
+/// The length of the next line including its line end; 0 if there is no further line.
 std::size_t DocumentReader::find_line() {
   std::size_t searched = 0;
   std::size_t end = left().find('\n');
@@ -340,14 +341,14 @@ std::uint64_t DocumentReader::consumed() const {
 
 namespace {
 
-/// Removes repeated files: a name and a pattern, or two patterns, may match the same file.
+/// Removes files that occur again: a name and a pattern, or two patterns, may match one file.
 std::vector<std::string> without_repeats(const std::vector<std::string>& files) {
   std::vector<std::string> once;
   std::set<std::filesystem::path> seen;
   for (const std::string& file : files) {
     std::error_code error;
     const std::filesystem::path place = std::filesystem::weakly_canonical(file, error);
-    // If the path can't be resolved, reading the file later reports the error.
+    // A path that cannot be resolved is kept: reading the file later reports the error.
     if (seen.insert(error ? std::filesystem::path(file) : place).second) {
       once.push_back(file);
     }
@@ -361,7 +362,8 @@ std::vector<std::string> list_files(const std::string& flag,
                                     const std::vector<std::string>& patterns) {
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
-    // A file name may contain characters that are special in a pattern.
+    // The name of an existing file is not treated as a pattern, because a file name may contain
+    // characters that are special in a pattern.
     std::error_code error;
     if (std::filesystem::exists(pattern, error)) {
       files.push_back(pattern);

@@ -16,8 +16,8 @@ namespace llama {
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
-  /// Fills `out` and returns the number of bytes read, which is smaller only at the end. Throws
-  /// Error for damaged data, with the place in the file.
+  /// Fills `out` and returns the number of bytes read, which is smaller than the size of `out` only
+  /// at the end of the file. Throws Error for damaged data, with the place in the file.
   virtual std::size_t read(std::span<char> out) = 0;
   /// The number of bytes read from the file, before decompression.
   virtual std::uint64_t consumed() const = 0;
@@ -39,17 +39,18 @@ struct Piece {
   PiecePlace place;
   std::string text;  ///< a whole line if the file is JSONL
   bool is_json = false;
-  bool begins = true, ends = true;  ///< whether a document begins, or ends, with this piece
+  bool begins = true, ends = true;  ///< whether a document begins or ends in this piece of text
 };
 
-/// A text file with more bytes is split into pieces.
+/// The maximum size of a piece: a text file with more bytes is split into pieces.
 inline constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
-/// A longer line of a JSONL file is an error.
+/// The maximum size of a line of a JSONL file; a longer line is an error.
 inline constexpr std::size_t kLineBytes = std::size_t{32} << 20;
 
 /// Returns where to cut a text that begins with `text`: after the last line end between two
-/// non-whitespace characters, where byte-level tokenizers split anyway; else after the last line
-/// end; else at a character boundary. Always > 0.
+/// non-whitespace characters, where byte-level tokenizers split anyway; if there is no such line
+/// end, after the last line end; if there is no line end, between two characters. The result is
+/// above 0.
 std::size_t cut_of(std::string_view text);
 
 /// Reads files in order. A text file is one document; in a JSONL file, each non-blank line is one
@@ -78,14 +79,15 @@ class DocumentReader {
   PiecePlace place_;
   std::unique_ptr<ByteStream> stream_;
   std::string buffer_;          ///< the contents that have been read from the file
-  std::size_t begin_ = 0;       ///< offset in buffer_ of the next piece; it is at place_
-  bool at_end_ = false;         ///< the buffer has the rest of the file
+  std::size_t begin_ = 0;       ///< offset in buffer_ of the next piece of text
+  bool at_end_ = false;         ///< whether buffer_ has the rest of the file
   std::uint64_t consumed_ = 0;  ///< bytes read from the preceding files
 };
 
-/// Lists the files of all patterns: each pattern's files in byte order, each file once, at its
-/// first place. A pattern that is the name of an existing file is this file. `flag`: the flag with
-/// the patterns, for messages. Throws tessera::Error for a pattern without a match.
+/// Lists the files of all patterns: the files of each pattern in byte order, and each file only
+/// where it occurs first. A pattern that is the name of an existing file matches only this file.
+/// `flag`: the flag with the patterns, for messages. Throws tessera::Error for a pattern without a
+/// match.
 std::vector<std::string> list_files(const std::string& flag,
                                     const std::vector<std::string>& patterns);
 

@@ -27,8 +27,8 @@ using Clock = std::chrono::steady_clock;
 
 /// The minimum amount of text that is worth starting a thread.
 constexpr std::size_t kChunkBytes = 256 << 10;
-/// The maximum amount of text that is read but not yet written; its tokens take up to eight times
-/// as much memory.
+/// The maximum amount of text that is read but not yet written; the tokens of this text take up to
+/// eight times as much memory.
 constexpr std::size_t kBytesUnderWay = 16 << 20;
 constexpr std::chrono::seconds kProgressEvery{5};
 
@@ -64,10 +64,11 @@ class Progress {
   Clock::time_point start_ = Clock::now(), shown_ = start_;
 };
 
-/// Some pieces, and the future of their tokens.
+/// Pieces of text that are tokenized together, and the future of their tokens.
 struct Chunk {
   std::size_t bytes;
-  std::future<std::vector<std::vector<std::int64_t>>> tokens;  ///< of each piece
+  /// The tokens of each piece of the chunk.
+  std::future<std::vector<std::vector<std::int64_t>>> tokens;
 };
 
 class Pipeline {
@@ -102,7 +103,8 @@ class Pipeline {
     }
     under_way_ += bytes_;
     auto encode = [&encoder = encoder_, pieces = std::exchange(pieces_, {})]() mutable {
-      // Not joined: a long line's tokens would be in memory twice.
+      // The tokens of the pieces are not joined, because the tokens of a long line would then be in
+      // memory twice.
       std::vector<std::vector<std::int64_t>> tokens;
       for (Piece& piece : pieces) {
         tokens.push_back(encoder(std::move(piece)));
@@ -128,7 +130,7 @@ class Pipeline {
   ShardSet& shards_;
   DocumentReader reader_;
   Progress progress_;
-  std::vector<Piece> pieces_;  ///< pieces of the next chunk
+  std::vector<Piece> pieces_;  ///< pieces of text for the next chunk
   std::size_t bytes_ = 0;      ///< bytes of pieces_
   std::size_t under_way_ = 0;  ///< bytes of chunks_
   std::deque<Chunk> chunks_;

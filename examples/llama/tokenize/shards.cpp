@@ -30,15 +30,15 @@ std::int64_t token_of(const std::string& text, const tessera::data::Tokenizer& t
   return ids[0];
 }
 
-/// Encodes a long text in pieces, cut like a text file, to limit memory.
+/// Encodes a long text in pieces, which limits memory. The text is cut like a text file.
 void encode_long(const tessera::data::Tokenizer& tokenizer, std::string_view text,
                  std::vector<std::int64_t>& tokens) {
   while (!text.empty()) {
     const std::size_t bytes =
         text.size() > kPieceBytes ? cut_of(text.substr(0, kPieceBytes + 1)) : text.size();
     const std::vector<std::int64_t> some = tokenizer.encode(text.substr(0, bytes));
-    // Reserves as if every piece had this many tokens, because a vector that doubles its capacity
-    // would take three times the memory.
+    // Memory for the tokens is reserved as if every piece of text had as many tokens as this piece,
+    // because a vector that doubles its capacity would take three times the memory.
     tokens.reserve(tokens.size() + some.size() * ((text.size() + bytes - 1) / bytes));
     tokens.insert(tokens.end(), some.begin(), some.end());
     text.remove_prefix(bytes);

@@ -15,15 +15,15 @@
 
 namespace llama {
 
-/// Converts pieces to tokens. Immutable, so threads may share it.
+/// Converts pieces of text to tokens. Immutable: several threads may use one encoder.
 struct PieceEncoder {
   tessera::data::TokenizerPtr tokenizer;
   std::vector<std::int64_t> begin, end;  ///< tokens before and after each document
   std::vector<std::string> files;        ///< file names for messages
   std::string field;                     ///< the field with the text in JSONL objects
 
-  /// Returns the tokens of a piece; none for a document without text. Throws Error, with file and
-  /// line, for a JSONL line that is not an object with this field as text.
+  /// Returns the tokens of a piece of text; no tokens for a document without text. Throws Error,
+  /// with file and line, for a JSONL line that is not an object with this field as text.
   std::vector<std::int64_t> operator()(Piece piece) const;
 
  private:
@@ -38,7 +38,7 @@ PieceEncoder make_encoder(const TokenizeOptions& options, std::vector<std::strin
 class ShardSet {
  public:
   /// Throws Error if a shard of this prefix already exists, because PREFIX_*.bin would also match
-  /// it.
+  /// the existing shard.
   ShardSet(std::string prefix, tessera::data::TokenWidth width, std::int64_t shard_tokens);
 
   void append(std::span<const std::int64_t> tokens);

@@ -34,14 +34,14 @@ using Json = nlohmann::json;
 
 namespace {
 
-/// The shards that the names and globs match, sorted, each once.
+/// The shards that the names and globs of a flag match: sorted, and each shard once.
 std::vector<std::string> shards_of(const char* flag, const std::vector<std::string>& globs) {
   std::vector<std::string> files = list_files(flag, globs);
   std::ranges::sort(files);
   return files;
 }
 
-/// The shards of each source. Without --weights there is one source.
+/// The shards of each source of tokens. Without --weights there is one source.
 std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   if (options.weights.empty()) {
     return {shards_of("--tokens", options.tokens)};
@@ -53,7 +53,7 @@ std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   return sources;
 }
 
-/// Tokenizes the files one after another, freeing each text before the next is read.
+/// Tokenizes the files one after another, and frees each text before it reads the next text.
 data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
                                      const std::vector<std::string>& files) {
   std::vector<std::int64_t> tokens;
@@ -80,7 +80,7 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   if (options.eos_token) {
     end = {*options.eos_token};
   } else {
-    // The default end token is the one that llama_tokenize uses.
+    // The default end token is the end token that llama_tokenize uses.
     const std::string file = tokenizer_file(options.tokenizer, options.model);
     if (!tokenizer && !file.empty()) {
       tokenizer = data::open_tokenizer(file);
@@ -98,7 +98,7 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   return end;
 }
 
-/// The tokens before and after each text. Samples depend on them.
+/// The tokens before and after each text, on which samples depend.
 struct EdgeTokens {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
@@ -200,7 +200,7 @@ class ZeroSamples final : public data::SampleSource {
 TrainingData planned_data(const TrainOptions& options, const Config& config) {
   data::BatchOptions batches{.batch = options.batch};
   if (options.document_mask) {
-    // A token id that samples never contain, so that each sample is one document.
+    // `document_end` is a token id that samples never contain, so that each sample is one document.
     batches.document_end = config.vocab_size;
   }
   TrainingData data;
@@ -209,7 +209,7 @@ TrainingData planned_data(const TrainOptions& options, const Config& config) {
   return data;
 }
 
-/// `flag` names the data in messages.
+/// The loader of held-out data. `flag`: the name of the data in messages.
 std::shared_ptr<const data::BatchLoader> held_out_loader(
     const char* flag, const TrainOptions& options, const Config& config,
     const data::BatchOptions& batches, const std::function<data::TokenSourcePtr()>& open) {
@@ -230,7 +230,7 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
   }
   TrainingData data;
   if (!options.text.empty() || !options.jsonl.empty() || !options.eval_text.empty()) {
-    // A new model accepts any tokens, and learns only tokens of this text.
+    // A new model accepts any tokenizer, because the model learns only the tokens of this text.
     const bool new_to_text = options.model.empty() && options.tokens.empty();
     data.tokenizer = open_tokenizer(options.tokenizer, options.model, config, new_to_text);
   }
@@ -312,7 +312,8 @@ void adapt_older_record(Json& saved, Json& now) {
 
 std::string data_change(Json saved, Json now) {
   adapt_older_record(saved, now);
-  // Fingerprints of text and of tokens have no other entry in common.
+  // Only the fingerprints of text have the entry "tokenizer". All other entries of text and of
+  // token shards differ, so a comparison of entries would not help the user.
   if (saved.contains("tokenizer") != now.contains("tokenizer")) {
     return now.contains("tokenizer") ? "text instead of tokens" : "tokens instead of text";
   }
@@ -326,7 +327,7 @@ std::vector<std::string> held_out_files(const TrainOptions& options) {
                                    : options.eval_text;
 }
 
-/// The fingerprints of a rank's data; "training" is null for a run without steps.
+/// The fingerprints of the data that this rank reads; "training" is null for a run without steps.
 Json data_of_rank(const TrainOptions& options, const TrainingData& data) {
   return {{"training", options.steps > 0 ? data_fingerprint(options, data) : Json()},
           {"held-out", to_json(data::fingerprints(held_out_files(options)))}};
@@ -352,15 +353,15 @@ using namespace tessera;
 
 namespace {
 
-/// Enough text for a stable loss, and little enough for a short run.
+/// The maximum number of batches of an evaluation: enough text for a stable loss, in a short time.
 constexpr std::int64_t kMaxEvalBatches = 32;
 
 std::int64_t held_out_batches(const LlamaRun& run) {
   return std::min(run.data.eval_loader->samples() / run.options.batch, kMaxEvalBatches);
 }
 
-/// The first parameter, of any rank, with a value that is not finite; "" if there is none.
-/// Collective.
+/// The name of the first parameter, on any rank, with a value that is not finite; "" if there is
+/// none. Collective.
 std::string nonfinite_parameter(LlamaRun& run) {
   std::string own;
   for (const auto& [name, slot] : run.model->named_slots()) {
@@ -373,7 +374,7 @@ std::string nonfinite_parameter(LlamaRun& run) {
   return found == all.end() ? "" : *found;
 }
 
-/// The text of the evaluated tokens except the first, which is not predicted.
+/// The text of the evaluated tokens except the first token, which is not predicted.
 std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
   std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens) + 1);
   run.data.eval_text->read(0, ids);
@@ -384,7 +385,7 @@ std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
 }  // namespace
 
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // counted tokens per rank, if some targets are ignored
+  double counted = 0;  // number of targets with a loss per rank, if some are ignored
   const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
@@ -423,7 +424,7 @@ void print_held_out_loss(const LlamaRun& run, double loss) {
               << std::endl;
     return;
   }
-  // Loss per byte of the same text, so that models with different tokenizers can be compared.
+  // The loss per byte of the text allows comparing models with different tokenizers.
   const std::string text = evaluated_text(run, tokens);
   const double bytes = std::max<double>(static_cast<double>(text.size()), 1);
   std::cout << fmt::format("held-out loss: {:.4f} nats/byte ({:.4f} a token, {} tokens of {})",

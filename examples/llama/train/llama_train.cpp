@@ -77,7 +77,7 @@ struct RunParts {
                                         ///< step
 };
 
-/// Whether any rank received a signal; the log reports it once. Collective.
+/// Whether any rank received a signal; the log reports the signal once. Collective.
 bool stop_if_asked(const RunParts& parts) {
   const bool stopped = parts.signals != nullptr &&
                        training::stop_requested(parts.signals->received(), parts.run.mesh);
@@ -97,7 +97,7 @@ void evaluate(RunParts& parts) {
 }
 
 /// Evaluates after a step if --eval-every requests it. Model and random number state do not change.
-/// Returns false if a signal stopped it.
+/// Returns false if a signal stopped the evaluation.
 bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
   const TrainOptions& options = parts.run.options;
   const training::EvaluationOptions due{.every = options.eval_every, .steps = options.steps};
@@ -106,7 +106,8 @@ bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
     return true;
   }
   evaluate(parts);
-  // Resets the memory counters, so that evaluation's memory is not counted in the next step.
+  // The call resets the memory counters, so that the memory of the evaluation is not counted in the
+  // next step.
   observe::take_memory_use(options.device);
   metrics.eval_loss = parts.held_out;
   return parts.held_out.has_value();
@@ -122,7 +123,7 @@ void save_if_due(RunParts& parts, bool stopped) {
   }
 }
 
-/// Runs the remaining steps. Returns false if a signal stopped them.
+/// Runs the remaining steps. Returns false if a signal stopped the training.
 bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   LlamaRun& run = parts.run;
   const TrainOptions& options = run.options;
@@ -141,7 +142,7 @@ bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   return !stopped;
 }
 
-/// Evaluates after the last step. Returns false if a signal stopped it.
+/// Evaluates after the last step. Returns false if a signal stopped the evaluation.
 bool evaluate_at_end(RunParts& parts) {
   if (parts.run.data.eval_loader == nullptr) {
     return true;

@@ -17,13 +17,14 @@ namespace {
 
 int train(std::vector<std::string> arguments) {
   llama::TrainOptions options = llama::parse_train_options(std::move(arguments));
-  // Metrics then include peak_active_bytes on a CPU too, for comparison with a plan.
+  // With TESSERA_COUNT_MEMORY, metrics include peak_active_bytes on a CPU, too, for comparison with
+  // a plan.
   if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
     tessera::observe::count_tensor_memory();
   }
-  // Signal handlers are installed now, so that a signal during start-up is not lost. They are never
-  // removed, so that a late signal does not kill a rank that has saved. Without --checkpoint, a
-  // signal ends the run immediately.
+  // Signal handlers are installed now, so that a signal during start-up is not lost. The handlers
+  // are never removed, so that a late signal does not kill a rank that has saved. Without
+  // --checkpoint, a signal ends the run immediately.
   static auto& signals = *new std::optional<tessera::StopSignals>;
   if (!options.checkpoint.empty()) {
     signals.emplace();
@@ -38,7 +39,7 @@ int train(std::vector<std::string> arguments) {
     const bool finished = llama::train(options, scope.world(), signals ? &*signals : nullptr);
     return finished ? 0 : tessera::kStoppedExitCode;
   } catch (const c10::Error& error) {
-    // For example, out of memory. what() would include a long stack trace.
+    // c10::Error is, for example, out of memory. what() would include a long stack trace.
     tessera::fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
 }

@@ -1,6 +1,6 @@
 // The flags of llama_train in one table, from which the command line, --config-file, --help and
-// docs/programs/training.md are made, followed by checks that involve several flags. File readers
-// and collectives have their own checks.
+// docs/programs/training.md are made, followed by checks that involve several flags. Code that
+// reads files or communicates has its own checks.
 
 #include "examples/llama/train/options.h"
 
@@ -26,17 +26,17 @@ using Member = std::variant<bool O::*, int O::*, std::int64_t O::*, std::uint64_
                             std::string O::*, std::optional<double> O::*,
                             std::optional<std::int64_t> O::*, std::optional<std::uint64_t> O::*,
                             std::vector<std::string> O::*, std::vector<double> O::*>;
-/// Adds a value check to an option.
+/// A function that adds a check of the value to an option.
 using Check = std::function<void(CLI::Option&)>;
 
 /// The runs that use a flag. A flag that is given for another run is an error.
 struct Use {
-  bool (*when)(const O&) = nullptr;  ///< nullptr: all runs use the flag
-  const char* where = "";            ///< which runs use the flag, for the message
+  bool (*when)(const O&) = nullptr;  ///< whether a run uses the flag; nullptr: every run does
+  const char* where = "";            ///< text for messages: which runs use the flag
 };
 
 enum class Form {
-  kOne,       ///< one value, or a switch
+  kOne,       ///< a flag with one value, or a switch
   kNegated,   ///< a switch with a --no- form
   kRepeated,  ///< a list with one value each time that the flag is given
   kComma,     ///< a list of comma-separated values
@@ -52,7 +52,7 @@ struct Flag {
   Check check{};
   Use use{};
   Form form = Form::kOne;
-  bool first = false;        ///< shown by --help, for a first run
+  bool first = false;        ///< whether --help shows the flag among those for a first run
   const char* implied = "";  ///< the value if the flag is given without one
 };
 
@@ -61,7 +61,7 @@ struct Section {
   std::vector<Flag> flags;
 };
 
-/// Limits the degrees, so that their products cannot overflow.
+/// The maximum degree of parallelism, so that products of degrees cannot overflow.
 constexpr std::int64_t kMaxDegree = 1'000'000;
 
 Check by(const CLI::Validator& validator) {
@@ -76,7 +76,7 @@ Check hub(tessera::HubItem item) {
   return [item](CLI::Option& option) { option.transform(hub_name(item)); };
 }
 
-/// Rejects small numbers, which are probably meant in TFLOP/s.
+/// Checks --peak-flops. Rejects small numbers, which are probably meant in TFLOP/s.
 std::string check_peak(const std::string& text) {
   std::string number = text;
   const bool valid =
@@ -92,11 +92,11 @@ CLI::Validator degree_or_rest() {
 const Use kLora{[](const O& o) { return o.lora_rank > 0; }, "--lora-rank"};
 const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
 const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
-// A plan takes the limit for the verdict, too.
+// A plan uses --memory, too, to say whether the run fits.
 const Use kAutoAc{[](const O& o) { return o.ac == "auto" || o.planned; }, "--ac auto"};
 const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
 
-// Sections and flags in the order of --help-all.
+// The sections and flags are in the order of --help-all.
 std::vector<Section> make_table() {
   using tessera::HubItem;
   const Check at_least_0 = by(number_of_at_least_0()), above_0 = by(number_above_0());
@@ -209,7 +209,7 @@ std::vector<Section> make_table() {
          "Peak learning rate", at_least_0, {}, Form::kOne, true},
         {"betas", &O::betas, "B1,B2", "0.9,0.95",
          "AdamW's decay rates of its two means", decay, kAdam, Form::kComma},
-        // Smaller values are subnormal in fp32.
+        // The minimum of --eps, because smaller values are subnormal in fp32.
         {"eps", &O::eps, "X", "1e-8",
          "AdamW's epsilon, which it adds to the root", by(number_between(1.2e-38, 1e38)), kAdam},
         {"moment-dtype", &O::moment_dtype, "T", "fp32",
@@ -385,8 +385,8 @@ FlagNames first_flags() {
   return names;
 }
 
-/// Throws Error for given flags that would have no effect. Returns the other flags without effect,
-/// whose defaults the run does not use.
+/// Throws Error for given flags that would have no effect. Returns all other flags without effect:
+/// flags that are not given and whose defaults the run does not use.
 std::vector<LeftOut> unused_flags(const CLI::App& app, const TrainOptions& o) {
   std::vector<LeftOut> unused;
   for (const Section& section : table()) {
@@ -428,7 +428,8 @@ bool resumes(const TrainOptions& o) {
   return !o.resume.empty() || o.resume_step >= 0;
 }
 
-/// Degrees as command-line flags, because the user changes them there.
+/// Messages name the degrees of parallelism as command-line flags, because the user changes the
+/// flags.
 std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees) {
   std::string text;
   for (const auto& [name, degree] : degrees) {
@@ -549,7 +550,8 @@ void check_checkpoints(const TrainOptions& o) {
   }
   TESSERA_CHECK(o.resume.empty() || o.resume_step < 0,
                 "--resume and --resume-step are both given; pass one of them");
-  // With --resume auto, a restarted run continues from its own steps.
+  // --initial-load is allowed with --resume auto: a restarted run then continues from its own
+  // steps.
   TESSERA_CHECK(o.initial_load.empty() || !resumes(o) || o.resume == "auto", "--initial-load and ",
                 o.resume_step >= 0 ? "--resume-step" : "--resume",
                 " are both given; a run begins with one of them");
@@ -580,8 +582,8 @@ void check_metrics(const TrainOptions& o) {
                 "; name steps that the run makes");
 }
 
-// The input files are read from the command line, which also has the inputs that a plan's options
-// omit.
+// The input files that the flags name. They are taken from the command line, because the options of
+// a plan omit some inputs.
 std::vector<NamedFile> read_files(const CLI::App& app) {
   std::vector<NamedFile> files;
   for (const char* flag : {"--model", "--config", "--text", "--tokens", "--jsonl", "--tokenizer",
@@ -633,7 +635,7 @@ void check_outputs(const TrainOptions& o) {
   check_files_differ(files);
 }
 
-/// All ranks have the same command line, so they all fail at the same check.
+/// All ranks have equal command lines, so all ranks fail at the same check.
 void check_consistent(const CLI::App& app, const TrainOptions& o) {
   TESSERA_CHECK(o.model.empty() != o.config.empty(),
                 o.model.empty() ? "no model given; pass --model DIR or --config FILE"
@@ -654,7 +656,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   }
 }
 
-/// For the report: all flags that this run uses, given or not.
+/// The names and values of all flags that the run uses, given or not, for the report.
 std::vector<std::pair<std::string, std::string>> list(const std::vector<ResolvedFlag>& flags) {
   std::vector<std::pair<std::string, std::string>> rows;
   for (const ResolvedFlag& flag : flags) {
@@ -665,7 +667,7 @@ std::vector<std::pair<std::string, std::string>> list(const std::vector<Resolved
   return rows;
 }
 
-/// `first`: the flags that --help shows.
+/// Parses the command line. `first`: the flags that --help shows.
 void parse(CLI::App& app, std::vector<std::string> arguments, const FlagNames& first) {
   parse_command_line(app, std::move(arguments),
                      {{"model", "config"},

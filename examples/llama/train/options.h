@@ -52,7 +52,7 @@ struct TrainOptions {
   double decay_ratio = 0.2;
 
   std::vector<std::string> freeze;
-  std::int64_t lora_rank = 0;  ///< 0: the model gets no adapters
+  std::int64_t lora_rank = 0;  ///< rank of the LoRA adapters; 0: no adapters
   std::optional<double> lora_alpha;
   double lora_dropout = 0;
   std::vector<std::string> lora_targets;
@@ -74,11 +74,12 @@ struct TrainOptions {
 
   std::string checkpoint, initial_load;
   std::int64_t checkpoint_every = 0;  ///< steps between saves; 0: save at the end only
-  std::string resume;                 ///< "": a new run; "newest" or "auto": continue
-  std::int64_t resume_step = -1;      ///< -1: the flag is not given
+  std::string resume;                 ///< "": start a new run; "newest" or "auto": continue the run
+  std::int64_t resume_step = -1;      ///< step to continue from; -1: the flag is not given
   bool async = true;
-  int keep = 0;                      ///< number of steps to retain; 0: all
-  std::vector<std::string> exclude;  ///< parts that are not loaded: "optimizer", "data"
+  int keep = 0;  ///< number of steps to retain; 0: all
+  /// Parts of a checkpoint that are not loaded: "optimizer", "data".
+  std::vector<std::string> exclude;
 
   std::string metrics, save_hf, save_hf_dtype;
   std::string profile, profile_steps;
@@ -88,8 +89,8 @@ struct TrainOptions {
   std::string output_dir, tensorboard;
   std::string peak_flops;  ///< FLOP/s of a rank's device; "measure": measured; "": data-sheet value
 
-  /// The run is only planned (llama_plan): it has no data, reads only the model's configuration and
-  /// writes nothing.
+  /// Whether the run is only planned (llama_plan). A planned run has no data, reads only the
+  /// model's configuration, and writes nothing.
   bool planned = false;
   /// The number of layers to which a planned model is cut; 0: all layers.
   std::int64_t layers = 0;
@@ -97,14 +98,15 @@ struct TrainOptions {
   /// The number of ranks of the mesh.
   std::int64_t ranks() const { return dp_replicate * dp * cp * tp; }
 
-  /// Name and value of every flag that the run uses, given or not, for the report.
+  /// The name and value of every flag that the run uses, given or not, for the report.
   std::vector<std::pair<std::string, std::string>> listing;
-  /// The values that must be equal on all ranks. Files may differ between hosts, so for them only
-  /// whether they are given.
+  /// The values that must be equal on all ranks. Files may differ between hosts, so for files only
+  /// whether they are given must be equal.
   std::map<std::string, std::string> shared;
   std::vector<std::string> given;  ///< names of the flags that were given
   std::vector<NamedFile> inputs;   ///< the files that the flags name as inputs
-  /// All flags as a file for --config-file, which starts the same run with another --output-dir.
+  /// All flags as text of a file for --config-file, which repeats the run with another
+  /// --output-dir.
   std::string resolved;
 };
 
@@ -114,23 +116,23 @@ std::string flags_page();
 /// The path of run.json in a run with --metrics.
 std::filesystem::path record_file(const TrainOptions& options);
 
-/// Whether the run continues from its own checkpoints, if there are any.
+/// Whether the run continues from its own checkpoints if it has saved some (--resume).
 bool resumes(const TrainOptions& options);
 
-/// "--dp 2 x --tp 2": degrees as the user would pass them. Degrees of 1 are omitted, unless all are
-/// 1.
+/// Degrees of parallelism as the user would pass them: "--dp 2 x --tp 2". Degrees of 1 are omitted,
+/// unless all are 1.
 std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees);
 
-/// The first and last step of "A:B", as the metrics count them. Throws tessera::Error for any other
-/// text.
+/// The first and last step in the text "A:B"; steps count from 1, as in the metrics. Throws
+/// tessera::Error for any other text.
 std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text);
 
-/// Throws tessera::Error for all errors that can be detected without other ranks and without the
-/// contents of files.
+/// Parses the command line. Throws tessera::Error for all errors that can be detected without other
+/// ranks and without the contents of files.
 TrainOptions parse_train_options(std::vector<std::string> arguments);
 
-/// Replaces --dp -1 by the degree that results from `ranks`. Throws tessera::Error if there is
-/// none.
+/// Replaces --dp -1 by the degree that results from the number of ranks. Throws tessera::Error if
+/// there is no such degree.
 TrainOptions with_all_degrees(TrainOptions options, std::int64_t ranks);
 
 /// Returns the flags of a planned run: without files to read or write.

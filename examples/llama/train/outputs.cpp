@@ -36,7 +36,7 @@ std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
   return "# The flags of a run of llama_train, given or not. " + to_use_it + options.resolved;
 }
 
-/// The flags without --resume, which may differ between starts of a run.
+/// The flags in a config.toml except --resume, which may differ between starts of a run.
 std::string flags_of(const std::string& text) {
   std::istringstream lines(text);
   std::string kept;
@@ -48,21 +48,21 @@ std::string flags_of(const std::string& text) {
   return kept;
 }
 
-/// Whether `config` belongs to a run with the same flags.
+/// Whether the file `config` was written by a run with equal flags.
 bool has_flags(const std::filesystem::path& config, const std::string& text) {
   constexpr std::uint64_t kMostBytes = 1 << 20;
   return std::filesystem::exists(config) &&
          flags_of(tessera::files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
 }
 
-/// Claims a folder for a new run. With --resume auto, the new run may repeat one that ended before
-/// its first save.
+/// Claims a folder for a new run. With --resume auto, the new run may repeat a run that ended
+/// before its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";
   const bool begins_again = may_begin_again && has_flags(config, text);
   std::string found = begins_again ? "" : file_of_a_run(folder);
-  // If two runs start at the same time, only one of them creates the file.
+  // If two runs start at the same time, only one run creates the file.
   if (found.empty() && !tessera::files::write_new_file(config, text) && !begins_again) {
     found = "config.toml";
   }
@@ -100,7 +100,7 @@ using namespace tessera;
 
 namespace {
 
-/// The base model of adapters.
+/// The folder or name of the base model, for an export of adapters.
 std::string base_model(const TrainOptions& options) {
   return options.model.empty() ? std::filesystem::path(options.config).parent_path().string()
                                : options.model;
@@ -126,7 +126,8 @@ void open_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
   log.open(run.state.step);
 }
 
-/// Describes the attention kernel, so that the log shows a slow kernel before the first step.
+/// A text about the attention kernel of this rank, so that the log shows a slow kernel before the
+/// first step.
 std::string attention_of_a_rank(const LlamaRun& run) {
   const TrainOptions& options = run.options;
   const Config& config = run.config;
@@ -143,7 +144,7 @@ std::string attention_of_a_rank(const LlamaRun& run) {
   return nn::to_string(kernel) + (options.deterministic ? ", deterministic" : "");
 }
 
-/// Describes how many parameters are trained, if not all are.
+/// A text about how many parameters are trained; "" if all parameters are trained.
 std::string trained_share(const Llama& model) {
   std::int64_t trained = 0;
   bool all = true;
@@ -166,8 +167,8 @@ std::string fp8_share(const Llama& model) {
 
 }  // namespace
 
-/// All ranks agree on success: otherwise the other ranks would continue without rank 0, which does
-/// the work.
+/// Rank 0 does the work. All ranks throw if rank 0 fails: otherwise the other ranks would continue
+/// without rank 0.
 void prepare_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
                      training::MetricLog& log) {
   comm::run_or_fail_together(*start_group(*run.world), c10::kCPU, [&] {
@@ -228,7 +229,7 @@ void write_record(const LlamaRun& run) {
   const bool has_place =
       std::filesystem::is_regular_file(run.options.metrics) || !run.options.output_dir.empty();
   if (!run.is_main() || run.options.metrics.empty() || !has_place) {
-    return;  // next to a pipe there is no place for run.json
+    return;  // metrics that go to a pipe have no folder for run.json
   }
   observe::write_run_record({.title = "llama_train on " + to_string(run.mesh),
                              .configuration = run.options.listing,
@@ -280,8 +281,8 @@ std::string change_of(const Json& saved, const Json& now,
   return "";
 }
 
-/// The first change of --optimizer or --ema, which determine the optimizer's state. Checkpoints of
-/// older programs have no --optimizer.
+/// The first of --optimizer and --ema, which determine the optimizer's state, whose value has
+/// changed. Checkpoints of older programs have no --optimizer.
 std::string optimizer_change(const Json& saved, const Json& now) {
   const std::string change =
       saved.contains("--optimizer") ? change_of(saved, now, {"--optimizer"}) : "";
@@ -298,8 +299,8 @@ Json checkpoint_entries(const LlamaRun& run) {
 
 namespace {
 
-/// Checks the flags of a run that begins with --initial-load: flags may differ, but tensors may
-/// not.
+/// Checks the flags of a run that begins with --initial-load: other flags may differ, but the
+/// tensors must fit.
 void check_flags_of_begin(const Json& saved, const training::Checkpointer& checkpoints,
                           const TrainOptions& options) {
   const std::string source = checkpoints.source().string();
@@ -331,7 +332,7 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
   }
   const std::string source = checkpoints.source().string();
   const Json now = fine_tuning_record(options);
-  // The LoRA rank comes first: without it the other LoRA flags are also omitted.
+  // The LoRA rank is compared first, because the record of a run without LoRA lacks all LoRA flags.
   std::string change =
       change_of(saved, now, {"--lora-rank", "--lora-alpha", "--lora-targets", "--lora-dropout"});
   if (change.empty() && !checkpoints.excludes("optimizer")) {

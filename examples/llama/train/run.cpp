@@ -24,8 +24,9 @@ using namespace tessera;
 
 namespace {
 
-/// With ZeRO-3, FSDP frees the gathered parameters after forward and gathers the parameters again
-/// for backward. With ZeRO-2, the parameters stay gathered until backward.
+/// The FSDP options of the flags. With ZeRO-3, FSDP frees the gathered parameters after forward and
+/// gathers the parameters again for backward. With ZeRO-2, the parameters stay gathered until
+/// backward.
 fsdp::Options fsdp_options(const TrainOptions& o) {
   return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
                         .reduce_dtype = scalar_type(o.reduce_dtype)},
@@ -48,7 +49,7 @@ void choose_kernels(const TrainOptions& o) {
     // In deterministic mode, libtorch requires a cuBLAS workspace of fixed size.
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-    // Without this setting, deterministic mode fills all newly allocated memory.
+    // With the default setting, deterministic mode would fill all newly allocated memory.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
 }
@@ -85,8 +86,8 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
 
 namespace {
 
-/// Converts linear layers to fp8. As usual, the head is not converted; adapters are added later and
-/// are not converted either.
+/// Converts linear layers to fp8. The head and adapters stay unchanged: the head is usually not
+/// converted, and adapters are added later.
 void convert_to_fp8(Llama& model, const TrainOptions& o) {
   const nn::Fp8Conversion layers =
       nn::convert_to_fp8(model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
@@ -103,7 +104,8 @@ void check_gpu_of_fp8(const TrainOptions& o) {
                 ", and products in 8 bits need 8.9 or more; leave it out");
 }
 
-/// Called before parallelize(), which shards adapters like their weights.
+/// Adds adapters and freezes parameters. Called before parallelize(), which shards an adapter like
+/// its weight.
 void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
   if (o.lora_rank > 0) {
     nn::apply_lora(model, lora_options(o));
@@ -114,8 +116,8 @@ void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
                 "--freeze leaves no parameter to train; leave some out of its patterns");
 }
 
-/// A model may be trained beyond its positions, as in `transformers`. Excessive lengths are
-/// rejected before memory is allocated.
+/// Throws Error for an excessive --seq, before memory is allocated. A model may be trained beyond
+/// its positions, as in `transformers`.
 void check_sequence(const TrainOptions& options, const Config& config) {
   constexpr std::int64_t kMostTokens = 1'000'000;
   const std::int64_t most = std::max(config.max_positions, kMostTokens);
@@ -142,7 +144,8 @@ ParallelOptions parallel_options(const TrainOptions& options) {
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config) {
   std::shared_ptr<Llama> model;
   {
-    // On the meta device, because a rank may not have memory for the whole model.
+    // The model is created on the meta device, because a rank may not have memory for the whole
+    // model.
     const nn::MetaDevice meta;
     model = std::make_shared<Llama>(config, options.seq, options.dropout);
   }
@@ -185,7 +188,7 @@ std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& con
     check_gpu_of_fp8(options);
   }
   parallelize(*model, mesh, parallel);
-  // Allocates memory only for this rank's shards.
+  // Memory is allocated only for this rank's shards.
   nn::to_empty(*model, options.offload ? c10::Device(c10::kCPU) : c10::Device(options.device));
   return model;
 }
@@ -200,13 +203,13 @@ std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config&
 
 namespace {
 
-/// The logits of one chunk of the loss. Chunks of some thousand tokens keep a GPU busy; the logits
-/// of 2048 tokens with a vocabulary of 128,256 take 525 MB in bf16.
+/// The maximum size of the logits of one chunk of the loss. Chunks of some thousand tokens keep a
+/// GPU busy; the logits of 2048 tokens with a vocabulary of 128,256 take 525 MB in bf16.
 constexpr std::int64_t kChunkBytes = std::int64_t{640} << 20;
 
-/// Whether the loss is computed in chunks. Small logits are computed at once, because the gradients
-/// of a single product are rounded only once. Only sizes decide, so that a plan makes the same
-/// choice as the run.
+/// Whether the loss is computed in chunks. Small logits are computed in one product, because the
+/// gradients of a single product are rounded only once. Only sizes decide, so that a plan makes the
+/// same choice as the run.
 bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_t tokens,
                           const tensor_parallel::LinearCrossEntropyOptions& head) {
   if (o.loss_chunks) {
@@ -217,8 +220,8 @@ bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_
   return o.loss_parallel && tokens * columns * width > head.chunk_bytes;
 }
 
-/// The documents of these rows, with tensors on the device. Created before the model's call, so
-/// that the model need not read positions on the host.
+/// The documents in the rows of a batch, with tensors on the device. Computed before the call of
+/// the model, so that the model need not read positions on the host.
 nn::DocumentsPtr documents_of(const TrainOptions& o, const data::BatchLoader::Batch& rows) {
   return rows.host_positions.defined()
              ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(o.device))
@@ -247,7 +250,8 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
 
 namespace {
 
-/// With --decay-matrices-only two groups, with and without weight decay; else one group.
+/// The parameter groups of the optimizer: with --decay-matrices-only two groups, with and without
+/// weight decay; otherwise one group.
 template <class Options>
 std::vector<optim::Group<Options>> decay_groups(const TrainOptions& o,
                                                 const std::vector<nn::SlotPtr>& slots,
@@ -280,7 +284,7 @@ std::unique_ptr<optim::AdamW> adamw(const TrainOptions& o, const std::vector<nn:
   return std::make_unique<optim::AdamW>(decay_groups(o, slots, options));
 }
 
-/// The optimizer without --ema.
+/// The optimizer of the flags without the averaging of --ema.
 std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Llama& model) {
   if (o.optimizer == "sgd") {
     const optim::SgdOptions options{
@@ -293,7 +297,7 @@ std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Ll
   const optim::MuonSplit split = optim::split_for_muon(
       model, model.config().tie_word_embeddings ? std::vector<std::string>{}
                                                 : std::vector<std::string>{"lm_head.weight"});
-  // One learning rate for both parts of Muon, tuned for AdamW.
+  // Muon and the AdamW for other parameters use one learning rate, which is tuned for AdamW.
   const optim::MuonOptions options{.lr = o.lr,
                                    .weight_decay = o.weight_decay,
                                    .momentum = o.momentum,
@@ -345,8 +349,8 @@ std::optional<checkpoint::FilesBesideWeights> files_beside_weights(const TrainOp
       std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
   chosen.erase("generation_config.json");
   if (!std::filesystem::is_directory(tokenizer)) {
-    // Replaces the model's tokenizer: the file gets its usual name, and the model's other tokenizer
-    // files are dropped.
+    // The tokenizer of --tokenizer replaces the model's tokenizer: the file gets its usual name,
+    // and other tokenizer files of the model are dropped.
     for (const char* form : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
       chosen.erase(form);
     }
@@ -360,12 +364,12 @@ using namespace tessera;
 
 namespace {
 
-/// FLOPs of a product per weight and token. The gradients of the input and of the weight cost the
-/// same.
+/// The FLOPs of a matrix product per weight and token. The gradients of the input and of the weight
+/// cost the same.
 constexpr double kProduct = 2;
 
-/// The stage of a parameter in forward: 0 for the embedding, then one stage per layer, then one for
-/// the rest.
+/// The stage of forward that uses a parameter: 0 for the embedding, one stage for each layer, and a
+/// last stage for the remaining parameters.
 std::int64_t stage_of(const std::string& name, const Config& config) {
   const std::string layers = "model.layers.";
   if (name.starts_with(layers)) {
@@ -389,14 +393,14 @@ std::int64_t first_trained(const Llama& model) {
   return first;
 }
 
-/// Whether a product computes the gradient of its input. Also counts the few products before the
-/// first trained weight of a layer.
+/// Whether a product computes the gradient of its input. In the layer with the first trained
+/// weight, the result is true also for the few products before this weight.
 bool has_input_gradient(std::int64_t stage, std::int64_t first, const Config& config) {
   return stage > first || (stage == first && stage <= config.num_hidden_layers);
 }
 
-/// FLOPs per token of all weight products. An embedding is a lookup without a product, unless it is
-/// also the head.
+/// FLOPs per token of all products with weights. An embedding is a lookup without a product, unless
+/// it is also the head.
 double products_of(const Llama& model, std::int64_t first) {
   const Config& config = model.config();
   double flops = 0;
@@ -413,8 +417,8 @@ double products_of(const Llama& model, std::int64_t first) {
   return flops;
 }
 
-/// FLOPs per token of attention: two products per layer in forward, and two for each of them in
-/// backward.
+/// FLOPs per token of attention: two products per layer in forward, and two products for each of
+/// these products in backward.
 double attention_of(const Config& config, std::int64_t sequence, std::int64_t first) {
   const std::int64_t layers = config.num_hidden_layers;
   const auto with_gradient = static_cast<double>(layers - std::max<std::int64_t>(first - 1, 0));
@@ -456,11 +460,12 @@ void fill_model(Llama& model, const TrainOptions& options, comm::World& world, b
   nn::check_initialized(model);
 }
 
-/// Called by the constructor after options, world, mesh and config are set.
+/// Creates the model and fills its values. Called by the constructor of LlamaRun after options,
+/// world, mesh and config are set.
 std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads) {
   std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh);
   fill_model(*model, run.options, *run.world, loads);
-  // The rotary tables are on the compute device, also with --offload.
+  // Buffers (the rotary tables) are on the compute device, also with --offload.
   for (const auto& [name, slot] : model->named_buffer_slots()) {
     slot->swap(slot->get().to(c10::Device(run.options.device)));
   }
@@ -520,7 +525,8 @@ data::BatchLoader::Batch LlamaRun::own_rows(data::BatchLoader::Batch batch) cons
 
 observe::StepMetrics LlamaRun::step() {
   meter_.begin();
-  // Copies all micro-batches to the device now, so that the host queues the step without waiting.
+  // All micro-batches are copied to the device first, so that the host queues the step without
+  // waiting.
   const data::BatchLoader::Batch batch = own_rows(prefetch_->load(state.samples / options.batch));
   meter_.data_ready();
   tensor_parallel::CrossEntropyOptions loss = loss_options();
@@ -550,8 +556,8 @@ observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions
 
 }  // namespace
 
-/// Uses the training loss for both the mesh and the one-rank model: the mean over all ranks must
-/// equal one rank's loss.
+/// The mesh and the one-rank model compute the training loss: the mean of the losses over all ranks
+/// must equal the loss on one rank.
 std::string verify(LlamaRun& run) {
   const data::BatchLoader::Batch whole =
       run.data.loader
@@ -580,17 +586,17 @@ using namespace tessera;
 
 namespace {
 
-/// Returns the options for a CPU, because a fake world computes on a CPU even when a GPU run is
-/// planned.
+/// Returns the options with the device "cpu", because a fake world computes on a CPU even when a
+/// GPU run is planned.
 TrainOptions on_cpu(TrainOptions options) {
   options.device = "cpu";
   options.backend = "gloo";
   return options;
 }
 
-/// A number that is equal for ranks with equal sizes, among the ranks that share a sequence: the
-/// first and the last rank make fewer calls, and the first rank has the most gradient terms. With a
-/// sliding window, all ranks differ.
+/// A number that is equal for those ranks of a sequence that have equal sizes. The first and the
+/// last rank differ from other ranks: both make fewer calls, and the first rank has the most
+/// gradient terms. With a sliding window, all ranks differ.
 std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_t window) {
   if (window > 0) {
     return rank;
@@ -598,7 +604,7 @@ std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_
   return rank == 0 ? 0 : (rank == ranks - 1 ? 2 : 1);
 }
 
-/// Sizes in which ranks differ: this rank's part of the batch, and with context parallelism of the
+/// Sizes in which ranks differ: this rank's part of the batch and, with context parallelism, of the
 /// sequence.
 std::vector<std::int64_t> sizes_of(const LlamaRun& run,
                                    const std::vector<std::int64_t>& coordinate) {

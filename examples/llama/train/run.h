@@ -27,7 +27,8 @@
 
 namespace llama {
 
-/// Selects the kernels of this process according to the flags. Call it before any use of a device.
+/// Selects the kernels of this process according to the flags. Call choose_kernels() before any use
+/// of a device.
 void choose_kernels(const TrainOptions& options);
 
 /// Creates the mesh (dp, tp) of the run, with dp_replicate and cp if they are above 1. Throws
@@ -40,8 +41,8 @@ tessera::DeviceMesh make_mesh(const TrainOptions& options, const tessera::comm::
 Config model_config(const TrainOptions& options);
 
 /// Throws the errors of model_config(), and Error for --lora-targets and --freeze that don't fit
-/// the model. Needs no world: an error that all ranks have is found before they connect, so that no
-/// rank reports a missing peer.
+/// the model. Needs no world: an error that all ranks have is found before the ranks connect, so
+/// that no rank reports a missing rank.
 void check_model(const TrainOptions& options);
 
 /// Replaces --ac auto by the least recomputation whose planned memory fits into --memory, or into
@@ -58,12 +59,12 @@ std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& con
 /// according to the flags.
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config);
 
-/// Creates the same model for one rank, on the meta device, with parameters of the type in which
-/// the mesh computes.
+/// Creates the model of the run for one rank, on the meta device, with parameters of the type in
+/// which the mesh computes.
 std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config& config);
 
 /// With context parallelism, returns this rank's tokens of `batch` with the positions of all
-/// tokens; else `batch`.
+/// tokens; otherwise returns `batch`.
 tessera::data::BatchLoader::Batch tokens_of_rank(const Llama& model,
                                                  tessera::data::BatchLoader::Batch batch);
 
@@ -73,7 +74,7 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const tessera::data::BatchLoader::Batch& rows,
                         const tessera::tensor_parallel::CrossEntropyOptions& loss);
 
-/// Creates the optimizer of --optimizer and its flags.
+/// Creates the optimizer that --optimizer and its further flags describe.
 std::unique_ptr<tessera::optim::Optimizer> make_optimizer(const TrainOptions& options,
                                                           const Llama& model);
 /// FLOPs per token of a training step. Gradients that are not computed are not counted: of weights
@@ -82,7 +83,7 @@ tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config&
 /// FLOP/s of a rank's device, from --peak-flops or the data sheet; nullopt if unknown. Measuring is
 /// collective over `world`.
 std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::World& world);
-/// The learning-rate schedule of --schedule and its flags.
+/// The learning-rate schedule that --schedule and its further flags describe.
 tessera::optim::LrSchedule make_schedule(const TrainOptions& options);
 
 /// The files that --save-hf copies next to the weights: the files of --model, with the tokenizer of
@@ -93,8 +94,10 @@ std::optional<tessera::checkpoint::FilesBesideWeights> files_beside_weights(
 
 /// The tokens of a run, in batches.
 struct TrainingData {
-  tessera::data::TokenizerPtr tokenizer;                     ///< nullptr if the run reads no text
-  std::shared_ptr<const tessera::data::BatchLoader> loader;  ///< nullptr with --steps 0
+  /// Tokenizer of the run; nullptr if the run reads no text.
+  tessera::data::TokenizerPtr tokenizer;
+  /// Loads the training batches; nullptr with --steps 0.
+  std::shared_ptr<const tessera::data::BatchLoader> loader;
   tessera::data::TokenSourcePtr eval_text;  ///< tokens of --eval-text, whose bytes are counted for
                                             ///< the loss per byte
   std::shared_ptr<const tessera::data::BatchLoader>
@@ -103,7 +106,8 @@ struct TrainingData {
                                                       ///< samples
 };
 
-/// Throws tessera::Error for data that can't be read or don't fit the model.
+/// Opens the data that the flags name. Throws tessera::Error for data that cannot be read or do not
+/// fit the model.
 TrainingData open_training_data(const TrainOptions& options, const Config& config);
 
 /// The fingerprint of everything that samples depend on: files, tokenizer, tokens around texts,
@@ -123,8 +127,8 @@ void check_same_data(const TrainOptions& options, const TrainingData& data,
 /// A run's data, model and optimizer, created from its flags. The constructor and all methods that
 /// compute are collective over `world`.
 struct LlamaRun {
-  /// Fills the model from --model or by --seed; with `loads`, a checkpoint replaces the values
-  /// later. Throws tessera::Error for wrong flags, files or data.
+  /// Fills the model from --model or by --seed; `loads`: whether a checkpoint will replace the
+  /// values. Throws tessera::Error for wrong flags, files or data.
   LlamaRun(TrainOptions run_options, tessera::comm::WorldPtr run_world, bool loads = false);
 
   /// Runs the next step, and returns all its metrics except the throughput.
@@ -135,7 +139,7 @@ struct LlamaRun {
                      const tessera::tensor_parallel::CrossEntropyOptions& loss = {});
   /// The loss options of --label-smoothing and --z-loss.
   tessera::tensor_parallel::CrossEntropyOptions loss_options() const;
-  /// This rank's rows of a batch, on its device.
+  /// The rows of a batch that this rank computes, on the rank's device.
   tessera::data::BatchLoader::Batch own_rows(tessera::data::BatchLoader::Batch batch) const;
   bool is_main() const { return world->rank() == 0; }
   bool uses_cuda() const { return options.device == "cuda"; }
@@ -163,13 +167,13 @@ struct LlamaRun {
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop);
 void print_held_out_loss(const LlamaRun& run, double loss);
 
-/// --verify: compares forward and backward, with one sample per data-parallel rank, with the
-/// one-rank model. Returns a description of what was compared. Throws tessera::Error if the mesh's
-/// results differ from one rank's. Collective.
+/// Implements --verify: compares forward and backward on the mesh with the one-rank model, with one
+/// sample per data-parallel rank. Returns a description of what was compared. Throws tessera::Error
+/// if the mesh's results differ from one rank's. Collective.
 std::string verify(LlamaRun& run);
 
-/// The run of `options` in a comm::fake_world of its ranks, or in a world on this CPU. It reads
-/// only the model's configuration and writes nothing. Throws tessera::Error for options that
+/// The run of `options` in a comm::fake_world of its ranks, or in a world on this CPU. The run
+/// reads only the model's configuration and writes nothing. Throws tessera::Error for options that
 /// llama_train rejects.
 tessera::planning::Run planned_run(const TrainOptions& options,
                                    const tessera::comm::WorldPtr& world);
@@ -183,20 +187,20 @@ void prepare_outputs(const LlamaRun& run, tessera::training::Checkpointer& check
 void print_start(const LlamaRun& run, const tessera::training::Checkpointer& checkpoints,
                  std::optional<double> peak_flops);
 
-/// Runs --save-lora, --merge-lora and --save-hf. Collective.
+/// Exports the weights as --save-lora, --merge-lora and --save-hf request. Collective.
 void export_weights(LlamaRun& run);
 
-/// Writes the run.json of --metrics.
+/// Writes run.json, the record of the run, next to the file of --metrics.
 void write_record(const LlamaRun& run);
 
 /// Claims the folder of --output-dir for this run, and writes the flags to config.toml, or for a
 /// resumed run to config-2.toml and so on. `goes_on`: whether a step was loaded. With --resume
 /// auto, a run that ended before its first save starts again with the same flags. Throws
-/// tessera::Error if the folder belongs to another run, including one that starts at the same time,
-/// or can't be written. Call it on rank 0.
+/// tessera::Error if the folder belongs to another run, including a run that starts at the same
+/// time, or if the folder cannot be written. Call take_run_folder() on rank 0.
 void take_run_folder(const TrainOptions& options, bool goes_on);
 
-/// The entries of each saved step. Reads a part of each data file.
+/// The JSON entries that each saved step contains. Reads a part of each data file.
 nlohmann::json checkpoint_entries(const LlamaRun& run);
 
 /// Loads the run's state. Throws tessera::Error if the checkpoint's data, model or fine-tuning
@@ -204,7 +208,7 @@ nlohmann::json checkpoint_entries(const LlamaRun& run);
 void load_checkpoint(LlamaRun& run, tessera::training::Checkpointer& checkpoints,
                      const nlohmann::json& entries);
 
-/// The LoRA options of --lora-rank and its flags, with defaults.
+/// The LoRA options that --lora-rank and its further flags describe.
 tessera::nn::LoraOptions lora_options(const TrainOptions& options);
 
 /// The flags, other than the model's config.json, on which a step and the optimizer's state depend:

@@ -36,27 +36,26 @@ struct StateDict {
   /// The model, with or without TP and FSDP applied. Its parameters, its persistent buffers and the
   /// call counter of each nn::Dropout are saved.
   nn::ModuleBase& model;
-  /// The result of optim::named_state(), saved as "optimizer.state.NAME". The tensors share the
-  /// optimizer's memory.
+  /// The optimizer state: the result of optim::named_state(), saved as "optimizer.state.NAME". The
+  /// tensors share the optimizer's memory.
   std::vector<std::pair<std::string, at::Tensor>> optimizer = {};
   /// A JSON object that the caller defines, for example with the schedule's step, random state and
   /// the position in the data. The object of rank 0 is saved.
   nlohmann::json entries = nlohmann::json::object();
-  /// Objects whose state is equal on all ranks. The state of rank 0 is saved; a load sets it on all
-  /// ranks.
+  /// Objects whose state is equal on all ranks. The state of rank 0 is saved; a load sets this
+  /// state on all ranks.
   NamedStateful stateful = {};
   /// Objects whose state differs between ranks, such as metrics. A name may appear only once in
   /// `stateful` and `rank_states` together.
   NamedRankStates rank_states = {};
 };
 
-/// Options of save() and async_save().
 struct SaveOptions {
   /// Identifies the run that owns an unfinished save. Runs that share a folder need different ids;
   /// a restarted run must use the same id as before.
   std::string run_id = {};
-  /// How many of this run's newest steps are retained, including the step being saved: at least 2,
-  /// or 0 for all.
+  /// How many of the newest steps of this run are retained, including the step being saved: at
+  /// least 2, or 0 to retain all steps.
   int keep = 0;
 };
 
@@ -88,7 +87,6 @@ class DamagedStep : public Error {
   using Error::Error;
 };
 
-/// Options of load(): which parts of a step are loaded.
 struct LoadOptions {
   /// Patterns (nn::matches_fqn) of names that are not loaded and not reported as missing:
   /// "optimizer.**". load() throws Error for a pattern that matches no name in the step or in the

@@ -23,7 +23,6 @@ class ModuleBase;
 
 namespace tessera::checkpoint {
 
-/// Options of load_hugging_face().
 struct HuggingFaceOptions {
   /// Pairs {pattern of names in the files, name in the model}, for files with other parameter
   /// names. nn::renamed_fqn describes how wildcards are substituted. An empty model name skips the
@@ -50,8 +49,8 @@ struct HuggingFaceOptions {
 /// partly loaded weights.
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
                        const std::filesystem::path& folder, const HuggingFaceOptions& options = {});
-/// Like load_hugging_face() with `world`, on this rank alone, for single-rank programs. Not
-/// collective.
+/// Fills the parameters of `module` from a folder on this rank alone, for single-rank programs;
+/// otherwise like load_hugging_face() with `world`. Not collective.
 void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder,
                        const HuggingFaceOptions& options = {});
 
@@ -80,7 +79,7 @@ void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
                        std::int64_t max_shard_bytes = std::int64_t{5} << 30);
 
 /// Checks, before a long training, whether save_hugging_face() could save to `folder`, and throws
-/// its errors. Writes nothing. To be called on rank 0; not collective.
+/// the errors of save_hugging_face(). Writes nothing. To be called on rank 0; not collective.
 void check_save_hugging_face(const nn::ModuleBase& module, const std::filesystem::path& folder,
                              const std::string& config_json,
                              std::optional<c10::ScalarType> dtype = {});
@@ -120,8 +119,8 @@ std::string config_change(const std::string& before, const std::string& now);
 void save_lora(const nn::ModuleBase& module, comm::World& world,
                const std::filesystem::path& folder, const std::string& base_model);
 
-/// Checks whether save_lora() could save the adapters of `module` to `folder`, and throws its
-/// errors. Writes nothing. To be called on rank 0; not collective.
+/// Checks whether save_lora() could save the adapters of `module` to `folder`, and throws the
+/// errors of save_lora(). Writes nothing. To be called on rank 0; not collective.
 void check_save_lora(const nn::ModuleBase& module, const std::filesystem::path& folder,
                      const std::string& base_model);
 

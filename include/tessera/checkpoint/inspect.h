@@ -17,10 +17,10 @@ class World;
 namespace tessera::checkpoint {
 
 /// Returns `path` if it is a step folder, else the newest step folder in `path`. Throws Error if
-/// there is none.
+/// there is no step folder.
 std::filesystem::path find_step(const std::filesystem::path& path);
 
-// Inspection of sharded checkpoints, without ranks and without loading whole tensors.
+// The functions below inspect sharded checkpoints, without ranks and without loading whole tensors.
 
 /// Describes a step in several lines: its run, mesh, entries and tensors. Throws Error for an
 /// invalid manifest.
@@ -43,8 +43,8 @@ std::vector<std::string> compare_steps(const std::filesystem::path& step,
                                        const std::filesystem::path& other,
                                        const Progress& progress = {});
 
-// The steps of a folder from the view of a run: the step from which a run continues, and steps that
-// a run must remove first.
+// The functions below return the steps of a folder that a run needs to know: the step from which
+// the run continues, and steps that the run must remove first.
 
 /// Draws a new unique run_id on rank 0 and broadcasts it. Collective over `world`.
 std::string new_run_id(comm::World& world);
@@ -75,9 +75,10 @@ std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::files
                                             std::int64_t after, const std::string& run_id);
 
 /// Withdraws a damaged step: removes its manifest, so that the folder counts as an unfinished save
-/// of this run. The run's next complete save deletes the folder; a save of the same step reuses it.
-/// Throws Error if the step belongs to another run. A step with a damaged manifest counts as a step
-/// of this run, so make sure that the folder belongs to this run. To be called on one rank.
+/// of this run. The run's next complete save deletes the folder; a save of the same step reuses the
+/// folder. Throws Error if the step belongs to another run. A step with a damaged manifest counts
+/// as a step of this run, so make sure that the folder belongs to this run. To be called on one
+/// rank.
 void withdraw_step(const std::filesystem::path& dir, std::int64_t step, const std::string& run_id);
 
 }  // namespace tessera::checkpoint

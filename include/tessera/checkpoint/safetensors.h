@@ -61,7 +61,7 @@ class SafetensorsFile {
   at::Tensor read(const std::string& name) const;
   /// Fills `block`, of any type, strides and device, with the tensor's block at `offset`. A
   /// contiguous host tensor of the file's type is filled directly, without a copy, and may be
-  /// partly overwritten after an error. Throws Error as read() does.
+  /// partly overwritten after an error. Throws the errors of read().
   void read_into(const std::string& name, std::span<const std::int64_t> offset,
                  const at::Tensor& block) const;
 
@@ -81,8 +81,8 @@ class SafetensorsFile {
 /// Writes a safetensors file in pieces, so that only one piece is in memory. The bytes are
 /// identical to those that the reference implementation writes. The writer uses a temporary file
 /// next to `path`, and the constructor reserves its disk space. Without finish(), the temporary
-/// file is removed; if the process is killed, the next writer of this path removes it. Not thread
-/// safe: use a writer from one thread at a time.
+/// file is removed; if the process is killed, the next writer of this path removes the temporary
+/// file. Not thread safe: use a writer from one thread at a time.
 class SafetensorsWriter {
  public:
   /// The name, type and sizes of a tensor to be written.
@@ -91,7 +91,8 @@ class SafetensorsWriter {
     c10::ScalarType dtype;
     std::vector<std::int64_t> sizes;
   };
-  /// Callback after each write, with the offset in the file and the bytes written at this offset.
+  /// A function that is called after each write, with the offset in the file and the bytes written
+  /// at this offset.
   using OnWrite = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
   /// Throws Error for duplicate or invalid names, for a type that the format lacks, and if the disk
   /// is full.
@@ -109,7 +110,7 @@ class SafetensorsWriter {
   void write(const std::string& name, std::span<const std::int64_t> offset,
              const at::Tensor& block);
 
-  /// Calls seal() and publish().
+  /// Completes the file: calls seal() and publish().
   void finish();
   /// Checks that every element was written, and syncs the temporary file to disk.
   void seal();

@@ -32,8 +32,8 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 struct StateDictOptions {
   /// Whether the dict has whole tensors instead of shards.
   bool full_state_dict = false;
-  /// Copies the tensors to the host. With full_state_dict, only rank 0 gets the tensors; the other
-  /// ranks get an empty dict and receive no part of sharded tensors.
+  /// Whether to copy the tensors to the host. With full_state_dict, only rank 0 gets the tensors;
+  /// the other ranks get an empty dict and receive no part of sharded tensors.
   bool cpu_offload = false;
   /// Whether to leave out parameters that do not require gradients, and the optimizer state of
   /// these parameters.
@@ -41,9 +41,9 @@ struct StateDictOptions {
   /// For set_model_state_dict() and set_optimizer_state_dict(): whether missing or unexpected names
   /// throw Error.
   bool strict = true;
-  /// For set_model_state_dict() and set_optimizer_state_dict() with full_state_dict: uses the
-  /// tensors of rank 0 and ignores the tensors passed on other ranks. Tensors are sent in pieces of
-  /// at most 32 MiB, or of one row if a row is larger.
+  /// For set_model_state_dict() and set_optimizer_state_dict() with full_state_dict: whether to use
+  /// the tensors of rank 0 and ignore the tensors passed on other ranks. Tensors are sent in pieces
+  /// of at most 32 MiB, or of one row if a row is larger.
   bool broadcast_from_rank0 = false;
 };
 
@@ -67,12 +67,13 @@ IncompatibleKeys set_model_state_dict(comm::World& world, nn::ModuleBase& model,
                                       const TensorDict& state,
                                       const StateDictOptions& options = {});
 
-/// Like get_model_state_dict(), for the optimizer state that optim::named_state() returns, with
-/// names such as "FQN.exp_avg".
+/// Returns the optimizer state, which optim::named_state() returns, under names such as
+/// "FQN.exp_avg"; otherwise like get_model_state_dict().
 TensorDict get_optimizer_state_dict(comm::World& world, const nn::ModuleBase& model,
                                     const NamedTensors& named_state,
                                     const StateDictOptions& options = {});
-/// Like set_model_state_dict(), for the optimizer state that optim::named_state() returns.
+/// Copies the values of `state` into the optimizer state that optim::named_state() returns;
+/// otherwise like set_model_state_dict().
 IncompatibleKeys set_optimizer_state_dict(comm::World& world, const nn::ModuleBase& model,
                                           const NamedTensors& named_state, const TensorDict& state,
                                           const StateDictOptions& options = {});

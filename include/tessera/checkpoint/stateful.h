@@ -18,7 +18,7 @@ class Stateful {
  public:
   virtual ~Stateful() = default;
   virtual nlohmann::json state_dict() const = 0;
-  /// Throws if the object rejects `state`; the load then fails on all ranks.
+  /// Sets the state. If the object rejects `state`, it throws, and the load fails on all ranks.
   virtual void load_state_dict(const nlohmann::json& state) = 0;
 };
 

@@ -84,9 +84,9 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  /// output [size * n] = the inputs [n] of ranks 0, 1, ... one after another.
+  /// output [size * n] = the inputs [n] of ranks 0, 1, ... in rank order.
   virtual WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input);
-  /// tensor = the reduction of all ranks' tensors.
+  /// tensor = the reduction of the tensors of all ranks.
   virtual WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op);
   /// output [n] = part `rank` of the reduction of all ranks' inputs [size * n].
   virtual WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
@@ -97,22 +97,22 @@ class Communicator {
                              std::span<const std::int64_t> input_counts);
   /// tensor = rank `root`'s tensor.
   virtual WorkPtr broadcast(const at::Tensor& tensor, int root);
-  /// Several all-gathers of one type as one collective: outputs[i] [size * n_i] = the inputs[i]
-  /// [n_i] of ranks 0, 1, ... The default implementation packs the tensors into one buffer, which
-  /// costs copies.
+  /// Several all-gathers of one element type as one collective: outputs[i] [size * n_i] = the
+  /// inputs[i] [n_i] of ranks 0, 1, ... in rank order. The default implementation packs the tensors
+  /// into one buffer, which costs copies.
   virtual WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
                                    const std::vector<at::Tensor>& inputs);
-  /// Several reduce-scatters of one type as one collective: outputs[i] [n_i] = part `rank` of the
-  /// reduction of all ranks' inputs[i] [size * n_i]. The default implementation packs the tensors
-  /// into one buffer, which costs copies.
+  /// Several reduce-scatters of one element type as one collective: outputs[i] [n_i] = part `rank`
+  /// of the reduction of all ranks' inputs[i] [size * n_i]. The default implementation packs the
+  /// tensors into one buffer, which costs copies.
   virtual WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs, ReduceOp op);
-  /// Whether all_gather_group() and reduce_scatter_group() work on the given tensors in place,
-  /// without packing them.
+  /// Whether all_gather_group() and reduce_scatter_group() read and write the given tensors
+  /// directly, without packing them into a buffer.
   virtual bool moves_groups_in_place() const { return false; }
-  /// Whether a reduction with ReduceOp::kAvg costs no more than one with kSum (NCCL, which divides
-  /// each term before the sum). If the number of ranks is a power of two, the average must have the
-  /// bits of the divided sum, except for subnormal numbers and overflow.
+  /// Whether a reduction with ReduceOp::kAvg costs no more than a reduction with kSum, as with
+  /// NCCL, which divides each term before the sum. If the number of ranks is a power of two, the
+  /// average must equal the divided sum bit for bit, except for subnormal numbers and overflow.
   virtual bool averages_while_reducing() const { return false; }
   /// An uninitialised flat tensor of `numel` elements for this group's collectives. With NCCL the
   /// memory of the tensor is registered with NCCL, if the device supports this. The default

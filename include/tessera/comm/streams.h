@@ -12,23 +12,23 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A queue of work on a device. FSDP uses four lanes. Work within a lane runs in order. Different
-/// lanes run concurrently. kAllReduce is for the work of a user's all-reduce hook, which may
-/// overlap the next reduce-scatter.
+/// A lane is a queue of work on a device, on CUDA a stream. FSDP uses four lanes. Work within a
+/// lane runs in order. Different lanes run concurrently. kAllReduce is for the work of a user's
+/// all-reduce hook, which may overlap the next reduce-scatter.
 enum class Lane : std::uint8_t { kCompute, kAllGather, kReduceScatter, kAllReduce };
-/// The lane's name: "compute", "all_gather", "reduce_scatter" or "all_reduce".
+/// The name of a lane: "compute", "all_gather", "reduce_scatter" or "all_reduce".
 const char* to_string(Lane lane);
 
-/// A point in a lane's work for which other work can wait; on CUDA, an event.
+/// A point in the work of a lane, for which other work can wait; on CUDA, a CUDA event.
 class StreamEvent {
  public:
   virtual ~StreamEvent() = default;
 };
-/// A point in a lane's work. nullptr is a point that has already passed.
+/// A shared pointer to a point in the work of a lane. nullptr is a point that has already passed.
 using StreamEventPtr = std::shared_ptr<StreamEvent>;
 
-/// The streams of a device, on which communication overlaps computation. The compute lane is
-/// libtorch's current stream.
+/// The streams of a device, on which communication overlaps computation. A lane is a queue of work
+/// (Lane). The compute lane is the current stream of libtorch.
 ///
 /// Memory belongs to the lane in which it was allocated. Before memory that another lane has used
 /// is freed, the lane of the memory must wait for an event of the other lane. record_stream is not
@@ -52,19 +52,19 @@ class Streams {
 
  private:
   friend class LaneScope;
-  /// Sends later work of the caller to `lane`, until leave() is called.
+  /// Sends the work that the caller issues from now on to `lane`, until leave() is called.
   virtual void enter(Lane lane) = 0;
   virtual void leave() = 0;
-  /// Throws Error if a scope is open.
+  /// Begins a scope of LaneScope. Throws Error if another scope is open.
   void begin_scope(Lane lane);
   void end_scope();
 
   std::atomic<bool> in_scope_{false};
 };
-/// Streams, shared by all code that issues work to the same lanes.
+/// A shared pointer to the streams of a device, for all code that issues work to the same lanes.
 using StreamsPtr = std::shared_ptr<Streams>;
 
-/// The lanes of a device. CPU: work is done when the call returns, so no wait is needed. CUDA:
+/// The streams of a device. CPU: work is done when the call returns, so no wait is needed. CUDA:
 /// streams of that GPU (without an index, of the calling thread's GPU), with high priority except
 /// for kAllReduce. Throws Error if CUDA cannot be used.
 StreamsPtr make_streams(c10::Device device);

@@ -34,18 +34,18 @@ struct CollectiveCall {
   std::string group;
   std::string collective;
   std::int64_t bytes = 0;  ///< bytes of this rank's input
-  /// The group's purpose (PurposeScope). Without one, the operator that needs the call
-  /// (CallerScope), and in backward also autograd's node ("aten::mm in MmBackward0"). "" if
+  /// The purpose of the group (PurposeScope). If the group has no purpose: the operator that needs
+  /// the call (CallerScope), in backward with the autograd node ("aten::mm in MmBackward0"). "" if
   /// unknown.
   std::string purpose;
   std::thread::id thread{};      ///< the thread that made the call
   Clock::time_point began{};     ///< when the call began
   Clock::time_point returned{};  ///< when the call returned; the collective may still run
-  /// When the first Work::wait() for the call began and ended; null if none did.
+  /// When the first Work::wait() for the call began and ended; null if the program did not wait.
   Clock::time_point wait_began{}, wait_ended{};
 
-  /// How long the call and the wait blocked a thread. With CUDA the host only issues both, and the
-  /// device may continue meanwhile.
+  /// How long the call and the wait blocked a thread. With CUDA the host only issues the call and
+  /// the wait; the device may continue meanwhile.
   Clock::duration exposed() const { return (returned - began) + (wait_ended - wait_began); }
 };
 /// A recorded call, shared by the recorders and the code that writes its times.
@@ -55,16 +55,16 @@ using CollectiveCallPtr = std::shared_ptr<CollectiveCall>;
 /// of one rank. Thread safe.
 class TrafficCounter {
  public:
-  /// Counts a call. `purpose`: the group's purpose. Returns the call as recorders see it, for
-  /// writing its times; nullptr if there is no recorder.
+  /// Counts a call. `purpose`: the group's purpose. Returns the recorded call, in which the caller
+  /// writes the times; nullptr if there is no CallRecorder.
   CollectiveCallPtr record(const std::string& group, const char* collective, std::int64_t bytes,
                            const std::string& purpose);
   /// Adds to the link_bytes of the entry for `group` and `collective`.
   void add_link_bytes(const std::string& group, const char* collective, std::int64_t bytes);
-  /// Sets one of a call's times to now.
+  /// Sets one of the times of a recorded call to the current time.
   void note(CollectiveCall& call, CollectiveCall::Clock::time_point CollectiveCall::*time);
   TrafficTable table() const;
-  /// The difference between table() and an earlier table.
+  /// The traffic since `earlier`, an earlier result of table().
   TrafficTable since(const TrafficTable& earlier) const;
 
  private:
@@ -74,7 +74,7 @@ class TrafficCounter {
   TrafficTable table_;
   std::vector<std::vector<CollectiveCallPtr>*> lists_;  ///< the lists of the recorders
 };
-/// A counter, shared by a world and its groups.
+/// A shared pointer to a counter, used by a world and its groups.
 using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;
 
 /// Lists the individual collectives that a counter counts while the recorder exists, in the order
@@ -94,8 +94,8 @@ class CallRecorder {
   std::vector<CollectiveCallPtr> calls_;
 };
 
-/// Names the caller, such as an operator, of the collectives that this thread starts in a scope.
-/// The innermost scope counts. `name` must live as long as the scope.
+/// While this object exists, `name` is the caller, such as an operator, of the collectives that
+/// this thread starts. The innermost scope counts. `name` must live as long as the scope.
 class CallerScope {
  public:
   explicit CallerScope(std::string_view name) : outer_(name_) {
@@ -113,10 +113,10 @@ class CallerScope {
     }
   }
 
-  /// The name of this thread's innermost scope, or "".
+  /// The name of this thread's innermost CallerScope; "" if there is none.
   static std::string_view current() { return name_; }
-  /// The name of this thread's outermost scope, which is the function that the program called, or
-  /// "".
+  /// The name of this thread's outermost CallerScope, which is the function that the program
+  /// called; "" if there is none.
   static std::string_view outermost() { return outermost_; }
 
  private:
@@ -125,9 +125,9 @@ class CallerScope {
   std::string_view outer_;
 };
 
-/// The sum over all entries.
+/// The sum over all entries of a traffic table.
 Traffic total(const TrafficTable& table);
-/// The sum over the entries of one group.
+/// The sum over the entries of one group in a traffic table.
 Traffic total(const TrafficTable& table, const std::string& group);
 
 }  // namespace tessera::comm

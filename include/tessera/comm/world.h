@@ -18,13 +18,13 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// The device and the back end of a world's ranks, and the time limits of its waits.
+/// The device and the back end of the ranks of a world, and the time limits for waiting.
 struct WorldOptions {
   std::string device = "cpu";    ///< "cpu" or "cuda"
   std::string backend = "gloo";  ///< "gloo" or "nccl"; gloo uses shared memory within hosts
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// A rank that waits longer prints one line on stderr, with the ranks that have not arrived and
-  /// their activity; 0: no lines.
+  /// A rank that waits longer than this for other ranks prints one line on stderr, with the ranks
+  /// that have not arrived and what those ranks do; 0: no lines.
   std::chrono::milliseconds watchdog = std::chrono::seconds(30);
 };
 
@@ -34,11 +34,11 @@ struct WorldOptions {
 class World {
  public:
   virtual ~World() = default;
-  virtual int rank() const = 0;  ///< counted from 0
+  virtual int rank() const = 0;  ///< this rank's number in the world, from 0
   virtual int size() const = 0;
-  virtual int local_rank() const = 0;  ///< among the ranks of this host, from 0
+  virtual int local_rank() const = 0;  ///< this rank's number among the ranks of its host, from 0
   virtual const WorldOptions& options() const = 0;
-  /// Counts all collectives of this rank.
+  /// The counter of all collectives of this rank.
   virtual TrafficCounter& traffic() = 0;
   /// The group of `ranks` (world ranks, in group order) with the name `name` in messages and
   /// traces. The first call is collective over exactly these ranks; later calls with the same ranks
@@ -54,11 +54,11 @@ class World {
   /// The index of this rank's GPU; -1 with device "cpu". A new thread of the program uses GPU 0
   /// until it sets another one; the library allocates on this rank's GPU on every thread.
   virtual int device_index() const { return -1; }
-  /// Ends the world on this rank when its work is done. Groups end in the reverse order of their
-  /// creation, NCCL's together with all their ranks. Meshes, tensors and Works may outlive the
-  /// world; group() and their collectives then throw Error. A second call, or a call after abort(),
-  /// does nothing. Throws PeerError if a rank of an NCCL group does not call shutdown(); the world
-  /// has ended in this case, too.
+  /// Ends the world on this rank when all work of the rank is done. Groups end in the reverse order
+  /// of their creation; an NCCL group ends together on all of its ranks. Meshes, tensors and Works
+  /// may outlive the world, but group() and collectives then throw Error. A second call, or a call
+  /// after abort(), does nothing. Throws PeerError if a rank of an NCCL group does not call
+  /// shutdown(); the world has then ended as well.
   virtual void shutdown() {}
   /// Like group(), but a group for CPU tensors on any device of the world. The traffic of the group
   /// is not counted. The result is never a group that group() returns, so that one thread may use a

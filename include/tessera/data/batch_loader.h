@@ -24,7 +24,6 @@ struct WeightedSamples {
   double weight = 1;
 };
 
-/// Options of BatchLoader.
 struct BatchOptions {
   std::int64_t batch = 1;  ///< sequences per step, over all ranks
   /// Seed of the shuffle of samples, which differs in each pass over a source. Without a seed,
@@ -60,7 +59,7 @@ class BatchLoader {
   /// differ, and for weights that are not positive.
   BatchLoader(std::vector<WeightedSamples> sources, const BatchOptions& options);
 
-  /// The sequences of one rank in one step.
+  /// The sequences that one rank reads in one step.
   struct Batch {
     at::Tensor inputs;     ///< input tokens, (rows, S) int64, on the CPU
     at::Tensor targets;    ///< target tokens, (rows, S) int64, on the CPU
@@ -91,7 +90,7 @@ class BatchLoader {
     std::int64_t sample;
   };
   Place place(std::int64_t n) const;
-  /// Reads sample n of the global order into row i of `batch`.
+  /// Reads sample `n` of the global order into row `i` of `batch`.
   void read_row(std::int64_t n, const Batch& batch, std::int64_t i) const;
   void check_sizes() const;
 
@@ -121,7 +120,7 @@ class PrefetchLoader {
   std::vector<RowRange> ranges_;
   bool pinned_, background_;
   std::int64_t step_ = -1;                 ///< the step that the background thread is loading
-  std::future<BatchLoader::Batch> batch_;  ///< from std::async: its destructor waits for the thread
+  std::future<BatchLoader::Batch> batch_;  ///< the batch of step_; destructor waits for the thread
 };
 
 }  // namespace tessera::data

@@ -40,7 +40,6 @@ using SampleSourcePtr = std::shared_ptr<const SampleSource>;
 SampleSourcePtr token_windows(TokenSourcePtr tokens, std::int64_t sequence,
                               std::int64_t vocabulary);
 
-/// Options of prompt_completions().
 struct PromptOptions {
   std::string prompt_field = "prompt";
   std::string completion_field = "completion";
@@ -63,11 +62,13 @@ using JsonLines = std::function<std::optional<JsonLine>()>;
 /// Makes one sample of each object in JSON Lines. A sample is the tokens of `begin`, the prompt,
 /// the completion and `end`, padded to `sequence` tokens with the last token of `end`. Only the
 /// tokens of the completion and of `end` are targets. Prompt and completion are tokenized together,
-/// unless a token would cover both; then each is tokenized separately.
+/// unless a token would cover the end of the prompt and the start of the completion; in this case
+/// prompt and completion are tokenized separately.
 ///
-/// For a conversation that a chat template has formatted, both fields may be lists of equal length,
-/// read as prompt, completion, prompt, completion and so on. `begin` and `end` are not added. All
-/// completions are targets; a token across a border belongs to the later part.
+/// For a conversation that a chat template has formatted, the prompt and the completion may be
+/// lists of equal length, read as prompt, completion, prompt, completion and so on. `begin` and
+/// `end` are not added. All completions are targets; a token across a border belongs to the later
+/// part.
 ///
 /// Reads and tokenizes all lines at construction, and stores each token in 4 bytes. Blank lines are
 /// ignored. Throws Error, with file and line:
@@ -77,8 +78,8 @@ using JsonLines = std::function<std::optional<JsonLine>()>;
 /// - for files without objects.
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
-/// Makes one sample of each object in an uncompressed JSON Lines file, like the other
-/// prompt_completions().
+/// Makes one sample of each object in an uncompressed JSON Lines file, as prompt_completions()
+/// makes from JsonLines.
 SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
 

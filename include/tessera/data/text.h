@@ -13,7 +13,7 @@ namespace tessera::data {
 /// Returns the contents of a file. Throws Error if the file cannot be read.
 std::string read_text(const std::string& path);
 
-/// The value of a JSON field that is a string or a list of strings.
+/// The value of a JSON field: a string or a list of strings.
 struct JsonTexts {
   std::vector<std::string> texts;
   bool is_list = false;
@@ -32,7 +32,7 @@ bool is_blank(std::string_view line);
 struct FileFingerprint {
   std::string name;  ///< the file's name without its folder, because data may be moved
   std::uint64_t bytes = 0;
-  /// CRC-32C of up to 64 pieces of 4 KiB, spread evenly over the file.
+  /// CRC-32C of up to 64 blocks of 4 KiB, which are spread evenly over the file.
   std::uint32_t sum = 0;
   friend bool operator==(const FileFingerprint&, const FileFingerprint&) = default;
 };

@@ -42,8 +42,8 @@ TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 /// the file's name, if no file matches, for a bad magic or version, for a file length that
 /// contradicts the token count, and for anything but a regular file.
 TokenSourcePtr open_token_shards(const std::string& glob);
-/// Opens the llm.c shards `files`, in the given order, as one sequence of tokens. Throws the Errors
-/// of the other open_token_shards().
+/// Opens the llm.c shards `files`, in the given order, as one sequence of tokens. Throws the errors
+/// of open_token_shards() with a glob.
 TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 
 /// The type of the tokens in a shard.
@@ -55,12 +55,13 @@ class TokenShardWriter {
  public:
   TokenShardWriter(const std::filesystem::path& path, TokenWidth width);
   ~TokenShardWriter();
-  /// Throws Error for a token that does not fit the width, and for more than 2^31 - 1 tokens in
-  /// total.
+  /// Appends tokens to the shard. Throws Error for a token that does not fit the width, and for
+  /// more than 2^31 - 1 tokens in total.
   void append(std::span<const std::int64_t> tokens);
   /// The number of tokens written so far.
   std::int64_t size() const { return size_; }
-  /// Syncs the temporary file, and renames the file to the path of the shard. Call finish() last.
+  /// Syncs the temporary file, and renames the file to the path of the shard. finish() is the last
+  /// call of a writer.
   void finish();
 
  private:

@@ -17,10 +17,10 @@ namespace tessera::data {
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  /// Token ids are in [0, vocabulary()).
+  /// The size of the vocabulary. Token ids are in [0, vocabulary()).
   virtual std::int64_t vocabulary() const = 0;
   /// The tokens of a text, without begin and end tokens. Special tokens that are written in the
-  /// text are recognized. Invalid UTF-8 is read as U+FFFD, except by the tokenizer of bytes.
+  /// text are recognized. Invalid UTF-8 is read as U+FFFD, except by byte_tokenizer().
   virtual std::vector<std::int64_t> encode(std::string_view text) const = 0;
   /// The text of tokens. Special tokens have no text. If tokens are bytes, the text may be invalid
   /// UTF-8. Throws Error for an id outside the vocabulary.
@@ -29,7 +29,7 @@ class Tokenizer {
   virtual std::vector<std::int64_t> begin_tokens() const { return {}; }
   virtual std::vector<std::int64_t> end_tokens() const { return {}; }
   /// Whether texts for the model begin with begin_tokens(); nullopt if the tokenizer's files do not
-  /// say so.
+  /// say this.
   virtual std::optional<bool> begins_texts() const { return std::nullopt; }
 };
 /// A shared pointer to a tokenizer.
@@ -48,12 +48,13 @@ std::vector<std::string> tokenizer_files(const std::string& path);
 /// Whether a file has the format of a tokenizer.json. Throws Error if the file cannot be read.
 bool is_tokenizer_json(const std::string& path);
 
-/// Decodes tokens one at a time. The concatenated pieces equal the text of all tokens, and no piece
-/// of push() ends inside a character. Only the tokens of the last piece and later tokens are
-/// decoded again. Not thread safe.
+/// Decodes tokens one at a time. The texts that push() and finish() return, concatenated, equal the
+/// text of all tokens. No text of push() ends inside a character. push() decodes again only the
+/// tokens of the last returned text and later tokens. Not thread safe.
 class StreamDecoder {
  public:
-  /// `before`: the tokens before the first token of push(). Their text is not returned.
+  /// `before`: the tokens before the first token of push(). push() does not return the text of
+  /// these tokens.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
   /// Returns the text that this token completes; may be empty. Bytes that cannot become a character
@@ -61,17 +62,19 @@ class StreamDecoder {
   /// decodes to nothing, as in `transformers`, because a model's vocabulary may be padded. Throws
   /// Error for a negative id.
   std::string push(std::int64_t token);
-  /// Returns the remaining text, which may be invalid UTF-8.
+  /// Returns the text that push() has not returned yet, which may be invalid UTF-8.
   std::string finish();
 
  private:
-  /// Returns the new part of the window's text, and shortens the window.
+  /// Returns the part of `text` that was not returned before, and removes old tokens from the
+  /// window.
   std::string take_new(const std::string& text);
 
   TokenizerPtr tokenizer_;
-  std::vector<std::int64_t> window_;  ///< the tokens of the last piece, and all later tokens
-  std::size_t context_ = 0;           ///< the number of tokens in the window before the next piece
-  std::size_t given_ = 0;             ///< bytes of the window's text that were already returned
+  /// The tokens of the last returned text, and all later tokens.
+  std::vector<std::int64_t> window_;
+  std::size_t context_ = 0;  ///< number of tokens in window_ whose text was returned
+  std::size_t given_ = 0;    ///< bytes of the text of window_ that were returned
 };
 
 }  // namespace tessera::data

@@ -38,8 +38,8 @@ class ForwardMethod {
 ///   const at::Tensor code = encode(x);
 /// Calls through the returned object gather the parameters; direct calls of the method do not.
 /// Under a plan of tensor_parallel::parallelize_module the method also runs in the plan's scope, as
-/// forward does. For a module that has neither a unit nor such a plan, the object just calls the
-/// method. The module must outlive the object. Throws Error for a null method.
+/// forward does. For a module that has neither a unit nor a plan, the object only calls the method.
+/// The module must outlive the object. Throws Error for a null method.
 template <class M, class Method>
 [[nodiscard]] ForwardMethod<M, Method> register_forward_method(M& module, Method method) {
   static_assert(std::derived_from<M, nn::ModuleBase>,

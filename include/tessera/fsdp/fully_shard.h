@@ -42,7 +42,8 @@ namespace tessera::fsdp {
 /// outside.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 /// Makes several modules one unit, which is gathered before the first of these modules runs and
-/// freed after the last. All of the modules must run in each forward, and none may be the root.
+/// freed after the last of these modules has run. All of the modules must run in each forward, and
+/// none may be the root.
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
                  const Options& options = {});
 
@@ -70,14 +71,16 @@ double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 
 /// A mesh of all ranks of `world` with one dimension, "dp". Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
-/// Like fully_shard with a mesh, on the mesh world_mesh(world), which is FSDP2's default. The world
-/// must be passed, because a process has no default world: its threads may be ranks of one or of
-/// several worlds.
+/// Makes `module` one FSDP unit on the mesh world_mesh(world), which is FSDP2's default; otherwise
+/// like fully_shard with a mesh. The world must be passed, because a process has no default world:
+/// its threads may be ranks of one or of several worlds.
 void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
-/// Like fully_shard for several modules with a mesh, on the mesh world_mesh(world).
+/// Makes several modules one FSDP unit on the mesh world_mesh(world); otherwise like fully_shard
+/// with a mesh.
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
                  const Options& options = {});
-/// Like replicate with a mesh, on the mesh world_mesh(world).
+/// Applies replicate to `module` on the mesh world_mesh(world); otherwise like replicate with a
+/// mesh.
 void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
 
 /// Whether fully_shard or replicate was applied to exactly this module.
@@ -110,18 +113,19 @@ class UnshardHandle {
   std::weak_ptr<Unit> unit_;
 };
 
-/// Gathers the parameters of a unit (not of the units below) by hand. Collective. Waits for the
-/// work that the compute lane has issued, which may write the shards. Does nothing if the
-/// parameters are already unsharded. If shards were written since the last gather, the next
-/// unshard, start_unshard, UnshardScope or forward gathers them again on all ranks; the hosts
-/// compare whether any rank has written. Throws Error for a module that is not a unit, for
-/// parameters that are still on the meta device, and if ranks gather different units.
+/// Gathers the parameters of the unit of `module` by hand, but not those of units below.
+/// Collective. Waits for the work that the compute lane has issued, which may write the shards.
+/// Does nothing if the parameters are already unsharded. If shards were written since the last
+/// gather, the next unshard, start_unshard, UnshardScope or forward gathers them again on all
+/// ranks; the hosts compare whether any rank has written. Throws Error for a module that is not a
+/// unit, for parameters that are still on the meta device, and if ranks gather different units.
 void unshard(nn::ModuleBase& module);
 /// Frees the unsharded parameters of a unit. Not collective; does nothing if the parameters are not
 /// unsharded. Before a backward, either all ranks must free a unit that may be unused, or none.
-/// Unsharded parameters are copies: if the program has written to one since unshard, reshard throws
-/// Error after it has freed the parameters. A forward before reshard also throws Error for such a
-/// write, and does not free the parameters. Throws Error for a module that is not a unit.
+/// Unsharded parameters are copies: if the program has written to an unsharded parameter since
+/// unshard, reshard throws Error after it has freed the parameters. A forward before reshard also
+/// throws Error for such a write, and does not free the parameters. Throws Error for a module that
+/// is not a unit.
 void reshard(nn::ModuleBase& module);
 /// Starts to gather the parameters of a unit, with the values that the shards have at this call.
 /// Forward, unshard or the returned handle waits for the gather. Collective. Throws the errors of
@@ -145,8 +149,8 @@ class UnshardScope {
 
 // Settings that may change between iterations. Settings must be the same on every rank, like the
 // collectives that they control. A setting applies to the unit of `module` and, unless `recurse` is
-// false, to the units below. No setter is collective. Each setter throws Error, before anything is
-// changed, if there is no unit.
+// false, to the units of modules below `module`. No setter is collective. Each setter throws Error,
+// before anything is changed, if there is no such unit.
 
 /// True frees the parameters after forward (ZeRO-3); false keeps the parameters gathered for
 /// backward (ZeRO-2).
@@ -190,11 +194,11 @@ void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = 
 void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse = true);
 
 /// Changes the reduced gradients of a unit in place, before they are divided, for example to reduce
-/// them further over a process group of the caller. The hook gets one flat tensor with all
-/// gradients of a type, or of a bucket of replicate, in reduce_dtype. On one rank, where nothing is
-/// reduced, the hook gets the gradients one by one. Under HSDP the gradients have already been
-/// all-reduced. The hook runs in the lane of the reduction, and the next unit's reduction waits for
-/// the hook.
+/// them further over a process group of the caller. The hook gets one flat tensor, in reduce_dtype,
+/// with all gradients of one dtype or, under replicate(), the gradients of one bucket. On one rank,
+/// where nothing is reduced, the hook gets the gradients one by one. Under HSDP the gradients have
+/// already been all-reduced. The hook runs on the stream of the reduction, and the next unit's
+/// reduction waits for the hook.
 using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 /// Sets the all-reduce hook of a unit (FSDP2's set_all_reduce_hook). An empty function removes the
 /// hook.
@@ -203,8 +207,8 @@ using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
 
 /// Makes the gathers of the next forward wait for `event`, the end of the optimizer's update.
-/// Without this call they wait for all work that was issued before the forward. Applies to one
-/// forward. `root`: the root module.
+/// Without this call the gathers wait for all work that was issued before the forward. Applies to
+/// one forward. `root`: the root module.
 ///   const comm::StreamsPtr streams = comm::make_streams(mesh.device());
 ///   optimizer.step();
 ///   fsdp::set_post_optim_event(*model, streams->record(comm::Lane::kCompute));

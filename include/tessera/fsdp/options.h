@@ -20,21 +20,22 @@ namespace tessera::fsdp {
 /// The types of computation and communication. Sharded parameters, their gradients and the
 /// optimizer state keep the type with which the parameter was made.
 struct MixedPrecisionPolicy {
-  std::optional<c10::ScalarType> param_dtype{};  ///< the type of all-gathers and computation
-  /// the type of gradient reductions; default: param_dtype
+  /// Type of all-gathers and computation; nullopt: unchanged.
+  std::optional<c10::ScalarType> param_dtype{};
+  /// The type of gradient reductions; default: param_dtype.
   std::optional<c10::ScalarType> reduce_dtype{};
-  /// the type to which forward's floating-point results are cast
+  /// The type to which floating-point results of forward are cast; default: results are not cast.
   std::optional<c10::ScalarType> output_dtype{};
   bool cast_forward_inputs = true;  ///< whether to cast floating-point arguments to param_dtype
   /// Whether results are cast back to the type of the first floating-point argument, if
-  /// output_dtype is not set. For a unit that computes in another type than the units around it
-  /// (norms in fp32).
+  /// output_dtype is not set. Useful for a unit that computes in another type than the units around
+  /// it, such as a norm in fp32.
   bool restore_input_dtype = false;
 };
 
-// Each function in Options is called once for each parameter, within fully_shard, with the
-// parameter in its current state, which may be on the meta device. The result must be the same on
-// every rank.
+// The functions in Options (PlacementFunction, MeshFunction) are called within fully_shard, once
+// for each parameter. The parameter may be on the meta device. The result must be the same on every
+// rank.
 
 /// Chooses the placement of a parameter (by its name within the unit) on the dimension that shards:
 /// Shard(d) for any dimension, or Replicate(). nullopt means Shard(0).
@@ -72,10 +73,10 @@ struct Options {
   /// False: keep the parameters gathered between forward and backward (ZeRO-2). Default: true,
   /// except for a root without a post_forward_mesh_size.
   std::optional<bool> reshard_after_forward{};
-  /// With n > 1: when the parameters are freed after forward, each of n neighbouring ranks stores
-  /// 1/n of the parameters, so that backward gathers among these ranks only (hpZ of ZeRO++; FSDP2's
-  /// reshard_after_forward=n). n must divide the number of ranks that shard. If n is 1 or the
-  /// number of all ranks that shard, only the shards are stored.
+  /// A number n. If n > 1: when the parameters are freed after forward, each of n neighbouring
+  /// ranks stores 1/n of the gathered parameters, so that backward gathers among these ranks only
+  /// (hpZ of ZeRO++; FSDP2's reshard_after_forward=n). n must divide the number of ranks that
+  /// shard. If n is 1 or the number of all ranks that shard, only the shards are stored.
   std::int64_t post_forward_mesh_size = 1;
   /// True: some ranks may skip this unit in a forward (a branch, an expert). All ranks then gather
   /// the unit when the root's forward begins, or when a backward begins and the unit was freed. All
@@ -84,22 +85,22 @@ struct Options {
   /// which is an error.
   bool may_be_unused = false;
   PlacementFunction shard_placement{};
-  /// Parameters with their own mesh are gathered and reduced over that mesh. If that mesh is a part
-  /// of the unit's mesh, other parts of the unit's mesh have other parameters, and norms of
-  /// gradients count all of them. The sums of gradients are divided by the number of ranks of the
-  /// root's mesh, because the loss is the mean over these ranks.
+  /// Chooses a mesh for single parameters. Parameters with their own mesh are gathered and reduced
+  /// over that mesh. If that mesh is a part of the unit's mesh, other parts of the unit's mesh have
+  /// other parameters, and norms of gradients count all of them. The sums of gradients are divided
+  /// by the number of ranks of the root's mesh, because the loss is the mean over these ranks.
   MeshFunction parameter_mesh{};
   /// Parameters and buffers that stay unchanged: not moved, sharded, gathered, cast or reduced.
-  /// Also lists trainable parameters that are intentionally in no unit, wherever they are in the
-  /// model.
+  /// Trainable parameters that are intentionally in no unit must be listed, too, wherever they are
+  /// in the model.
   std::unordered_set<nn::SlotPtr> ignored{};
   /// For plan_units: true allows a unit with both frozen and trainable parameters, which is
   /// otherwise an Error. The frozen parameters of such a unit are gathered for backward with the
   /// trainable parameters; a separate unit of frozen parameters would not be gathered.
   bool allow_mixed_frozen = false;
   /// For replicate, and for HSDP with one rank in the dimension that shards: gradients are
-  /// all-reduced in buckets of at most this many MiB of parameters, and a larger parameter is a
-  /// bucket of its own (DDP's bucket_cap_mb). A bucket is reduced while backward still computes the
+  /// all-reduced in buckets of at most this many MiB of parameters, and each larger parameter has
+  /// its own bucket (DDP's bucket_cap_mb). A bucket is reduced while backward still computes the
   /// gradients of earlier parameters, if the whole model is one unit whose parameters have no
   /// hooks, and if no other model of FSDP takes part in the same backward. The program must then
   /// not call collectives of the same process group in backward.

@@ -96,7 +96,7 @@ WrapPlan plan_units(const nn::ModuleBase& root, const Policy& policy,
 ///   const fsdp::WrapPlan plan = fsdp::plan_units(*model, fsdp::wrap_class<Block>());
 ///   fsdp::apply_plan(*model, mesh, plan);
 void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& plan);
-/// Like apply_plan with a mesh, on the mesh world_mesh(world).
+/// Applies a wrap plan on the mesh world_mesh(world); otherwise like apply_plan with a mesh.
 void apply_plan(nn::ModuleBase& root, const comm::WorldPtr& world, const WrapPlan& plan);
 
 }  // namespace tessera::fsdp

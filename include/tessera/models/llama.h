@@ -42,8 +42,8 @@ namespace tessera::models {
 struct HeadLoss {
   at::Tensor targets;  ///< target tokens, (batch * sequence) int64
   tensor_parallel::LinearCrossEntropyOptions options{};
-  at::Tensor positions{};        ///< positions within documents, as in Llama::forward()
-  nn::DocumentsPtr documents{};  ///< the documents, as in Llama::forward()
+  at::Tensor positions{};        ///< as `positions` of Llama::forward()
+  nn::DocumentsPtr documents{};  ///< as `documents` of Llama::forward()
 };
 
 /// A decoder with Hugging Face's parameter names, which are used to load and export weights:
@@ -68,12 +68,12 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// rotary angles that depend on the length of the text.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
                      const at::Tensor& positions = {});
-  /// Like the first forward(), for `documents` that were already computed from `positions`. The
-  /// host then does not read the positions.
+  /// Maps tokens to logits, like forward() without `documents`, for `documents` that were already
+  /// computed from `positions`. The host then does not read the positions.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
                      const nn::DocumentsPtr& documents);
-  /// Returns the loss of the logits that the first forward() returns. Computes head and loss
-  /// together, without all logits in memory (linear_cross_entropy).
+  /// Returns the loss of the logits of `tokens`. Computes head and loss together, without all
+  /// logits in memory (linear_cross_entropy).
   at::Tensor forward(const at::Tensor& tokens, const HeadLoss& loss);
   /// A cache for texts of at most `positions` positions, including `padding`. The first padding[i]
   /// positions of text i have no token, so that texts of different lengths end at the same

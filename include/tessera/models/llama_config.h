@@ -34,7 +34,8 @@ struct LlamaConfig {
   double attention_dropout = 0;  ///< attention dropout in training; not implemented
   bool begins_texts = true;      ///< whether a text begins with the model's bos_token_id
   bool query_key_norm = false;   ///< whether each head's queries and keys have an RMSNorm
-  /// Number of positions that a query attends to, including its own; 0: all.
+  /// Number of positions that a query attends to, including its own; 0: the query attends to all
+  /// positions.
   std::int64_t sliding_window = 0;
 
   /// The text of config.json, which exports write next to the weights.

@@ -39,14 +39,13 @@ enum class ActivationMemory {
   kInputs,   ///< saves the block's input; recomputes everything else
 };
 
-/// Options of parallelize().
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;
-  /// With sequence parallelism: reduce the gradients of a block's gathered inputs while the
-  /// gradients of the weights are computed (ColwiseOptions::regather). With `activations` kAll,
-  /// also save the split inputs for backward and gather them again; the other modes recompute the
-  /// gathered inputs.
+  /// With sequence parallelism: whether to reduce the gradients of a block's gathered inputs while
+  /// the gradients of the weights are computed (ColwiseOptions::regather). With `activations` kAll,
+  /// the split inputs are saved for backward and gathered again; with other modes, backward
+  /// recomputes the gathered inputs.
   bool regather = true;
   /// If `fsdp` reshards units after forward: whether also to reshard the last block and the units
   /// after it, which backward needs first.
@@ -58,10 +57,11 @@ struct ParallelOptions {
   ActivationMemory activations = ActivationMemory::kAll;
 };
 
-/// The submesh whose ranks have different sequences: "dp", with "dp_replicate" if the mesh has it.
+/// The submesh whose ranks have different sequences: "dp", together with "dp_replicate" if the mesh
+/// has this dimension.
 DeviceMesh batch_mesh(const DeviceMesh& mesh);
 /// The submesh whose ranks have different tokens: batch_mesh(), with "cp" flattened into "dp_cp" if
-/// the mesh has it.
+/// the mesh has the dimension "cp".
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
 /// Parallelizes the model over a mesh ("dp", "tp"). Optional dimensions are "dp_replicate" in front
@@ -69,7 +69,8 @@ DeviceMesh data_mesh(const DeviceMesh& mesh);
 /// plan that the model declares, if tp has more than one rank; context parallelism over cp;
 /// activation checkpointing of the blocks; FSDP over dp and cp, with gradients all-reduced over
 /// dp_replicate. A unit with only embeddings is not gathered for backward. Throws Error for a model
-/// that does not implement DeclaresUnits, and the errors of the steps. Not collective.
+/// that does not implement DeclaresUnits, and the errors of the functions that it calls. Not
+/// collective.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
 /// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`. Does

@@ -15,14 +15,14 @@ TESSERA_API_BEGIN
 namespace tessera::models {
 
 /// Returns the path of the tokenizer's file: `file` itself or, if `file` is a folder, the
-/// tokenizer's file in it. If `file` is "", the tokenizer's file in the model's folder, or "" if
-/// there is none.
+/// tokenizer's file in this folder. If `file` is "", the tokenizer's file in the model's folder, or
+/// "" if there is none.
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder);
 /// Opens the tokenizer of `file`, or of the model's folder if `file` is "". If the folder has no
-/// tokenizer, or `folder` is "", returns the tokenizer with one token per byte. `new_to_text`: the
-/// model is untrained, so any tokenizer is acceptable. Throws Error if the folder has no tokenizer
-/// and the model was trained on other tokens than bytes. If the tokenizer has more tokens than the
-/// model, encode() throws Error for a text with such a token.
+/// tokenizer, or `folder` is "", returns the tokenizer with one token per byte. `new_to_text`:
+/// whether the model is untrained, so that any tokenizer is acceptable. Throws Error if the folder
+/// has no tokenizer and the model was trained on other tokens than bytes. If the tokenizer has more
+/// tokens than the model, encode() throws Error for a text with such a token.
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text);
 
@@ -31,12 +31,12 @@ struct SpecialTokens {
   std::vector<std::int64_t> begin;  ///< the token that begins a text; at most one
   std::vector<std::int64_t> end;    ///< the tokens that each end a text; empty: none
 };
-/// Reads "bos_token_id", if the model's texts begin with it, and "eos_token_id" from the folder's
-/// generation_config.json, or from config.json if generation_config.json lacks them. Throws Error
-/// for an id that is not a token of the model.
+/// Reads "bos_token_id", if the model's texts begin with this token, and "eos_token_id" from the
+/// folder's generation_config.json, or from config.json if generation_config.json lacks them.
+/// Throws Error for an id that is not a token of the model.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config);
-/// Like read_special_tokens(), for the configuration in the config.json of `folder`. Returns no
-/// tokens if `folder` has no config.json or is "".
+/// Reads the special tokens like read_special_tokens(), with the configuration in the config.json
+/// of `folder`. Returns no tokens if `folder` has no config.json or is "".
 SpecialTokens special_tokens_of(const std::filesystem::path& folder);
 
 /// The tokens that end a document in training data: the end_tokens() of the tokenizer. If the

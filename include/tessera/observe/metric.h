@@ -17,7 +17,7 @@ class World;
 
 namespace tessera::observe {
 
-/// How the values of several ranks are combined.
+/// How a state of a Metric is combined over the ranks.
 enum class Reduction : std::uint8_t { kSum, kMin, kMax };
 
 /// A number that is accumulated over many steps. Each rank accumulates the part of its own data.
@@ -51,21 +51,22 @@ class Metric : public checkpoint::RankState, tessera::detail::NoCopy {
   void unsync();
   bool synced() const { return synced_; }
 
-  /// Whether checkpoints include this metric; set_persistent(false) excludes it.
+  /// Whether checkpoints save this metric; set_persistent(false) excludes this metric.
   bool persistent() const override { return persistent_; }
   void set_persistent(bool persistent) { persistent_ = persistent; }
 
-  /// This rank's own values, also between sync() and unsync().
+  /// The state for a checkpoint: this rank's own values, also between sync() and unsync().
   nlohmann::json state_dict() const override;
   void load_state_dict(const nlohmann::json& state) override;
   nlohmann::json merged(const std::vector<nlohmann::json>& of_ranks) const override;
   void reset() override;
 
  protected:
-  /// Adds a value that update() changes. The reference stays valid. Throws Error for a name used
-  /// twice, and for a sum with a nonzero initial value.
+  /// Adds a value to the state of the metric, which update() changes. The reference stays valid.
+  /// Throws Error for a name used twice, and for a sum with a nonzero initial value.
   double& add_state(const std::string& name, double initial, Reduction reduction);
-  /// Throws Error between sync() and unsync(). update() must call it.
+  /// Checks that values may change: throws Error between sync() and unsync(). update() must call
+  /// this function.
   void check_update() const;
 
  private:

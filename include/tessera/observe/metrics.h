@@ -31,8 +31,8 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
 std::optional<double> peak_flops(const std::string& device_name,
                                  c10::ScalarType type = c10::kBFloat16);
 
-// Properties of this process's device. `device_type` is "cpu" or "cuda". Not collective; thread
-// safe.
+// The functions below return properties of the device of this process. `device_type` is "cpu" or
+// "cuda". Not collective; thread safe.
 
 /// The name of the device, or of the current device if there are several; "" if unknown.
 std::string device_name(const std::string& device_type);
@@ -42,10 +42,10 @@ int compute_capability();
 
 /// The memory of one rank, in bytes.
 struct MemoryUse {
-  /// On a CPU: resident memory of this process; on cuda: memory reserved by libtorch.
+  /// Peak memory. On a CPU: resident memory of this process; on cuda: memory reserved by libtorch.
   std::int64_t peak_bytes = 0;
-  /// Memory allocated to tensors. On cuda, it is a part of the reserved memory; on a CPU, it is
-  /// known only after count_tensor_memory() was called.
+  /// Peak memory allocated to tensors. On cuda, this memory is a part of the reserved memory. On a
+  /// CPU, the value is known only after count_tensor_memory() was called.
   std::optional<std::int64_t> peak_active_bytes;
   std::int64_t capacity_bytes = 0;  ///< memory of the machine or of the device; 0 if unknown
 };
@@ -61,11 +61,11 @@ class World;
 
 namespace tessera::observe {
 
-/// Measures a device's FLOP/s with products of square matrices in `type`. MFU is relative to this
-/// rate on a CPU and on devices without a data sheet. Returns the mean over the ranks of the median
-/// of several windows. All ranks compute at the same time, so that the ranks of one host share the
-/// cores of the host as in training. The measurement takes about a second and draws no random
-/// numbers. Collective over `world`; the result is the same on all ranks.
+/// Measures a device's FLOP/s with products of square matrices in `type`. MFU is relative to the
+/// measured rate on a CPU and on devices that peak_flops() does not know. Returns the mean over the
+/// ranks of the median of several windows. All ranks compute at the same time, so that the ranks of
+/// one host share the cores of the host as in training. The measurement takes about a second and
+/// draws no random numbers. Collective over `world`; the result is the same on all ranks.
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 /// The metrics of one training step.
@@ -92,8 +92,8 @@ struct StepMetrics {
   comm::TrafficTable comm;          ///< this rank's communication traffic in this step
 };
 
-/// Fills tokens_per_s, tflops, mfu and mfu_causal from step_time_s and `tokens`, the number of
-/// tokens over all ranks. `peak_flops` is the FLOP/s of one device.
+/// Sets the fields tokens_per_s, tflops, mfu and mfu_causal from step_time_s and `tokens`, the
+/// number of tokens over all ranks. `peak_flops` is the FLOP/s of one device.
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops);
 /// The metrics of a step as one JSON object, without a line end. Always present: step loss

@@ -15,12 +15,12 @@ class ModuleBase;
 
 namespace tessera::observe {
 
-/// How one parameter is distributed, from this rank's point of view.
+/// How one parameter is distributed, as seen from this rank.
 struct ShardingRow {
   std::string name;
   std::vector<std::int64_t> sizes;  ///< global sizes of the parameter
-  /// "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor. A layout that no list of placements
-  /// describes is written as "[3:m0 x 2]".
+  /// The placements: "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor. A layout that no list
+  /// of placements describes is written as "[3:m0 x 2]".
   std::string placements;
   std::vector<std::int64_t> local_sizes;  ///< sizes of this rank's part
   std::int64_t local_bytes = 0;
@@ -38,7 +38,7 @@ struct RunRecord {
 };
 
 /// Writes the record as JSON: title, configuration {name: value}, sharding [{name, sizes,
-/// placements, local_sizes, local_bytes}]. tools/tessera_plot.py plots it together with the
+/// placements, local_sizes, local_bytes}]. tools/tessera_plot.py plots the record together with the
 /// metrics. Replaces an older file. Throws Error if the file can't be written.
 void write_run_record(const RunRecord& record, const std::filesystem::path& path);
 

@@ -17,9 +17,9 @@ namespace tessera::observe {
 /// event.proto). For one rank and one thread.
 class TensorBoardWriter {
  public:
-  /// Creates the folder if it is missing, and a new event file in it. `first_step`: the first step
-  /// of a resumed run. TensorBoard then ignores the values of older files from this step on. Throws
-  /// Error if the file can't be written.
+  /// Creates a new event file in `folder`, and the folder if it does not exist. `first_step`: the
+  /// first step of a resumed run. TensorBoard then ignores the values of older files from this step
+  /// on. Throws Error if the file can't be written.
   explicit TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step = 1);
   /// Writes pairs of a tag and a value for a step, as fp32, and flushes the file. Throws Error if
   /// the file can't be written.

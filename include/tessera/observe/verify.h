@@ -21,7 +21,6 @@ namespace tessera::observe {
 /// computed without gradients.
 using VerifyStep = std::function<at::Tensor(nn::ModuleBase& module)>;
 
-/// Options of verify().
 struct VerifyOptions {
   /// The mesh dimensions along which ranks have different samples: the dimensions of FSDP and of
   /// replicas. The gradient on the mesh must equal the mean, over these dimensions, of the one-rank
@@ -32,24 +31,24 @@ struct VerifyOptions {
   /// ranks, and for a loss or statistic of the whole batch. If true, verify() does not compare
   /// outputs, but only the gradients, and the loss as a mean over `batch_dims`.
   bool splits_samples = false;
-  /// The least precise type in which the mesh computes or reduces, if it is less precise than the
-  /// reference's parameters.
+  /// The least precise type in which the mesh computes or reduces. Required if this type is less
+  /// precise than the reference's parameters.
   std::optional<c10::ScalarType> coarsest{};
 };
 
 /// A tensor on the mesh that differs from the one-rank reference.
 struct VerifyDifference {
   std::string fqn;   ///< FQN of the module or parameter; "" for the model itself and for the loss
-  std::string text;  ///< one line: tensor, sizes and layout, position, values, ranks
+  std::string text;  ///< a line with tensor, sizes, layout, position, values and ranks
   std::vector<int> ranks;  ///< world ranks that have this difference
-  double difference = 0;   ///< the largest difference of an element
+  double difference = 0;   ///< the largest difference between two elements
   double allowed = 0;      ///< the largest difference that rounding can cause
 };
 
 /// The result of verify(), equal on every rank.
 struct VerifyReport {
-  /// Differing module outputs, in the order in which the module calls end on one rank. All outputs
-  /// before the first entry are equal.
+  /// Module outputs that differ, in the order in which the module calls end on one rank. All
+  /// outputs before the first entry are equal.
   std::vector<VerifyDifference> outputs{};
   std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in the order in which
                                               ///< backward computes them
@@ -58,7 +57,7 @@ struct VerifyReport {
   std::string weights{};
   std::size_t modules = 0;     ///< number of modules whose outputs were compared
   std::size_t parameters = 0;  ///< number of parameters whose gradients were compared
-  /// The largest difference, relative to the largest value of the compared tensor's kind.
+  /// The largest difference found, divided by the largest value of tensors of that kind.
   double largest = 0;
   /// The module in which to look for the cause of the first entry in `outputs`. This is the module
   /// of the entry or, if the input of this module already differs, the module that calls this
@@ -66,16 +65,17 @@ struct VerifyReport {
   std::string cause{};
 
   bool ok() const { return outputs.empty() && gradients.empty() && weights.empty(); }
-  /// One line if everything is equal. Otherwise one line for each of the first differences.
+  /// The report as text: one line if everything is equal, otherwise one line for each of the first
+  /// differences.
   std::string text() const;
-  /// Throws Error with the first difference, in one line, unless ok().
+  /// Throws an Error with the first difference, in one line, unless ok() is true.
   void check() const;
 };
 
 /// Runs `step`, forward and backward, with a one-rank model and with the parallelized model, using
 /// equal weights. Compares each module's outputs, the result of the step and each parameter's
 /// gradient. An error in a tensor-parallel plan or in the model's code appears as the first output
-/// or gradient that differs from one rank's. See docs/verify.md.
+/// or gradient that differs from that of one rank. See docs/verify.md.
 ///
 /// `reference`: a second instance of the same class with the same options, not parallelized; it may
 /// be on the meta device. verify() copies the weights, buffers and modes of `module` to
@@ -97,7 +97,7 @@ struct VerifyReport {
 VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh,
                     const VerifyStep& step, const VerifyOptions& options = {});
 
-/// Like the other verify(), for a step that takes the class of the model:
+/// verify() for a step that takes the class of the model instead of nn::ModuleBase:
 ///
 ///   observe::verify(*model, *std::make_shared<Gpt>(config), mesh, [&](Gpt& gpt) {
 ///     return cross_entropy(gpt(tokens), targets);

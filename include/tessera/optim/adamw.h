@@ -12,7 +12,6 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// Options of AdamW. The defaults are those of torch.optim.AdamW.
 struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;          ///< decay of the running mean of the gradients
@@ -71,7 +70,6 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   std::vector<Rate> rates_;  ///< one entry for each group and device
 };
 
-/// Options of Sgd. The defaults are those of torch.optim.SGD.
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0.0;

@@ -41,9 +41,9 @@ struct NormOptions {
 /// zeros.
 ///
 /// Collective over the ranks of all meshes together, with or without gradients: one all-reduce of
-/// one or two numbers, for which the host does not wait. Returns a plain 0-d fp32 tensor, the same
-/// on every rank. If all parameters are plain and `over` is not set, the result is each rank's own
-/// norm, and nothing is communicated. torch.nn.utils.get_total_norm.
+/// one or two numbers, for which the host does not wait. Returns a plain 0-d fp32 tensor, equal on
+/// every rank. If all parameters are plain and `over` is not set, the result is each rank's own
+/// norm, and nothing is communicated. Equals torch.nn.utils.get_total_norm.
 ///
 /// Throws Error, before any communication, for a norm_type that is not above 0, for an unknown name
 /// in distinct_along, and, if `over` is not set, for meshes of which none contains all others.

@@ -73,16 +73,16 @@ class GradScaler {
   at::Tensor scale(const at::Tensor& loss) const;
 
   /// Makes step() clip the unscaled gradients to a norm of `max_norm`. Returns the norm before
-  /// clipping, like optim::clip_grad_norm_; infinite or NaN if a gradient overflowed. Collective
-  /// like optim::clip_grad_norm_. To be called at most once per step, with all parameters that
-  /// step() will update.
+  /// clipping, like optim::clip_grad_norm_; the norm is infinite or NaN if a gradient overflowed.
+  /// Collective like optim::clip_grad_norm_. To be called at most once per step, with all
+  /// parameters that step() will update.
   at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                              const NormOptions& options = {});
   /// Alternative to clip_grad_norm_(): divides the gradients by the scale now, in place, for code
   /// that reads or changes gradients before step(). Throws Error for gradients narrower than fp32,
   /// in which small values would vanish. Collective like grad_norm(). Call it at most once per
-  /// step, with all parameters that step() will update. optim::clip_grad_norm_ may then clip some
-  /// of them.
+  /// step, with all parameters that step() will update. Afterwards optim::clip_grad_norm_ may clip
+  /// some of these parameters.
   void unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
   /// Calls optimizer.step() unless a gradient overflowed, and sets the next scale. Returns whether
@@ -95,7 +95,7 @@ class GradScaler {
   bool step(Optimizer& optimizer, const NormOptions& options = {});
   /// The result of clip_and_step().
   struct ClippedStep {
-    at::Tensor norm;  ///< the norm, as returned by clip_grad_norm_
+    at::Tensor norm;  ///< the gradient norm before clipping, as clip_grad_norm_ returns it
     /// Whether the optimizer stepped, as returned by step. Without scaling on a GPU always true,
     /// because the host does not wait for the norm.
     bool stepped;
@@ -123,7 +123,7 @@ class GradScaler {
   void load_state(const State& state);
 
  private:
-  /// The result of clip_grad_norm_ or unscale_, which step() uses.
+  /// The result of clip_grad_norm_ or unscale_ for the next step().
   struct Checked {
     bool finite = true;
     double factor = 1.0;  ///< the factor by which step() multiplies the gradients

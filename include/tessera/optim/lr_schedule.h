@@ -11,10 +11,10 @@ namespace tessera::optim {
 /// How the learning rate changes after the warm-up.
 enum class Schedule : std::uint8_t { kConstant, kLinear, kCosine, kWsd };
 
-/// Accepts "constant", "linear", "cosine" or "wsd"; throws Error for anything else.
+/// The schedule with a name: accepts "constant", "linear", "cosine" or "wsd"; throws Error for
+/// anything else.
 Schedule parse_schedule(std::string_view name);
 
-/// Options of LrSchedule.
 struct LrScheduleOptions {
   Schedule schedule = Schedule::kConstant;
   std::int64_t warmup = 0;  ///< length of the warm-up in steps

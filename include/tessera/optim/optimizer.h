@@ -43,11 +43,11 @@ class Optimizer : tessera::detail::NoCopy {
     check_copies();
     update(gradient_factor);
   }
-  /// step() with a factor on a device, such as ClipFactor::factor: plain, 0-d, and the same on
-  /// every rank. Each product is rounded to the type of the gradient, as in clip_grad_norm_(). The
-  /// host does not wait for the factor. If the factor is not finite, AdamW for parameters in fp32,
-  /// and each optimizer of this library for parameters on a CPU, changes neither parameters nor
-  /// state. An Ema updates its averages even then.
+  /// Like step() with a number, but the factor is a tensor on a device, such as ClipFactor::factor:
+  /// plain, 0-d, and equal on every rank. Each product is rounded to the type of the gradient, as
+  /// in clip_grad_norm_(). The host does not wait for the factor. If the factor is not finite,
+  /// AdamW for parameters in fp32, and each optimizer of this library for parameters on a CPU,
+  /// changes neither parameters nor state. An Ema updates its averages even then.
   void step(const at::Tensor& gradient_factor) {
     check_copies();
     update_scaled(gradient_factor);
@@ -67,8 +67,8 @@ class Optimizer : tessera::detail::NoCopy {
 
  private:
   virtual void update(double gradient_factor) = 0;
-  /// Implements step() with a factor on a device. By default multiplies the gradients in place
-  /// before the step.
+  /// Implements step() with a factor on a device. The default implementation multiplies the
+  /// gradients in place before the step.
   virtual void update_scaled(const at::Tensor& gradient_factor);
   void check_copies();
 
@@ -81,7 +81,7 @@ class Optimizer : tessera::detail::NoCopy {
 std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer,
                                                             const nn::ModuleBase& module);
 
-/// All slots below `module`, in order of registration.
+/// The slots of all parameters of `module` and of the modules below it, in order of registration.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module);
 
 /// Combines several optimizers, each with its own parameters:

@@ -34,10 +34,10 @@ struct Batch {
   std::vector<at::Tensor> steps;                ///< step counters with the number of this step,
                                                 ///< from 1; empty if steps are not counted
   /// For each tensor, the index of its parameter in Optimizer::parameters(). If adjacent shards of
-  /// several parameters are joined to one tensor, the index of the first parameter.
+  /// several parameters are joined to one tensor, this is the index of the first parameter.
   std::vector<std::size_t> shards = {};
   /// The factor by which update_batch() multiplies the gradients if takes_gradient_factor(): plain,
-  /// 0-d fp64, on the device of the batch. Undefined: 1. If the factor is not finite,
+  /// 0-d fp64, on the device of the batch. Undefined: the factor is 1. If the factor is not finite,
   /// update_batch() must change nothing, because the step counters have not counted the step.
   at::Tensor gradient_factor = {};
 };
@@ -57,9 +57,9 @@ class SlotOptimizer : public Optimizer {
 
  protected:
   /// `groups`: the parameters of each group. `state_names`: names of state tensors, each of the
-  /// shard's sizes. `counts_steps`: whether there is also a counter "step". Throws Error for a slot
-  /// in two groups, for a null slot, and if there are no parameters. Repeated slots within a group
-  /// (tied weights) count once.
+  /// shard's sizes. `counts_steps`: whether the state also has a counter "step". Throws Error for a
+  /// slot in two groups, for a null slot, and if there are no parameters. Repeated slots within a
+  /// group (tied weights) count once.
   SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups, std::vector<std::string> state_names,
                 bool counts_steps);
 
@@ -83,8 +83,9 @@ class SlotOptimizer : public Optimizer {
 
   /// Whether shards that are adjacent in memory may be joined to one tensor of a batch.
   virtual bool joins_shards(std::size_t /*group*/) const { return true; }
-  /// Updates all shards of a step, after all checks; by default in batches. Override it in
-  /// optimizers that need whole tensors, such as Muon. If it communicates, step() is collective.
+  /// Updates all shards of a step, after all checks; by default in batches. Override
+  /// update_shards() in optimizers that need whole tensors, such as Muon. If update_shards()
+  /// communicates, step() is collective.
   virtual void update_shards(const std::vector<ShardUpdate>& shards, const GradientFactor& factor);
   /// Multiplies the gradients of the shards in place by a 0-d tensor on a device.
   static void scale_gradients(const std::vector<ShardUpdate>& shards, const at::Tensor& factor);
@@ -99,8 +100,8 @@ class SlotOptimizer : public Optimizer {
     std::vector<at::Tensor> tensors;  ///< the state tensors, one for each state name
     /// The step counter: 0-d fp32, on the shard's device; undefined if steps are not counted.
     at::Tensor step;
-    /// Identifies the last value of `step` that was read, and the steps since then: where `history`
-    /// is equal, `step` is too.
+    /// Identifies the last value of `step` that was read, and the steps since that read: states
+    /// with equal `history` have equal `step`.
     std::uint64_t history = 0;
     std::uint32_t writes = 0;  ///< the version of `step` that `history` corresponds to
   };
@@ -109,13 +110,13 @@ class SlotOptimizer : public Optimizer {
   const State& state_of(std::size_t parameter) const { return states_[parameter]; }
   std::size_t group_of(std::size_t parameter) const { return group_of_[parameter]; }
 
-  /// Shards that are updated as one tensor.
+  /// Shards that are adjacent in memory and are updated as one tensor.
   using Run = std::span<const ShardUpdate>;
 
   void update(double gradient_factor) final;
   void update_scaled(const at::Tensor& gradient_factor) final;
   void make_step(GradientFactor factor);
-  /// Throws Error, before a step changes anything, for invalid learning rates.
+  /// Throws Error for invalid learning rates. Called before a step changes anything.
   virtual void check_rates() const {}
   std::vector<ShardUpdate> begin_step();
   void check_parameter(std::size_t index) const;

@@ -26,13 +26,14 @@ namespace tessera::planning {
 
 /// A time interval of a step, in seconds from the step's begin.
 struct Span {
-  /// "operators" or "waiting" of the compute lane, or the mesh dimension of a collective.
+  /// The row of the span in a time chart: "operators" or "waiting" for the compute lane, or the
+  /// mesh dimension of a collective.
   std::string row;
   std::string what;  ///< the phase of the operators, the cause of the waiting, or the collective
   double begin = 0, end = 0;
 };
 
-/// All calls of one operator in a step, on any lane.
+/// The sum over all calls of one operator in a step, in any lane.
 struct OperatorUse {
   std::int64_t calls = 0;
   double bytes = 0;  ///< bytes that the operator's tensors read and write
@@ -43,7 +44,7 @@ struct OperatorUse {
 /// The time of a step, in seconds.
 struct StepTime {
   double total = 0;
-  double compute = 0;  ///< time of the compute lane's operators, without waiting
+  double compute = 0;  ///< time of operators in the compute lane, without waiting
   /// How long the compute lane waits for collectives, by mesh dimension.
   std::map<std::string, double> exposed;
   std::map<std::string, double> communication;  ///< time of all collectives, by mesh dimension
@@ -59,14 +60,13 @@ struct Run {
   std::shared_ptr<nn::ModuleBase> model{};
   DeviceMesh mesh{};             ///< the mesh of all ranks
   std::function<void()> step{};  ///< runs one training step, including the optimizer step
-  /// Sizes in which ranks may differ, other than shard sizes, for a mesh coordinate: for example
-  /// the length of the rank's part of each sequence. Empty: there are none.
+  /// Sizes of a mesh coordinate's rank, other than shard sizes, in which ranks may differ: for
+  /// example the length of the rank's part of each sequence. Empty: no other sizes differ.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
 };
-/// Creates this rank's run in a world, which is a fake world during planning.
+/// Creates this rank's run in a world, which is a fake world (comm::fake_world) during planning.
 using MakeRun = std::function<Run(const comm::WorldPtr& world)>;
 
-/// Options of plan_run() and plan().
 struct PlanOptions {
   std::optional<Machine> machine{};  ///< the machine to plan for; without one, no time is estimated
   /// The device of the planned training: "cpu" or "cuda". During planning, all tensors are on the
@@ -76,15 +76,16 @@ struct PlanOptions {
                          ///< memory
   std::int64_t tokens = 0;             ///< tokens (or samples) per step over all ranks
   c10::ScalarType type = c10::kFloat;  ///< type of the matrix products, for their peak FLOP/s
-  /// The model's FLOPs per token, for MFU. If zero, MFU uses the FLOPs of the step's products,
-  /// including recomputation.
+  /// The model's FLOPs per token, for MFU. If zero, MFU uses the FLOPs of the matrix products in
+  /// the step, including recomputation.
   observe::ModelFlops flops{};
-  /// Returns advice on how to reduce memory of a kind, if a plan does not fit. Empty: general
-  /// advice.
+  /// A function that returns advice on how to reduce memory of a kind, for a plan that does not
+  /// fit. Empty: general advice is given.
   std::function<std::string(observe::MemoryKind)> remedy{};
-  /// Sizes in which ranks differ, other than shard sizes, for a mesh coordinate: for example the
-  /// rows of a rank's batch. Used if Run::sizes is empty. If both are empty, plan_run() also plans
-  /// the last rank of each kind, and throws Error if its result differs from the first rank's.
+  /// Sizes of a mesh coordinate's rank, other than shard sizes, in which ranks may differ: for
+  /// example the rows of the rank's batch. Used if Run::sizes is empty. If both functions are
+  /// empty, plan_run() also plans the last rank of each kind, and throws Error if the last rank's
+  /// result differs from the first rank's.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
   /// Results of operators whose sizes depend on values, by operator name. For an even routing to
   /// experts:
@@ -92,11 +93,11 @@ struct PlanOptions {
   ///     return {at::arange(call.inputs[0].size(0) / kExperts).unsqueeze(1)};
   ///   }}}
   std::map<std::string, kernels::FakeRule> data_dependent{};
-  /// Creates the optimizer for plan(). If empty, plan() uses AdamW.
+  /// Creates the optimizer for plan(). If the function is empty, plan() uses AdamW.
   std::function<std::unique_ptr<optim::Optimizer>(const nn::ModuleBase& model)> optimizer{};
 };
 
-/// Ranks whose tensors all have the same sizes, planned once.
+/// A kind of rank: ranks whose tensors all have the same sizes. One rank of a kind is planned.
 struct RankKind {
   int first = 0;           ///< the first rank of the kind
   int last = 0;            ///< the last rank of the kind
@@ -109,7 +110,8 @@ struct RankPlan {
   std::vector<std::int64_t> coordinate{};  ///< mesh coordinate of the kind's first rank
   observe::StepMemory memory{};
   std::optional<StepTime> time{};  ///< the step's time; only with a machine
-  /// Has comm, and with a machine also step_time_s, tokens_per_s, tflops and mfu.
+  /// The planned metrics: comm and, with a machine, step_time_s, tokens_per_s, tflops and mfu.
+  /// Other fields are not set.
   observe::StepMetrics metrics{};
 };
 
@@ -131,10 +133,10 @@ struct RunPlan {
 /// comm::fake_world and a kernels::FakeMode, with reserved memory only. Run one plan at a time per
 /// process. Throws Error for more than 2^24 ranks, and the errors of `make` and of the step.
 RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options);
-/// Plans the given rank only.
+/// Plans only the given rank; otherwise like plan_run().
 RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options);
 /// Computes tokens_per_s, tflops and mfu from step_time_s. `products` is the FLOPs of one rank's
-/// matrix products; it is used if the options have no model FLOPs.
+/// matrix products, used if the options have no model FLOPs.
 void set_speed(observe::StepMetrics& metrics, std::int64_t ranks, double products,
                const PlanOptions& options);
 
@@ -153,7 +155,7 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const PlanOptions& options,
 /// plan_run() for a model and its training step. `factory(mesh)` creates the model on the meta
 /// device (nn::MetaDevice), parallelizes it and returns a std::shared_ptr. `step(model, optimizer,
 /// mesh)` runs one step: forward, loss, backward, clipping, the optimizer's step and zero_grad().
-/// Tensors that it creates have no values.
+/// Tensors that the step creates have no values.
 ///
 ///   const MeshShape mesh({2, 2}, {"dp", "tp"});
 ///   const planning::PlanOptions options{.machine = planning::machine_of("h100")};

@@ -11,23 +11,24 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// Multi-line JSON: mesh, ranks, device, gpu, fits, advice; the values of the rank with the highest
-/// peak (parameters_bytes, gradients_bytes, optimizer_bytes, activations_bytes, peak_bytes,
-/// peak_moment, live_at_peak, comm, flops, step_time_s, mfu, exposed_s, communication_s); and
-/// `kinds` with the same values for each kind of rank. With a search, also `search`: gpus, gpu,
-/// room_bytes, `layouts` in the order of to_text() (each with dp, tp, cp, ac, zero, accumulate,
-/// peak_bytes, peak_moment, step_time_s, exposed_s, tokens_per_s, mfu, fits, frontier), `refused`
-/// and `skipped`. Values that need a machine are null without one.
+/// A plan as JSON over several lines, with the fields mesh, ranks, device, gpu, fits, advice; the
+/// values of the rank with the highest peak (parameters_bytes, gradients_bytes, optimizer_bytes,
+/// activations_bytes, peak_bytes, peak_moment, live_at_peak, comm, flops, step_time_s, mfu,
+/// exposed_s, communication_s); and `kinds` with the same values for each kind of rank. With a
+/// search, also `search`: gpus, gpu, room_bytes, `layouts` in the order of to_text() (each with dp,
+/// tp, cp, ac, zero, accumulate, peak_bytes, peak_moment, step_time_s, exposed_s, tokens_per_s,
+/// mfu, fits, frontier), `refused` and `skipped`. Values that need a machine are null without one.
 std::string to_json(const RunPlan& plan, const std::optional<Search>& search = std::nullopt);
-/// The tables of a plan, and advice if the plan does not fit.
+/// The tables of a plan as text, and advice if the plan does not fit.
 std::string to_text(const RunPlan& plan);
-/// One row per estimated layout, with the layouts on the frontier marked; then the refused layouts
-/// with the reason.
+/// A search as a table with one row per estimated layout, in which the layouts on the frontier are
+/// marked. The refused layouts follow, with the reason.
 std::string to_text(const Search& search);
 /// One line that says whether the plan fits: "It fits: 61.2 GiB of the 131 GiB that tensors can
 /// have of a h200."; "" without a machine.
 std::string verdict(const RunPlan& plan);
-/// One line per large part of the memory peak, largest first, with advice on how to reduce it.
+/// One line per large part of the memory peak, largest part first, with advice on how to reduce
+/// this part.
 std::vector<std::string> advice(const RunPlan& plan);
 
 }  // namespace tessera::planning

@@ -18,11 +18,11 @@ struct Estimate {
   std::int64_t peak_bytes = 0;
   std::string peak_moment{};
   double exposed_s = 0;  ///< seconds that computation waits for collectives
-  /// Has step_time_s, tokens_per_s, tflops and mfu.
+  /// The metrics step_time_s, tokens_per_s, tflops and mfu. Other fields are not set.
   observe::StepMetrics metrics{};
 };
 
-/// Describes a model's sequence of equal layers.
+/// The equal layers of a model.
 struct LayeredModel {
   std::int64_t layers = 0;  ///< number of equal layers; 0: the model has none
   std::string container{};  ///< FQN of the module that contains the layers: "model.layers"
@@ -31,7 +31,7 @@ struct LayeredModel {
 /// Estimates a training run on a machine from two plans with few layers: memory and time grow
 /// linearly with the number of equal layers. A model with few or unequal layers is planned as a
 /// whole. `plan_of(layers)` returns the first rank's plan of the model with that many layers (0:
-/// all layers). `options` are those of the whole model.
+/// all layers). `options` are the options for the whole model.
 Estimate estimate(const std::function<RankPlan(std::int64_t layers)>& plan_of,
                   const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);
 
@@ -40,7 +40,7 @@ struct TrainingLayout {
   std::int64_t dp = 1;          ///< number of ranks that shard parameters, without replicas
   std::int64_t tp = 1, cp = 1;  ///< degrees of tensor and context parallelism
   std::string ac{};             ///< activation checkpointing: "none", "selective" or "full"
-  int zero = 3;  ///< 2: parameters stay gathered until backward; 3: they are resharded
+  int zero = 3;                 ///< ZeRO stage: 3, or 2 (parameters stay gathered until backward)
   std::int64_t accumulate = 1;  ///< number of micro-batches per step
 };
 
@@ -54,14 +54,16 @@ struct SearchSpace {
   TrainingLayout first{};     ///< the fixed values, and the start values of cp and accumulate
   bool fixed_dp = false, fixed_tp = false, fixed_cp = false, fixed_ac = false, fixed_zero = false,
        fixed_accumulate = false;
-  /// Whether the model can be split over `tp` ranks. Empty: over any number.
+  /// Whether the model can be split over `tp` ranks. Empty: the model can be split over any number
+  /// of ranks.
   std::function<bool(std::int64_t tp)> allows_tp{};
   std::function<bool(std::int64_t cp)>
-      allows_cp{};  ///< whether sequences can be split over `cp` ranks; empty: they cannot
-  /// The first rank's estimate. A layout for which the function throws Error is refused.
+      allows_cp{};  ///< whether sequences can be split over `cp` ranks; empty: never
+  /// Returns the estimate of the first rank for a layout. If the function throws Error, the layout
+  /// is refused.
   std::function<Estimate(const TrainingLayout& layout)> estimate{};
   std::string batch_name = "batch";  ///< the batch option's name in messages
-  /// Describes a layout in messages. If empty, name_of() is used.
+  /// Returns the text for a layout in messages. If the function is empty, name_of() is used.
   std::function<std::string(const TrainingLayout& layout)> text{};
 };
 
@@ -82,12 +84,13 @@ struct RefusedLayout {
 /// The result of a search.
 struct Search {
   SearchSpace space{};
-  /// Layouts that fit, sorted by time; then the others, sorted by memory.
+  /// Layouts that fit, sorted by time; then layouts that do not fit, sorted by memory.
   std::vector<FoundLayout> found{};
-  std::vector<RefusedLayout> refused{};  ///< incompatible with the model's or the batch's sizes
+  /// Layouts that do not fit the sizes of the model or the batch.
+  std::vector<RefusedLayout> refused{};
   std::int64_t skipped = 0;  ///< number of layouts skipped because a smaller layout does not fit
 
-  /// The fastest layout that fits. If none fits, the layout with the least memory.
+  /// The fastest layout that fits. If no layout fits, the layout with the least memory.
   const FoundLayout& best() const { return found.front(); }
   /// Whether any layout splits sequences (cp > 1).
   bool has_cp() const;
@@ -95,20 +98,21 @@ struct Search {
   bool has_accumulation() const;
 };
 
-/// "dp 64 × tp 8, ac full, ZeRO-3"; cp and micro-batches are included if above 1.
+/// The text for a layout: "dp 64 × tp 8, ac full, ZeRO-3"; cp and micro-batches are included if
+/// they are above 1.
 std::string name_of(const TrainingLayout& layout);
 
 /// Returns a function for SearchSpace::estimate that estimates a layout on `ranks` with plans.
 /// `run_of(layout, layers)` creates the layout's run with that many layers (0: all layers).
-/// `options` are those of the whole model.
+/// `options` are the options for the whole model.
 std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const std::function<MakeRun(const TrainingLayout& layout, std::int64_t layers)>& run_of,
     const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);
 
-/// Estimates layouts: tp within a node, each kind of activation checkpointing, ZeRO-2 and ZeRO-3.
-/// If nothing fits, also more micro-batches. For sequences of 16384 tokens or more, or if still
-/// nothing fits, also cp of 2, 4 and 8. Fixed values are not changed. Throws Error if no layout can
-/// be planned.
+/// Estimates layouts with every tp within a node, each kind of activation checkpointing, and ZeRO-2
+/// and ZeRO-3. If no layout fits, tries more micro-batches. For sequences of 16384 tokens or more,
+/// or if still no layout fits, tries cp of 2, 4 and 8. Values that SearchSpace::first fixes are not
+/// changed. Throws Error if no layout can be planned.
 Search search(const SearchSpace& space);
 
 }  // namespace tessera::planning

@@ -33,31 +33,31 @@ struct RunNames {
 /// `world`. Collective.
 void check_same_options(comm::World& world, const std::map<std::string, std::string>& own);
 
-/// Whether `own` is true on any rank of the mesh; the result is the same on all ranks. Call
-/// stop_requested() after each step with StopSignals::received() or a time limit. Collective over
-/// `mesh`, between the hosts, without waiting for a device.
+/// Whether `own` is true on any rank of the mesh; the result is the same on all ranks. After each
+/// step, pass StopSignals::received(), or whether a time limit has passed. Collective over `mesh`,
+/// between the hosts, without waiting for a device.
 bool stop_requested(bool own, const DeviceMesh& mesh);
 
 /// Whether a run continues from the newest step in its folder.
 enum class Resume : std::uint8_t {
-  kNever,   ///< starts a new run; a folder with steps is an error
-  kNewest,  ///< continues a run; a folder without steps is an error
-  kAuto,    ///< continue, or start a new run in a folder without steps
+  kNever,   ///< start a new run; a folder with steps is an error
+  kNewest,  ///< continue the run; a folder without steps is an error
+  kAuto,    ///< continue the run, or start a new run if the folder has no steps
 };
 
 /// Options of a Checkpointer: where a run starts, and which steps it saves.
 struct CheckpointOptions {
-  std::filesystem::path folder = {};  ///< folder of the run's steps; empty: no steps are saved
+  std::filesystem::path folder = {};  ///< folder of the run's steps; empty: nothing is saved
   std::int64_t every = 0;             ///< save every this many steps; 0: save at the end only
   std::int64_t steps = 0;             ///< number of steps of the whole run; 0: the run only loads
   bool async = true;                  ///< whether to save from a copy while training continues
-  int keep = 0;                       ///< number of newest steps to retain, at least 2; 0: all
+  int keep = 0;  ///< number of newest steps to retain, at least 2; 0: retain all
   Resume resume = Resume::kNever;
   std::int64_t resume_step = -1;  ///< continue from this step instead of the newest; -1: not set
   /// The initial state of a new run: a step of another run, or a folder of steps.
   std::filesystem::path initial_load = {};
-  /// Parts that are not loaded: "optimizer", "data". A run that continues from its own steps loads
-  /// all parts, also if it once began with `initial_load`.
+  /// Parts of a checkpoint that are not loaded: "optimizer", "data". A run that continues from its
+  /// own steps loads all parts, also if it once began with `initial_load`.
   std::vector<std::string> exclude = {};
   RunNames names = {};
 };
@@ -85,9 +85,9 @@ class Checkpointer : tessera::detail::NoCopy {
  public:
   using Json = nlohmann::json;
 
-  /// Finds the step to start from. If the folder exists, locks the folder like make_folder().
-  /// Throws Error if the folder of a new run has steps, if there is no step to resume from, and for
-  /// invalid options.
+  /// Finds the step to start from. If the folder of the run exists, locks the folder like
+  /// make_folder(). Throws Error if the folder of a new run has steps, if there is no step to
+  /// resume from, and for invalid options.
   Checkpointer(CheckpointOptions options, comm::WorldPtr world);
   ~Checkpointer();
 
@@ -99,7 +99,7 @@ class Checkpointer : tessera::detail::NoCopy {
   bool excludes(const char* part) const;
   /// The folder of the step that the run starts from; empty for a new run.
   const std::filesystem::path& source() const { return source_; }
-  /// The step that load() found, as its own run counted it.
+  /// The number of the step that load() loaded, as the run that saved the step counted.
   std::int64_t loaded_step() const { return loaded_; }
   /// The folder in which a step is saved.
   std::filesystem::path folder(std::int64_t step) const;
@@ -108,13 +108,13 @@ class Checkpointer : tessera::detail::NoCopy {
   /// the folder can't be written, or if another process has locked the folder. Call make_folder()
   /// on rank 0; not collective.
   void make_folder();
-  /// Reads the entries of the step that load() will read, for checks before tensors are read. These
-  /// entries include the entries that the program passed to after_step().
+  /// Reads the entries of the step that load() will load, for checks before tensors are read. The
+  /// result includes the entries that the program passed to after_step().
   Json peek(const TrainState& state);
-  /// Fills the state. For a step of this run, also restores the random number state. If a step is
-  /// damaged, the step before it is loaded, with a warning, unless the options name the damaged
-  /// step. Returns the report of checkpoint::load(). Throws Error if there is no complete step, and
-  /// for a step after the run's last step.
+  /// Loads the step into `state`. For a step of this run, also restores the random number state. If
+  /// a step is damaged, the step before it is loaded, with a warning, unless the options name the
+  /// damaged step. Returns the report of checkpoint::load(). Throws Error if there is no complete
+  /// step, and for a step after the run's last step.
   checkpoint::LoadReport load(TrainState& state);
 
   /// Throws the Error that load() throws for a step that another program saved with other entries.
@@ -155,7 +155,7 @@ class Checkpointer : tessera::detail::NoCopy {
   bool resumes_ = false;
   std::string run_id_;        ///< the run_id of all steps in the folder of this run
   std::int64_t newest_ = -1;  ///< the step of source() in the run's own folder
-  /// Damaged steps after source(), withdrawn by the first save.
+  /// Damaged steps after source(), which the first save withdraws.
   std::vector<std::int64_t> damaged_;
   int lock_ = -1;             ///< the descriptor of the folder's lock file
   std::int64_t loaded_ = -1;  ///< the value of loaded_step()

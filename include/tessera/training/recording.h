@@ -21,7 +21,6 @@
 TESSERA_API_BEGIN
 namespace tessera::training {
 
-/// Options of MetricLog: where a run's metrics are written.
 struct MetricOptions {
   std::filesystem::path metrics = {};      ///< the JSONL file of the metrics; empty: none
   std::filesystem::path tensorboard = {};  ///< the folder for TensorBoard; empty: none
@@ -43,8 +42,8 @@ class MetricLog {
   void write(observe::StepMetrics metrics, std::int64_t tokens);
   /// Adds the seconds that training waited for a checkpoint to the metrics of the next step.
   void stalled(std::optional<double> seconds);
-  /// Call end() after the last step. Adds the wait for a checkpoint, if not yet written, to the
-  /// metrics of the last step.
+  /// Ends the log; to be called after the last step. If training waited for a checkpoint after the
+  /// last write(), adds the wait to the metrics of the last step.
   void end();
   /// Prints a line on the console, above the progress line.
   void line(const std::string& text);
@@ -67,7 +66,6 @@ struct StepRange {
   std::int64_t first = 0, last = 0;
 };
 
-/// Options of Recording: which steps of a run are profiled.
 struct RecordingOptions {
   /// The file of rank 0's profile (observe::Profile). For p.json, rank 3 writes p.rank3.json in the
   /// same folder. Empty: no profile.
@@ -84,8 +82,8 @@ class Recording {
  public:
   explicit Recording(RecordingOptions options);
 
-  /// Call begin() before the first step. `done`: the number of steps that earlier parts of the run
-  /// have made. Throws Error if the file can't be written.
+  /// Call begin() before the first step. `done`: the number of steps that the run made before it
+  /// was resumed. Throws Error if the file can't be written.
   void begin(const comm::World& world, std::int64_t done);
   /// Runs `make`, the next step of `state`, and profiles this step if requested. Collective if the
   /// step is collective. Prints a warning if the profile cannot be written.

@@ -33,7 +33,6 @@ struct TrainState {
   std::int64_t samples = 0;  ///< number of samples of these steps, over all ranks
 };
 
-/// Options of step().
 struct StepOptions {
   std::int64_t batch = 1;       ///< samples per step, over all ranks
   std::int64_t accumulate = 1;  ///< number of micro-batches, each with a forward and a backward
@@ -41,19 +40,19 @@ struct StepOptions {
   /// over micro-batches. False: the step's loss is the sum over micro-batches, for losses that are
   /// divided by the token count of all micro-batches (tensor_parallel::tokens_per_rank).
   bool mean_of_micro_batches = true;
-  /// False, for FSDP with reshard_after_forward false (ZeRO-2): parameters stay gathered, and
-  /// gradients unreduced, until the last micro-batch. A step then has one gather and one reduction.
+  /// Whether FSDP reduces gradients after each micro-batch. False requires reshard_after_forward
+  /// false (ZeRO-2): parameters stay gathered, and gradients unreduced, until the last micro-batch.
+  /// A step then has one gather and one reduction.
   bool sync_each_micro_batch = true;
   double max_norm = 1.0;  ///< maximum norm of the gradients; infinity: no clipping
   /// Learning-rate schedule; nullopt: a constant rate.
   std::optional<optim::LrSchedule> schedule = std::nullopt;
-  /// Advice in the messages of a failed step.
+  /// Advice for the messages of a step whose loss or gradient norm is not finite.
   std::string advice_not_finite =
       "lower the learning rate or max_norm, or look at the data of this step";
   std::string advice_out_of_memory = "take a smaller batch, activation checkpointing or more ranks";
 };
 
-/// The result of step().
 struct StepResult {
   double loss = 0;       ///< mean over the ranks of data_mesh and the micro-batches
   double grad_norm = 0;  ///< gradient norm of the whole model, before clipping
@@ -102,7 +101,7 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
 /// Not collective.
 class StepMeter {
  public:
-  /// `device`: the type of the measured device, "cpu" or "cuda".
+  /// `device`: the type of the device that is measured, "cpu" or "cuda".
   StepMeter(comm::WorldPtr world, std::string device);
   void begin();
   /// Marks the batch as available: the time since begin() counts as waiting for data.
@@ -123,7 +122,6 @@ class StepMeter {
   comm::TrafficTable before_;
 };
 
-/// When a run evaluates held-out data.
 struct EvaluationOptions {
   std::int64_t every = 0;  ///< evaluate every this many steps; 0: never during the run
   std::int64_t steps = 0;  ///< number of steps of the whole run; the last step is also evaluated

@@ -36,10 +36,10 @@ class CallHistory {
   std::uint64_t count() const { return count_; }
   /// A hash of all calls, in order. Equal calls give equal hashes in every process.
   std::uint64_t hash() const { return hash_; }
-  /// The first 4096 calls. An error can name a call only among these, because a longer history is
-  /// compared only by its hash.
+  /// The first 4096 calls of the history. An error can name a call only among these, because a
+  /// longer history is compared only by its hash.
   const std::vector<std::string>& calls() const { return calls_; }
-  /// The last call; "no call" if there is none.
+  /// The last call of the history; "no call" if there is none.
   const std::string& last() const { return last_; }
 
  private:
@@ -116,7 +116,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 void CallHistory::add(std::string call) {
   ++count_;
-  // The zero byte at the end distinguishes "ab", "c" from "a", "bc".
+  // The hash includes a zero byte after each call, which distinguishes "ab", "c" from "a", "bc".
   hash_ = hash_of({call.c_str(), call.size() + 1}, hash_);
   if (calls_.size() < kStoredCalls) {
     calls_.push_back(call);
@@ -159,11 +159,12 @@ std::string first_difference(const CallHistory& history, Communicator& group,
 
 }  // namespace tessera::comm
 
-// The times of a collective, for recorders.
+// Writes the times of a collective for the CallRecorders of a program.
 namespace tessera::comm {
 namespace {
 
-/// Records the time of the first wait. Later waits for the same Work return at once.
+/// A Work that records when the first wait for a collective began and ended. Later waits for the
+/// same Work return at once.
 class TimedWork final : public Work {
  public:
   TimedWork(WorkPtr inner, TrafficCounterPtr traffic, CollectiveCallPtr call)
@@ -221,7 +222,8 @@ std::int64_t input_bytes(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-/// Records in the flight record when this thread waits for a call, and when the call is done.
+/// A Work that writes in the flight record when this thread waits for a call, and when the call is
+/// done.
 class RecordedWork final : public Work {
  public:
   RecordedWork(WorkPtr inner, std::shared_ptr<GroupWatch> watch, const BegunCall& call)
@@ -380,7 +382,7 @@ class CheckedCommunicator final : public Communicator {
       group_.watch->world().give_up();
     }
     if (hosts_ != nullptr) {
-      hosts_->abort();  // first, because this abort takes no time
+      hosts_->abort();  // this group is aborted first, because its abort() takes no time
     }
     inner_->abort();
   }
@@ -393,8 +395,8 @@ class CheckedCommunicator final : public Communicator {
       inner_->shutdown(patience);
       return;
     }
-    // Ranks wait for each other here. Recorded like other calls, so that messages can name the
-    // ranks that have called it.
+    // Ranks wait for each other in shutdown(). The call is recorded like other calls, so that
+    // messages can name the ranks that have called shutdown().
     recorded("shutdown", [&] {
       inner_->shutdown(patience);
       return done_work();
@@ -429,7 +431,8 @@ class CheckedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
  private:
-  /// Counts and records a call before the call is made, so that a call that throws counts as well.
+  /// Counts and records a call before making the call, so that a call that throws is counted as
+  /// well.
   template <class Start>
   WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
     check_open(collective);
@@ -538,8 +541,8 @@ class CheckedCommunicator final : public Communicator {
   }
 
   /// With TESSERA_DEBUG, compares the purpose of a call between the ranks. A back end without
-  /// comparisons would otherwise write the bytes of one rank to a place where another rank expects
-  /// other bytes. Collective, and not counted.
+  /// comparisons would otherwise write the bytes of one rank where another rank expects other
+  /// bytes. The comparison is collective and is not counted as traffic.
   void compare_purposes(const char* collective, const at::Tensor& like) {
     // `inner_` is called directly, because a call through this wrapper would be counted.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {
@@ -554,17 +557,16 @@ class CheckedCommunicator final : public Communicator {
     }
   }
 
-  // The back end of the group.
+  // The back end of the wrapped group.
   CommunicatorPtr inner_;
   GroupInfo group_;
   TrafficCounterPtr traffic_;
   // The group that compares calls; nullptr if the back end compares each call itself.
   std::unique_ptr<LazyHostGroup> hosts_;
   bool compares_purposes_ = detail::debug_checks();
-  /// Whether shutdown() was called. Atomic, because another thread may use the group.
+  /// Whether shutdown() was called. The flag is atomic, because another thread may use the group.
   std::atomic<bool> ended_ = false;
-  // The calls since the last agree_on_calls(). Recorded only if there is a group that compares
-  // calls.
+  // The calls since the last agree_on_calls(). Calls are recorded only if `hosts_` is not nullptr.
   CallHistory history_;
 };
 

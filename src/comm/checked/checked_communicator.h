@@ -1,5 +1,6 @@
-// The layer between the groups of a world and their back ends. Custom communicators that a program
-// passes to a mesh are not wrapped again, because they usually use groups that are wrapped.
+// The layer between the groups of a world and their back ends. A custom communicator that a program
+// passes to a mesh is not wrapped, because the communicator usually uses groups that are already
+// wrapped.
 
 #pragma once
 

@@ -89,8 +89,8 @@ const CudaBackend& cuda_backend() {
 
 }  // namespace tessera::comm
 
-// The lanes of a CPU, and the choice of lanes by device. The lanes of a GPU are in
-// cuda/cuda_streams.cpp.
+// The lanes (streams) of a CPU, and make_streams(), which chooses lanes by device. The lanes of a
+// GPU are in cuda/cuda_streams.cpp.
 namespace tessera::comm {
 namespace {
 

@@ -14,8 +14,8 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// Versions as the libraries encode them: NCCL 2.28.9 is 22809, cuDNN 9.19.0 is 91900; 0 means
-/// unknown.
+/// Versions of NCCL and cuDNN as the libraries encode them: NCCL 2.28.9 is 22809, cuDNN 9.19.0 is
+/// 91900; 0 means unknown.
 struct LibraryVersions {
   int nccl_header = 0;    ///< the version of the nccl.h with which libtessera_cuda.so was compiled
   int nccl_libtorch = 0;  ///< the version of the nccl.h with which libtorch was compiled
@@ -39,8 +39,8 @@ namespace tessera::comm {
 /// The GPU of an NCCL group, and the group from which the NCCL group is split.
 struct NcclPlace {
   int device = 0;  ///< the index of this rank's GPU
-  /// A larger NCCL group that is split. All of its ranks split groups from it in this call.
-  /// nullptr: the new group is made independently.
+  /// A larger NCCL group from which the new group is split, together with all ranks of the larger
+  /// group. nullptr: the new group is made independently.
   CommunicatorPtr parent = {};
 };
 
@@ -62,7 +62,7 @@ struct CudaBackend {
   StreamsPtr (*make_streams)(int device);
 };
 
-/// The lanes of a GPU. Defined in libtessera_cuda.so; other libraries call the function through
+/// The streams of a GPU. Defined in libtessera_cuda.so; other libraries call the function through
 /// CudaBackend::make_streams.
 StreamsPtr make_cuda_streams(int device);
 /// Makes a group that uses NCCL. Defined in libtessera_cuda.so; other libraries call the function

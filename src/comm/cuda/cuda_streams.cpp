@@ -87,7 +87,7 @@ class CudaStreams final : public Streams {
   CUDAStream all_gather_;
   CUDAStream reduce_scatter_;
   CUDAStream all_reduce_;
-  /// within a LaneScope, the stream that was current before the scope
+  /// Within a LaneScope: the stream that was current before the scope.
   std::optional<CUDAStream> compute_;
 };
 

@@ -13,13 +13,14 @@
 
 namespace tessera::comm {
 
-/// Events without timing, for reuse. A step needs hundreds of events, and creating and destroying
-/// each of them costs time of the host. Thread safe, because the watchdog's thread drops events,
-/// too.
+/// A pool of CUDA events without timing, for reuse. A step needs hundreds of events, and creating
+/// and destroying an event costs time on the host. Thread safe, because the watchdog's thread also
+/// releases events.
 class EventPool {
  public:
-  /// An event for the streams of GPU `device`, not recorded yet. The event returns to the pool with
-  /// its last owner. A stream that waits for an earlier record is not affected by a new record.
+  /// An event for the streams of GPU `device`, not recorded yet. The event returns to the pool when
+  /// its last owner releases it. A stream that waits for an earlier recording of the event is not
+  /// affected when the event is recorded again.
   std::shared_ptr<at::cuda::CUDAEvent> take(c10::DeviceIndex device) {
     return {take_unused(device).release(), [this, device](at::cuda::CUDAEvent* event) {
               const std::lock_guard lock(mutex_);
@@ -43,8 +44,8 @@ class EventPool {
   std::map<c10::DeviceIndex, std::vector<std::unique_ptr<at::cuda::CUDAEvent>>> unused_;
 };
 
-/// The pool of this process. It is never destroyed, because at the end of the process CUDA may end
-/// first.
+/// The pool of events of this process. The pool is never destroyed, because at the end of the
+/// process CUDA may end first.
 inline EventPool& event_pool() {
   static auto& pool = *new EventPool;
   return pool;

@@ -35,7 +35,7 @@ namespace tessera::comm {
 /// watchdog reads the report but must not own the group: the group owns the watchdog. Thread safe.
 class NcclHealth {
  public:
-  /// Throws Error for an error that NCCL has found since the last call, such as a lost connection.
+  /// Throws Error if NCCL has found an error since the last call, such as a lost connection.
   void check() const;
   /// Sets the communicator to check. nullptr: there is no communicator, and the state counts as
   /// healthy.
@@ -63,9 +63,9 @@ class NcclGroup {
   detail::NcclProcessGroupPtr get() const;
   const std::shared_ptr<NcclHealth>& health() const { return health_; }
 
-  /// Closes the communicator together with all ranks of the group. If a rank fails or does not call
-  /// shutdown() within `patience`, aborts and throws PeerError. Does nothing once the group has
-  /// ended.
+  /// Closes the communicator of this group together with all ranks of the group. If a rank fails or
+  /// does not call shutdown() within `patience`, aborts the communicator and throws PeerError. Does
+  /// nothing once the group has ended.
   void shutdown(std::chrono::milliseconds patience);
   /// Ends the group without the other ranks. Errors of NCCL are ignored.
   void abort();
@@ -95,8 +95,8 @@ using detail::NcclProcessGroup;
 using detail::NcclProcessGroupPtr;
 using std::chrono::milliseconds;
 
-/// Added to the time-out for NCCL, so that the time-out of this library is first: NCCL cannot name
-/// the missing ranks.
+/// Added to the time-out for NCCL, so that the time-out of this library ends first: NCCL cannot
+/// name the missing ranks.
 constexpr std::chrono::seconds kNcclPatience{30};
 
 /// Disables libtorch's error handling, which prints pages without naming the call when it ends a
@@ -107,7 +107,7 @@ void leave_errors_to_the_watchdog() {
   static_cast<void>(done);
 }
 
-/// The place of a group in a split of the parent group. The groups of one split are disjoint, so
+/// The position of a group in a split of its parent group. The groups of one split are disjoint, so
 /// the first rank identifies a group.
 detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
   return {.rank = info.rank,
@@ -119,8 +119,8 @@ detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) 
           .color = info.ranks.front()};
 }
 
-/// Runs the function `end` of a process group on a separate thread, because the function may hang.
-/// A hanging thread keeps the process group alive.
+/// Runs `end`, which ends a process group, on a separate thread, because `end` may hang. A hanging
+/// thread keeps the process group alive.
 std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*end)(),
                             int device) {
   std::packaged_task<void()> task([group = std::move(group), end, device]() mutable {
@@ -183,7 +183,7 @@ NcclGroup::NcclGroup(const detail::StorePtr& store, GroupInfo info, int device,
   leave_errors_to_the_watchdog();
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   process_group_ = detail::make_nccl_group(store, place_of(info_, parent));
-  // The GPUs are connected now, so that a failure occurs in this set-up and not in the first
+  // The GPUs are connected here, so that a failure occurs in the set-up and not in the first
   // collective.
   detail::connect_gpu(*process_group_,
                       at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
@@ -283,7 +283,7 @@ std::vector<std::int64_t> counts_as_moved(std::span<const std::int64_t> counts,
   return moved;
 }
 
-/// Flat views of the tensors. A collective does not need the shapes.
+/// Flat views of the tensors, because a collective does not need the shapes.
 std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> flat;
   for (const at::Tensor& tensor : tensors) {
@@ -311,7 +311,8 @@ class NcclWork final : public Work {
       : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
 
   void wait() override {
-    // The device is set, because another GPU may be current on the calling thread.
+    // The current GPU is set to the GPU of the group, because another GPU may be current on the
+    // calling thread.
     const auto device = static_cast<c10::DeviceIndex>(group_->device());
     const c10::cuda::CUDAGuard guard(device);
     try {
@@ -320,8 +321,8 @@ class NcclWork final : public Work {
       throw PeerError(describe(group_->info(), collective_.c_str()) + ": " + nccl_text(error) +
                       "; look for the first error among the other ranks");
     }
-    // The event of NCCL is not accessible, so this event is recorded in the current stream, which
-    // already waits for NCCL.
+    // The event of NCCL is not accessible. This event is recorded in the current stream instead,
+    // which already waits for NCCL.
     if (!detail::is_captured()) {
       reached_ = event_pool().take(device);
       reached_->record(c10::cuda::getCurrentCUDAStream(device));
@@ -332,8 +333,8 @@ class NcclWork final : public Work {
     if (reached_ == nullptr) {
       return nullptr;
     }
-    // The thread of the watchdog runs this function, which must set the GPU: otherwise it would
-    // create a CUDA context on GPU 0.
+    // The thread of the watchdog runs this function. The function must set the GPU, because the
+    // thread would otherwise create a CUDA context on GPU 0.
     return [event = reached_, health = group_->health(), device = group_->device()] {
       const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
       const bool done = event->query();
@@ -423,7 +424,8 @@ class NcclCommunicator final : public Communicator {
                [&](auto& group) { return detail::start_broadcast(group, moved, root); });
   }
 
-  // The memory pool registers its memory with the NCCL communicator, which must therefore exist.
+  // A memory pool registers memory with the NCCL communicator, so the communicator must exist
+  // before the pool allocates.
   at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
     const at::Device device = options.device();
     if (!device.is_cuda() ||
@@ -455,8 +457,7 @@ class NcclCommunicator final : public Communicator {
   const NcclGroup& group() const { return *group_; }
 
  private:
-  // The Work stores the name of the collective for messages, because errors may appear later than
-  // the call.
+  // `collective` is stored in the Work for messages, because errors may appear later than the call.
   template <class Start>
   WorkPtr run(const char* collective, Start&& start) {
     return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),

@@ -15,8 +15,8 @@
 namespace tessera::comm {
 namespace {
 
-/// An uninitialised host tensor with the sizes and type of `tensor`; pinned if `tensor` is on a
-/// GPU, so that copies to the GPU are asynchronous.
+/// An uninitialised host tensor with the sizes and type of `tensor`. The host tensor is pinned if
+/// `tensor` is on a GPU, so that copies to the GPU are asynchronous.
 at::Tensor host_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(),
                    tensor.options().device(at::kCPU).pinned_memory(tensor.is_cuda()));
@@ -129,7 +129,8 @@ class StagedCommunicator final : public Communicator {
   std::string name() const override { return host_->name() + " (staged)"; }
 
  private:
-  // The collective writes its result into `host`; wait() copies the result to `device`.
+  // The Work of a collective that writes its result into `host`; wait() copies the result to
+  // `device`.
   static WorkPtr back(WorkPtr work, at::Tensor host, at::Tensor device) {
     return std::make_shared<StagedWork>(std::move(work), std::vector{std::move(host)},
                                         std::vector{std::move(device)});

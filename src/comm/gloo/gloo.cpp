@@ -38,7 +38,7 @@ std::int64_t all_gather_link_bytes(const GroupInfo& group, std::int64_t bytes);
 /// The bytes of an all-reduce: a ring of reduce-scatter and all-gather, or one all-gather.
 std::int64_t all_reduce_link_bytes(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op);
 /// The bytes of an all-to-all with direct transfers between all pairs of ranks. `bytes`: the number
-/// of bytes for each rank.
+/// of bytes that this rank sends to each rank.
 std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::int64_t> bytes);
 /// The bytes of a broadcast over a binomial tree.
 std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root);
@@ -50,7 +50,8 @@ bool is_on_other_host(const GroupInfo& group, int rank) {
                                      group.hosts[static_cast<std::size_t>(group.rank)];
 }
 
-/// The bytes that this rank sends to another host in a ring: all of its bytes, or none.
+/// The bytes that this rank sends to another host in a ring: `bytes` if the next rank is on another
+/// host, otherwise 0.
 std::int64_t ring_link_bytes(const GroupInfo& group, std::int64_t bytes) {
   return is_on_other_host(group, (group.rank + 1) % group.size()) ? bytes : 0;
 }
@@ -96,8 +97,8 @@ std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::
 }
 
 std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root) {
-  // Ranks are counted from the root. In each round every rank that has the data sends the data to
-  // the rank whose distance is the number of ranks that have the data.
+  // Ranks are numbered from the root. If n ranks have the data, rank i of these ranks sends the
+  // data to rank i + n in the next round.
   const int own = (group.rank + group.size() - root) % group.size();
   std::int64_t sum = 0;
   for (int have = 1; have < group.size(); have *= 2) {
@@ -134,8 +135,8 @@ std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
   return result;
 }
 
-/// Reduces the rows of `parts`. For 16-bit types at::sum() and at::prod() accumulate in fp32 and
-/// round once at the end.
+/// Reduces the rows of `parts` into `output`. For 16-bit types at::sum() and at::prod() accumulate
+/// in fp32 and round once at the end.
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {
   const at::Tensor flat = output.view({-1});
   switch (op) {
@@ -169,8 +170,8 @@ Communicator& LazyHostGroup::get() {
         "the group over which the hosts agree failed earlier; look for the first error");
   }
   if (made_ == nullptr) {
-    // The group is made without the lock, because this may take as long as the time-out, and
-    // abort() must not wait for the lock.
+    // The lock is not held while the group is made: making the group may take as long as the
+    // time-out, and abort() must not wait that long.
     CommunicatorPtr made;
     try {
       made = make_();
@@ -205,17 +206,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How often a waiting rank checks whether the other ranks may still arrive.
+/// The interval at which a waiting rank checks whether the other ranks may still arrive.
 constexpr milliseconds kPeerCheck{200};
 /// The time within which data arrives that a rank sent before the rank ended.
 constexpr milliseconds kGrace{300};
 
-/// The time-out of Gloo, which must never be first, because a wait for a rank that reads or writes
-/// files may be long.
+/// The time-out that Gloo gets. Gloo must never time out before this library, because a wait for a
+/// rank that reads or writes files may be long.
 constexpr std::chrono::hours kGlooPatience{24};
 
-/// The process group, with the state that is needed after it has failed. The communicator and its
-/// Works share the object.
+/// c10d's process group for Gloo, with the state that is needed after the group has failed. The
+/// communicator and its Works share the object.
 class GlooGroup {
  public:
   GlooGroup(const detail::StorePtr& store, GroupInfo group, const std::string& address)
@@ -245,7 +246,7 @@ class GlooGroup {
   /// The number of the current call, to be passed to wait().
   std::uint64_t number() const { return group_.watch->number(); }
 
-  /// Starts an operation.
+  /// Starts an operation of Gloo.
   template <class Start>
   detail::GroupWorkPtr start(const char* collective, Start&& start) {
     // After a failure no operation starts, because the connections of Gloo may contain half a
@@ -276,8 +277,8 @@ class GlooGroup {
   void abort() { failed_ = true; }
 
  private:
-  /// Waits for at most `duration`. Returns false if the operation is not done yet. Throws what the
-  /// operation threw.
+  /// Waits for at most `duration`. Returns false if the operation is not done yet. Rethrows an
+  /// exception of the operation.
   static bool wait_a_little(detail::GroupWork& work, milliseconds duration) {
     try {
       // An exception of GroupWork::wait means that the time is over or that the operation has
@@ -293,7 +294,8 @@ class GlooGroup {
   }
 
   void await(detail::GroupWork& work, const char* collective, std::uint64_t number) {
-    // Waits in short slices, because a GroupWork does not check the other ranks while it waits.
+    // The wait consists of short slices, because a GroupWork does not check the other ranks while
+    // it waits.
     PeerWait peers(group_, collective, number);
     while (!wait_a_little(work, kPeerCheck)) {
       try {
@@ -348,7 +350,7 @@ class GlooWork final : public Work {
   std::string collective_;
   std::uint64_t number_;
   detail::GroupWorkPtr work_;
-  // finish_ runs in wait(), on the waiting thread. It owns the tensors into which it writes.
+  // wait() calls finish_ on the waiting thread. finish_ owns the tensors into which it writes.
   std::function<void()> finish_;
 };
 
@@ -371,8 +373,8 @@ class GlooCommunicator final : public Communicator {
                                                   : gathered_all_reduce(tensor, op);
   }
 
-  // Every rank sends each other rank that rank's part, and sums the parts that it receives, so each
-  // byte is sent once.
+  // Reduce-scatter as an all-to-all: every rank sends part r of its input to rank r, and sums the
+  // parts that it receives. Each byte is sent once.
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
     if (input.numel() == 0) {
       return done_work();

@@ -27,7 +27,8 @@ detail::GroupReduceOp to_c10d(ReduceOp op);
 std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
                                           std::size_t item_bytes);
 
-/// A view of the elements as bytes, (numel * itemsize), for collectives that only move data.
+/// A view of the elements of `contiguous` as bytes, (numel * itemsize), for collectives that only
+/// move data.
 at::Tensor as_bytes(const at::Tensor& contiguous);
 
 /// Sets `output`, (n), to the reduction of the rows of `parts`, (ranks, n), in rank order. 16-bit
@@ -39,8 +40,8 @@ TESSERA_API_END
 
 namespace tessera::comm {
 
-/// A second group of the same ranks on the host. The first use makes the group, since most groups
-/// never need it.
+/// A second group of the ranks of a group, for data on the hosts. The second group is made at its
+/// first use, because most groups never need a second group.
 class LazyHostGroup {
  public:
   using Make = std::function<CommunicatorPtr()>;

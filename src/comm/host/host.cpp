@@ -40,14 +40,14 @@ struct Launcher {
 };
 
 /// The launchers in order of precedence, because tessera-run and torchrun may themselves run under
-/// Slurm or Open MPI. find_launcher() and its callers refer to the first and the last launcher by
-/// position.
+/// Slurm or Open MPI. find_launcher() and its callers access the first and the last launcher by
+/// index.
 constexpr Launcher kLaunchers[] = {
     {"tessera-run or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    // The size is that of the step of srun. A batch script also has SLURM_PROCID and SLURM_NTASKS,
-    // but is one process.
+    // The number of ranks is that of the step of srun. A batch script also has SLURM_PROCID and
+    // SLURM_NTASKS, but is one process.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
 /// The default port of torchrun.
@@ -197,8 +197,8 @@ JobVariables read_job_variables(const Variables& variables) {
   }
   job.address = read_address(variables, *launcher, job.size);
   job.port = read_port(variables, *launcher);
-  // If this is true, the agent of torchrun serves the store on MASTER_PORT, and rank 0 must not try
-  // to bind the port.
+  // With TORCHELASTIC_USE_AGENT_STORE=True, the agent of torchrun serves the store on MASTER_PORT,
+  // and rank 0 must not try to bind the port.
   job.agent_store = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
   job.store_fd = integer(variables, "TESSERA_STORE_FD", 0, kAny);
   // The prefix contains the restart count, because a restarted job may find keys of its previous
@@ -224,8 +224,8 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return error == 0 ? text.data() : "";
 }
 
-/// The IPv4 address of a network interface. IPv6 is not used, because IPv6 addresses of interfaces
-/// are often link-local and useless without a scope.
+/// The IPv4 address of a network interface. IPv6 is not used, because the IPv6 address of an
+/// interface is often link-local and cannot be used without a scope id.
 std::string address_of_interface(const std::string& name) {
   ifaddrs* first = nullptr;
   TESSERA_CHECK(getifaddrs(&first) == 0, "listing network interfaces: ", std::strerror(errno));
@@ -275,7 +275,7 @@ std::string source_address_towards(const std::string& peer) {
   return "";
 }
 
-/// The target of a symbolic link; "" if it cannot be read.
+/// The target of a symbolic link; "" if the link cannot be read.
 std::string link_target(const char* path) {
   std::array<char, 128> text{};
   const auto length = readlink(path, text.data(), text.size() - 1);
@@ -324,7 +324,8 @@ std::string host_name() {
 }
 
 std::string routable_address(const std::string& peer) {
-  // Gloo itself reads GLOO_SOCKET_IFNAME; the first interface in the list is used.
+  // Gloo also reads GLOO_SOCKET_IFNAME, a list of interfaces. The first interface in the list is
+  // used.
   if (const auto interface = environment_variable("GLOO_SOCKET_IFNAME")) {
     return address_of_interface(interface->substr(0, interface->find(',')));
   }
@@ -348,8 +349,8 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address.starts_with("127.");
 }
 
-/// A listening socket for rank 0 if the launcher passes none. The store takes the descriptor and
-/// closes it.
+/// A listening socket for rank 0 if the launcher passes no socket. The store takes the descriptor
+/// and closes it.
 int listen_on_loopback(std::uint16_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;

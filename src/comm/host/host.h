@@ -1,5 +1,5 @@
-// Properties of this host that other ranks need: which ranks share the host, the address at which
-// other hosts reach it, and whether a process on it is still alive.
+// Properties of this host that other ranks need: which ranks share this host, the address at which
+// other hosts reach this host, and whether a process on this host is still alive.
 
 #pragma once
 
@@ -20,9 +20,9 @@ std::string host_identity();
 /// The name of this host, without a guarantee that other hosts know the name.
 std::string host_name();
 
-/// The numeric address by which other hosts reach this host: that of the interface
-/// GLOO_SOCKET_IFNAME, or else of the interface that routes to `peer`, the host of rank 0. Throws
-/// Error if there is only a loopback address.
+/// The numeric address by which other hosts reach this host: the address of the interface
+/// GLOO_SOCKET_IFNAME or, if this variable is not set, of the interface that routes to `peer`, the
+/// host of rank 0. Throws Error if there is only a loopback address.
 std::string routable_address(const std::string& peer);
 
 /// The error message of the resolver for an unknown host; "" for a known host.
@@ -38,7 +38,7 @@ int listen_on_loopback(std::uint16_t port);
 /// same pid.
 struct ProcessIdentity {
   std::int64_t pid = 0;
-  std::uint64_t start_time = 0;  ///< in clock ticks since boot
+  std::uint64_t start_time = 0;  ///< when the process began, in clock ticks since boot
 };
 
 ProcessIdentity this_process();
@@ -58,9 +58,9 @@ namespace tessera::comm {
 /// as unset.
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
 
-/// The job as the environment variables of the launcher describe it.
+/// The description of the job in the environment variables of the launcher.
 struct JobVariables {
-  /// the launcher and its variables, for messages; "" without a launcher
+  /// The launcher and its variables, for messages; "" without a launcher.
   std::string launcher;
   int rank = 0;
   int size = 1;
@@ -71,19 +71,21 @@ struct JobVariables {
   bool agent_store = false;  ///< whether the agent of torchrun, and not rank 0, serves the store
   /// A bound socket for the store of rank 0, inherited from the launcher.
   std::optional<int> store_fd;
-  std::string key_prefix;  ///< differs between jobs and between restarts of one job
+  std::string key_prefix;  ///< prefix of all keys in the store, different for each job and restart
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<std::chrono::milliseconds> watchdog;
 };
 
-/// Reads RANK and WORLD_SIZE (tessera-run, torchrun), else OMPI_COMM_WORLD_*, else the variables of
-/// a step of srun. Without any of these, the job is a world of one rank. Throws Error for a
-/// malformed, missing or contradictory value.
+/// Reads the variables of the first launcher whose variables are set: RANK and WORLD_SIZE
+/// (tessera-run, torchrun), OMPI_COMM_WORLD_* (Open MPI), or those of a step of srun (Slurm).
+/// Without any of these variables, the job is a world of one rank. Throws Error for a malformed,
+/// missing or contradictory value.
 JobVariables read_job_variables(const Variables& variables);
 /// Sets the time-outs of `job` from TESSERA_TIMEOUT and TESSERA_WATCHDOG. Throws Error for a
 /// malformed value. read_job_variables calls this function.
 void read_time_limits(const Variables& variables, JobVariables& job);
-/// The value of a variable in this process's environment; nullopt if it is unset or empty.
+/// The value of a variable in this process's environment; nullopt if the variable is unset or
+/// empty.
 std::optional<std::string> environment_variable(const std::string& name);
 
 /// To be called after a failure that another rank caused. Under tessera-run, waits for half a

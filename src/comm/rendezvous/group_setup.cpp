@@ -65,7 +65,7 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use) {
 
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make) {
-  const detail::QuietLog quiet;  // because the set-up uses the store of libtorch, which logs
+  const detail::QuietLog quiet;  // silences the store of libtorch, which logs errors
   if (info.watch == nullptr) {
     return make(BegunCall{});
   }
@@ -76,7 +76,7 @@ CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::str
     info.watch->leaves(call);
     return made;
   } catch (const c10::DistError& error) {
-    // Rank 0 has ended, and its store with it.
+    // Rank 0 has ended, and with rank 0 the store that it serves.
     info.watch->leaves(call);
     fail_without_peers(info, "set-up", first_line(error.what_without_backtrace()));
   } catch (...) {

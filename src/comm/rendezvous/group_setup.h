@@ -24,7 +24,7 @@ struct JobInfo {
   int local_rank = 0;
   /// The identity of the host of each rank. Ranks on one host can reach each other over loopback.
   std::vector<std::string> hosts;
-  /// The address of this host for ranks on other hosts; may be empty if there are no other hosts.
+  /// The address of this host for ranks on other hosts; may be empty if all ranks are on one host.
   std::string address;
   /// The flight records of all ranks; nullptr in a world of one rank.
   WorldWatchPtr watch;

@@ -20,14 +20,15 @@ std::string arrival_key(int rank) {
   return "host/" + std::to_string(rank);
 }
 
-/// The key in the store for an error that ends all ranks. The rank that finds the error writes it.
+/// The key in the store for an error that ends all ranks. The rank that finds the error writes the
+/// key.
 constexpr auto kFaultKey = "fault";
 
 /// The text with which a rank announces itself, with one line for each field.
 struct Announcement {
   std::string size;    ///< number of ranks of the job
-  std::string host;    ///< host_identity()
-  std::string handle;  ///< handle of the flight record
+  std::string host;    ///< host_identity() of the rank
+  std::string handle;  ///< handle of the rank's flight record
 };
 
 std::string to_text(const Announcement& rank) {
@@ -130,7 +131,7 @@ class Arrivals {
   detail::Store& store_;
   const JobVariables& job_;
   std::vector<Arrival> arrivals_;
-  /// The ranks that have not arrived as far as known; at first all other ranks.
+  /// The ranks whose arrival this rank has not seen; at first all other ranks.
   std::vector<int> missing_;
 };
 

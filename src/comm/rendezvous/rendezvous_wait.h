@@ -14,8 +14,8 @@ namespace tessera::comm {
 
 /// A rank that has arrived at the rendezvous.
 struct Arrival {
-  std::string host;  ///< host_identity()
-  RecordPtr record;  ///< nullptr for a rank on another host
+  std::string host;  ///< host_identity() of the rank
+  RecordPtr record;  ///< the rank's flight record; nullptr on another host
 };
 
 /// Announces this rank and waits for all other ranks; element r of the result describes rank r. One
@@ -24,8 +24,9 @@ struct Arrival {
 std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
                                      const WorldOptions& options, const RecordPtr& own);
 
-/// Whether a report on the wait is due after the time `waited`: after a few seconds, and then at
-/// each limit of the watchdog. `said` counts the reports.
+/// Whether a report about a wait is due after waiting for the time `waited`: the first report after
+/// at most 3 s, further reports each time that the watchdog's limit has passed again. `said` counts
+/// the reports.
 bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options, int& said);
 
 /// The text of a report on the wait: "tessera: rank 0 waits for node 1 of 2 (ranks 2-3) at

@@ -31,7 +31,8 @@ std::string name_of_rank() {
 }  // namespace
 
 int run_main(const std::function<void()>& body) {
-  // with SIGXFSZ ignored, a file above the size limit becomes a write error with a message
+  // With SIGXFSZ ignored, writing a file above the size limit is an error with a message and does
+  // not end the process.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     body();

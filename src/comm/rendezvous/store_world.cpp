@@ -53,9 +53,9 @@ class StoreWorld final : public World {
   }
   StoreWorld(const StoreWorld&) = delete;
   StoreWorld& operator=(const StoreWorld&) = delete;
-  /// Groups on the host do not need the world, and stay usable if the program still owns them.
-  /// After an exception NCCL groups are not ended in agreement with the other ranks, because the
-  /// other ranks do not end their groups at that point.
+  /// Groups on the host do not need the world: a group that the program still owns stays usable.
+  /// After an exception the destructor does not end NCCL groups together with the other ranks,
+  /// because the other ranks do not end their groups at that point.
   ~StoreWorld() override {
     if (options_.backend != "nccl") {
       return;
@@ -117,8 +117,8 @@ class StoreWorld final : public World {
 
   void shutdown() override {
     const std::lock_guard lock(mutex_);
-    // The watch ends last, even if another rank did not arrive, because this rank then waits for
-    // nothing more.
+    // The WorldWatch ends last, even if another rank did not arrive, because this rank then waits
+    // for nothing more.
     const auto end = [this] {
       if (job_->watch != nullptr) {
         job_->watch->end();
@@ -140,7 +140,7 @@ class StoreWorld final : public World {
     try {
       end_groups(kPatience);
     } catch (const std::exception&) {
-      // Errors are not reported, because the program did not call shutdown().
+      // Errors of shutdown are not reported, because the program did not call shutdown().
     }
   }
 
@@ -242,9 +242,9 @@ class StoreWorld final : public World {
     return options_.device == "cuda" ? make_staged_communicator(std::move(host)) : host;
   }
 
-  /// Makes an NCCL group. If all ranks now make groups of one name, as for a dimension of a mesh,
-  /// the groups are split from one communicator of all ranks, which is faster than making new
-  /// communicators.
+  /// Makes an NCCL group. If all ranks make groups of one name at the same time, as for a dimension
+  /// of a mesh, the groups are split from one communicator of all ranks, which is faster than
+  /// making new communicators.
   CommunicatorPtr make_nccl(const GroupInfo& info, const BegunCall& set_up) {
     const bool whole = info.size() == size();
     const std::string meeting =
@@ -254,7 +254,8 @@ class StoreWorld final : public World {
     if (split && nccl_of_all_ == nullptr) {
       const GroupInfo all = watched(checked_info(ranks_of_world(size()), "split"), *job_);
       nccl_of_all_ = nccl_group(all, set_up, nullptr);
-      // The communicator's end is recorded as a call; this set-up is the first call of its record.
+      // The end of the communicator of all ranks is recorded as a call. Therefore its set-up is
+      // recorded, too, as the first call.
       all.watch->leaves(all.watch->begin("set-up"));
       in_order_.push_back(make_checked_communicator(nccl_of_all_, all, traffic_));
     }
@@ -285,7 +286,7 @@ class StoreWorld final : public World {
   bool aborted_ = false;
   bool ended_ = false;
   std::vector<CommunicatorPtr> in_order_;  ///< all groups, in the order of their creation
-  /// the group of all ranks from which groups are split; nullptr before the first use
+  /// The NCCL group of all ranks, from which other groups are split; nullptr before the first use.
   CommunicatorPtr nccl_of_all_;
   /// The number of NCCL groups of each name that this rank has made. The numbers on other ranks may
   /// differ.
@@ -295,8 +296,8 @@ class StoreWorld final : public World {
 };
 
 /// Ends the worlds that the program has left open when main() returns or calls exit(), while CUDA
-/// is still usable. After that, only caches of other threads own a world, and these caches are
-/// destroyed together with static objects, which is too late.
+/// is still usable. The caches of other threads, which may also own a world, are destroyed together
+/// with static objects, when CUDA is no longer usable.
 class LeftWorlds {
  public:
   LeftWorlds() = default;
@@ -319,7 +320,8 @@ class LeftWorlds {
 }  // namespace
 
 void check_options(const WorldOptions& options) {
-  // An invalid switch is an error on every rank before any rank waits for another.
+  // The environment variables are checked first, so that an invalid value is an error on every rank
+  // before any rank waits for another rank.
   for (const char* name : {"TESSERA_SHM", "TESSERA_STRICT", "TESSERA_DEBUG"}) {
     tessera::detail::environment_switch(name);
   }

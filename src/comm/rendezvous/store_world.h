@@ -24,7 +24,8 @@ WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 /// current GPU of the calling thread.
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options);
 
-/// Like thread_worlds(), with the given host names. The ranks share a store in memory.
+/// The worlds of ranks that are threads, like thread_worlds(), with the given host names. The ranks
+/// share a store in memory.
 TESSERA_API_FOR_TEST_BEGIN
 std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
                                        const WorldOptions& options);

@@ -1,7 +1,7 @@
-// The rendezvous: from the variables of the launcher, or from a broadcast of the program, to a
-// World. Rank 0, or the agent of the
-// launcher, serves a TCP store. Every rank writes the identity of its host into the store and reads
-// the identities of the other hosts. Then every rank knows which ranks share its host.
+// The rendezvous: makes a World from the variables of the launcher, or from a broadcast of the
+// program. Rank 0, or the agent of the launcher, serves a TCP store. Every rank writes the identity
+// of its host into the store and reads the identities of the other hosts. Then every rank knows
+// which ranks share its host.
 
 #include <c10/util/Exception.h>
 
@@ -109,7 +109,7 @@ class JobWarnings final : public c10::WarningHandler {
   detail::StorePtr store_;
   int rank_ = 0;
   int size_ = 1;
-  bool silent_ = false;  ///< whether the store did not answer and is not called again
+  bool silent_ = false;  ///< true once the store has not answered; it is then not called again
   std::unordered_set<std::string> shown_;
 };
 
@@ -176,11 +176,12 @@ std::vector<int> ranks_of_first_node(const JobVariables& job) {
 /// thread has its own copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
                          const WorldOptions& options) {
-  // added to the time-out, because the client's own time-out has the better message
+  // Added to the time-out, so that the client's own time-out, which has the better message, ends
+  // first.
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
   std::packaged_task<StorePtr()> task([where] {
-    const detail::QuietLog quiet;  // local, because the thread may be abandoned
+    const detail::QuietLog quiet;  // a local object, because this thread may be abandoned
     return detail::connect_store(where);
   });
   std::future<StorePtr> store = task.get_future();
@@ -248,11 +249,11 @@ WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> r
       all_near ? nullptr : detail::store_below("watch", store->clone()));
 }
 
-/// Waits for the other ranks of `job` in `store`, which only the ranks of this world use. `own`:
+/// Waits in `store` for the other ranks of `job`. Only the ranks of this world use `store`. `own`:
 /// this rank's flight record.
 JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& own,
              const WatchSettings& settings, const WorldOptions& options) {
-  // The set-up of groups also waits in this store, with its time-out.
+  // The time-out of the store also limits waiting in the set-up of groups.
   store->setTimeout(options.timeout);
   JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
   std::vector<RecordPtr> records;
@@ -273,8 +274,8 @@ JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& ow
 }
 
 JobInfo meet_by_environment(const JobVariables& job, const WorldOptions& options) {
-  // The number of the world would not do: a world of a communicator may have only some of the
-  // ranks, so that the ranks' later worlds have different numbers.
+  // A counter of meetings and not the number of the world: a world from a communicator may have
+  // only some of the ranks, so that later worlds have different numbers on different ranks.
   static std::atomic<int> meetings{0};
   const StorePtr store = detail::store_below(job.key_prefix + "/" + std::to_string(meetings++),
                                              shared_store(job, options));
@@ -282,7 +283,7 @@ JobInfo meet_by_environment(const JobVariables& job, const WorldOptions& options
   return meet(job, store, make_record(settings, job.size, run_folder()), settings, options);
 }
 
-/// The job of a world of one rank: it uses a store in memory and opens no socket.
+/// The JobInfo of a world of one rank, which uses a store in memory and opens no socket.
 JobInfo alone(const JobVariables& job) {
   return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
 }
@@ -315,7 +316,7 @@ WorldPtr world_from_environment(const WorldOptions& options) {
 
 namespace {
 
-/// The store of rank 0, as the broadcast sends it.
+/// The address of the store of rank 0, or the error of rank 0, as the broadcast sends it.
 struct MeetingPlace {
   std::string host;     ///< host_identity() of rank 0
   std::string address;  ///< the address of rank 0's host for ranks on other hosts
@@ -392,8 +393,9 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   if (store == nullptr) {
     store = connect_to(place, job, options);
   }
-  // The record is in memory and not in the job's folder of records: a process that is in several
-  // communicators has another rank in each, and records are named after the rank.
+  // The flight record is in memory and not in the job's folder of records: a process that is in
+  // several communicators has another rank in each communicator, and files of records are named
+  // after the rank.
   const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
   return meet(job, detail::store_below("tessera", store), make_record(settings, job.size, ""),
               settings, options);

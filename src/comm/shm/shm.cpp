@@ -27,8 +27,8 @@
 #include "tessera/core/placement.h"
 #include "watch/store_sync.h"
 
-// Runs one collective after another on a shared segment. ShmGroup handles only rounds and calls;
-// ShmCommunicator interprets the bytes.
+// ShmGroup runs one collective after another on a shared segment. ShmGroup handles only rounds and
+// calls; ShmCommunicator interprets the bytes.
 namespace tessera::comm {
 
 /// The kind of a collective, as a number in shared memory.
@@ -41,12 +41,12 @@ enum class ShmKind : std::int32_t {
   kBarrier
 };
 
-/// One collective as rounds (see ShmSegment): how this rank fills its slot in each round, and how
-/// it reads the slots of all ranks.
+/// One collective, divided into rounds (see ShmSegment): how this rank fills its slot in each
+/// round, and how this rank reads the slots of all ranks.
 struct ShmOperation {
   ShmKind kind = ShmKind::kBarrier;
   std::int64_t elements = 0;
-  /// The element type, a c10::ScalarType.
+  /// The element type of the collective's tensors, a c10::ScalarType.
   std::int32_t dtype = 0;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
@@ -57,8 +57,8 @@ struct ShmOperation {
   /// Reads the slots of all ranks, in rank order.
   std::function<void(std::int64_t round, std::span<const std::byte* const> slots)> consume;
 
-  /// Whether the operation has ended, also by a failure: an operation runs once, and each later
-  /// wait() throws the same error.
+  /// Whether the operation has ended, successfully or by a failure. An operation runs once; each
+  /// later wait() throws the error of the failure again.
   bool done = false;
   std::exception_ptr error;  ///< the error of the operation; nullptr unless it has failed
 };
@@ -72,10 +72,9 @@ class ShmGroup {
   const GroupInfo& info() const { return group_; }
   std::size_t slot_bytes() const { return segment_.slot_bytes(); }
 
-  /// Finishes the previous operation, then does the part of the new operation that needs no other
-  /// rank.
+  /// Finishes the previous operation, then does the part of `operation` that needs no other rank.
   void start(const ShmOperationPtr& operation);
-  /// Completes the operation. Throws Error on all ranks if their calls differ; the group then stays
+  /// Completes `operation`. Throws Error on all ranks if their calls differ; the group then stays
   /// usable. Throws PeerError.
   void finish(ShmOperation& operation);
   void abort();
@@ -88,7 +87,7 @@ class ShmGroup {
 
   ShmSegment segment_;
   GroupInfo group_;
-  /// The slots of the current round, a member to save an allocation in each round.
+  /// The slots of the current round. The vector is a member to save an allocation in each round.
   std::vector<const std::byte*> slots_;
   /// The last round at which this rank has arrived. The number wraps around.
   std::uint32_t round_ = 0;
@@ -188,8 +187,8 @@ void ShmGroup::start(const ShmOperationPtr& operation) {
 }
 
 void ShmGroup::publish(const ShmOperation& operation) {
-  // The call is stored for the round that produce() is about to begin. The call stays valid until
-  // the round after the next, which no rank begins before all ranks have read the call.
+  // The call is stored for the round that produce() is about to begin. The stored call stays valid
+  // until the round after the next; no rank begins that round before all ranks have read the call.
   ShmCall& call = segment_.call(group_.rank, round_ + 1);
   call = {++sequence_,
           operation.elements,
@@ -213,7 +212,7 @@ void ShmGroup::produce(const ShmOperation& operation, std::int64_t round) {
 }
 
 void ShmGroup::finish(ShmOperation& operation) {
-  // Keeps the operation alive, because the caller may have dropped its reference.
+  // `keep` owns the operation, because the caller may have dropped its reference.
   ShmOperationPtr keep;
   if (!operation.done) {
     operation.done = true;
@@ -241,8 +240,7 @@ void ShmGroup::run(ShmOperation& operation) {
     if (round > 0) {
       produce(operation, round);
     }
-    // After this wait every slot of the round can be read until this rank arrives at the next
-    // round.
+    // After wait() every slot of the round can be read, until this rank arrives at the next round.
     segment_.wait(group_, round_, collective.c_str());
     if (round == 0) {
       // The number of rounds is read only after the first round, because a rank with little to send
@@ -356,7 +354,8 @@ class ShmCommunicator final : public Communicator {
     const auto rounds = std::make_shared<ExchangeRounds>(group_->info(), slot_bytes(), output,
                                                          input, output_counts, input_counts);
     auto operation = describe_operation(ShmKind::kAllToAll, {input});
-    // Not compared, because it differs between ranks; the counts are compared instead.
+    // The number of elements is not compared, because it differs between ranks; the counts are
+    // compared instead.
     operation->elements = 0;
     return start_rounds(std::move(operation), rounds, {output}, {input});
   }
@@ -368,8 +367,8 @@ class ShmCommunicator final : public Communicator {
     const auto piece = [total = bytes_of(tensor), capacity = slot_bytes()](std::int64_t round) {
       return Piece(total, capacity, round);
     };
-    // Only the root fills its slot. The other ranks leave their slots empty, and the root copies
-    // nothing.
+    // Only the root of a broadcast fills its slot. The other ranks leave their slots empty, and the
+    // root copies nothing.
     const bool sends = root == rank();
     operation->produce = [=](auto round, auto* slot) {
       copy_bytes(slot, data_of(tensor) + piece(round).offset, sends ? piece(round).bytes : 0);
@@ -448,7 +447,7 @@ class ShmCommunicator final : public Communicator {
     return start(std::move(operation));
   }
 
-  /// An all-reduce of two rounds: a reduce-scatter into this rank's own part, in place, then an
+  /// An all-reduce in two stages: a reduce-scatter into this rank's own part, in place, then an
   /// all-gather of the parts.
   WorkPtr all_reduce_in_parts(const at::Tensor& tensor, ReduceOp op, ReduceFunction reduce) {
     const EqualParts parts = line_parts(bytes_of(tensor), size());
@@ -472,8 +471,7 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<ShmGroup> group_;
 };
 
-/// The key in the store of the segment's handle, which the first rank of the group writes and the
-/// others read.
+/// The key in the store under which the first rank of the group writes the segment's handle.
 constexpr auto kHandleKey = "handle";
 
 /// Makes the segment on the first rank and opens it on the other ranks. A rank without a segment
@@ -503,8 +501,9 @@ bool all_say(const detail::StorePtr& store, const GroupInfo& group, const std::s
 }
 
 /// Whether this rank can find the processes of all other ranks. A wait for a dead rank ends because
-/// the pid of that rank no longer exists. In another pid namespace the pid is unused or belongs to
-/// another process, so such a group uses no shared memory.
+/// the process with the pid of that rank no longer exists. In another pid namespace the pid is
+/// unused or belongs to another process, so a group across pid namespaces does not use shared
+/// memory.
 bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
   for (int rank = 0; rank < group.size(); ++rank) {
     if (!is_alive(segment.process(rank))) {

@@ -10,13 +10,13 @@
 namespace tessera::comm {
 
 /// A function that sets `output[i]` to the reduction of `sources[0][i], sources[1][i], ...`. The
-/// order is the same on every rank, so that all ranks that compute the reduction get the same bits.
-/// There are at least two sources. 16-bit floats accumulate in fp32. `output` may be one of the
-/// sources.
+/// order of the terms is equal on every rank, so that all ranks that compute the reduction get
+/// equal bits. There are at least two sources. 16-bit floats accumulate in fp32. `output` may be
+/// one of the sources.
 using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* const> sources,
                                 std::size_t elements);
 
-/// The reduction for a type and an operator; nullptr if the type has no such reduction.
+/// The reduction for a type and an operator; nullptr if the operator is not defined for the type.
 ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op);
 
 }  // namespace tessera::comm

@@ -10,8 +10,8 @@
 namespace tessera::comm {
 namespace {
 
-/// The bytes of a cache line, a multiple of the size of every element type, so that no element is
-/// divided.
+/// The bytes of a cache line. The number is a multiple of the size of every element type, so that
+/// no element is divided.
 constexpr std::int64_t kLine = 64;
 
 std::size_t index(int rank) {
@@ -30,9 +30,9 @@ std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
   return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
 }
 
-/// Consecutive bytes of one buffer in a slot.
+/// Consecutive bytes of one buffer, and their position in a slot.
 struct Span {
-  std::int64_t in_part;  ///< the offset in the part of the rank
+  std::int64_t in_part;  ///< offset of the bytes in the part of the rank
   std::int64_t in_slot;
   std::int64_t bytes;
 };
@@ -45,8 +45,8 @@ std::int64_t bytes_of_rank(const SplitBuffers& buffers, int rank) {
   return bytes;
 }
 
-/// Visits the pieces of the bytes of `rank` that are sent in `round`, if each round has room for
-/// `capacity` bytes.
+/// Visits the spans of the bytes of `rank` that are sent in round `round`, if each round has room
+/// for `capacity` bytes.
 template <class Visit>
 void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity, std::int64_t round,
                    Visit&& visit) {
@@ -102,12 +102,13 @@ ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, Sp
       item_bytes_(item_bytes),
       sources_(index(group.size())) {}
 
-/// The number of rounds is that of rank 0, whose part is the longest.
+/// The number of rounds is that of rank 0, because rank 0 has the longest part.
 std::int64_t ScatterRounds::count() const {
   return rounds_for(bytes_of_rank(buffers_, 0), capacity_);
 }
 
-/// Writes one piece for each other rank into the slot. The part of this rank itself is not copied.
+/// Writes the bytes of this round for each other rank into the slot. The part of this rank itself
+/// is not copied.
 void ScatterRounds::produce(std::int64_t round, std::byte* slot) const {
   for (int to = 0; to < static_cast<int>(sources_.size()); ++to) {
     if (to == rank_) {
@@ -145,8 +146,8 @@ void GatherRounds::produce(std::int64_t round, std::byte* slot) const {
   });
 }
 
-/// Copies the part of every rank, including this rank. The part of this rank may already be at its
-/// place in the output; copy_bytes() ignores equal addresses.
+/// Copies the part of every rank, including this rank. The part of this rank may already be in the
+/// output; copy_bytes() ignores equal addresses.
 void GatherRounds::consume(std::int64_t round, Slots slots) const {
   for (int from = 0; from < static_cast<int>(slots.size()); ++from) {
     for_each_span(buffers, from, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
@@ -170,8 +171,8 @@ ExchangeRounds::ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes,
       table_bytes_(round_up_to_line(2 * group.size() * std::int64_t{sizeof(std::int64_t)})),
       capacity_(round_down_to_line((slot_bytes - table_bytes_) / group.size())) {}
 
-// Returns the rounds that this rank needs for the bytes that it sends. The group runs the largest
-// number of all ranks.
+// Returns the number of rounds that this rank needs for the bytes that it sends. The group runs the
+// largest number of all ranks.
 std::int64_t ExchangeRounds::count() const {
   return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
 }
@@ -229,8 +230,8 @@ void ExchangeRounds::check_counts(Slots slots) const {
   }
 }
 
-/// Copies the part that this rank sends to itself directly, without the slots, since no other rank
-/// is needed.
+/// Copies the part that this rank sends to itself directly, without the slots, because no other
+/// rank needs this part.
 void ExchangeRounds::copy_own() const {
   const std::int64_t from = sum_before(input_counts_, group_.rank) * item_bytes_;
   const std::int64_t to = sum_before(output_counts_, group_.rank) * item_bytes_;

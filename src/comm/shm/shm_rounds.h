@@ -16,7 +16,7 @@
 // wait nor synchronise.
 namespace tessera::comm {
 
-/// The ranks' slots of one round, in rank order.
+/// The slots of all ranks in one round, in rank order.
 using Slots = std::span<const std::byte* const>;
 
 std::int64_t bytes_of(const at::Tensor& tensor);
@@ -59,7 +59,7 @@ struct SplitBuffer {
 /// another.
 using SplitBuffers = std::vector<SplitBuffer>;
 
-/// The rounds of a reduce-scatter. Each slot has room for one piece for each rank.
+/// The rounds of a reduce-scatter. Each slot has room for `capacity_` bytes for each rank.
 class ScatterRounds {
  public:
   ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, SplitBuffers buffers,
@@ -72,19 +72,19 @@ class ScatterRounds {
  private:
   int rank_;
   SplitBuffers buffers_;
-  /// The bytes for each rank in a slot, a multiple of a cache line.
+  /// The bytes for each rank in a slot: a multiple of the size of a cache line.
   std::int64_t capacity_;
   /// The reduction, which may write to a part of its own input, because an all-reduce reduces in
   /// place.
   ReduceFunction reduce_;
   std::size_t item_bytes_;
-  /// The sources of one reduction, a member to save an allocation for each buffer.
+  /// The sources of one reduction. The vector is a member to save an allocation for each buffer.
   std::vector<const std::byte*> sources_;
 };
 
 /// The rounds of an all-gather.
 struct GatherRounds {
-  // `capacity` is a whole slot, because the slot of a rank contains only the part of that rank.
+  // The slot of a rank contains only the part of that rank, so `capacity` is the size of a slot.
   int rank;
   SplitBuffers buffers;
   std::int64_t capacity;

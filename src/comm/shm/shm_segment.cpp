@@ -39,7 +39,7 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kSmallestSlot = std::size_t{1} << 20;
 constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
-/// How often a sleeping rank checks whether the other ranks are alive.
+/// The interval at which a sleeping rank checks whether the other ranks are alive.
 constexpr milliseconds kPeerCheck{100};
 /// The number of checks before a rank sleeps: roughly 20 us, about the time of going to sleep and
 /// waking up.
@@ -56,8 +56,8 @@ bool reached(std::uint32_t counter, std::uint32_t round) {
 void futex_wait(const Counter& word, std::uint32_t seen, milliseconds most) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
   const timespec duration{seconds.count(), std::chrono::nanoseconds(most - seconds).count()};
-  // FUTEX_PRIVATE_FLAG is not set, because the word is shared between processes. A spurious wake-up
-  // does no harm, since every caller checks the counter again.
+  // FUTEX_PRIVATE_FLAG is not set, because several processes share the futex word. A spurious
+  // wake-up does no harm, since every caller checks the counter again.
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &duration, nullptr, 0);
 }
 
@@ -230,8 +230,8 @@ void ShmSegment::arrive(int rank, std::uint32_t round) const {
   // The round of this rank is written last: if the rank is killed before this write, the rank
   // counts as missing.
   Header& shared = header();
-  // The count covers all rounds and is never reset, because a reset could conflict with the arrival
-  // of another rank.
+  // `arrivals` counts over all rounds and is never reset, because a reset could conflict with the
+  // arrival of another rank.
   const std::uint32_t arrivals = shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (arrivals == round * static_cast<std::uint32_t>(ranks_)) {
     // `completed` and `sleepers` are sequentially consistent: either the sleeping rank sees the

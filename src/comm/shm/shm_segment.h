@@ -12,7 +12,7 @@
 
 namespace tessera::comm {
 
-/// The call of a rank, in the form in which shared memory has it. The ranks compare their calls, so
+/// One rank's call of a collective, as stored in shared memory. The ranks compare their calls, so
 /// that different calls are an error instead of mixed-up bytes.
 struct ShmCall {
   std::uint64_t sequence = 0;  ///< the number of collectives of the group so far
@@ -21,8 +21,8 @@ struct ShmCall {
   std::int32_t dtype = 0;
   std::int32_t op = 0;
   std::int32_t root = 0;
-  /// The rounds that this rank needs. The numbers are not compared: the group runs the largest
-  /// number of all ranks.
+  /// The number of rounds that this rank needs. The ranks need not agree: the group runs the
+  /// largest number of all ranks.
   std::int64_t rounds = 1;
   /// The purpose of the group, cut to 64 characters and padded with zeros.
   std::array<char, 64> purpose{};
@@ -34,8 +34,8 @@ struct ShmCall {
 /// only after it has read the slots of the previous round. So two slots are enough, and no rank
 /// waits for a slot to become free.
 ///
-/// The memory is anonymous (memfd) and is freed when the last process that maps it ends, in
-/// whatever way.
+/// The memory is anonymous (memfd) and is freed when the last process that maps the memory ends,
+/// also if the process is killed.
 class ShmSegment {
  public:
   /// Makes a new segment, which other ranks open with its handle(); nullopt if the kernel refuses.
@@ -63,7 +63,7 @@ class ShmSegment {
   void arrive(int rank, std::uint32_t round) const;
   /// Waits until all ranks have arrived at `round`. Throws the PeerError of PeerWait.
   void wait(const GroupInfo& group, std::uint32_t round, const char* collective) const;
-  /// Makes ranks in wait() check at once whether this rank may still arrive.
+  /// Makes other ranks that are in wait() check at once whether this rank may still arrive.
   void wake_peers() const;
 
  private:

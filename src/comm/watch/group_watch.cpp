@@ -11,7 +11,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Takes a slot under a lock, so that threads that make groups at the same time get one slot each.
+/// Takes a free slot of the flight record for a group. A lock ensures that threads that make groups
+/// at the same time get different slots.
 flight::GroupSlot* take_slot(flight::Record& record, const WatchedGroup& group,
                              const std::string& name) {
   static std::mutex mutex;
@@ -44,7 +45,7 @@ void set_waits(flight::Record& record, const BegunCall& call, bool waits) {
 
 GroupWatch::GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks)
     : world_(std::move(world)),
-      // At least 1, because 0 marks a free slot.
+      // The number of the group is at least 1, because 0 marks a free slot.
       group_(std::make_shared<const WatchedGroup>(
           WatchedGroup{std::max<std::uint64_t>(hash_of(name + " of " + join(ranks)), 1), ranks})),
       slot_(take_slot(world_->own(), *group_, name)) {}
@@ -53,7 +54,7 @@ BegunCall GroupWatch::begin(const char* collective, std::string_view purpose) {
   flight::Record& record = world_->own();
   const BegunCall call{record.calls_begun.fetch_add(1) + 1, begun_++};
   flight::CallSlot& slot = record.calls[call.order % flight::kCalls];
-  // An exchange, so that none of the following writes is visible before it.
+  // `order` is set by an exchange, so that no following write becomes visible before it.
   slot.order.exchange(0, std::memory_order_acq_rel);
   slot.label.store(
       {.group = group_->id,

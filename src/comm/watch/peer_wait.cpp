@@ -19,7 +19,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The beginning of a message about a call: the call and the function that the program called.
+/// The beginning of a message about a call: the collective, and the function that the program
+/// called.
 std::string beginning(const GroupInfo& group, const std::string& collective) {
   const std::string_view caller = CallerScope::outermost();
   return describe(group, collective.c_str()) + ": " +
@@ -31,8 +32,8 @@ std::string beginning(const GroupInfo& group, const std::string& collective) {
 void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
   const WorldWatch& world = group.watch->world();
-  // A dying process closes its sockets a little before its death is visible; from another host this
-  // takes about a second.
+  // A dying process closes its sockets a little before other ranks can see that the process has
+  // ended. On another host, seeing this takes about a second.
   const milliseconds dying{world.has_remote() ? 2500 : 300};
   constexpr milliseconds kNap{20};
   std::vector<int> peers = group.ranks;
@@ -80,7 +81,7 @@ void PeerWait::check(const Missing& missing) {
 std::string PeerWait::why_lost(const Missing& missing) const {
   world_.look();
   if (const auto ended = world_.first_to_end(missing())) {
-    // The ended rank may have arrived before it ended.
+    // The rank that ended may have arrived before its end.
     const std::vector<int> still = missing();
     if (std::ranges::find(still, *ended) != still.end()) {
       world_.announce_end(*ended);  // a killed rank has not announced its end

@@ -16,7 +16,7 @@ TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// Throws PeerError for a transfer that failed with `reason`. First waits a moment to see whether
-/// another rank has ended, and if so names it as the cause.
+/// another rank has ended; the message names that rank as the cause.
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
                                      const std::string& reason);
 
@@ -39,10 +39,10 @@ class PeerWait {
   /// watchdog's limit, prints a line about the wait.
   void check(const Missing& missing);
 
-  /// Why the call cannot end, because a missing rank has ended; "" if it still may.
+  /// Why the call cannot complete: a missing rank has ended. "" if the call may still complete.
   std::string why_lost(const Missing& missing) const;
-  /// Which ranks did not arrive before the time-out, and what they do; "" before the time-out.
-  /// Prints a line at the watchdog's limit.
+  /// After the time-out: which ranks did not arrive, and what these ranks do. Before the time-out:
+  /// "". Prints a line at the watchdog's limit.
   std::string why_late(const Missing& missing);
 
  private:
@@ -56,7 +56,7 @@ class PeerWait {
   std::chrono::milliseconds timeout_;
   std::function<std::string()> call_;
   Clock::time_point begun_ = Clock::now();
-  bool announced_ = false;  ///< whether ranks on other hosts know of the wait
+  bool announced_ = false;  ///< whether this wait was announced to other hosts
   bool reported_ = false;
 };
 

@@ -17,7 +17,7 @@ std::string here_key(int rank) {
   return "here/" + std::to_string(rank);
 }
 
-/// Keys, each with the rank that sets it.
+/// Keys of a store, each with the rank that sets the key.
 using Keys = std::vector<std::pair<std::string, int>>;
 
 constexpr std::chrono::microseconds kFirstNap{200};
@@ -30,7 +30,7 @@ auto answer_of(const detail::StorePtr& store, const GroupInfo& group, Question q
   auto answer = ask(store, std::move(question));
   PeerWait wait(group, kSetUp);
   for (auto nap = kFirstNap; !arrives(answer, nap); nap = std::min(2 * nap, kLongestNap)) {
-    wait.check([] { return std::vector<int>(); });  // unknown
+    wait.check([] { return std::vector<int>(); });  // the missing ranks are unknown
   }
   return answer.get();
 }
@@ -52,7 +52,7 @@ std::vector<int> ranks_without(detail::Store& store, const Keys& keys) {
   return missing;
 }
 
-/// Waits until all keys are set.
+/// Waits until all `keys` are set in the store.
 void await_keys(const detail::StorePtr& store, const GroupInfo& group, const Keys& keys) {
   const auto missing = [&] {
     return answer_of(store, group,
@@ -82,14 +82,14 @@ constexpr auto kTogether = "together";
 constexpr auto kAlone = "alone";
 constexpr std::chrono::milliseconds kTogetherWithin{2000};
 
-/// Decides whether all ranks of the world take part in time. Called by the first rank of each
-/// group, for its group. The first decision holds for all groups.
+/// Decides whether all ranks of the world take part in time. The first rank of each group calls
+/// this function for its group. The first decision applies to all groups.
 std::string decide(detail::Store& store, int group_size, int world_size,
                    const std::string& meeting) {
   constexpr std::chrono::milliseconds kNap{5};
   const std::string decision = meeting + "/decision";
-  // A rank is in only one such call at a time, so groups that arrive before the decision are
-  // disjoint.
+  // A rank takes part in only one such decision at a time, so groups that arrive before the
+  // decision are disjoint.
   const bool last = store.add(meeting + "/arrived", group_size) == world_size;
   for (auto waited = std::chrono::milliseconds(0);
        !last && waited < kTogetherWithin && !store.check({decision}); waited += kNap) {

@@ -23,7 +23,8 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kTick{200};
 
-/// Blocks all signals on this thread, so that the program's signal handlers do not run on it.
+/// Blocks all signals on this thread, so that the program's signal handlers do not run on this
+/// thread.
 void block_signals() {
   sigset_t all;
   sigfillset(&all);
@@ -47,13 +48,13 @@ std::string write_device_record(const WorldWatch& world) {
     const std::string folder =
         run_folder().empty() ? (std::filesystem::temp_directory_path() / "tessera-records").string()
                              : run_folder();
-    // PyTorch's torchfrtrace reads files with this name.
+    // The file gets the name for which PyTorch's torchfrtrace looks.
     const std::string path = detail::concat(folder, "/nccl_trace_rank_", world.settings().rank);
     std::filesystem::create_directories(folder);
     files::write_file(path, world.device_record()());
     return "tessera watchdog: NCCL's flight record is " + path + "\n";
   } catch (const std::exception&) {
-    return "";  // the error of the call is what matters
+    return "";  // an error of the file must not hide the error of the call
   }
 }
 
@@ -64,7 +65,8 @@ Watchdog::~Watchdog() {
 }
 
 void Watchdog::stop() {
-  std::vector<DeviceCall> left;  // destroyed without the lock, because that may end a world
+  // The calls are destroyed without the lock, because destroying a call may end a world.
+  std::vector<DeviceCall> left;
   {
     const std::lock_guard lock(mutex_);
     stops_ = true;
@@ -115,7 +117,8 @@ void Watchdog::tick() {
     return true;
   });
   if (ended != 0) {
-    // The host runs ahead of the device, so the next call's time starts when the device reaches it.
+    // The host runs ahead of the device, so the time of the next call starts when the device begins
+    // that call.
     wait_.reset();
   }
   // A rank that has given up has already reported why.
@@ -124,7 +127,7 @@ void Watchdog::tick() {
   }
 }
 
-/// Ends the process if the call cannot end. A rank that began the call before its end may have done
+/// Ends the process if the call cannot end. A rank that began the call and then ended may have done
 /// its part of the call, so the device gets a moment to finish.
 void Watchdog::look_at(const DeviceCall& device) {
   constexpr milliseconds kDying{1500};
@@ -154,7 +157,7 @@ void Watchdog::end_process(const BegunCall& call, const std::string& why) const 
   if (world_.first_to_end(ranks_of_world(world_.own().size))) {
     wait_for_first_failure();
   }
-  // Written in one call, because several ranks write to the same terminal.
+  // The line is written in one call, because several ranks write to the same terminal.
   std::fputs(
       ("error: " + beginning(world_, call) + why + "\n" + write_device_record(world_)).c_str(),
       stderr);

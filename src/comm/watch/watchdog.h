@@ -19,8 +19,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// A thread that waits for calls of the device. The host does not wait for these calls, so no
-/// function can throw. If a call cannot end, the watchdog ends the process with one line.
+/// A thread that waits for collectives that the device runs. The host does not wait for these
+/// collectives, so no function of the program can throw. If a collective cannot complete, the
+/// watchdog ends the process with one line.
 class Watchdog {
  public:
   explicit Watchdog(WorldWatch& world) : world_(world) {}
@@ -50,24 +51,25 @@ class Watchdog {
   [[noreturn]] void end_process(const BegunCall& call, const std::string& why) const;
 
   WorldWatch& world_;
-  std::mutex mutex_;  ///< protects the members up to `thread_`
+  std::mutex mutex_;  ///< protects the members from here to `thread_`
   std::condition_variable changed_;
   bool stops_ = false;
-  std::vector<DeviceCall> added_;  ///< calls that the thread has not taken yet
+  std::vector<DeviceCall> added_;  ///< new calls, not yet moved to calls_ by the thread
   std::thread thread_;
-  // Used only by the thread.
-  std::vector<DeviceCall> calls_;  ///< calls that have not ended, in order
-  std::optional<PeerWait> wait_;   ///< for the first call, since the last progress of the device
-  /// since when a rank that the first call waits for is known to have ended
+  // Only the watchdog's thread uses the following members.
+  std::vector<DeviceCall> calls_;  ///< calls of the device that have not ended, in order
+  /// The wait for the first call, since the last progress of the device.
+  std::optional<PeerWait> wait_;
+  /// The time at which the watchdog saw that a rank for which the first call waits has ended.
   std::optional<std::chrono::steady_clock::time_point> lost_since_;
 };
 
-/// While it exists, the watchdog watches this thread's call, which may block forever in a device's
-/// library.
+/// While this object exists, the watchdog watches a call of this thread, which may block forever in
+/// a library of the device.
 class BlockingScope {
  public:
   BlockingScope(GroupWatch& watch, const BegunCall& call) {
-    // The caller records the end of the call.
+    // The watchdog does not record the end of the call, because the caller does.
     watch.world().watchdog().await([returned = returned_] { return returned->load(); }, call,
                                    watch.group());
   }

@@ -38,13 +38,13 @@ Record* map_record(int fd) {
 
 int make_memory(const std::string& path) {
   constexpr mode_t kMode = 0644;
-  // An older file is unlinked and not truncated, because truncation would end a process that still
-  // maps it with SIGBUS.
+  // An older file is unlinked and not truncated, because truncation would end, with SIGBUS, a
+  // process that still maps the file.
   unlink(path.c_str());
   const int fd = path.empty() ? memfd_create("tessera-record", MFD_CLOEXEC)
                               : ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
-  // The disk space is reserved, because a full disk would otherwise end the process with SIGBUS at
-  // a write to the memory.
+  // The disk space is reserved, because on a full disk a write to the mapped memory would otherwise
+  // end the process with SIGBUS.
   const int error = fd < 0 ? errno : posix_fallocate(fd, 0, static_cast<off_t>(kRecordBytes));
   if (error != 0) {
     close(fd);
@@ -133,15 +133,16 @@ std::string wait_key(std::uint64_t group, int rank) {
 }  // namespace
 
 struct WorldWatch::Remote {
-  /// Ranks, and why they will not arrive. Several ranks may announce that a rank was killed.
+  /// Ranks that have ended, each with the reason why it will not arrive. Several ranks may announce
+  /// that a rank was killed.
   using Ends = std::vector<std::pair<int, std::string>>;
 
   detail::StorePtr store;        ///< a separate connection, because a call of the store may block
   std::mutex mutex;              ///< protects the members below
-  std::future<Ends> asked = {};  ///< a look without an answer yet
+  std::future<Ends> asked = {};  ///< the store's answer to the last look(), not read yet
   std::chrono::steady_clock::time_point next_look = {};
   Ends ends = {};
-  /// The numbers of the announcements that were read.
+  /// The numbers of the announcements that this rank has read.
   std::shared_ptr<std::set<std::size_t>> seen = std::make_shared<std::set<std::size_t>>();
 };
 
@@ -160,7 +161,8 @@ Record& WorldWatch::own() const {
   return memory(settings_.rank)->record();
 }
 
-/// Only the first end counts, because later ends are its consequence.
+/// Records how this rank ends. Only the first call counts, because later ends are a consequence of
+/// the first.
 void WorldWatch::note_end(RankState state) {
   auto running = RankState::kRunning;
   std::int64_t never = 0;
@@ -183,7 +185,8 @@ void WorldWatch::announce_end(int rank) const {
 
 void WorldWatch::end() {
   watchdog_->stop();
-  // If an exception destroys the world, the other ranks should look for its message.
+  // If an exception destroys the world, this rank counts as a rank that gave up, so that the
+  // messages of other ranks refer to the message of the exception.
   note_end(std::uncaught_exceptions() > 0 ? RankState::kGaveUp : RankState::kEnded);
 }
 
@@ -206,7 +209,7 @@ std::optional<int> WorldWatch::first_to_end(const std::vector<int>& ranks) const
     if (may_come(rank)) {
       continue;
     }
-    // A killed process has recorded no time, and it did not end because of other ranks.
+    // A killed process has recorded no time of its end, and did not end because of other ranks.
     const std::int64_t ended = is_near(rank) ? memory(rank)->record().ended.load() : earliest;
     if (!first || ended < earliest) {
       first = rank;
@@ -267,7 +270,7 @@ std::vector<int> WorldWatch::not_begun(const WatchedGroup& group, std::uint64_t 
 std::vector<int> WorldWatch::not_in(const WatchedGroup& group, std::uint64_t number) const {
   std::vector<int> ranks = not_begun(group, number);
   for (const int rank : group.ranks) {
-    // A rank that began the call and ended without an error has done its part.
+    // A rank that began the call and ended without an error has completed its part of the call.
     const bool ended_well =
         is_near(rank) && memory(rank)->record().state.load() == RankState::kEnded;
     if (!ended_well && !may_come(rank) && std::ranges::find(ranks, rank) == ranks.end()) {
@@ -286,7 +289,8 @@ void WorldWatch::look() const {
     try {
       std::ranges::move(remote_->asked.get(), std::back_inserter(remote_->ends));
     } catch (const std::exception&) {
-      // The store's process has ended, and the job with it. The ranks notice that themselves.
+      // The store does not answer: the process that serves the store has ended, and the job with
+      // it. Each rank notices this itself.
     }
   }
   const auto now = std::chrono::steady_clock::now();
@@ -298,7 +302,8 @@ void WorldWatch::look() const {
     Remote::Ends found;
     const auto count = static_cast<std::size_t>(store.add(kEnds, 0));
     for (std::size_t i = 1; i <= count; ++i) {
-      // A rank that was killed between its two calls of the store leaves a number without a text.
+      // A rank that was killed between counting its announcement and writing the text leaves a
+      // number without a text.
       if (seen->contains(i) || !store.check({end_key(i)})) {
         continue;
       }

@@ -18,13 +18,15 @@ namespace tessera::comm {
 
 class Watchdog;
 
-/// The memory of a flight record. Its rank writes it; other ranks on the host map it.
+/// The memory of a flight record. The rank of the record writes this memory; other ranks on the
+/// host map the memory.
 class RecordMemory {
  public:
-  /// Makes the file `path`, which stays; or, for "", anonymous memory (memfd) that is freed with
-  /// the last process that maps it. Throws Error if the file cannot be made.
+  /// Makes the memory of a new record: the file `path`, which is not deleted later, or, if `path`
+  /// is "", anonymous memory (memfd), which is freed when the last process that maps it ends.
+  /// Throws Error if the file cannot be made.
   static std::shared_ptr<RecordMemory> create(const std::string& path);
-  /// Maps another rank's record by its handle(); nullptr if that fails.
+  /// Maps another rank's record by its handle(); nullptr if the record cannot be mapped.
   static std::shared_ptr<RecordMemory> open(const std::string& handle);
 
   RecordMemory(const RecordMemory&) = delete;
@@ -32,7 +34,7 @@ class RecordMemory {
   ~RecordMemory();
 
   flight::Record& record() const { return *record_; }
-  /// The handle for open(), valid while this object exists.
+  /// The handle that other processes pass to open(); valid while this object exists.
   const std::string& handle() const { return handle_; }
 
  private:
@@ -52,8 +54,8 @@ struct WatchSettings {
   std::chrono::milliseconds timeout{};
 };
 
-/// The folder TESSERA_RUN_DIR, in which the flight records of a job's ranks are files; "" if it is
-/// not set.
+/// The folder TESSERA_RUN_DIR, in which the flight records of a job's ranks are files; "" if the
+/// variable is not set.
 std::string run_folder();
 /// Unix time in nanoseconds.
 std::int64_t unix_time();
@@ -63,7 +65,7 @@ RecordPtr make_record(const WatchSettings& settings, int size, const std::string
 
 /// A group of ranks whose calls are recorded.
 struct WatchedGroup {
-  std::uint64_t id = 0;  ///< GroupSlot::id
+  std::uint64_t id = 0;  ///< the group's id, as in GroupSlot::id
   std::vector<int> ranks;
 };
 
@@ -71,8 +73,8 @@ struct WatchedGroup {
 /// on the same host, and through the job's store on other hosts. Thread safe.
 class WorldWatch {
  public:
-  /// Starts no thread. `records`: each rank's record, nullptr for ranks on other hosts. `store`:
-  /// for ranks on other hosts; nullptr if there are none.
+  /// Starts no thread. `records`: the record of each rank, nullptr for ranks on other hosts.
+  /// `store`: the job's store, for ranks on other hosts; nullptr if all ranks are on this host.
   WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records, detail::StorePtr store);
   WorldWatch(const WorldWatch&) = delete;
   WorldWatch& operator=(const WorldWatch&) = delete;
@@ -94,30 +96,30 @@ class WorldWatch {
   }
   const std::function<std::string()>& device_record() const { return device_record_; }
 
-  /// Whether this process can read the rank's record.
+  /// Whether this process can read the flight record of `rank`.
   bool is_near(int rank) const { return memory(rank) != nullptr; }
-  /// False once the rank has ended or given up. Cheap.
+  /// Whether `rank` may still arrive: false once the rank has ended or given up. Cheap.
   bool may_come(int rank) const;
-  /// The first of these ranks that ended; nullopt if none has.
+  /// The rank of `ranks` that ended first; nullopt if none of them has ended.
   std::optional<int> first_to_end(const std::vector<int>& ranks) const;
-  /// Why a rank will not arrive, and what to do; "" if it may still arrive.
+  /// Why a rank will not arrive, and what the user can do; "" if the rank may still arrive.
   std::string exit_reason(int rank) const;
   /// The activity of the first few of these ranks: "rank 1 is outside of collectives, after ...;
-  /// rank 2 ...". "" if all are on other hosts.
+  /// rank 2 ...". "" if all ranks are on other hosts.
   std::string what_they_do(const std::vector<int>& ranks) const;
-  /// The ranks of the group on this host that have not begun its call with this number.
+  /// The ranks of `group` on this host that have not begun the group's call `number`.
   std::vector<int> not_begun(const WatchedGroup& group, std::uint64_t number) const;
-  /// Like not_begun(), with the ranks that have begun the call and then failed, and the ranks on
+  /// The ranks of not_begun(), the ranks that have begun the call and then failed, and the ranks on
   /// other hosts that have ended.
   std::vector<int> not_in(const WatchedGroup& group, std::uint64_t number) const;
 
-  // Ranks on other hosts, through the job's store. The store may not answer, so no function here
-  // blocks longer than a second.
+  // The functions below learn the state of ranks on other hosts through the job's store. The store
+  // may not answer, so no function blocks longer than a second.
 
-  /// The ranks of the group on other hosts.
+  /// The ranks of `group` that are on other hosts.
   std::vector<int> away(const WatchedGroup& group) const;
   bool has_remote() const { return remote_ != nullptr; }
-  /// Reads which ranks have ended, at most once a second. Does not block.
+  /// Reads from the store which ranks have ended, at most once a second. Does not block.
   void look() const;
   /// Tells the other hosts that a rank of this host begins no more collectives.
   void announce_end(int rank) const;
@@ -138,7 +140,7 @@ class WorldWatch {
 
   WatchSettings settings_;
   std::vector<RecordPtr> records_;
-  std::unique_ptr<Remote> remote_;  ///< nullptr if all ranks are on this host
+  std::unique_ptr<Remote> remote_;  ///< state of ranks on other hosts; nullptr if there are none
   std::function<std::string()> device_record_;
   std::unique_ptr<Watchdog> watchdog_;
 };

@@ -26,7 +26,8 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
                                                      const std::vector<std::int64_t>& own);
 
 /// The values of each rank, exchanged between the hosts by Communicator::any_rank: waits for no
-/// device and counts no traffic. In a fake group every rank has this rank's values.
+/// device and counts no traffic. In the group of a fake world every rank has the values of this
+/// rank.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own);
 
@@ -35,13 +36,13 @@ std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
                            const std::string& own);
 
-/// The ranks whose `own` differs from the `own` of rank 0. One all-gather of one number.
+/// The ranks whose value `own` differs from the value on rank 0. One all-gather of one number.
 std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std::int64_t own);
 
-/// An exception on one of the ranks.
+/// An exception that was thrown on one of the ranks.
 struct Failure {
   int rank = 0;
-  std::string message;  ///< one line, never empty
+  std::string message;  ///< the exception's message in one line, never empty
 };
 
 /// Runs `work`, which must not communicate, and catches its exceptions. Returns the failure of the

@@ -22,12 +22,12 @@ struct FakeCollective {
 /// once.
 using FakeStart = std::function<WorkPtr(const FakeCollective&)>;
 
-/// Like fake_world(), but `start` decides when a collective ends. `start` is not called for groups
-/// of one rank.
+/// Makes a fake world like fake_world(), but `start` decides when a collective ends. `start` is not
+/// called for groups of one rank.
 WorldPtr fake_world(int rank, int size, FakeStart start);
 
-/// Like fake_world(), but with the device "meta": tensors have sizes and no values, so that a step
-/// needs no memory. For planning.
+/// Makes a fake world like fake_world(), but with the device "meta": tensors have sizes and no
+/// values, so that a step needs no memory. For planning.
 WorldPtr meta_world(int rank, int size);
 
 }  // namespace tessera::comm

@@ -7,7 +7,8 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// In this scope, work that this thread issues goes to a lane. Scopes do not nest.
+/// While this object exists, device work that this thread issues runs in the given lane (Lane in
+/// comm/streams.h). Scopes do not nest.
 class LaneScope : tessera::detail::NoCopy {
  public:
   LaneScope(Streams& streams, Lane lane) : streams_(streams) { streams_.begin_scope(lane); }

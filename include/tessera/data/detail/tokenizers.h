@@ -24,7 +24,7 @@ TokenizerPtr sentencepiece_tokenizer(const std::string& path);
 TokenizerPtr hugging_face_tokenizer(const std::string& path);
 /// The models whose tokenizer.model has the format of the `tiktoken` package.
 enum class TiktokenModel {
-  kLlama3,  ///< the format of Llama 3 to 3.3
+  kLlama3,  ///< Llama 3, 3.1, 3.2 and 3.3
   kLlama4,
 };
 /// Opens Meta's tokenizer.model of Llama 3 or 4. The file lacks the splitting pattern and the

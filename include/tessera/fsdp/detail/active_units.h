@@ -12,8 +12,8 @@ namespace tessera::fsdp {
 
 class Unit;
 
-/// The units of a model, looked up once. For callers that often query which unit runs, such as a
-/// log of all operators.
+/// The units of a model, looked up once. For code that often asks which unit runs, such as a log of
+/// all operators.
 class ActiveUnits {
  public:
   explicit ActiveUnits(const nn::ModuleBase& model);

@@ -17,7 +17,8 @@ class KvCache {
  public:
   /// The cached keys and values of one layer.
   struct Layer {
-    at::Tensor keys, values;  ///< (batch, heads, slots, head_dim), or the part that attention reads
+    at::Tensor keys,
+        values;  ///< (batch, heads, slots, head_dim); from append(): the part to attend to
   };
 
   /// A cache for texts of at most `positions` positions, including `padding`. The first padding[i]
@@ -25,21 +26,20 @@ class KvCache {
   /// position. `window` is the sliding window; 0: none.
   KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding = {0});
 
-  /// The maximum number of positions, and the number of positions so far.
   std::int64_t positions() const { return positions_; }
   std::int64_t tokens() const { return tokens_; }
   const std::vector<std::int64_t>& padding() const { return padding_; }
   bool padded() const;
 
   /// Appends the keys and values, (batch, heads, tokens, head_dim), of the next positions. Returns
-  /// the keys and values to which the queries of these positions attend: in the first call those of
-  /// the prompt, in later calls all in the cache.
+  /// the keys and values to which the queries of these positions attend: in the first call the keys
+  /// and values of the prompt, in later calls all keys and values in the cache.
   Layer append(std::size_t layer, const at::Tensor& keys, const at::Tensor& values);
   /// Advances the cache by `count` positions, after all layers have appended these positions.
   void advance(std::int64_t count) { tokens_ += count; }
 
   /// The mask, (batch, 1, 1, keys), of the keys from append() that the query of a single new
-  /// position may attend to. Undefined: all keys.
+  /// position may attend to. Undefined: the query may attend to all keys.
   at::Tensor mask(c10::Device device) const;
 
  private:

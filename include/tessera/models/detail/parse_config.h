@@ -8,8 +8,8 @@
 TESSERA_API_BEGIN
 namespace tessera::models {
 
-/// Reads the text of a config.json, with the Errors of read_config(). `origin`: the name of the
-/// text in error messages.
+/// Reads the text of a config.json, and throws the errors of read_config(). `origin`: the name of
+/// the text in error messages.
 LlamaConfig parse_config(const std::string& text, const std::string& origin);
 
 }  // namespace tessera::models

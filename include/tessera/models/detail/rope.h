@@ -13,7 +13,6 @@ namespace tessera::models {
 /// "rope_scaling" of a config.json: how the frequencies of a rotary embedding are scaled. The names
 /// are Hugging Face's.
 struct RopeScaling {
-  /// How the rotary frequencies are scaled.
   enum class Kind {
     kNone,
     kLinear,   ///< all frequencies / factor (Chen et al. 2023)
@@ -42,15 +41,16 @@ struct Rope {
   RopeScaling scaling;
 
   bool operator==(const Rope&) const = default;
-  /// Whether the angles of a sequence of `length` tokens depend on its length.
+  /// Whether the rotary angles of a sequence of `length` tokens depend on the length of the
+  /// sequence.
   bool depends_on_length(std::int64_t length) const {
     return scaling.kind == RopeScaling::Kind::kDynamic && length > scaling.original_positions;
   }
 };
 
-/// Returns cos and sin of the angles of positions [first, last) in a sequence of `length` tokens:
-/// (last - first, head_dim) each, fp32, repeated for the two halves of a head, as Hugging Face
-/// computes them.
+/// Returns cos and sin of the rotary angles of positions [first, last) in a sequence of `length`
+/// tokens: (last - first, head_dim) each, fp32, repeated for the two halves of a head, as Hugging
+/// Face computes them.
 std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t head_dim,
                                               std::int64_t first, std::int64_t last,
                                               std::int64_t length, c10::Device device);

@@ -1,4 +1,4 @@
-// The memory of tensors, by kind and phase.
+// Counts the memory of tensors, by kind of tensor and phase of a step.
 #pragma once
 
 #include <array>
@@ -23,35 +23,35 @@ struct TensorBlock {
   const void* data = nullptr;
 };
 
-/// Options of count_tensor_memory().
 struct TensorMemoryOptions {
   /// Whether to reserve only address space; the system then allocates memory at the first write.
-  /// For FakeMode.
+  /// For kernels::FakeMode.
   bool reserve_only = false;
-  /// Sizes are rounded up to a multiple of this many bytes. libtorch uses 512 on a GPU.
+  /// Sizes of blocks are rounded up to a multiple of this many bytes. libtorch uses 512 on a GPU.
   std::int64_t granularity = 1;
-  /// Called for each block, on the thread that allocates or frees it. May be empty.
+  /// A function that is called for each block, on the thread that allocates or frees the block. May
+  /// be empty.
   std::function<void(const TensorBlock&)> observer{};
 };
 
-/// count_tensor_memory() of memory.h with options. A second call changes the options. Must not be
-/// called while other threads use tensors.
+/// Starts to count the memory of host tensors, like count_tensor_memory() of memory.h, with
+/// options. A second call changes the options. Must not be called while other threads use tensors.
 void count_tensor_memory(TensorMemoryOptions options);
-/// Bytes of all allocated blocks; nullopt if nothing is counted.
+/// Bytes of all allocated blocks; nullopt before count_tensor_memory() was called.
 std::optional<std::int64_t> tensor_bytes();
-/// The highest number of allocated bytes since the last call; nullopt if nothing is counted. Thread
-/// safe.
+/// The highest number of allocated bytes since the last call; nullopt before count_tensor_memory()
+/// was called. Thread safe.
 std::optional<std::int64_t> take_peak_tensor_bytes();
 
-/// The phases of a run that memory is attributed to.
+/// The phase of a run in which a block of memory is allocated.
 enum class MemoryPhase : std::uint8_t { kSetup, kForward, kBackward, kUpdate };
-/// "setup", "forward", "backward" or "update". The update is gradient clipping and the optimizer
-/// step.
+/// The name of a phase: "setup", "forward", "backward" or "update". The update is gradient clipping
+/// and the optimizer step.
 const char* to_string(MemoryPhase phase);
 
 /// The number of MemoryKind values.
 inline constexpr std::size_t kMemoryKinds = 7;
-/// A name for output: "parameters", "gathered parameters".
+/// The name of a kind of memory, for output: "parameters", "gathered parameters".
 const char* to_string(MemoryKind kind);
 /// Whether FSDP offloading moves memory of this kind to the host: shards, their gradients and the
 /// optimizer state.
@@ -59,11 +59,12 @@ bool is_state(MemoryKind kind);
 /// Bytes, indexed by MemoryKind.
 using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 
-/// The highest memory use while one FSDP unit was active, over all micro-batches.
+/// The highest memory use in one moment of a step, over all micro-batches. A moment is, for
+/// example, the backward of one FSDP unit.
 struct MomentMemory {
   std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
-  BytesByKind live{};  ///< live bytes of each kind, including host memory, which `bytes` excludes
+  BytesByKind live{};  ///< bytes in use of each kind, with host memory (not in `bytes`)
 };
 
 /// A rank's memory in one step.
@@ -72,7 +73,8 @@ struct StepMemory {
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
   std::string peak_moment;  ///< the moment of the peak: "the backward of unit 'model.layers.3'"
-  /// Moments in the order in which they reach their maximum; empty unless requested.
+  /// The moments of the step, in the order in which the moments reach their maximum; empty unless
+  /// requested.
   std::vector<MomentMemory> moments;
 };
 

@@ -22,7 +22,7 @@ TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// Records the memory of host tensors in this single-rank process, from its construction on. Only
-/// one may exist at a time. Create it on the thread that runs the steps, before the lanes of the
+/// one may exist at a time. Create it on the thread that runs the steps, before the streams of the
 /// model's FSDP units (memory_lanes) and before the model.
 class MemoryLog final {
  public:
@@ -32,20 +32,22 @@ class MemoryLog final {
   MemoryLog(const MemoryLog&) = delete;
   MemoryLog& operator=(const MemoryLog&) = delete;
 
-  /// Begins a step: the first step, or the step to examine. `where` returns the name of the current
-  /// moment, or "" if there is none but the phase; it is called at each allocation. Without
-  /// `moments`, StepMemory::moments stays empty.
+  /// Begins a step: the first step, or the step to examine. `where` is called at each allocation
+  /// and returns the name of the current moment, or "" if the moment has no name other than its
+  /// phase. Without `moments`, StepMemory::moments stays empty.
   void begin_step(std::function<std::string()> where, bool moments = false);
-  /// The phase at the last allocation.
+  /// The phase of the last allocation.
   MemoryPhase phase() const { return phase_; }
-  /// Returns lanes that forward to `lanes`, and by which the log knows the lane that allocates.
-  /// Pass the result to comm::set_host_streams. The log must outlive the result.
+  /// Returns streams that forward to `lanes`, and that tell the log in which lane (Lane in
+  /// comm/streams.h) a block is allocated. Pass the result to comm::set_host_streams. The log must
+  /// outlive the result.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
-  /// Marks the memory of this CPU tensor as a parameter's. Call it for all parameters.
+  /// Marks the memory of a CPU tensor as the memory of a parameter. Call assign_parameter() for all
+  /// parameters.
   void assign_parameter(const at::Tensor& tensor);
 
   /// The memory of the step that began last, which must have ended. With `on_host`, shards,
-  /// gradients and optimizer state are in host memory and do not count in the peak.
+  /// gradients and optimizer state are in host memory and do not count towards the peak.
   StepMemory use(bool on_host) const;
 
  private:
@@ -56,8 +58,8 @@ class MemoryLog final {
     MemoryPhase born = MemoryPhase::kSetup;
     comm::Lane lane = comm::Lane::kCompute;
     bool is_parameter = false;
-    /// Index of the phase in which the block was allocated, and in which it was freed (the highest
-    /// index for a live block).
+    /// Indices of the phases in which the block was allocated and freed. `ended` is the highest
+    /// index for a block that is not freed.
     int began = 0, ended = 0;
     bool earlier = false;  ///< whether the block was allocated before the step
   };
@@ -76,14 +78,15 @@ class MemoryLog final {
   bool reserve_only_;
   std::thread::id thread_ = std::this_thread::get_id();  ///< the thread that runs the steps
   std::unordered_map<std::uint64_t, Block> blocks_;
-  std::map<const void*, std::uint64_t> live_blocks_;  ///< number of each live block, by its address
-  std::vector<Event> events_;                         ///< allocations and frees of the step
+  /// Allocation number of each block in use, by address.
+  std::map<const void*, std::uint64_t> live_blocks_;
+  std::vector<Event> events_;  ///< allocations and frees of the step
   MemoryPhase phase_ = MemoryPhase::kSetup;
   int phases_ = 0;
   comm::Lane lane_ = comm::Lane::kCompute;
   std::function<std::string()> where_;
   bool returns_moments_ = false;
-  std::vector<std::string> moments_{""};  ///< names of the moments
+  std::vector<std::string> moments_{""};  ///< names of the moments of the step
   std::size_t moment_ = 0;                ///< index of the moment of the last allocation
 };
 

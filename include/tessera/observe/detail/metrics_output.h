@@ -20,19 +20,20 @@ namespace tessera::observe {
 /// the last call (take_memory_use).
 void set_memory(StepMetrics& metrics, const std::string& device_type);
 
-/// torchtitan's console line. tps is per rank, as in torchtitan; an unknown mfu is N/A.
+/// The metrics of a step as a console line in torchtitan's format. "tps" is tokens per second and
+/// rank, as in torchtitan; an unknown "mfu" is N/A.
 std::string titan_line(const StepMetrics& metrics, int world_size);
 
 /// Writes metrics to a JSONL file, one line per step, flushed after each line. Creates a missing
 /// folder. For one rank and one thread. Throws Error if the file can't be written.
 class MetricsWriter {
  public:
-  /// Retains the records of an existing file up to step `resumed`; 0, for a new run, removes all
-  /// records.
+  /// Opens the file. Retains the records of an existing file up to step `resumed`. With 0, for a
+  /// new run, removes all records.
   explicit MetricsWriter(const std::filesystem::path& path, std::int64_t resumed = 0);
   void write(const StepMetrics& metrics);
-  /// Replaces the record of the last write() by `metrics`. Does nothing if the file is a pipe,
-  /// because the record has already been sent.
+  /// Replaces the record that the last write() wrote by `metrics`. Does nothing if the file is a
+  /// pipe, because a pipe has already passed the record on.
   void write_again(const StepMetrics& metrics);
 
  private:

@@ -23,7 +23,7 @@ std::string duration_text(double seconds);
 /// mix with the progress line. Not thread safe.
 class Progress {
  public:
-  /// `stream`: the stream on which the progress line is drawn. `log`: the stream to which line()
+  /// `stream`: the terminal on which the progress line is drawn. `log`: the stream to which line()
   /// writes.
   explicit Progress(std::int64_t steps, std::FILE* stream = stderr, std::FILE* log = stdout);
   ~Progress();
