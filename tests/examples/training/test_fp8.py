@@ -64,7 +64,7 @@ class Fp8(training_runs.TrainingRuns):
     def test_agrees_with_one_rank_by_verify(self):
         self.losses(["--steps", 1, "--fp8", "--verify"], 2, 2)
 
-    def test_a_plan_for_a_gpu_takes_less_time(self):
+    def test_a_plan_for_a_gpu_promises_no_gain_before_a_measurement(self):
         config = programs.ROOT / "examples/llama/configs/llama3.1-8b.json"
         plans = []
         for more in ([], ["--fp8"]):
@@ -74,7 +74,7 @@ class Fp8(training_runs.TrainingRuns):
             plans.append(json.loads(file.read_text()))
         self.assertEqual(plans[1]["comm"], plans[0]["comm"])
         self.assertLess(abs(plans[1]["flops"] / plans[0]["flops"] - 1), 1e-3)
-        self.assertLess(plans[1]["step_time_s"], plans[0]["step_time_s"])
+        self.assertGreaterEqual(plans[1]["step_time_s"], plans[0]["step_time_s"])
 
     def test_refuses_in_one_line(self):
         small = self.folder / "small.json"
