@@ -83,7 +83,8 @@ void add_special_token(AddedToken token, FilesBeside& files) {
 
 /// The special token in a JSON field; nullopt if the field is null or "".
 std::optional<AddedToken> special_token_of(const JsonField& field) {
-  if (field.is_null() || field.json() == "") {
+  const json& value = field.json();
+  if (value.is_null() || (value.is_string() && value.get_ref<const std::string&>().empty())) {
     return std::nullopt;
   }
   return read_token(field, /*special=*/true);

@@ -174,7 +174,7 @@ class SentencePieceTokenizer final : public Tokenizer {
         tokens.back().id = static_cast<TokenId>(id);
       }
     }
-    added_ = AddedTokens(std::move(tokens));
+    added_ = AddedTokens(tokens);
   }
 
   bool is_space(std::int64_t id) const {

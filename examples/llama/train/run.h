@@ -219,7 +219,7 @@ nlohmann::json fine_tuning_record(const TrainOptions& options);
 /// step or evaluation batch, saves a checkpoint and ends; nullptr: signals are ignored. Returns
 /// false if a signal ended the run. Collective over `world`; a failure on one rank throws on that
 /// rank.
-bool train(const TrainOptions& options, const tessera::comm::WorldPtr& world,
+bool train(const TrainOptions& given, const tessera::comm::WorldPtr& world,
            const tessera::StopSignals* signals = nullptr);
 
 }  // namespace llama

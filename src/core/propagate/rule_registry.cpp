@@ -225,14 +225,14 @@ void detail::add_library_rule(std::string op, RuleFunction::Body body, bool read
 
 /// After the first use of an operator, a thread's dispatch cache may contain a plan made by the old
 /// rule.
-void register_rule(std::string op, RuleFunction::Body body, bool reads_numbers) {
-  TESSERA_CHECK(body != nullptr, "register_rule of ", op, " without a rule; give a function");
+void register_rule(std::string op, RuleFunction::Body rule, bool reads_numbers) {
+  TESSERA_CHECK(rule != nullptr, "register_rule of ", op, " without a rule; give a function");
   auto& all = user_rules();
   const std::lock_guard lock(all.mutex);
   TESSERA_CHECK(all.looked_up.count(op) == 0, "register_rule of ", op,
                 " came after its first use; register rules when the program starts");
   const bool added =
-      all.rules.try_emplace(op, RuleFunction::Entry{std::move(body), reads_numbers}).second;
+      all.rules.try_emplace(op, RuleFunction::Entry{std::move(rule), reads_numbers}).second;
   TESSERA_CHECK(added, "register_rule of ", op, " for the second time; keep one of the two");
 }
 
