@@ -50,6 +50,7 @@ struct StateDict {
   NamedRankStates rank_states = {};
 };
 
+/// Options of save() and async_save().
 struct SaveOptions {
   /// Identifies the run that owns an unfinished save. Runs that share a folder need different ids;
   /// a restarted run must use the same id as before.
@@ -87,6 +88,7 @@ class DamagedStep : public Error {
   using Error::Error;
 };
 
+/// Options of load(): which parts of a step are loaded.
 struct LoadOptions {
   /// Patterns (nn::matches_fqn) of names that are not loaded and not reported as missing:
   /// "optimizer.**". load() throws Error for a pattern that matches no name in the step or in the

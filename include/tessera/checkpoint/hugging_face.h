@@ -23,6 +23,7 @@ class ModuleBase;
 
 namespace tessera::checkpoint {
 
+/// Options of load_hugging_face().
 struct HuggingFaceOptions {
   /// Pairs {pattern of names in the files, name in the model}, for files with other parameter
   /// names. nn::renamed_fqn describes how wildcards are substituted. An empty model name skips the

@@ -24,6 +24,7 @@ struct WeightedSamples {
   double weight = 1;
 };
 
+/// Options of BatchLoader.
 struct BatchOptions {
   std::int64_t batch = 1;  ///< sequences per step, over all ranks
   /// Seed of the shuffle of samples, which differs in each pass over a source. Without a seed,

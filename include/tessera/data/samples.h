@@ -40,6 +40,7 @@ using SampleSourcePtr = std::shared_ptr<const SampleSource>;
 SampleSourcePtr token_windows(TokenSourcePtr tokens, std::int64_t sequence,
                               std::int64_t vocabulary);
 
+/// Options of prompt_completions().
 struct PromptOptions {
   std::string prompt_field = "prompt";
   std::string completion_field = "completion";

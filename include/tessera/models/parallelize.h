@@ -39,6 +39,7 @@ enum class ActivationMemory {
   kInputs,   ///< saves the block's input; recomputes everything else
 };
 
+/// Options of parallelize().
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;

@@ -21,6 +21,7 @@ namespace tessera::observe {
 /// computed without gradients.
 using VerifyStep = std::function<at::Tensor(nn::ModuleBase& module)>;
 
+/// Options of verify().
 struct VerifyOptions {
   /// The mesh dimensions along which ranks have different samples: the dimensions of FSDP and of
   /// replicas. The gradient on the mesh must equal the mean, over these dimensions, of the one-rank

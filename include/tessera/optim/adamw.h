@@ -12,6 +12,7 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
+/// Options of AdamW.
 struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;          ///< decay of the running mean of the gradients
@@ -70,6 +71,7 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   std::vector<Rate> rates_;  ///< one entry for each group and device
 };
 
+/// Options of Sgd.
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0.0;

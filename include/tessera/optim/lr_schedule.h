@@ -15,6 +15,7 @@ enum class Schedule : std::uint8_t { kConstant, kLinear, kCosine, kWsd };
 /// anything else.
 Schedule parse_schedule(std::string_view name);
 
+/// Options of LrSchedule.
 struct LrScheduleOptions {
   Schedule schedule = Schedule::kConstant;
   std::int64_t warmup = 0;  ///< length of the warm-up in steps

@@ -67,6 +67,7 @@ struct Run {
 /// Creates this rank's run in a world, which is a fake world (comm::fake_world) during planning.
 using MakeRun = std::function<Run(const comm::WorldPtr& world)>;
 
+/// Options of plan().
 struct PlanOptions {
   std::optional<Machine> machine{};  ///< the machine to plan for; without one, no time is estimated
   /// The device of the planned training: "cpu" or "cuda". During planning, all tensors are on the

@@ -21,6 +21,7 @@
 TESSERA_API_BEGIN
 namespace tessera::training {
 
+/// Options of MetricLog: where a run's metrics are written.
 struct MetricOptions {
   std::filesystem::path metrics = {};      ///< the JSONL file of the metrics; empty: none
   std::filesystem::path tensorboard = {};  ///< the folder for TensorBoard; empty: none
@@ -66,6 +67,7 @@ struct StepRange {
   std::int64_t first = 0, last = 0;
 };
 
+/// Options of Recording: which steps of a run are profiled.
 struct RecordingOptions {
   /// The file of rank 0's profile (observe::Profile). For p.json, rank 3 writes p.rank3.json in the
   /// same folder. Empty: no profile.

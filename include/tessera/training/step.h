@@ -33,6 +33,7 @@ struct TrainState {
   std::int64_t samples = 0;  ///< number of samples of these steps, over all ranks
 };
 
+/// Options of step().
 struct StepOptions {
   std::int64_t batch = 1;       ///< samples per step, over all ranks
   std::int64_t accumulate = 1;  ///< number of micro-batches, each with a forward and a backward
@@ -53,6 +54,7 @@ struct StepOptions {
   std::string advice_out_of_memory = "take a smaller batch, activation checkpointing or more ranks";
 };
 
+/// The result of step().
 struct StepResult {
   double loss = 0;       ///< mean over the ranks of data_mesh and the micro-batches
   double grad_norm = 0;  ///< gradient norm of the whole model, before clipping
@@ -122,6 +124,7 @@ class StepMeter {
   comm::TrafficTable before_;
 };
 
+/// When a run evaluates held-out data.
 struct EvaluationOptions {
   std::int64_t every = 0;  ///< evaluate every this many steps; 0: never during the run
   std::int64_t steps = 0;  ///< number of steps of the whole run; the last step is also evaluated

@@ -4,8 +4,8 @@
 // older machines lack.
 #include <cstdint>
 
-#include "tessera/kernels/detail/huge_rows.h"
 #include "rows/row_kernels.h"
+#include "tessera/kernels/detail/huge_rows.h"
 
 namespace tessera::kernels::TESSERA_ISA {
 
