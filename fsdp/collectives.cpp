@@ -21,9 +21,9 @@
 
 namespace tessera::fsdp {
 
-// CommContext: the communication state that the units of a model share. Two rules bound the memory
-// of a step. At most one unit's gradients are being reduced at a time. A tensor that another lane
-// reads is kept alive until the compute lane has waited for that lane.
+// CommContext: the communication state that the units of a model share. Two rules limit the memory
+// of a step. First, one unit's gradients are reduced at a time. Second, a tensor that another lane
+// reads is freed after the compute lane has waited for that lane.
 
 using comm::Lane;
 
@@ -179,8 +179,8 @@ bool GradientReduction::averages() const {
          mesh_.shard.group().averages_while_reducing();
 }
 
-/// The purpose says whether the reduction averages. If ranks have different settings and only some
-/// of them average, the ranks get an error instead of a wrong sum.
+/// The purpose says whether the reduction averages. If one rank averages and another rank sums, the
+/// purposes differ, and the ranks get an error instead of a wrong sum.
 std::string GradientReduction::purpose() const {
   return op_ == ReduceOp::kAvg ? label() + " (average)" : label();
 }

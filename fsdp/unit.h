@@ -260,9 +260,9 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// no backward, frees the parameters that the iteration left gathered, because the shards may
   /// have changed, and returns true. Within this root's backward, throws Error and changes nothing.
   bool begin_forward();
-  /// To be called when the root's forward has ended. Ends the forward of units of several modules
-  /// of which some did not run. Throws Error on all ranks if the ranks have not gathered the same
-  /// units. If no backward follows, frees the parameters that are still gathered.
+  /// To be called when the root's forward has ended. A unit of several modules may still wait for a
+  /// module that did not run: ends the forward of this unit. Throws Error on all ranks if the ranks
+  /// have gathered different units. If no backward follows, frees the gathered parameters.
   void end_forward(bool backward_comes);
   /// To be called when an all-gather of `unit` has begun.
   void began_gather(Unit& unit);

@@ -56,8 +56,8 @@ nlohmann::json to_json(const std::vector<tessera::data::FileFingerprint>& files)
 std::string first_difference(const nlohmann::json& saved, const nlohmann::json& now,
                              const std::string& at = "");
 
-/// Removes the further files of a tokenizer ("beside") from `now` if `saved` lacks them, because
-/// older programs did not save them.
+/// Removes the JSON field "beside" of a tokenizer from `now` if `saved` lacks this field, because
+/// older programs did not save the field.
 void adapt_older_tokenizer(const nlohmann::json& saved, nlohmann::json& now);
 
 /// The fingerprint of a tokenizer: to_json() of its file, with its further files as "beside". Null

@@ -31,10 +31,10 @@ namespace llama {
 tessera::DeviceMesh make_generation_mesh(const GenerateOptions& options,
                                          const tessera::comm::WorldPtr& world);
 
-/// Loads the weights of options.model in the type options.dtype. Each rank loads only its own part
-/// of the weights. `positions`: the number of positions in the rotary tables. With `split_logits`,
-/// the model returns logits that are split over the vocabulary, for the loss; otherwise each rank
-/// gets all logits. Collective.
+/// Loads the weights of options.model in the type options.dtype. Each rank loads only its own
+/// weights. The rotary tables have `positions` rows. With `split_logits`, the model returns logits
+/// that are split over the vocabulary, which the loss takes. Without, each rank gets all logits.
+/// Collective.
 std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& config,
                                   std::int64_t positions, const tessera::DeviceMesh& mesh,
                                   bool split_logits);

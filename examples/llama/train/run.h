@@ -27,8 +27,8 @@
 
 namespace llama {
 
-/// Selects the kernels of this process according to the flags. Call choose_kernels() before any use
-/// of a device.
+/// Selects the kernels of this process according to the flags. Call choose_kernels() before the
+/// first use of a device.
 void choose_kernels(const TrainOptions& options);
 
 /// Creates the mesh (dp, tp) of the run, with dp_replicate and cp if they are above 1. Throws

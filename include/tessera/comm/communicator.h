@@ -88,7 +88,7 @@ class Communicator {
   virtual WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input);
   /// tensor = the reduction of the tensors of all ranks.
   virtual WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op);
-  /// output [n] = part `rank` of the reduction of all ranks' inputs [size * n].
+  /// Reduces the inputs [size * n] of all ranks. output [n] = part `rank` of the result.
   virtual WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
   /// Sends input_counts[r] flat elements to rank r and receives output_counts[r] elements from rank
   /// r.
@@ -102,9 +102,9 @@ class Communicator {
   /// into one buffer, which costs copies.
   virtual WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
                                    const std::vector<at::Tensor>& inputs);
-  /// Several reduce-scatters of one element type as one collective: outputs[i] [n_i] = part `rank`
-  /// of the reduction of all ranks' inputs[i] [size * n_i]. The default implementation packs the
-  /// tensors into one buffer, which costs copies.
+  /// Several reduce-scatters of one element type as one collective, for inputs[i] [size * n_i] and
+  /// outputs[i] [n_i]. The default implementation packs the tensors into one buffer, which costs
+  /// copies.
   virtual WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs, ReduceOp op);
   /// Whether all_gather_group() and reduce_scatter_group() read and write the given tensors

@@ -60,9 +60,8 @@ struct VerifyReport {
   std::size_t parameters = 0;  ///< number of parameters whose gradients were compared
   /// The largest difference found, divided by the largest value of tensors of that kind.
   double largest = 0;
-  /// The module in which to look for the cause of the first entry in `outputs`. This is the module
-  /// of the entry or, if the input of this module already differs, the module that calls this
-  /// module.
+  /// The module in which to look for the cause of the first entry in `outputs`: the entry's module.
+  /// If the input of the entry's module differs already, the caller of the entry's module.
   std::string cause{};
 
   bool ok() const { return outputs.empty() && gradients.empty() && weights.empty(); }

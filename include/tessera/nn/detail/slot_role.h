@@ -12,9 +12,9 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The parts of a fused parameter, which files store as separate tensors. Each part is the weight
-/// of a module that the fused module replaces. The rows of the fused parameter are divided into
-/// `groups` equal groups. Each group has rows of every part, one part after another.
+/// The parts of a fused parameter, which files store as separate tensors. The fused module replaces
+/// several modules, and each part is the weight of one replaced module. The fused parameter has
+/// `groups` groups with equal numbers of rows. Each group has rows of every part, in order.
 struct StoredParts {
   /// One part of a fused parameter: the weight of a replaced module.
   struct Part {
