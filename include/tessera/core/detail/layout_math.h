@@ -79,9 +79,9 @@ struct PartRows {
   std::int64_t group_rows = 0;
   std::int64_t groups = 1;
 
-  /// Calls visit(row, from, count) for each run of this part that overlaps with a block of the fused
-  /// weight, which has the rows [first_row, first_row + rows). The overlap has `count` rows. It
-  /// begins at row `row` of the part and at row `from` of the block.
+  /// Calls visit(row, from, count) for each run of this part that overlaps with a block of the
+  /// fused weight, which has the rows [first_row, first_row + rows). The overlap has `count` rows.
+  /// It begins at row `row` of the part and at row `from` of the block.
   template <class Visit>
   void visit(std::int64_t first_row, std::int64_t rows, const Visit& visit) const {
     for (std::int64_t group = 0; group < groups; ++group) {

@@ -42,10 +42,10 @@ struct AddRmsNormResult {
 /// `residual` has the sizes and type of x.
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                               const at::Tensor& weight, double eps);
-/// The backward of add_rms_norm(), which returns a sum and a norm. `x` is the sum. `sum_grad` is the
-/// gradient of the returned sum, with the sizes and type of x, or undefined. The gradient of the
-/// norm is rounded before `sum_grad` is added. The first result is the gradient of both inputs of
-/// add_rms_norm(), `x` and `residual`.
+/// The backward of add_rms_norm(), which returns a sum and a norm. `x` is the sum. `sum_grad` is
+/// the gradient of the returned sum, with the sizes and type of x, or undefined. The gradient of
+/// the norm is rounded before `sum_grad` is added. The first result is the gradient of both inputs
+/// of add_rms_norm(), `x` and `residual`.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd,
