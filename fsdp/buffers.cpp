@@ -1,5 +1,5 @@
 #include "buffers.h"
-#include "tessera/comm/detail/purpose_scope.h"
+#include "tessera/comm/detail/scopes.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>

@@ -1,6 +1,5 @@
 #include "param_group.h"
-#include "tessera/comm/detail/lanes.h"
-#include "tessera/comm/detail/purpose_scope.h"
+#include "tessera/comm/detail/scopes.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/isfinite.h>

@@ -2,7 +2,7 @@
 // and windows, and context-parallel attention.
 
 #include "tessera/nn/functional.h"
-#include "tessera/comm/detail/purpose_scope.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/recomputation.h"

@@ -1,7 +1,6 @@
 // The recomputation of an activation-checkpointed function.
 
 #include "recompute.h"
-#include "tessera/nn/detail/checkpoint_counts.h"
 #include "tessera/nn/detail/recomputation.h"
 
 #include <ATen/Context.h>
@@ -248,8 +247,6 @@ Results RecordOperators::call(const Operator& op, const std::function<Results()>
   return results;
 }
 
-namespace {
-
 /// The operator mode in a recomputation: returns the saved results.
 class ReplayOperators final : public OperatorMode {
  public:
@@ -271,8 +268,6 @@ class ReplayOperators final : public OperatorMode {
   OperatorMode* outer_ = active_operator_mode();
   std::unordered_map<std::string, std::size_t> calls_;
 };
-
-}  // namespace
 
 // One forward of a checkpointed function: the data that it saved, and how to run the function
 // again. Autograd saves placeholders that refer to this object, the frame. The first placeholder

@@ -2,7 +2,7 @@
 // known only when it is freed: for example, a block that outlives the forward that allocated it is
 // an activation.
 #include "tessera/observe/detail/memory.h"
-#include "tessera/comm/detail/lanes.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/observe/memory.h"
 
 #include <sys/mman.h>

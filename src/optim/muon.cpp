@@ -3,7 +3,7 @@
 
 #include "tessera/optim/muon.h"
 #include "shard_update.h"
-#include "tessera/comm/detail/purpose_scope.h"
+#include "tessera/comm/detail/scopes.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>

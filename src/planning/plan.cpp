@@ -1,6 +1,6 @@
 // Runs a rank's real step in a fake world; a memory log and a schedule observe the step.
 #include "tessera/planning/plan.h"
-#include "tessera/comm/detail/lanes.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/observe/detail/memory.h"
 
 #include <ATen/Parallel.h>

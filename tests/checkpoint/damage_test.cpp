@@ -27,7 +27,6 @@
 #include "tessera/nn/linear.h"
 #include "testing/files.h"
 #include "testing/processes.h"
-#include "testing/survives.h"
 
 namespace tessera::checkpoint {
 namespace {

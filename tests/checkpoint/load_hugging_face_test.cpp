@@ -19,7 +19,7 @@
 #include "tessera/nn/meta_device.h"
 #include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/memory/memory_scope.h"
+#include "testing/memory.h"
 #include "testing/module_values.h"
 
 namespace tessera::checkpoint {

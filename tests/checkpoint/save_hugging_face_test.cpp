@@ -20,8 +20,7 @@
 #include "testing/files.h"
 #include "testing/forwarding_communicator.h"
 #include "testing/module_values.h"
-#include "testing/survives.h"
-#include "testing/wrapped_world.h"
+#include "testing/processes.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -30,7 +30,7 @@
 #include "tessera/checkpoint/stateful.h"
 #include "tessera/core/detail/crc32c.h"
 #include "testing/files.h"
-#include "testing/memory/memory_scope.h"
+#include "testing/memory.h"
 
 namespace tessera::checkpoint {
 namespace {

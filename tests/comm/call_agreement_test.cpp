@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #include "group_of_all.h"
-#include "tessera/comm/detail/purpose_scope.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/core/error.h"
 #include "testing/environment.h"
 #include "testing/errors.h"

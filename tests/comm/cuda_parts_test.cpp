@@ -11,7 +11,7 @@
 #include "backends.h"
 #include "cuda/cuda_backend.h"
 #include "group_of_all.h"
-#include "tessera/comm/detail/lanes.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/comm/streams.h"
 #include "testing/errors.h"
 #include "testing/processes.h"

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "checked/checked_communicator.h"
-#include "tessera/comm/detail/purpose_scope.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "testing/errors.h"

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "group_of_all.h"
-#include "tessera/comm/detail/purpose_scope.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/core/error.h"
 #include "testing/environment.h"
 #include "testing/errors.h"

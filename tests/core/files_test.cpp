@@ -16,7 +16,7 @@
 #include "tessera/core/input_file.h"
 #include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/survives.h"
+#include "testing/processes.h"
 
 namespace tessera::files {
 namespace {

@@ -6,7 +6,6 @@
 
 #include "fsdp/training/training.h"
 #include "testing/forwarding_communicator.h"
-#include "testing/wrapped_world.h"
 
 namespace tessera::fsdp::average_tests {
 

@@ -41,17 +41,60 @@ at::Tensor rows_from(std::int64_t first, std::int64_t count) {
   return uniform_values({4, kWide}, 3).narrow(0, first, count);
 }
 
-TEST(Buckets, AreReducedWhileBackwardComputes) {
+/// Takes one backward on 2 ranks, after `prepare`. Expects the gradients of one rank, and that
+/// `early` buckets were reduced before backward computed the gradient of the first layer.
+void expect_early_buckets(std::int64_t early, const std::function<void(Chain&)>& prepare) {
   Filled<Chain> alone;
   alone(rows_from(0, 4), -1).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {
     Filled<Chain> model;
     replicate(model, rank.world(), kBuckets);
+    prepare(model);
     const Sent sent(rank);
-    std::int64_t early = 0;
-    model.at_first_layer = [&] { early = sent.calls("dp", "all_reduce"); };
+    std::int64_t found = -1;
+    model.at_first_layer = [&] { found = sent.calls("dp", "all_reduce"); };
     model(rows_from(2 * rank.rank(), 2), -1).square().mean().backward();
-    EXPECT_EQ(early, kLayers - 2);
+    EXPECT_EQ(found, early);
+    EXPECT_EQ(sent.calls("dp", "all_reduce"), kLayers);
+    expect_gradients(model, gradients_of(alone));
+  });
+}
+
+TEST(Buckets, AreReducedWhileBackwardComputes) {
+  expect_early_buckets(kLayers - 2, [](Chain&) {});
+}
+
+// A hook may write a parameter that backward still reads.
+TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
+  expect_early_buckets(0, [](Chain& model) {
+    model.layers[3]->slot("weight")->persistent().register_hook(
+        [](const at::Tensor& gradient) { return gradient; });
+  });
+}
+
+/// One unit that is called once for each half of its layers.
+struct Halves : nn::Module<Halves> {
+  Halves() { chain = register_module("chain", std::make_shared<Chain>()); }
+  at::Tensor forward(const at::Tensor& x, bool second) {
+    at::Tensor y = x;
+    for (const std::size_t i :
+         second ? std::vector<std::size_t>{2, 3} : std::vector<std::size_t>{0, 1}) {
+      y = at::tanh((*chain->layers[i])(y) * 0.1);
+    }
+    return y;
+  }
+  std::shared_ptr<Chain> chain;
+};
+
+// The buckets of the second half are complete before backward enters the first call.
+TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
+  Filled<Halves> alone;
+  alone(alone(rows_from(0, 4), false), true).square().mean().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Halves> model;
+    replicate(model, rank.world(), kBuckets);
+    const Sent sent(rank);
+    model(model(rows_from(2 * rank.rank(), 2), false), true).square().mean().backward();
     EXPECT_EQ(sent.calls("dp", "all_reduce"), kLayers);
     expect_gradients(model, gradients_of(alone));
   });
@@ -116,25 +159,6 @@ TEST(Buckets, HaveOneOrderInABackwardOfTwoModels) {
       (whole(x, -1).square().mean() + skipping(x, skipped).square().mean()).backward();
       expect_gradients(skipping, expected);
     }
-  });
-}
-
-// A hook may write a parameter that backward still reads.
-TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
-  Filled<Chain> alone;
-  alone(rows_from(0, 4), -1).square().mean().backward();
-  RunRanks(2, [&](Rank& rank) {
-    Filled<Chain> model;
-    replicate(model, rank.world(), kBuckets);
-    model.layers[3]->slot("weight")->persistent().register_hook(
-        [](const at::Tensor& g) { return g; });
-    const Sent sent(rank);
-    std::int64_t early = 0;
-    model.at_first_layer = [&] { early = sent.calls("dp", "all_reduce"); };
-    model(rows_from(2 * rank.rank(), 2), -1).square().mean().backward();
-    EXPECT_EQ(early, 0);
-    EXPECT_EQ(sent.calls("dp", "all_reduce"), kLayers);
-    expect_gradients(model, gradients_of(alone));
   });
 }
 

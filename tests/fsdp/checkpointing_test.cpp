@@ -1,6 +1,5 @@
 // Activation checkpointing inside, around and across FSDP units, over tensor parallelism.
 #include "tessera/nn/activation_checkpointing.h"
-#include "tessera/nn/detail/checkpoint_counts.h"
 #include "tessera/nn/detail/recomputation.h"
 
 #include "fsdp/training/training.h"

@@ -6,7 +6,7 @@
 #include "tessera/core/error.h"
 #include "tessera/mesh/device_mesh.h"
 #include "testing/errors.h"
-#include "testing/test_on_ranks.h"
+#include "testing/ranks.h"
 
 namespace tessera {
 namespace {

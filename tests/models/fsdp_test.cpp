@@ -9,11 +9,10 @@
 #include "models/llama_run.h"
 #include "tessera/models/detail/parse_config.h"
 #include "tessera/models/parallelize.h"
-#include "testing/expect_tensors.h"
 #include "testing/lateness.h"
-#include "testing/memory/memory_scope.h"
+#include "testing/memory.h"
 #include "testing/ranks.h"
-#include "testing/test_on_ranks.h"
+#include "testing/values.h"
 
 namespace tessera::models {
 namespace {

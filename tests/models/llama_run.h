@@ -14,7 +14,6 @@
 
 #include "tessera/models/detail/parse_config.h"
 #include "tessera/tessera.hpp"
-#include "testing/expect_tensors.h"
 #include "testing/values.h"
 
 namespace tessera::models {

@@ -21,9 +21,9 @@
 #include "tessera/models/parallelize.h"
 #include "tessera/nn/initialization.h"
 #include "testing/errors.h"
-#include "testing/expect_tensors.h"
 #include "testing/module_values.h"
-#include "testing/test_on_ranks.h"
+#include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::models {
 namespace {

@@ -12,7 +12,7 @@
 #include "tessera/tessera.hpp"
 #include "testing/errors.h"
 #include "testing/module_values.h"
-#include "testing/test_on_ranks.h"
+#include "testing/ranks.h"
 
 namespace tessera::models {
 namespace {

@@ -30,9 +30,9 @@
 #include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
 #include "testing/errors.h"
-#include "testing/expect_tensors.h"
 #include "testing/models.h"
 #include "testing/module_values.h"
+#include "testing/values.h"
 
 namespace tessera::nn {
 namespace {

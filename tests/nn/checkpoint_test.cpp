@@ -25,7 +25,7 @@
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "testing/distributed.h"
-#include "testing/memory/allocated_bytes.h"
+#include "testing/memory.h"
 
 namespace tessera::nn {
 namespace {

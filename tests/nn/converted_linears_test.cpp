@@ -13,8 +13,8 @@
 #include "tessera/kernels/detail/fp8.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"
-#include "tessera/nn/detail/checkpoint_counts.h"
 #include "tessera/nn/detail/lora.h"
+#include "tessera/nn/detail/recomputation.h"
 #include "tessera/nn/fp8.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/nn/fused_linear.h"
@@ -23,7 +23,6 @@
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/norm.h"
 #include "testing/errors.h"
-#include "testing/expect_tensors.h"
 #include "testing/module_values.h"
 #include "testing/values.h"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/checkpoint_counts.h"
+#include "tessera/nn/detail/recomputation.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 

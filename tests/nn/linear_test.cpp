@@ -18,7 +18,7 @@
 #include "tessera/nn/norm.h"
 #include "testing/added_terms.h"
 #include "testing/distributed.h"
-#include "testing/memory/allocated_bytes.h"
+#include "testing/memory.h"
 #include "testing/module_values.h"
 
 namespace tessera::nn {

@@ -14,7 +14,7 @@
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/functional.h"
 #include "testing/distributed.h"
-#include "testing/memory/allocated_bytes.h"
+#include "testing/memory.h"
 
 namespace tessera::nn {
 namespace {

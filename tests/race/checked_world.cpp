@@ -13,7 +13,6 @@
 #include "race/checked_world.h"
 #include "race/operator_watch.h"
 #include "testing/forwarding_communicator.h"
-#include "testing/wrapped_world.h"
 
 namespace tessera::race {
 namespace {

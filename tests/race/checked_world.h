@@ -11,7 +11,7 @@
 #include "tessera/comm/streams.h"
 #include "tessera/comm/world.h"
 #include "tessera/nn/module.h"
-#include "testing/memory/watched_allocator.h"
+#include "testing/memory.h"
 #include "testing/ranks.h"
 
 namespace tessera::race {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tessera/comm/streams.h"
-#include "testing/memory/watched_allocator.h"
+#include "testing/memory.h"
 
 namespace tessera::race {
 

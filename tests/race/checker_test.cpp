@@ -6,8 +6,7 @@
 #include <functional>
 
 #include "race/checked_world.h"
-#include "tessera/comm/detail/lanes.h"
-#include "tessera/comm/detail/purpose_scope.h"
+#include "tessera/comm/detail/scopes.h"
 #include "testing/errors.h"
 
 namespace tessera::race {

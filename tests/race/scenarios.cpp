@@ -10,7 +10,7 @@
 
 #include "fsdp/training/training.h"
 #include "race/scenarios.h"
-#include "tessera/comm/detail/lanes.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"

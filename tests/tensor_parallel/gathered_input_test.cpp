@@ -13,7 +13,7 @@
 #include "tessera/tensor_parallel/styles.h"
 #include "testing/added_terms.h"
 #include "testing/distributed.h"
-#include "testing/memory/memory_scope.h"
+#include "testing/memory.h"
 #include "testing/module_values.h"
 #include "testing/small_llama.h"
 

@@ -14,7 +14,7 @@
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/environment.h"
-#include "testing/memory/memory_scope.h"
+#include "testing/memory.h"
 #include "testing/module_values.h"
 
 namespace tessera::tensor_parallel {

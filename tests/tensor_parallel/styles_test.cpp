@@ -14,7 +14,7 @@
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
-#include "testing/memory/memory_scope.h"
+#include "testing/memory.h"
 #include "testing/module_values.h"
 #include "testing/small_llama.h"
 

@@ -15,9 +15,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "testing/errors.h"
-#include "testing/expect_tensors.h"
 #include "testing/ranks.h"
-#include "testing/test_on_ranks.h"
 #include "testing/values.h"
 
 namespace tessera::testing {

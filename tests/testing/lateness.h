@@ -10,7 +10,6 @@
 
 #include "testing/forwarding_communicator.h"
 #include "testing/ranks.h"
-#include "testing/wrapped_world.h"
 
 namespace tessera::testing {
 

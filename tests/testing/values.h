@@ -1,16 +1,18 @@
-// Tensors of known values, whole tensors, and layouts of tensors.
-
 #pragma once
+// Tensors of known values, whole tensors, and layouts of tensors.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
+#include <gtest/gtest.h>
 
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -69,3 +71,32 @@ inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, con
 }
 
 }  // namespace tessera::testing
+
+namespace tessera::testing {
+
+/// Whether two tensors have equal values. Collective if one is distributed: whole values are
+/// compared.
+inline ::testing::AssertionResult Equal(const at::Tensor& found, const at::Tensor& expected) {
+  const at::Tensor a = full_tensor(found), b = full_tensor(expected);
+  if (at::equal(a, b)) {
+    return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure() << a << "\nexpected\n" << b << "\n";
+}
+
+/// The same with at::allclose().
+inline ::testing::AssertionResult Close(const at::Tensor& found, const at::Tensor& expected,
+                                        double relative = 1e-5, double absolute = 1e-8,
+                                        bool equal_nan = false) {
+  const at::Tensor a = full_tensor(found), b = full_tensor(expected);
+  if (at::allclose(a, b, relative, absolute, equal_nan)) {
+    return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure() << a << "\nexpected\n" << b << "\n";
+}
+
+}  // namespace tessera::testing
+
+// A message may be streamed into these.
+#define EXPECT_EQUAL(...) EXPECT_TRUE(::tessera::testing::Equal(__VA_ARGS__))
+#define EXPECT_CLOSE(...) EXPECT_TRUE(::tessera::testing::Close(__VA_ARGS__))

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cuda/cuda_backend.h"
-#include "tessera/comm/detail/lanes.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/comm/streams.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"

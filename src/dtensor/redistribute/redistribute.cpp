@@ -13,7 +13,7 @@
 #include "redistribute/redistribute.h"
 #include "redistribute/redistribute_steps.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/detail/purpose_scope.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/bounded_cache.h"
 #include "tessera/core/error.h"

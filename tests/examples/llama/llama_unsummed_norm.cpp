@@ -14,7 +14,6 @@
 #include "examples/llama/start.h"
 #include "examples/llama/train/run.h"
 #include "testing/forwarding_communicator.h"
-#include "testing/wrapped_world.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include "fsdp/recording_streams.h"
 #include "fsdp/training/training.h"
 #include "tessera/optim/adamw.h"
-#include "testing/memory/memory_scope.h"
+#include "testing/memory.h"
 
 namespace tessera::fsdp::memory {
 

@@ -42,5 +42,12 @@ void set_batch_ranks(std::int64_t ranks);
 bool weighs_ranks();
 void note_weighing();
 
+/// The calls of a module around which a hook runs.
+enum class HookedCalls : std::uint8_t {
+  kForward,
+  kEveryMethod,  ///< the hook runs around forward, and around other methods that
+                 ///< Module::call_method calls
+};
+
 }  // namespace tessera::nn
 TESSERA_API_END

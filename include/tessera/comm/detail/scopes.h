@@ -1,5 +1,9 @@
 #pragma once
 
+#include <string>
+#include <utility>
+
+#include "tessera/comm/communicator.h"
 #include "tessera/comm/streams.h"
 #include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
@@ -21,6 +25,18 @@ class LaneScope : tessera::detail::NoCopy {
 /// Sets the streams that make_streams() returns for the CPU in this process, for example to record
 /// where work is issued. nullptr restores the default streams.
 void set_host_streams(StreamsPtr streams);
+
+/// Sets the purpose of a group's calls for the duration of the scope (Communicator::set_purpose).
+class PurposeScope : tessera::detail::NoCopy {
+ public:
+  PurposeScope(Communicator& group, std::string purpose) : group_(group) {
+    group_.set_purpose(std::move(purpose));
+  }
+  ~PurposeScope() { group_.set_purpose({}); }
+
+ private:
+  Communicator& group_;
+};
 
 }  // namespace tessera::comm
 TESSERA_API_END

@@ -1,8 +1,9 @@
-#include "testing/memory/watched_allocator.h"
+#include "testing/memory.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <new>
 #include <utility>
@@ -61,6 +62,34 @@ AllocationScope::AllocationScope(std::shared_ptr<AllocationWatcher> watcher)
     return true;
   }();
   static_cast<void>(installed);
+}
+
+class MemoryScope::Counter final : public AllocationWatcher {
+ public:
+  void allocated(void*, std::size_t count) override {
+    const std::int64_t now = bytes += static_cast<std::int64_t>(count);
+    if (now > peak) {
+      peak = now;
+    }
+  }
+  void freed(void*, std::size_t count) override { bytes -= static_cast<std::int64_t>(count); }
+
+  std::atomic<std::int64_t> bytes = 0;
+  std::atomic<std::int64_t> peak = 0;
+};
+
+MemoryScope::MemoryScope() : counter_(std::make_shared<Counter>()), scope_(counter_) {}
+
+std::int64_t MemoryScope::bytes() const {
+  return counter_->bytes;
+}
+
+std::int64_t MemoryScope::peak() const {
+  return counter_->peak;
+}
+
+void MemoryScope::reset_peak() {
+  counter_->peak = counter_->bytes.load();
 }
 
 }  // namespace tessera::testing
