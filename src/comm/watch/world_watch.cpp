@@ -232,12 +232,14 @@ std::string WorldWatch::exit_reason(int rank) const {
 
 std::string WorldWatch::what_it_does(int rank) const {
   const Record& record = memory(rank)->record();
-  if (record.state.load() == RankState::kRunning && !may_come(rank)) {
+  const bool running = record.state.load() == RankState::kRunning;
+  if (running && !may_come(rank)) {
     return detail::concat("the process of rank ", rank, " (pid ", record.pid, ") has ended ",
                           flight::progress_text(record), "; look for its error");
   }
+  // A rank that ended well may be traced at its exit, such as by LeakSanitizer.
   const std::string stopped =
-      is_stopped(record.pid)
+      running && is_stopped(record.pid)
           ? detail::concat("is stopped (by SIGSTOP, Ctrl-Z or a debugger; kill -CONT ", record.pid,
                            " lets it continue) and ")
           : "";
