@@ -136,19 +136,6 @@ DeviceMesh world_mesh(const comm::WorldPtr& world) {
   return init_device_mesh(world, {world->size()}, {"dp"});
 }
 
-void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options) {
-  fully_shard(module, world_mesh(world), options);
-}
-
-void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
-                 const Options& options) {
-  fully_shard(modules, world_mesh(world), options);
-}
-
-void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options) {
-  replicate(module, world_mesh(world), options);
-}
-
 bool is_fully_sharded(const nn::ModuleBase& module) {
   return module.attached<Unit>() != nullptr;
 }

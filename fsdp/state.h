@@ -17,8 +17,8 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 // The phases of an iteration, of a unit, and of the gather of a parameter group. The tables in
-// state.cpp say which phase may follow which, and why; docs/fsdp.md draws them. Recoveries (after a
-// failed forward or backward, or an iteration without its backward) are transitions like any other.
+// state.cpp say which phase may follow which; docs/fsdp.md says why. Recoveries (after a failed
+// forward or backward, or an iteration without its backward) are transitions like any other.
 
 /// Phases of a root and of all units below the root.
 enum class IterationPhase : std::uint8_t {
@@ -52,12 +52,11 @@ const char* to_string(IterationPhase phase);
 const char* to_string(UnitPhase phase);
 const char* to_string(GatherPhase phase);
 
-/// A legal transition from one phase to another, and the cause of the transition.
+/// A legal transition from one phase to another.
 template <class P>
 struct Transition {
   P from;
   P to;
-  const char* cause;
 };
 
 /// The table of all legal transitions of the phase type P.
@@ -154,8 +153,6 @@ struct Settings {
   /// Whether more micro-batches of the optimizer step follow.
   bool step_goes_on() const { return !last_backward || !gradient_sync || !all_reduce; }
 };
-
-class TESSERA_API Unit;
 
 /// The order in which a root's last forward used the units that it gathered. The current forward
 /// prefetches in this order. Units that were already unsharded are not recorded: they may run on

@@ -10,6 +10,7 @@
 #include <bit>
 #include <iterator>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -90,16 +91,8 @@ void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, 
 // padded to one size, so collectives of different parameters may succeed and give each rank the
 // values of another parameter. No other check detects this mistake.
 
-using Numbers = std::vector<std::int64_t>;
-
-/// The hash of a parameter's description. Ranks exchange hashes instead of texts, whose lengths
-/// differ; each rank prints its own text.
-std::int64_t hash_of_line(const std::string& text) {
-  return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
-}
-
-/// The parameters of `groups` as text, one line for each parameter.
-std::vector<std::string> lines_of(const std::vector<const ParameterGroup*>& groups) {
+/// The number of parameters of `groups`, then one line for each parameter.
+std::string text_of(const std::vector<const ParameterGroup*>& groups) {
   std::vector<std::string> lines;
   for (const ParameterGroup* group : groups) {
     for (const ShardedParameter& parameter : group->parameters()) {
@@ -108,55 +101,38 @@ std::vector<std::string> lines_of(const std::vector<const ParameterGroup*>& grou
                                   c10::toString(parameter.dtype())));
     }
   }
-  return lines;
+  return fmt::format("{} parameters\n{}", lines.size(), fmt::join(lines, "\n"));
 }
 
-/// Compares the parameters of the ranks of `mesh`. Returns a text about a difference, or an empty
-/// string. The text is the same on all ranks except for each rank's own parameters. `earlier`: the
-/// result for smaller meshes. Collective.
-std::string compare(const DeviceMesh& mesh, c10::Device device,
-                    const std::vector<std::string>& lines, const std::string& earlier) {
-  Numbers hashes;
-  std::ranges::transform(lines, std::back_inserter(hashes), hash_of_line);
-  const auto differs_from_first = [](const std::vector<Numbers>& all, std::size_t i) {
-    const auto found = std::ranges::find_if(
-        all, [&](const Numbers& numbers) { return numbers[i] != all.front()[i]; });
-    return static_cast<std::size_t>(found - all.begin());
-  };
-  const auto name = [&](std::size_t rank) { return mesh.ranks()[rank]; };
-
-  // The numbers of parameters are exchanged first, because gather_values needs the same number of
-  // values from every rank.
+/// Compares the parameters of the ranks of `mesh`, which `text` lists for this rank. Returns the
+/// first difference; "" if there is none. `earlier`: the result for smaller meshes. Collective.
+std::string compare(const DeviceMesh& mesh, c10::Device device, const std::string& text,
+                    const std::string& earlier) {
+  // A difference that a smaller mesh found is sent instead of the parameters, so that all ranks of
+  // this mesh throw.
+  const std::string own = earlier.empty() ? text : "!" + earlier;
   comm::Communicator& group = flush_pending_transfers(mesh.group_of_all_ranks());
-  const std::vector<Numbers> counts = comm::gather_values(
-      group, device, {static_cast<std::int64_t>(lines.size()), earlier.empty() ? 0 : 1});
-  if (const std::size_t other = differs_from_first(counts, 0); other < counts.size()) {
-    return fmt::format("rank {} has {} parameters, rank {} has {}", name(0), counts[0][0],
-                       name(other), counts[other][0]);
-  }
-  const auto mismatched =
-      std::ranges::find_if(counts, [](const Numbers& own) { return own[1] != 0; });
-  // The result for smaller meshes is exchanged together with the numbers of parameters, so that all
-  // ranks of a larger mesh learn of a difference that a smaller mesh found, and all of these ranks
-  // throw.
-  if (!earlier.empty()) {
+  const auto hash = std::bit_cast<std::int64_t>(stream_of(own.c_str()));
+  const auto hashes = comm::gather_on_hosts(group, {hash});
+  if (std::ranges::all_of(hashes, [&](const auto& other) { return other == hashes.front(); })) {
     return earlier;
   }
-  if (mismatched != counts.end()) {
-    return fmt::format("rank {} has others than a rank that it shares them with",
-                       name(static_cast<std::size_t>(mismatched - counts.begin())));
+  const std::vector<std::string> texts = comm::gather_texts(group, device, own);
+  const auto found =
+      std::ranges::find_if(texts, [](const std::string& each) { return each.starts_with('!'); });
+  if (found != texts.end()) {
+    return found->substr(1);
   }
-  if (lines.empty()) {
-    return "";
+  const auto other =
+      std::ranges::find_if(texts, [&](const std::string& each) { return each != texts.front(); });
+  std::istringstream first(texts.front()), second(*other);
+  std::string of_first, of_second;
+  while (of_first == of_second) {
+    std::getline(first, of_first);
+    std::getline(second, of_second);
   }
-  const std::vector<Numbers> all = comm::gather_values(group, device, hashes);
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    if (const std::size_t other = differs_from_first(all, i); other < all.size()) {
-      return fmt::format("parameter {} differs between rank {} and rank {}; on rank {} it is {}", i,
-                         name(0), name(other), mesh.world()->rank(), lines[i]);
-    }
-  }
-  return "";
+  return fmt::format("rank {} has {}, rank {} has {}", mesh.ranks().front(), of_first,
+                     mesh.ranks()[static_cast<std::size_t>(other - texts.begin())], of_second);
 }
 
 /// With TESSERA_DEBUG=1, checks that in the unit named `label` all ranks of `mesh`, and of the
@@ -188,7 +164,7 @@ void check_same_parameters(std::vector<ParameterGroup>& groups, const DataMesh& 
   });
   std::string difference;
   for (const auto& [own, members] : meshes) {
-    difference = compare(own, mesh.device(), lines_of(members), difference);
+    difference = compare(own, mesh.device(), text_of(members), difference);
   }
   TESSERA_CHECK(difference.empty(), label, ": ranks have other parameters: ", difference,
                 "; make the same model on every rank");

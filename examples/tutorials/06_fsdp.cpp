@@ -68,8 +68,7 @@ void run_rank() {
   const fsdp::WrapPlan plan = fsdp::plan_units(*model, large_modules);
   if (world->rank() == 0) {
     for (const fsdp::PlannedUnit& unit : plan) {
-      std::cout << (unit.fqn.empty() ? "(root)" : unit.fqn) << ": " << unit.numel << " elements, "
-                << unit.options << "\n";
+      std::cout << (unit.fqn.empty() ? "(root)" : unit.fqn) << ": " << unit.numel << " elements\n";
     }
   }
   // An FSDP plan is plain data: it can be printed, changed and applied to another model.

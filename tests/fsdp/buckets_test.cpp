@@ -48,7 +48,7 @@ void expect_early_buckets(std::int64_t early, const std::function<void(Chain&)>&
   alone(rows_from(0, 4), -1).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {
     Filled<Chain> model;
-    replicate(model, rank.world(), kBuckets);
+    replicate(model, world_mesh(rank.world()), kBuckets);
     prepare(model);
     const Sent sent(rank);
     std::int64_t found = -1;
@@ -92,7 +92,7 @@ TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
   alone(alone(rows_from(0, 4), false), true).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {
     Filled<Halves> model;
-    replicate(model, rank.world(), kBuckets);
+    replicate(model, world_mesh(rank.world()), kBuckets);
     const Sent sent(rank);
     model(model(rows_from(2 * rank.rank(), 2), false), true).square().mean().backward();
     EXPECT_EQ(sent.calls("dp", "all_reduce"), kLayers);
@@ -137,7 +137,7 @@ TEST(Buckets, HaveOneOrderOnRanksThatUseDifferentParameters) {
   const std::vector<at::Tensor> expected = gradients_of_skipping();
   RunRanks(2, [&](Rank& rank) {
     Filled<Chain> model;
-    replicate(model, rank.world(), kBuckets);
+    replicate(model, world_mesh(rank.world()), kBuckets);
     const std::int64_t skipped = 2 * rank.rank();
     model(rows_from(skipped, 2), skipped).square().mean().backward();
     expect_gradients(model, expected);
@@ -149,8 +149,8 @@ TEST(Buckets, HaveOneOrderInABackwardOfTwoModels) {
   const std::vector<at::Tensor> expected = gradients_of_skipping();
   RunRanks(2, [&](Rank& rank) {
     Filled<Chain> whole, skipping;
-    replicate(whole, rank.world(), kBuckets);
-    replicate(skipping, rank.world(), kBuckets);
+    replicate(whole, world_mesh(rank.world()), kBuckets);
+    replicate(skipping, world_mesh(rank.world()), kBuckets);
     for (int step = 0; step < 2; ++step) {
       drop_gradients(whole);
       drop_gradients(skipping);
@@ -167,7 +167,7 @@ TEST(Buckets, ReduceTheSumOfMicroBatchesOnce) {
   alone(rows_from(0, 4), -1).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {
     Filled<Chain> model;
-    replicate(model, rank.world(), kBuckets);
+    replicate(model, world_mesh(rank.world()), kBuckets);
     const Sent sent(rank);
     for (const std::int64_t i : {0, 1}) {
       set_requires_gradient_sync(model, i == 1);
@@ -189,7 +189,7 @@ TEST(Buckets, GiveTheGradientsThatAutogradGradRequests) {
   alone(rows_from(0, 4), -1).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {
     Filled<Chain> model;
-    replicate(model, rank.world(), kBuckets);
+    replicate(model, world_mesh(rank.world()), kBuckets);
     const at::Tensor loss = model(rows_from(2 * rank.rank(), 2), -1).square().mean();
     const auto gradients =
         torch::autograd::grad({loss}, {model.layers[3]->slot("weight")->persistent(),

@@ -58,7 +58,7 @@ TEST(FsdpCheckpointing, InsideAndAroundUnitsAddsNoCollective) {
       {3, {.mp_policy = kBfloat16, .reshard_after_forward = false}},
       {4, {.post_forward_mesh_size = 2}}};
   for (const auto& [ranks, options] : cases) {
-    SCOPED_TRACE(to_string(options));
+    SCOPED_TRACE(ranks);
     RunRanks(ranks, [options = options](Rank& rank) {
       const auto nothing = [](SmallModel&) {};
       const Step plain = step(rank, options, nothing, loss_of);

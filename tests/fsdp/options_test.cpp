@@ -13,26 +13,6 @@
 
 namespace tessera::fsdp::options {
 
-TEST(Options, ArePrintedIfTheyAreNotTheDefault) {
-  const nn::Linear linear(2, 2);
-  EXPECT_EQ(to_string(fsdp::Options{}), "{}");
-  EXPECT_EQ(to_string(fsdp::Options{
-                .mp_policy = {.param_dtype = at::kBFloat16, .cast_forward_inputs = false},
-                .offload_policy = OffloadPolicy{.pin_memory = false},
-                .reshard_after_forward = false,
-                .post_forward_mesh_size = 2,
-                .may_be_unused = true}),
-            "{.mp_policy = {.param_dtype = BFloat16, .cast_forward_inputs = false}, "
-            ".offload_policy = {.pin_memory = false}, .reshard_after_forward = false, "
-            ".post_forward_mesh_size = 2, .may_be_unused = true}");
-  EXPECT_EQ(to_string(fsdp::Options{.shard_placement = testing::by_columns,
-                                    .ignored = {linear.slot("bias")},
-                                    .allow_mixed_frozen = true,
-                                    .bucket_cap_mb = 5}),
-            "{.shard_placement = a function, .ignored = 1 parameter, .allow_mixed_frozen = true, "
-            ".bucket_cap_mb = 5}");
-}
-
 TEST(Options, ShardsTheRequestedDimension) {
   const auto placement = [](const std::string& name,
                             const at::Tensor&) -> std::optional<Placement> {

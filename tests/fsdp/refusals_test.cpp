@@ -42,10 +42,7 @@ TEST(BadCall, IsAnErrorThatNamesTheCauseAndChangesNothing) {
   nn::Linear no_unit(2, 2);
   const std::vector<BadCall> calls{
       {"no mesh", {"fully_shard", "undefined"}, [](Call c) { fully_shard(c.model, DeviceMesh()); }},
-      {"no world", {"world is null"}, [](Call c) { fully_shard(c.model, comm::WorldPtr()); }},
-      {"no world to replicate over",
-       {"world is null"},
-       [](Call c) { replicate(c.model, comm::WorldPtr()); }},
+      {"no world", {"world is null"}, [](Call) { world_mesh(nullptr); }},
       {"mesh of no ranks", {"0"}, [](Call c) { fully_shard(c.model, c.rank.mesh({0}, {"dp"})); }},
       {"unknown dimension", {"pd", "dp"}, [](Call c) { fully_shard(c.model, c.mesh["pd"]); }},
       {"unnamed dimensions",

@@ -1,4 +1,4 @@
-// Replicas of shards (HSDP), of whole parameters (replicate), and a world in place of a mesh.
+// Replicas of shards (HSDP), of whole parameters (replicate), and the mesh of a world.
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/wrap_policy.h"
@@ -169,24 +169,21 @@ TEST(Replicate, TakesTheSettingsOfUnitsThatAreSharded) {
   });
 }
 
-TEST(WorldMesh, TakesThePlaceOfAMesh) {
+TEST(WorldMesh, IsAMeshOfAllRanks) {
   const testing::Training expected = testing::train_alone({}, 3);
   for (const int ranks : {1, 3, 4}) {
     RunRanks(ranks, [&](Rank& rank) {
       const DeviceMesh mesh = world_mesh(rank.world());
       EXPECT_EQ(mesh, rank.mesh({rank.size()}, {"dp"}));
       EXPECT_EQ(mesh.local_rank(), rank.rank());
+      // Units of several modules, replicas and a wrap plan.
       Filled<SmallModel> model(kDim, kHidden, kClasses), planned(kDim, kHidden, kClasses);
-      // Each overload, and a mesh that is made explicitly.
-      fully_shard({model.blocks[0].get(), model.blocks[1].get()}, rank.world());
-      replicate(*model.blocks[2], rank.world());
+      fully_shard({model.blocks[0].get(), model.blocks[1].get()}, mesh);
+      replicate(*model.blocks[2], mesh);
       fully_shard(*model.head, rank.mesh({rank.size()}, {"dp"}));
-      fully_shard(model, rank.world(), {.reshard_after_forward = true});
+      fully_shard(model, mesh, {.reshard_after_forward = true});
       testing::expect_training(model, rank, expected);
-      for (const at::Tensor& parameter : parameters_of(model)) {
-        EXPECT_EQ(sharding_spec(parameter).mesh, mesh);
-      }
-      apply_plan(planned, rank.world(), plan_units(planned, wrap_class<Block>()));
+      apply_plan(planned, mesh, plan_units(planned, wrap_class<Block>()));
       EXPECT_TRUE(is_fully_sharded(*planned.blocks[1]));
       testing::expect_training(planned, rank, expected);
     });

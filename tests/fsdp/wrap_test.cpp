@@ -25,17 +25,19 @@ TEST(Policy, ChoosesUnits) {
     Names units;
   };
   const SmallModel model(4, 6, 3);  // elements of up: 30, of down: 28
+  const auto larger_than = [](std::int64_t numel) {
+    return wrap_if([numel](const Candidate& each) { return each.numel >= numel; });
+  };
   const Names blocks{"block0", "block1", "block2", ""};
   const Names ups{"block0.up", "block1.up", "block2.up", ""};
   const Case cases[] = {
       {"class", wrap_class<Block>(), blocks},
       {"name", wrap_named("block?.up"), ups},
-      {"size of up alone", wrap_larger_than(30), ups},
-      {"size of the remaining parameters", wrap_larger_than(58), blocks},
+      {"size of up alone", larger_than(30), ups},
+      {"size of the remaining parameters", larger_than(58), blocks},
       {"predicate",
        wrap_if([](const Candidate& each) { return each.fqn == "head"; }),
        {"head", ""}},
-      {"first of", first_of({wrap_named("block1"), wrap_named("head")}), {"block1", "head", ""}},
   };
   for (const Case& each : cases) {
     EXPECT_EQ(names(plan_units(model, each.policy)), each.units) << each.name;
@@ -51,15 +53,16 @@ TEST(Policy, ChoosesUnits) {
 
 TEST(Policy, GivesUnitsTheRootsOptionsOrTheirOwn) {
   const SmallModel model(4, 6, 3);
-  const Options root{.mp_policy = {.param_dtype = at::kBFloat16},
-                     .offload_policy = OffloadPolicy{}};
-  const WrapPlan plan = plan_units(
-      model,
-      first_of({wrap_named("block1", {.reshard_after_forward = false}), wrap_class<Block>()}),
-      root);
-  EXPECT_EQ(to_string(plan[0].options), to_string(root));
-  EXPECT_EQ(to_string(plan[1].options), "{.reshard_after_forward = false}");
-  EXPECT_EQ(to_string(plan.back().options), to_string(root));
+  const Policy policy = [](const Candidate& each) {
+    return each.fqn == "block1" ? Options{.reshard_after_forward = false}
+                                : wrap_class<Block>()(each);
+  };
+  const WrapPlan plan = plan_units(model, policy, {.mp_policy = {.param_dtype = at::kBFloat16}});
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    const Options& options = plan[i].options;
+    EXPECT_EQ(options.mp_policy.param_dtype.has_value(), i != 1) << i;
+    EXPECT_EQ(options.reshard_after_forward.has_value(), i == 1) << i;
+  }
 }
 
 TEST(Policy, GivesASharedParameterToTheLowestUnitThatContainsItsOwners) {
@@ -152,8 +155,7 @@ TEST(WrapRefusals, NameTheCauseAndChangeNothing) {
     };
     SmallModel frozen(4, 6, 3), twice(4, 6, 3);
     frozen.blocks[1]->up->slot("bias")->get().set_requires_grad(false);
-    EXPECT_EQ(plan_units(frozen, wrap_class<Block>({.allow_mixed_frozen = true}))[1].frozen_numel,
-              6);
+    EXPECT_EQ(plan_units(frozen, blocks, {.allow_mixed_frozen = true})[1].frozen_numel, 6);
     const WrapPlan plan_of_twice = plan_units(twice, blocks);
     apply_plan(twice, mesh, plan_of_twice);
     testing::expect_refusals({
@@ -162,7 +164,7 @@ TEST(WrapRefusals, NameTheCauseAndChangeNothing) {
          {"'block1.up.weight'", "Options::ignored"}},
         {"a parameter in two units",
          spoilt([](WrapPlan& plan) { plan.back().parameters.push_back("block0.up.bias"); }),
-         {"'block0.up.bias'", "'block0'", "the root"}},
+         {"'block0.up.bias'", "the root"}},
         {"a parameter of another module",
          spoilt([](WrapPlan& plan) {
            std::swap(plan[0].parameters.front(), plan[1].parameters.front());
@@ -177,11 +179,14 @@ TEST(WrapRefusals, NameTheCauseAndChangeNothing) {
            plan.insert(plan.begin(), PlannedUnit{"block2", {}, {}, 0, 0});
          }),
          {"'block2'", "twice"}},
+        {"a root that is not last",
+         spoilt([](WrapPlan& plan) { std::swap(plan.front(), plan.back()); }),
+         {"the root last"}},
         {"a plan applied twice",
          [&] { apply_plan(twice, mesh, plan_of_twice); },
          {"SmallModel", "is a unit already"}},
         {"a pattern without a module",
-         [&] { plan_units(model, first_of({blocks, wrap_named("blocks.*")})); },
+         [&] { plan_units(model, wrap_named("blocks.*")); },
          {"'blocks.*'", "SmallModel"}},
         {"a frozen parameter among trainable ones",
          [&] { plan_units(frozen, blocks); },
@@ -241,12 +246,12 @@ TEST(MoveBuffers, MovesAllTypesButNotBackFromMeta) {
 TEST(MoveBuffers, LeavesUnitsBelowAndAModelOnMeta) {
   RunRanks(3, [](Rank& rank) {
     Buffered module, on_meta;
-    fully_shard(*module.below, rank.world());
+    fully_shard(*module.below, world_mesh(rank.world()));
     move_buffers({&module}, at::kMeta, {});
     EXPECT_TRUE(all_on(module, at::kMeta));
     EXPECT_TRUE(all_on(*module.below, at::kCPU));
     move_buffers({&on_meta}, at::kMeta, {});
-    fully_shard(on_meta, rank.world());
+    fully_shard(on_meta, world_mesh(rank.world()));
     EXPECT_TRUE(all_on(on_meta, at::kMeta));  // the buffers stay on meta until nn::to_empty
   });
 }
@@ -261,8 +266,9 @@ TEST(MoveBuffers, LeavesIgnoredOnes) {
 
 TEST(MoveBuffers, CopiesNothingWhereTheyAreInPlace) {
   RunRanks(3, [](Rank& rank) {
-    for (const auto wrap : {+[](Buffered& to, const Rank& by) { fully_shard(to, by.world()); },
-                            +[](Buffered& to, const Rank& by) { replicate(to, by.world()); }}) {
+    for (const auto wrap :
+         {+[](Buffered& to, const Rank& by) { fully_shard(to, world_mesh(by.world())); },
+          +[](Buffered& to, const Rank& by) { replicate(to, world_mesh(by.world())); }}) {
       Buffered module;
       const auto counter = module.register_module("counter", std::make_shared<Counter>());
       const at::Tensor mask = module.mask, steps = module.steps, counts = counter->counts;
@@ -299,7 +305,7 @@ TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {
     Filled<Buffered> module;
     module.mask->zero_();
     module.below->mask->zero_();
-    fully_shard(module, rank.world());
+    fully_shard(module, world_mesh(rank.world()));
     const at::Tensor x = uniform_values({2, 3}, rank.rank());
     module(x).sum().backward();
     EXPECT_TRUE(module.seen.is_same(x));  // an input that is on the device already is not copied

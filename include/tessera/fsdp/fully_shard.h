@@ -69,20 +69,10 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
 /// no rank has rows.
 double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 
-/// A mesh of all ranks of `world` with one dimension, "dp". Throws Error for a null world.
+/// A mesh of all ranks of `world` with one dimension, "dp", which is FSDP2's default. The world
+/// must be passed, because a process has no default world: its threads may be ranks of one or of
+/// several worlds. Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
-/// Makes `module` one FSDP unit on the mesh world_mesh(world), which is FSDP2's default; otherwise
-/// like fully_shard with a mesh. The world must be passed, because a process has no default world:
-/// its threads may be ranks of one or of several worlds.
-void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
-/// Makes several modules one FSDP unit on the mesh world_mesh(world); otherwise like fully_shard
-/// with a mesh.
-void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
-                 const Options& options = {});
-/// Applies replicate to `module` on the mesh world_mesh(world); otherwise like replicate with a
-/// mesh.
-void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
-
 /// Whether fully_shard or replicate was applied to exactly this module.
 bool is_fully_sharded(const nn::ModuleBase& module);
 
