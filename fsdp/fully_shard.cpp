@@ -45,8 +45,7 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   // The parameters of units below are excluded. Therefore fully_shard is called from the leaves to
   // the root.
   const nn::NamedSlots parameters = free_parameters(modules, options);
-  const UnitSpec spec =
-      checked_spec(modules, parameters, choose(parameters, mesh, options), mesh, options);
+  const UnitSpec spec = checked_spec(modules, parameters, mesh, options);
   for (const nn::ModuleBase* module : modules) {
     warn_of_batch_norm(*module, mesh.ranks());
   }

@@ -17,7 +17,6 @@
 #include "param.h"
 #include "param_group.h"
 #include "state.h"
-#include "tessera/core/placement.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/export.h"
 #include "tessera/fsdp/options.h"
@@ -33,18 +32,6 @@ namespace tessera::fsdp {
 /// Options::ignored. Throws Error for a parameter that a module outside of `modules` shares.
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options);
 
-/// The results that the functions in Options return for one parameter. Each function is called
-/// once.
-struct ParameterChoice {
-  Placement placement;  ///< the placement on the dimension that shards; a valid dimension is >= 0
-  DataMesh mesh;
-};
-
-/// The choices for each of `parameters`, for a unit on `mesh`. Throws Error for a mesh that cannot
-/// be used.
-std::vector<ParameterChoice> choose(const nn::NamedSlots& parameters, const DataMesh& mesh,
-                                    const Options& options);
-
 /// All decisions about a unit, which precede all changes.
 struct UnitSpec {
   std::vector<nn::ModuleBase*> modules;
@@ -53,12 +40,11 @@ struct UnitSpec {
   std::vector<ParameterSpec> parameters;
 };
 
-/// Makes the spec from modules, their parameters and the choice for each parameter. Throws Error
-/// for a parameter that cannot be placed on its mesh as the options say, and for a parameter that
-/// gets sparse gradients.
+/// Makes the spec from modules and their parameters. Calls the functions in `options` once for each
+/// parameter. Throws Error for options that cannot be used, for a parameter that cannot be placed
+/// on its mesh as the options say, and for a parameter that gets sparse gradients.
 UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
-                      const std::vector<ParameterChoice>& choices, const DataMesh& mesh,
-                      const Options& options);
+                      const DataMesh& mesh, const Options& options);
 
 /// Whether the unit has whole, plain parameters on several ranks, whose gradients are reduced in
 /// buckets (Options::bucket_cap_mb).
@@ -99,10 +85,6 @@ class ModuleTree {
   std::unordered_map<const nn::ModuleBase*, std::size_t> index_;
   std::vector<std::size_t> parentless_;  ///< while the tree is built: nodes without a parent yet
 };
-
-/// Throws Error with the parameter's name for a parameter that gets sparse gradients. Reductions
-/// split gradients by rows, and a sparse gradient does not store all rows.
-void refuse_sparse_gradients(const nn::NamedSlots& parameters);
 
 /// Warns of the first batch norm, at or below `root` and in no unit yet, whose statistics cover
 /// only one rank's part of the batch if the batch is spread over `ranks` ranks.

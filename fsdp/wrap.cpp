@@ -236,9 +236,8 @@ void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& pl
     for (const std::string& fqn : unit.parameters) {
       parameters.emplace_back(fqn.substr(prefix), slots.at(fqn));
     }
-    specs.push_back(checked_spec({tree.find(unit.fqn)->module}, parameters,
-                                 choose(parameters, data_mesh, unit.options), data_mesh,
-                                 unit.options));
+    specs.push_back(
+        checked_spec({tree.find(unit.fqn)->module}, parameters, data_mesh, unit.options));
   }
   // The batch-norm warning is shown once for the whole plan, with a name relative to the plan's
   // root.

@@ -58,20 +58,18 @@ TEST(Iteration, MayReturnViewsOfParametersThatForwardDoesNotFree) {
   });
 }
 
-TEST(Iteration, ForgetsAForwardThatNoBackwardFollowed) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    EXPECT_NE(local_loss(model, rank).item<double>(), 0.0);
-    const c10::AutoGradMode no_grad(false);
-    for (const at::Tensor& parameter : parameters_of(model)) {
-      local_tensor(parameter).zero_();
-    }
-    {
-      const c10::AutoGradMode grad(true);
-      EXPECT_EQ(local_loss(model, rank).item<double>(), 0.0);
-    }
+TEST_SHARDED(Iteration, ForgetsAForwardThatNoBackwardFollowed, 2) {
+  EXPECT_NE(local_loss(model, rank).item<double>(), 0.0);
+  const c10::AutoGradMode no_grad(false);
+  for (const at::Tensor& parameter : parameters_of(model)) {
+    local_tensor(parameter).zero_();
+  }
+  {
+    const c10::AutoGradMode grad(true);
     EXPECT_EQ(local_loss(model, rank).item<double>(), 0.0);
-    expect_all_sharded(model);  // after a forward without gradients
-  });
+  }
+  EXPECT_EQ(local_loss(model, rank).item<double>(), 0.0);
+  expect_all_sharded(model);  // after a forward without gradients
 }
 
 TEST(Iteration, EndsAllRanksWhenOneFails) {
@@ -113,18 +111,16 @@ TEST(Frozen, MayChangeBetweenSteps) {
   }
 }
 
-TEST(Frozen, FirstBlocksAreNotGatheredInBackward) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    nn::freeze(model, {"block[01].**"});
-    const Sent sent(rank);
-    local_loss(model, rank).backward();
-    // Forward gathers three blocks and the root, backward the block behind the frozen ones.
-    EXPECT_EQ(sent.calls("dp", "all_gather"), 3 + 1 + 1);
-    EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 2);
-    // Two means and a counter of each parameter that is trained.
-    optim::AdamW optimizer(model, {});
-    EXPECT_EQ(optim::named_state(optimizer, model).size(), 3u * (4 + 2));
-  });
+TEST_SHARDED(Frozen, FirstBlocksAreNotGatheredInBackward, 2) {
+  nn::freeze(model, {"block[01].**"});
+  const Sent sent(rank);
+  local_loss(model, rank).backward();
+  // Forward gathers three blocks and the root, backward the block behind the frozen ones.
+  EXPECT_EQ(sent.calls("dp", "all_gather"), 3 + 1 + 1);
+  EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 2);
+  // Two means and a counter of each parameter that is trained.
+  optim::AdamW optimizer(model, {});
+  EXPECT_EQ(optim::named_state(optimizer, model).size(), 3u * (4 + 2));
 }
 
 /// Calls a frozen unit once with an input that needs a gradient and once with an input that needs
@@ -158,29 +154,25 @@ TEST(Frozen, UnitRunsWithAndWithoutAGradientToPass) {
   });
 }
 
-TEST(Settings, SwitchesBetweenZero2AndZero3) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    const auto gathers = [&] {
-      const Sent sent(rank);
-      local_loss(model, rank).backward();
-      return sent.calls("dp", "all_gather");
-    };
-    EXPECT_EQ(gathers(), 7);
-    set_reshard_after_forward(model, false);
-    EXPECT_EQ(gathers(), 4);
-    set_reshard_after_forward(*model.blocks[0], true);
-    EXPECT_EQ(gathers(), 5);
-  });
+TEST_SHARDED(Settings, SwitchesBetweenZero2AndZero3, 2) {
+  const auto gathers = [&] {
+    const Sent sent(rank);
+    local_loss(model, rank).backward();
+    return sent.calls("dp", "all_gather");
+  };
+  EXPECT_EQ(gathers(), 7);
+  set_reshard_after_forward(model, false);
+  EXPECT_EQ(gathers(), 4);
+  set_reshard_after_forward(*model.blocks[0], true);
+  EXPECT_EQ(gathers(), 5);
 }
 
-TEST(Settings, GathersAheadAfterStartUnshard) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    const Sent sent(rank);
-    start_unshard(*model.blocks[0]);
-    const c10::AutoGradMode no_grad(false);
-    local_loss(model, rank);
-    EXPECT_EQ(sent.calls("dp", "all_gather"), 4);
-  });
+TEST_SHARDED(Settings, GathersAheadAfterStartUnshard, 2) {
+  const Sent sent(rank);
+  start_unshard(*model.blocks[0]);
+  const c10::AutoGradMode no_grad(false);
+  local_loss(model, rank);
+  EXPECT_EQ(sent.calls("dp", "all_gather"), 4);
 }
 
 // Defects of PyTorch 2.11's FSDP2, one test each.
@@ -221,44 +213,28 @@ struct StructModel : nn::Module<StructModel> {
   nn::Child<StructLayer> first{*this, "first"}, second{*this, "second"};
 };
 
-TEST(Iteration, UnitsThatPassStructsReduceWithinBackward) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    Filled<StructModel> model;
-    shard_units({&*model.first, &*model.second, &model}, mesh);
-    const auto streams = testing::record(model);
-    model(uniform_values({2, 4}, 1)).sum().backward();
-    const std::vector<std::string>& notes = streams->notes();
-    const auto reduced = std::ranges::find(notes, "reduce_scatter unit 'second'");
-    ASSERT_NE(reduced, notes.end());
-    EXPECT_NE(std::find(reduced, notes.end(), "unshard unit 'first'"), notes.end());
-  });
+TEST_ON_MESH(Iteration, UnitsThatPassStructsReduceWithinBackward, {2}, {"dp"}) {
+  Filled<StructModel> model;
+  shard_units({&*model.first, &*model.second, &model}, mesh);
+  const auto streams = testing::record(model);
+  model(uniform_values({2, 4}, 1)).sum().backward();
+  const std::vector<std::string>& notes = streams->notes();
+  const auto reduced = std::ranges::find(notes, "reduce_scatter unit 'second'");
+  ASSERT_NE(reduced, notes.end());
+  EXPECT_NE(std::find(reduced, notes.end(), "unshard unit 'first'"), notes.end());
 }
 
-TEST(Iteration, OneRankCopiesNothing) {
-  RunRanks(1, [](Rank& rank) {
-    Filled<nn::Linear> linear(3, 4);
-    const void* memory = linear.weight->const_data_ptr();
-    fully_shard(linear, rank.mesh({1}, {"dp"}));
-    EXPECT_EQ(local_tensor(linear.weight).const_data_ptr(), memory);
-    const Sent sent(rank);
-    unshard(linear);
-    EXPECT_EQ(linear.weight->const_data_ptr(), memory);
-    linear(at::ones({1, 3})).sum().backward();
-    EXPECT_TRUE(sent.table().empty());
-    EXPECT_EQ(local_tensor(linear.weight).const_data_ptr(), memory);
-  });
-}
-
-TEST(Iteration, MayRunForwardTwiceForOneLoss) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<SmallModel> policy(4, 6, 3), alone(4, 6, 3);
-    shard(policy, rank.mesh({2}, {"dp"}));
-    // DPO: the same model on a chosen and a rejected answer.
-    const at::Tensor a = batch(4, 0), b = batch(4, 1);
-    policy(a).sum().mul(policy(b).sum()).backward();
-    alone(a).sum().mul(alone(b).sum()).backward();
-    expect_gradients(policy, gradients_of(alone));
-  });
+TEST_ON_RANKS(Iteration, OneRankCopiesNothing, 1) {
+  Filled<nn::Linear> linear(3, 4);
+  const void* memory = linear.weight->const_data_ptr();
+  fully_shard(linear, rank.mesh({1}, {"dp"}));
+  EXPECT_EQ(local_tensor(linear.weight).const_data_ptr(), memory);
+  const Sent sent(rank);
+  unshard(linear);
+  EXPECT_EQ(linear.weight->const_data_ptr(), memory);
+  linear(at::ones({1, 3})).sum().backward();
+  EXPECT_TRUE(sent.table().empty());
+  EXPECT_EQ(local_tensor(linear.weight).const_data_ptr(), memory);
 }
 
 }  // namespace tessera::fsdp::iterations

@@ -105,22 +105,20 @@ TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
 }
 
 // The experts of other "ep" ranks are other parameters, not copies.
-TEST(Options, CountsParametersOnAnotherMeshInNorms) {
-  RunOnMesh({2, 2}, {"ep", "efsdp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    Filled<Mixture> model;
-    shard_mixture(model, mesh);
-    model(uniform_values({2, 3}, rank.rank())).square().sum().backward();
-    std::vector<nn::SlotPtr> slots;
-    at::Tensor dense = at::zeros({}), experts = at::zeros({});
-    for (const auto& [name, slot] : model.named_slots()) {
-      slots.push_back(slot);
-      (name.starts_with("experts") ? experts : dense)
-          .add_(full_tensor(slot->persistent().grad()).square().sum());
-    }
-    mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();
-    const double expected = std::sqrt((dense + experts).item<double>());
-    EXPECT_NEAR(optim::grad_norm(slots).item<double>(), expected, 1e-5 * expected);
-  });
+TEST_ON_MESH(Options, CountsParametersOnAnotherMeshInNorms, {2, 2}, {"ep", "efsdp"}) {
+  Filled<Mixture> model;
+  shard_mixture(model, mesh);
+  model(uniform_values({2, 3}, rank.rank())).square().sum().backward();
+  std::vector<nn::SlotPtr> slots;
+  at::Tensor dense = at::zeros({}), experts = at::zeros({});
+  for (const auto& [name, slot] : model.named_slots()) {
+    slots.push_back(slot);
+    (name.starts_with("experts") ? experts : dense)
+        .add_(full_tensor(slot->persistent().grad()).square().sum());
+  }
+  mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();
+  const double expected = std::sqrt((dense + experts).item<double>());
+  EXPECT_NEAR(optim::grad_norm(slots).item<double>(), expected, 1e-5 * expected);
 }
 
 TEST(Options, TakesParametersOfAnyStrides) {
@@ -138,22 +136,20 @@ TEST(Options, TakesParametersOfAnyStrides) {
   });
 }
 
-TEST(Options, TrainsParametersOfSeveralTypesInOneUnit) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    Filled<nn::Linear> linear(3, 4), with_double(3, 4);
-    linear.slot("weight")->set(linear.weight->detach().to(at::kBFloat16).requires_grad_());
-    fully_shard(linear, mesh, {.mp_policy = {.param_dtype = at::kFloat}});
-    linear(at::ones({2, 3})).sum().backward();
-    EXPECT_TRUE(full_grad(linear).equal(at::ones({4, 3}, at::kBFloat16).mul(2)));
-    EXPECT_EQ(linear.slot("weight")->persistent().grad().scalar_type(), at::kBFloat16);
-    EXPECT_EQ(linear.slot("bias")->persistent().grad().scalar_type(), at::kFloat);
-    const at::Tensor bias = with_double.bias->detach().to(at::kDouble);
-    with_double.slot("bias")->set(bias.clone().requires_grad_());
-    fully_shard(with_double, mesh);
-    unshard(with_double);
-    EXPECT_EQ(with_double.bias->scalar_type(), at::kDouble);
-    EXPECT_TRUE(with_double.bias->detach().equal(bias));
-  });
+TEST_ON_MESH(Options, TrainsParametersOfSeveralTypesInOneUnit, {2}, {"dp"}) {
+  Filled<nn::Linear> linear(3, 4), with_double(3, 4);
+  linear.slot("weight")->set(linear.weight->detach().to(at::kBFloat16).requires_grad_());
+  fully_shard(linear, mesh, {.mp_policy = {.param_dtype = at::kFloat}});
+  linear(at::ones({2, 3})).sum().backward();
+  EXPECT_TRUE(full_grad(linear).equal(at::ones({4, 3}, at::kBFloat16).mul(2)));
+  EXPECT_EQ(linear.slot("weight")->persistent().grad().scalar_type(), at::kBFloat16);
+  EXPECT_EQ(linear.slot("bias")->persistent().grad().scalar_type(), at::kFloat);
+  const at::Tensor bias = with_double.bias->detach().to(at::kDouble);
+  with_double.slot("bias")->set(bias.clone().requires_grad_());
+  fully_shard(with_double, mesh);
+  unshard(with_double);
+  EXPECT_EQ(with_double.bias->scalar_type(), at::kDouble);
+  EXPECT_TRUE(with_double.bias->detach().equal(bias));
 }
 
 // The shard of an expert has no gradient on ranks whose experts got no rows.

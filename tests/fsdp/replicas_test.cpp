@@ -106,15 +106,13 @@ TEST(Replicate, TrainsAsOneRankDoesWithOneAllReduceAUnit) {
   }
 }
 
-TEST(Replicate, GathersNoCopy) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<nn::Linear> linear(3, 4);
-    replicate(linear, rank.mesh({2}, {"dp"}));
-    const nn::SlotPtr slot = linear.slot("weight");
-    const UnshardScope scope(linear);
-    EXPECT_FALSE(tessera::is_distributed(slot->get()));
-    EXPECT_EQ(slot->get().const_data_ptr(), local_tensor(slot->persistent()).const_data_ptr());
-  });
+TEST_ON_RANKS(Replicate, GathersNoCopy, 2) {
+  Filled<nn::Linear> linear(3, 4);
+  replicate(linear, rank.mesh({2}, {"dp"}));
+  const nn::SlotPtr slot = linear.slot("weight");
+  const UnshardScope scope(linear);
+  EXPECT_FALSE(tessera::is_distributed(slot->get()));
+  EXPECT_EQ(slot->get().const_data_ptr(), local_tensor(slot->persistent()).const_data_ptr());
 }
 
 TEST(Replicate, ReducesOnceForSeveralMicroBatches) {

@@ -306,65 +306,57 @@ std::string phases_of(PhaseRecorder& recorder, const std::string& whose) {
   return phases;
 }
 
-TEST(PhaseWalk, AStepFollowsTheFirstColumnOfTheDocumentedTable) {
-  RunSharded(2, [](Rank&, ShardedModel& model) {
-    walk_loss(model).backward();
-    PhaseRecorder recorder;
-    walk_loss(model).backward();
-    EXPECT_EQ(phases_of<UnitPhase>(recorder, "unit 'block1'"),
-              "kForward kForwardRecorded kAwaitingBackward kBackward kIdle ");
-    EXPECT_EQ(phases_of<IterationPhase>(recorder, "the iteration of the root unit"),
-              "kForward kAwaitingBackward kBackward kIdle ");
-    EXPECT_EQ(phases_of<GatherPhase>(recorder, "unit 'block1'"),
-              "kGathering kUnsharded kSharded kGathering kUnsharded kSharded ");
-  });
+TEST_SHARDED(PhaseWalk, AStepFollowsTheFirstColumnOfTheDocumentedTable, 2) {
+  walk_loss(model).backward();
+  PhaseRecorder recorder;
+  walk_loss(model).backward();
+  EXPECT_EQ(phases_of<UnitPhase>(recorder, "unit 'block1'"),
+            "kForward kForwardRecorded kAwaitingBackward kBackward kIdle ");
+  EXPECT_EQ(phases_of<IterationPhase>(recorder, "the iteration of the root unit"),
+            "kForward kAwaitingBackward kBackward kIdle ");
+  EXPECT_EQ(phases_of<GatherPhase>(recorder, "unit 'block1'"),
+            "kGathering kUnsharded kSharded kGathering kUnsharded kSharded ");
 }
 
 // A forward within a backward would lose the pending gradients.
-TEST(PhaseWalk, AForwardWithinBackwardIsRefused) {
-  RunSharded(2, [](Rank&, ShardedModel& model) {
-    const at::Tensor x = input();
-    const at::Tensor loss = model(x).square().mean();
-    x.register_hook([&](const at::Tensor&) { walk_loss(model); });
-    EXPECT_ERROR(loss.backward(), "the root unit", "within its own backward", "nn::checkpoint");
-    expect_correct_step(model);
-  });
+TEST_SHARDED(PhaseWalk, AForwardWithinBackwardIsRefused, 2) {
+  const at::Tensor x = input();
+  const at::Tensor loss = model(x).square().mean();
+  x.register_hook([&](const at::Tensor&) { walk_loss(model); });
+  EXPECT_ERROR(loss.backward(), "the root unit", "within its own backward", "nn::checkpoint");
+  expect_correct_step(model);
 }
 
 // The backward in progress is not the backward that failed.
-TEST(PhaseWalk, AFailedIterationRecoversWithinAnotherModelsBackward) {
-  RunSharded(2, [](Rank&, ShardedModel& model) {
-    fail_in_backward(model);
-    const at::Tensor other = at::ones({1}).requires_grad_() * 2;
-    other.register_hook([&](const at::Tensor&) { walk_loss(model); });
-    other.sum().backward();
-    EXPECT_EQ(model.attached<Unit>()->phase(), UnitPhase::kIdle);
-    expect_correct_step(model);
-  });
+TEST_SHARDED(PhaseWalk, AFailedIterationRecoversWithinAnotherModelsBackward, 2) {
+  fail_in_backward(model);
+  const at::Tensor other = at::ones({1}).requires_grad_() * 2;
+  other.register_hook([&](const at::Tensor&) { walk_loss(model); });
+  other.sum().backward();
+  EXPECT_EQ(model.attached<Unit>()->phase(), UnitPhase::kIdle);
+  expect_correct_step(model);
 }
 
 // An exception of libtorch, such as out of memory, is attributed to a unit.
 
-TEST(CurrentUnit, IsTheUnitThatFailed) {
-  RunSharded(1, [](Rank&, ShardedModel& model) {
-    bool in_forward = false, in_backward = false;
-    model.blocks[1]->up->add_forward_hook([&](nn::ModuleBase&, nn::TensorList outputs) {
-      TORCH_CHECK(!in_forward, "no memory");
-      outputs[0]->register_hook([&](const at::Tensor&) { TORCH_CHECK(!in_backward, "no memory"); });
-    });
-    EXPECT_EQ(current_unit(model), "");
-    for (bool* fails : {&in_forward, &in_backward}) {
-      *fails = true;
-      EXPECT_THROWN(c10::Error, walk_loss(model).backward(), "no memory");
-      EXPECT_EQ(current_unit(model), fails == &in_forward ? "the forward of unit 'block1'"
-                                                          : "the backward of unit 'block1'");
-      *fails = false;
-      walk_loss(model).backward();
-      EXPECT_EQ(current_unit(model), "");
-    }
-    const at::Tensor loss = walk_loss(model);  // between forward and backward
-    EXPECT_EQ(current_unit(model), "");
+TEST_SHARDED(CurrentUnit, IsTheUnitThatFailed, 1) {
+  bool in_forward = false, in_backward = false;
+  model.blocks[1]->up->add_forward_hook([&](nn::ModuleBase&, nn::TensorList outputs) {
+    TORCH_CHECK(!in_forward, "no memory");
+    outputs[0]->register_hook([&](const at::Tensor&) { TORCH_CHECK(!in_backward, "no memory"); });
   });
+  EXPECT_EQ(current_unit(model), "");
+  for (bool* fails : {&in_forward, &in_backward}) {
+    *fails = true;
+    EXPECT_THROWN(c10::Error, walk_loss(model).backward(), "no memory");
+    EXPECT_EQ(current_unit(model), fails == &in_forward ? "the forward of unit 'block1'"
+                                                        : "the backward of unit 'block1'");
+    *fails = false;
+    walk_loss(model).backward();
+    EXPECT_EQ(current_unit(model), "");
+  }
+  const at::Tensor loss = walk_loss(model);  // between forward and backward
+  EXPECT_EQ(current_unit(model), "");
 }
 
 }  // namespace tessera::fsdp::state

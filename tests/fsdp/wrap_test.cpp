@@ -121,17 +121,15 @@ TEST(Policy, GivesAModuleRegisteredTwiceToTheLowestUnitThatContainsBothPlaces) {
   }
 }
 
-TEST(WrapPlan, LeavesUnitsAndIgnoredParametersAlone) {
-  RunOnMesh({1}, {"dp"}, [](const DeviceMesh& mesh) {
-    SmallModel model(4, 6, 3);
-    fully_shard(*model.blocks[0], mesh);
-    const Options options{.ignored = {model.head->slot("bias")}};
-    const WrapPlan plan = plan_units(model, wrap_named("block?"), options);
-    EXPECT_EQ(names(plan), (Names{"block1", "block2", ""}));
-    apply_plan(model, mesh, plan);
-    EXPECT_FALSE(tessera::is_distributed(model.head->slot("bias")->get()));
-    EXPECT_TRUE(tessera::is_distributed(model.head->slot("weight")->get()));
-  });
+TEST_ON_MESH(WrapPlan, LeavesUnitsAndIgnoredParametersAlone, {1}, {"dp"}) {
+  SmallModel model(4, 6, 3);
+  fully_shard(*model.blocks[0], mesh);
+  const Options options{.ignored = {model.head->slot("bias")}};
+  const WrapPlan plan = plan_units(model, wrap_named("block?"), options);
+  EXPECT_EQ(names(plan), (Names{"block1", "block2", ""}));
+  apply_plan(model, mesh, plan);
+  EXPECT_FALSE(tessera::is_distributed(model.head->slot("bias")->get()));
+  EXPECT_TRUE(tessera::is_distributed(model.head->slot("weight")->get()));
 }
 
 struct Tree : nn::Module<Tree> {
@@ -243,17 +241,15 @@ TEST(MoveBuffers, MovesAllTypesButNotBackFromMeta) {
   EXPECT_TRUE(module.weight->is_cpu());
 }
 
-TEST(MoveBuffers, LeavesUnitsBelowAndAModelOnMeta) {
-  RunRanks(3, [](Rank& rank) {
-    Buffered module, on_meta;
-    fully_shard(*module.below, world_mesh(rank.world()));
-    move_buffers({&module}, at::kMeta, {});
-    EXPECT_TRUE(all_on(module, at::kMeta));
-    EXPECT_TRUE(all_on(*module.below, at::kCPU));
-    move_buffers({&on_meta}, at::kMeta, {});
-    fully_shard(on_meta, world_mesh(rank.world()));
-    EXPECT_TRUE(all_on(on_meta, at::kMeta));  // the buffers stay on meta until nn::to_empty
-  });
+TEST_ON_RANKS(MoveBuffers, LeavesUnitsBelowAndAModelOnMeta, 3) {
+  Buffered module, on_meta;
+  fully_shard(*module.below, world_mesh(rank.world()));
+  move_buffers({&module}, at::kMeta, {});
+  EXPECT_TRUE(all_on(module, at::kMeta));
+  EXPECT_TRUE(all_on(*module.below, at::kCPU));
+  move_buffers({&on_meta}, at::kMeta, {});
+  fully_shard(on_meta, world_mesh(rank.world()));
+  EXPECT_TRUE(all_on(on_meta, at::kMeta));  // the buffers stay on meta until nn::to_empty
 }
 
 TEST(MoveBuffers, LeavesIgnoredOnes) {
@@ -264,23 +260,21 @@ TEST(MoveBuffers, LeavesIgnoredOnes) {
   EXPECT_TRUE(module.below->steps->is_meta());
 }
 
-TEST(MoveBuffers, CopiesNothingWhereTheyAreInPlace) {
-  RunRanks(3, [](Rank& rank) {
-    for (const auto wrap :
-         {+[](Buffered& to, const Rank& by) { fully_shard(to, world_mesh(by.world())); },
-          +[](Buffered& to, const Rank& by) { replicate(to, world_mesh(by.world())); }}) {
-      Buffered module;
-      const auto counter = module.register_module("counter", std::make_shared<Counter>());
-      const at::Tensor mask = module.mask, steps = module.steps, counts = counter->counts;
-      const void* memory = counts.data_ptr();
-      wrap(module, rank);
-      EXPECT_TRUE(mask.is_same(module.mask));
-      EXPECT_TRUE(steps.is_same(module.steps));
-      EXPECT_TRUE(counts.is_same(counter->buffers()[0]));
-      EXPECT_EQ(counts.data_ptr(), memory);
-      EXPECT_EQ(counts.scalar_type(), at::kDouble);
-    }
-  });
+TEST_ON_RANKS(MoveBuffers, CopiesNothingWhereTheyAreInPlace, 3) {
+  for (const auto wrap :
+       {+[](Buffered& to, const Rank& by) { fully_shard(to, world_mesh(by.world())); },
+        +[](Buffered& to, const Rank& by) { replicate(to, world_mesh(by.world())); }}) {
+    Buffered module;
+    const auto counter = module.register_module("counter", std::make_shared<Counter>());
+    const at::Tensor mask = module.mask, steps = module.steps, counts = counter->counts;
+    const void* memory = counts.data_ptr();
+    wrap(module, rank);
+    EXPECT_TRUE(mask.is_same(module.mask));
+    EXPECT_TRUE(steps.is_same(module.steps));
+    EXPECT_TRUE(counts.is_same(counter->buffers()[0]));
+    EXPECT_EQ(counts.data_ptr(), memory);
+    EXPECT_EQ(counts.scalar_type(), at::kDouble);
+  }
 }
 
 TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {

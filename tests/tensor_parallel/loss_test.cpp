@@ -236,19 +236,17 @@ TEST(LossOnMeshes, EndsEveryRankForATargetInTheRowsOfOne) {
   }
 }
 
-TEST(LossOnMeshes, RefusesLayoutsThatHaveNoLoss) {
-  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const at::Tensor terms = distribute_tensor(mesh_logits(), mesh, {Partial{}}).tensor();
-    EXPECT_ERROR(cross_entropy(terms, mesh_targets()), "partial", "Shard(1)");
-    const at::Tensor even = mesh_logits().narrow(1, 0, 8);
-    const at::Tensor parts = distribute_tensor(even, mesh, {StridedShard{1, 2}}).tensor();
-    EXPECT_ERROR(cross_entropy(parts, mesh_targets().remainder(8)), "are not consecutive");
-    const at::Tensor targets = distribute_tensor(mesh_targets(), mesh, {Shard{0}}).tensor();
-    EXPECT_ERROR(cross_entropy(mesh_logits(), targets), "full_tensor()");
-    const DeviceMesh other = rank.mesh({2, 1}, {"a", "b"});
-    const at::Tensor columns = distribute_tensor(mesh_logits(), other, {Shard{1}, Replicate{}});
-    EXPECT_ERROR(cross_entropy(columns, targets), "full_tensor()");
-  });
+TEST_ON_MESH(LossOnMeshes, RefusesLayoutsThatHaveNoLoss, {2}, {"tp"}) {
+  const at::Tensor terms = distribute_tensor(mesh_logits(), mesh, {Partial{}}).tensor();
+  EXPECT_ERROR(cross_entropy(terms, mesh_targets()), "partial", "Shard(1)");
+  const at::Tensor even = mesh_logits().narrow(1, 0, 8);
+  const at::Tensor parts = distribute_tensor(even, mesh, {StridedShard{1, 2}}).tensor();
+  EXPECT_ERROR(cross_entropy(parts, mesh_targets().remainder(8)), "are not consecutive");
+  const at::Tensor targets = distribute_tensor(mesh_targets(), mesh, {Shard{0}}).tensor();
+  EXPECT_ERROR(cross_entropy(mesh_logits(), targets), "full_tensor()");
+  const DeviceMesh other = rank.mesh({2, 1}, {"a", "b"});
+  const at::Tensor columns = distribute_tensor(mesh_logits(), other, {Shard{1}, Replicate{}});
+  EXPECT_ERROR(cross_entropy(columns, targets), "full_tensor()");
 }
 
 using testing::full_tensor;

@@ -106,14 +106,12 @@ TEST(UnnamedParameters, HaveTheGradientsOfOneRank) {
   });
 }
 
-TEST(UnnamedParameters, StayPlainIfTheyDifferByRank) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    Model model;
-    model.norm->slot("weight")->set_distinct_along(mesh);
-    parallelize_module(model, mesh, plan());
-    EXPECT_FALSE(tessera::is_distributed(model.norm->weight));
-    EXPECT_TRUE(tessera::is_distributed(model.layer(0).gain));
-  });
+TEST_ON_MESH(UnnamedParameters, StayPlainIfTheyDifferByRank, {2}, {"tp"}) {
+  Model model;
+  model.norm->slot("weight")->set_distinct_along(mesh);
+  parallelize_module(model, mesh, plan());
+  EXPECT_FALSE(tessera::is_distributed(model.norm->weight));
+  EXPECT_TRUE(tessera::is_distributed(model.layer(0).gain));
 }
 
 TEST(PlainTensors, GetPlainAndWholeGradients) {
@@ -254,32 +252,19 @@ TEST(OwnParameters, MayBePlacedByAnEntryNextToEntriesOfModulesBelow) {
   }
 }
 
-TEST(OwnParameters, FollowTheInnermostEntry) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    Encoder model;
-    EXPECT_ERROR(
-        parallelize_module(model, mesh,
-                           {{"blocks.0", place_parameters()}, {"blocks.*", replicate_parallel()}}),
-        "'blocks.0'", "place_parameters", "replicate_parallel");
-    parallelize_module(model, mesh,
-                       {{"", replicate_parallel()},
-                        {"blocks.0", replicate_parallel()},
-                        {"blocks.0.up", colwise_parallel()}});
-    const auto block = model.blocks->at<ScaledBlock>(0);
-    EXPECT_EQ(DistributedTensor(*block->scale).placements(), Placements{Replicate{}});
-    EXPECT_EQ(DistributedTensor(*block->up->weight).placements(), Placements{Shard{0}});
-  });
-}
-
-TEST(OwnParameters, AreRefusedIfTheModuleHasNone) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    Encoder model;
-    EXPECT_ERROR(parallelize_module(model, mesh, {{"blocks", place_parameters()}}), "'blocks'",
-                 "place_parameters");
-    EXPECT_ERROR(parallelize_module(model, mesh,
-                                    {{"", place_parameters({.placements = {{"tokn", Shard{0}}}})}}),
-                 "parameter 'tokn'", "token, registers, positions");
-  });
+TEST_ON_MESH(OwnParameters, FollowTheInnermostEntry, {2}, {"tp"}) {
+  Encoder model;
+  EXPECT_ERROR(
+      parallelize_module(model, mesh,
+                         {{"blocks.0", place_parameters()}, {"blocks.*", replicate_parallel()}}),
+      "'blocks.0'", "place_parameters", "replicate_parallel");
+  parallelize_module(model, mesh,
+                     {{"", replicate_parallel()},
+                      {"blocks.0", replicate_parallel()},
+                      {"blocks.0.up", colwise_parallel()}});
+  const auto block = model.blocks->at<ScaledBlock>(0);
+  EXPECT_EQ(DistributedTensor(*block->scale).placements(), Placements{Replicate{}});
+  EXPECT_EQ(DistributedTensor(*block->up->weight).placements(), Placements{Shard{0}});
 }
 
 }  // namespace
