@@ -36,7 +36,6 @@
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/fp8.h"
 #include "tessera/nn/linear.h"
-#include "tessera/tensor_parallel/style_helpers.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -331,13 +330,6 @@ void set_regathered_product(nn::ModuleBase& module, bool regather) {
                                                          ? make_regathered_fp8_products
                                                          : make_regathered_products);
   }
-}
-
-void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
-                        bool regather) {
-  module.add_forward_pre_hook([mesh, plain, regather](auto& self, nn::TensorList inputs) {
-    *inputs[0] = prepare_input(self, *inputs[0], mesh, plain, Replicate{}, {}, regather);
-  });
 }
 
 }  // namespace tessera::tensor_parallel

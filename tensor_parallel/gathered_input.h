@@ -23,9 +23,4 @@ nn::LinearProduct regathered_product(const nn::Linear& linear);
 /// modules.
 void set_regathered_product(nn::ModuleBase& module, bool regather);
 
-/// Adds a hook that, before each call of `module`, replicates the first argument with
-/// prepare_input(). `plain`: the placement that a plain argument is assumed to have.
-void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
-                        bool regather);
-
 }  // namespace tessera::tensor_parallel
