@@ -1,4 +1,4 @@
-// The public functions of fully_shard.h and forward_method.h. These functions check their arguments
+// The public functions of fully_shard.h. These functions check their arguments
 // and call units. unit.cpp implements the behaviour of a unit, unit_spec.cpp decides its parts, and
 // attach.cpp makes the unit.
 

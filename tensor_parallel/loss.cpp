@@ -34,7 +34,6 @@
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/detail/calls.h"
-#include "tessera/tensor_parallel/linear_cross_entropy.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::tensor_parallel {

@@ -25,7 +25,6 @@
 #include "tessera/nn/parameter.h"
 #include "tessera/nn/visit_modules.h"
 #include "tessera/tensor_parallel/block_plans.h"
-#include "tessera/tensor_parallel/declared_plan.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -11,7 +11,7 @@
 #include "tessera/dtensor/local_map.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/fsdp/forward_method.h"
+#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/initialization.h"

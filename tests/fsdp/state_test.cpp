@@ -10,7 +10,7 @@
 
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
-#include "tessera/fsdp/forward_method.h"
+#include "tessera/fsdp/fully_shard.h"
 
 namespace tessera::fsdp::state {
 

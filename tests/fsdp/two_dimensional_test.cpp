@@ -3,7 +3,7 @@
 #include <array>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/forward_method.h"
+#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"

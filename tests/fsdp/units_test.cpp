@@ -5,7 +5,7 @@
 
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
-#include "tessera/fsdp/forward_method.h"
+#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
 

@@ -9,7 +9,6 @@
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/norm.h"
-#include "tessera/tensor_parallel/linear_cross_entropy.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"

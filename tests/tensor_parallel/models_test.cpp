@@ -14,7 +14,6 @@
 #include "tessera/nn/norm.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/tensor_parallel/block_plans.h"
-#include "tessera/tensor_parallel/declared_plan.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"
