@@ -18,7 +18,7 @@
 //   4. computes the gradients of the weights during the reduce-scatter.
 // Any other order is correct too, but loses the overlap or needs a second gather.
 
-#include "gathered_input.h"
+#include "internal.h"
 
 #include <c10/core/GradMode.h>
 

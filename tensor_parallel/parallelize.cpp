@@ -14,8 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan.h"
-#include "replica_check.h"
+#include "internal.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"

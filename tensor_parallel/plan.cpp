@@ -1,7 +1,7 @@
 // Checks a tensor-parallel plan before anything is changed: which modules its patterns match,
 // whether the styles are applicable to these modules, and which placement each parameter gets.
 
-#include "plan.h"
+#include "internal.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

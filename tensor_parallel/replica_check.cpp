@@ -1,7 +1,7 @@
 // Checks that ranks have equal data where tensor parallelism requires it. One rank alone cannot
 // find a difference, and the loss of a run with different data may look right.
 
-#include "replica_check.h"
+#include "internal.h"
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/detail/recomputation.h"
@@ -13,7 +13,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "plan.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"

@@ -13,8 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "gathered_input.h"
-#include "replica_check.h"
+#include "internal.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"

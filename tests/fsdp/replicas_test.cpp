@@ -1,7 +1,11 @@
-// Replicas of shards (HSDP), of whole parameters (replicate), and the mesh of a world.
+// Replicas of shards (HSDP), of whole parameters (replicate) and their buckets, and the mesh of a
+// world.
+
+#include <ATen/ops/tanh.h>
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/wrap_policy.h"
+#include "tessera/nn/child.h"
 
 namespace tessera::fsdp::replicas {
 
@@ -189,3 +193,201 @@ TEST(WorldMesh, IsAMeshOfAllRanks) {
 }
 
 }  // namespace tessera::fsdp::replicas
+
+namespace tessera::fsdp {
+namespace {
+
+constexpr std::int64_t kWide = 600;
+/// Each weight has 1.4 MiB, so that it is a bucket of its own.
+const Options kBuckets{.bucket_cap_mb = 1};
+constexpr std::int64_t kLayers = 4;
+
+struct Chain : nn::Module<Chain> {
+  Chain() {
+    for (std::int64_t i = 0; i < kLayers; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i),
+                                       std::make_shared<nn::Linear>(kWide, kWide, kNoBias)));
+    }
+  }
+  /// `skipped`: a layer that is left out; -1: none.
+  at::Tensor forward(const at::Tensor& x, std::int64_t skipped) {
+    at::Tensor y = x;
+    for (std::int64_t i = 0; i < kLayers; ++i) {
+      y = i == skipped ? y : at::tanh((*layers[static_cast<std::size_t>(i)])(y) * 0.1);
+      if (i == 0 && y.requires_grad()) {
+        y.register_hook([this](const at::Tensor&) { at_first_layer(); });
+      }
+    }
+    return y;
+  }
+  static constexpr nn::LinearOptions kNoBias{.bias = false};
+  std::vector<std::shared_ptr<nn::Linear>> layers;
+  /// Called when backward has computed the gradients of all layers but the first.
+  std::function<void()> at_first_layer = [] {};
+};
+
+at::Tensor rows_from(std::int64_t first, std::int64_t count) {
+  return uniform_values({4, kWide}, 3).narrow(0, first, count);
+}
+
+/// Takes one backward on 2 ranks, after `prepare`. Expects the gradients of one rank, and that
+/// `early` buckets were reduced before backward computed the gradient of the first layer.
+void expect_early_buckets(std::int64_t early, const std::function<void(Chain&)>& prepare) {
+  Filled<Chain> alone;
+  alone(rows_from(0, 4), -1).square().mean().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> model;
+    replicate(model, world_mesh(rank.world()), kBuckets);
+    prepare(model);
+    const Sent sent(rank);
+    std::int64_t found = -1;
+    model.at_first_layer = [&] { found = sent.calls("dp", "all_reduce"); };
+    model(rows_from(2 * rank.rank(), 2), -1).square().mean().backward();
+    EXPECT_EQ(found, early);
+    EXPECT_EQ(sent.calls("dp", "all_reduce"), kLayers);
+    expect_gradients(model, gradients_of(alone));
+  });
+}
+
+TEST(Buckets, AreReducedWhileBackwardComputes) {
+  expect_early_buckets(kLayers - 2, [](Chain&) {});
+}
+
+// A hook may write a parameter that backward still reads.
+TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
+  expect_early_buckets(0, [](Chain& model) {
+    model.layers[3]->slot("weight")->persistent().register_hook(
+        [](const at::Tensor& gradient) { return gradient; });
+  });
+}
+
+/// One unit that is called once for each half of its layers.
+struct Halves : nn::Module<Halves> {
+  Halves() { chain = register_module("chain", std::make_shared<Chain>()); }
+  at::Tensor forward(const at::Tensor& x, bool second) {
+    at::Tensor y = x;
+    for (const std::size_t i :
+         second ? std::vector<std::size_t>{2, 3} : std::vector<std::size_t>{0, 1}) {
+      y = at::tanh((*chain->layers[i])(y) * 0.1);
+    }
+    return y;
+  }
+  std::shared_ptr<Chain> chain;
+};
+
+// The buckets of the second half are complete before backward enters the first call.
+TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
+  Filled<Halves> alone;
+  alone(alone(rows_from(0, 4), false), true).square().mean().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Halves> model;
+    replicate(model, world_mesh(rank.world()), kBuckets);
+    const Sent sent(rank);
+    model(model(rows_from(2 * rank.rank(), 2), false), true).square().mean().backward();
+    EXPECT_EQ(sent.calls("dp", "all_reduce"), kLayers);
+    expect_gradients(model, gradients_of(alone));
+  });
+}
+
+TEST(Buckets, WeighRanksWithFewRowsAndARankWithout) {
+  Filled<Chain> alone;
+  alone(rows_from(0, 4), -1).square().mean().backward();
+  RunRanks(3, [&](Rank& rank) {
+    Filled<Chain> model;
+    const DeviceMesh mesh = world_mesh(rank.world());
+    replicate(model, mesh, kBuckets);
+    // 3, 1 and 0 rows.
+    const std::int64_t rows = std::max<std::int64_t>(3 - 2 * rank.rank(), 0);
+    const at::Tensor y = model(rows_from(rank.rank() == 0 ? 0 : 3, rows), -1);
+    const at::Tensor loss = rows > 0 ? y.square().mean() : y.sum();
+    (loss * mean_weight(rows, mesh)).backward();
+    expect_gradients(model, gradients_of(alone));
+  });
+}
+
+/// The mean gradients of two ranks that leave out different layers.
+std::vector<at::Tensor> gradients_of_skipping() {
+  std::vector<at::Tensor> sums(kLayers);
+  for (const std::int64_t skipped : {0, 2}) {
+    Filled<Chain> alone;
+    alone(rows_from(skipped, 2), skipped).square().mean().div(2).backward();
+    std::size_t i = 0;
+    for (const at::Tensor& gradient : gradients_of(alone)) {
+      at::Tensor& sum = sums[i++];
+      if (gradient.defined()) {
+        sum = sum.defined() ? sum + gradient : gradient;
+      }
+    }
+  }
+  return sums;
+}
+
+TEST(Buckets, HaveOneOrderOnRanksThatUseDifferentParameters) {
+  const std::vector<at::Tensor> expected = gradients_of_skipping();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> model;
+    replicate(model, world_mesh(rank.world()), kBuckets);
+    const std::int64_t skipped = 2 * rank.rank();
+    model(rows_from(skipped, 2), skipped).square().mean().backward();
+    expect_gradients(model, expected);
+  });
+}
+
+// The buckets of both models have the same sizes and use the same process group.
+TEST(Buckets, HaveOneOrderInABackwardOfTwoModels) {
+  const std::vector<at::Tensor> expected = gradients_of_skipping();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> whole, skipping;
+    replicate(whole, world_mesh(rank.world()), kBuckets);
+    replicate(skipping, world_mesh(rank.world()), kBuckets);
+    for (int step = 0; step < 2; ++step) {
+      drop_gradients(whole);
+      drop_gradients(skipping);
+      const std::int64_t skipped = 2 * rank.rank();
+      const at::Tensor x = rows_from(skipped, 2);
+      (whole(x, -1).square().mean() + skipping(x, skipped).square().mean()).backward();
+      expect_gradients(skipping, expected);
+    }
+  });
+}
+
+TEST(Buckets, ReduceTheSumOfMicroBatchesOnce) {
+  Filled<Chain> alone;
+  alone(rows_from(0, 4), -1).square().mean().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> model;
+    replicate(model, world_mesh(rank.world()), kBuckets);
+    const Sent sent(rank);
+    for (const std::int64_t i : {0, 1}) {
+      set_requires_gradient_sync(model, i == 1);
+      model(rows_from(2 * rank.rank() + i, 1), -1).square().mean().div(2).backward();
+      EXPECT_EQ(sent.calls("dp", "all_reduce"), i * kLayers);
+    }
+    expect_gradients(model, gradients_of(alone));
+    // A second backward through the same graph adds to the gradients.
+    drop_gradients(model);
+    const at::Tensor loss = model(rows_from(2 * rank.rank(), 2), -1).square().mean() / 2;
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    expect_gradients(model, gradients_of(alone));
+  });
+}
+
+TEST(Buckets, GiveTheGradientsThatAutogradGradRequests) {
+  Filled<Chain> alone;
+  alone(rows_from(0, 4), -1).square().mean().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> model;
+    replicate(model, world_mesh(rank.world()), kBuckets);
+    const at::Tensor loss = model(rows_from(2 * rank.rank(), 2), -1).square().mean();
+    const auto gradients =
+        torch::autograd::grad({loss}, {model.layers[3]->slot("weight")->persistent(),
+                                       model.layers[1]->slot("weight")->persistent()});
+    EXPECT_TRUE(at::allclose(full_tensor(gradients[0]), gradients_of(alone)[3], 1e-4, 1e-6));
+    EXPECT_TRUE(at::allclose(full_tensor(gradients[1]), gradients_of(alone)[1], 1e-4, 1e-6));
+    EXPECT_FALSE(model.layers[0]->slot("weight")->persistent().grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,120 @@
+// What the sources of tensor parallelism share: checked plans (plan.cpp), the comparison of
+// replicas (replica_check.cpp) and gathered inputs (gathered_input.cpp).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
+#include "tessera/tensor_parallel/styles.h"
+
+namespace tessera::tensor_parallel {
+
+/// A module, and its FQN relative to the module that the plan is applied to ("" for that module
+/// itself).
+struct NamedModule {
+  std::string fqn;
+  nn::ModuleBase* module = nullptr;
+};
+
+/// One entry of a plan, applied to one module that the pattern of the entry matches.
+struct Application {
+  NamedModule target;
+  StylePtr style;
+  /// The placements that the style chooses, except for parameters that another entry, for a module
+  /// inside this one, places.
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
+};
+
+struct CheckedPlan {
+  /// The plan's entries applied to modules, in the order of the plan.
+  std::vector<Application> applications;
+  /// The placement of each parameter that the plan names, in the order of the plan. Each parameter
+  /// occurs once.
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
+  /// Parameters that no entry names and that become replicated. Excludes parameters that are
+  /// already distributed or that differ on each rank.
+  nn::NamedSlots unnamed;
+};
+
+/// The FQN in quotes, for messages: "'layers.0.q_proj'". For "" the text "the root module".
+std::string quoted(const std::string& fqn);
+
+/// Whether the parameter has different values on each rank of `mesh`
+/// (ParameterSlot::set_distinct_along).
+bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
+
+/// Checks the plan without changes and without communication. Throws the Errors of
+/// parallelize_module().
+CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh, const ParallelizePlan& plan);
+
+/// Compares data that must be equal on the ranks of a tensor-parallel plan's mesh. Before the first
+/// forward: the parameters that the plan replicates, and the origins of the parameters that it
+/// splits. In the first forward with gradients: the plain inputs of the root. With TESSERA_DEBUG=1
+/// also: the replicated parameters before each forward, their gradients after each backward, and
+/// every plain tensor that an operator combines with a distributed one.
+///
+/// A ReplicaCheck is attached to the modules that have a style.
+class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
+ public:
+  ReplicaCheck(nn::ModuleBase& root, DeviceMesh mesh);
+
+  /// Adds a module with a style. The first call of any such module starts the comparison, since a
+  /// program may call a module without calling the root. Returns false if the module was already
+  /// added.
+  bool add(nn::ModuleBase& module, const std::string& fqn);
+  /// Adds the hooks that compare the inputs of the root. They run after the hooks of the root's
+  /// styles, because an input that a style interprets as a shard may differ between ranks.
+  void watch_root(nn::ModuleBase& root);
+
+  /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all
+  /// ranks, if the values differ between ranks. Collective with TESSERA_DEBUG=1.
+  void check_input(const nn::ModuleBase& module, const at::Tensor& tensor) const;
+  /// The module's FQN for messages: "'layers.0.o_proj'".
+  std::string name_of(const nn::ModuleBase& module) const;
+
+ private:
+  bool is_replicated(const nn::ParameterSlot& slot) const;
+  std::vector<tessera::detail::Replica> replicas(bool gradients) const;
+  /// Compares parameters, and `inputs` if the root is called: the arguments of the root. `inputs`
+  /// is empty if another module is called.
+  void compare_before_forward(nn::TensorList inputs);
+  void compare_origins() const;
+  void compare(const std::vector<tessera::detail::Replica>& replicas,
+               tessera::detail::Equality equality, const std::string& remedy) const;
+  void compare_after_backward(nn::TensorList outputs);
+
+  DeviceMesh mesh_;
+  bool debug_;
+  nn::NamedSlots parameters_;  ///< all parameters below the root
+  std::unordered_map<const nn::ModuleBase*, std::string> names_;
+  bool compared_ = false;         ///< whether the parameters have been compared
+  bool compared_inputs_ = false;  ///< whether the root's inputs have been compared
+};
+
+/// Gathers `shard`, a shard on a 1-D mesh, on every rank. Collective. Only the shard is saved for
+/// backward, which gathers the shard again (Korthikanti et al. 2022, section 4.2.2). All products
+/// by regathered_product() share this second gather. The gradient is reduce-scattered
+/// asynchronously, while the gradients of the weights are computed.
+at::Tensor gather_again_in_backward(const DistributedTensor& shard);
+
+/// The product of `linear` with a weight that is sharded over its outputs. If
+/// gather_again_in_backward() made x, only the weight is saved for backward. Otherwise the product
+/// is that of aten::linear, or the fp8 product if convert_to_fp8 has converted the module. Backward
+/// throws Error under create_graph.
+nn::LinearProduct regathered_product(const nn::Linear& linear);
+
+/// Makes an nn::Linear use regathered_product() if `regather` is true. Does nothing for other
+/// modules.
+void set_regathered_product(nn::ModuleBase& module, bool regather);
+
+}  // namespace tessera::tensor_parallel
