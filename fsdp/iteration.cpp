@@ -327,7 +327,9 @@ void IterationState::end_backward() {
   // micro-batch.
   if (last) {
     comm_context().settle();
-    agree_on_use();
+    std::vector<ParameterGroup*> groups;
+    for_each_group([&](ParameterGroup& group) { groups.push_back(&group); });
+    agree_on_use(groups);
   } else {
     for_each_group([](ParameterGroup& group) { group.gradients().mark_expected(); });
   }
@@ -361,14 +363,6 @@ void IterationState::agree_on_gradients() {
     close();
     throw;
   }
-}
-
-/// The ranks agree on which parameters were used. A parameter that no rank used gets no gradient,
-/// as in training on one rank.
-void IterationState::agree_on_use() {
-  UseAgreement agreement;
-  for_each_group([&](ParameterGroup& group) { agreement.add(group); });
-  agreement.settle();
 }
 
 // The functions of a unit that concern the iteration of its root: how the first call of a root

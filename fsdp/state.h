@@ -47,7 +47,6 @@ enum class GatherPhase : std::uint8_t {
   kUnsharded,  ///< the unsharded tensors are filled, and are in the slots while the unit computes
 };
 
-/// The name of the enumerator of a phase: "kForward".
 const char* to_string(IterationPhase phase);
 const char* to_string(UnitPhase phase);
 const char* to_string(GatherPhase phase);
@@ -97,7 +96,6 @@ class PhaseRecorder {
 
   using Scope = detail::CarriedScope<detail::Carried::kPhaseRecorder, PhaseRecorder*>;
 
-  /// The recorded changes of phases of type P.
   template <class P>
   std::vector<Change>& changes() {
     return std::get<Changes<P>>(changes_).list;
@@ -159,7 +157,6 @@ struct Settings {
 /// only some ranks, but all ranks must gather the same units.
 class GatherOrder {
  public:
-  /// To be called when a forward begins.
   void begin();
   /// To be called when an all-gather of `unit` has begun.
   void gathered(const std::shared_ptr<Unit>& unit);

@@ -63,7 +63,6 @@ void move_buffers_of(torch::nn::Module& module, c10::Device device,
   }
 }
 
-/// The type of the first floating-point tensor among `tensors`; nullopt if there is none.
 std::optional<c10::ScalarType> floating_type(nn::TensorList tensors) {
   const auto first = std::ranges::find_if(tensors, is_floating);
   if (first == tensors.end()) {
@@ -91,7 +90,6 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
 
 using tessera::detail::variable_list;
 
-/// A function that receives gradients, some of which may be undefined.
 using GradientHook = std::function<void(nn::TensorList gradients)>;
 
 /// An identity node that calls a callback in backward. The node's sequence number is lower than

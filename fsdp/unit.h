@@ -75,7 +75,6 @@ class ModuleTree {
   const std::vector<Node>& nodes() const { return nodes_; }
   /// The node of the module with the FQN `fqn`; nullptr if there is none.
   const Node* find(const std::string& fqn) const;
-  /// The node of `module`; nullptr if the tree does not contain `module`.
   const Node* find(const nn::ModuleBase* module) const;
 
  private:
@@ -96,7 +95,6 @@ void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks);
 /// on all ranks.
 class UnitParameterGroups {
  public:
-  /// Shards the parameters. Not collective.
   UnitParameterGroups(const UnitSpec& spec, std::shared_ptr<const Settings> settings);
   UnitParameterGroups(const UnitParameterGroups&) = delete;
   UnitParameterGroups& operator=(const UnitParameterGroups&) = delete;
@@ -171,7 +169,6 @@ class UnitParameterGroups {
 /// first comparison.
 using ParameterGroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
 
-/// The lowest and the highest number of rows that a rank has.
 struct RowRange {
   std::int64_t least = 0;
   std::int64_t most = 0;
@@ -246,7 +243,6 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// module that did not run: ends the forward of this unit. Throws Error on all ranks if the ranks
   /// have gathered different units. If no backward follows, frees the gathered parameters.
   void end_forward(bool backward_comes);
-  /// To be called when an all-gather of `unit` has begun.
   void began_gather(Unit& unit);
   /// To be called when `unit` begins its forward. Returns the next unit to prefetch; nullptr if
   /// there is none.
@@ -255,7 +251,6 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// alive.
   void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
 
-  /// To be called when backward has reached a unit.
   void enter_backward();
   /// The unit whose forward ran before the forward of `unit`; nullptr if there is none. Removes
   /// `unit` and all later units from the forward order.
@@ -272,16 +267,13 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   void settle_gathered();
   void free_unused() const;
   void end_iteration();
-  /// Drops the reductions that a failed backward left in progress.
   void forget_reductions() const;
   void end_backward();
-  /// Ends the iteration.
   void close();
   template <class Act>
   void for_each_group(Act&& act) const;
   void agree_on_gathers();
   void agree_on_gradients();
-  void agree_on_use();
   bool is_last_backward() const;
   CommContext& comm_context() const;
 
@@ -313,7 +305,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// module.
   const std::string& label() const { return settings_->label; }
   bool may_be_unused() const { return may_be_unused_; }
-  /// The parameters and buffers in Options::ignored.
   const std::unordered_set<nn::SlotPtr>& ignored() const { return ignored_; }
   UnitPhase phase() const { return phase_.now(); }
   UnitParameterGroups& parameters() { return groups_; }
@@ -359,7 +350,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Frees the parameters that an earlier iteration without a backward left gathered.
   void abandon_iteration();
-  /// Called when the root's forward begins.
   void begin_iteration();
   /// Gathers a unit that may be unused, which only some ranks may reach. Does nothing if the unit
   /// is unsharded. Collective.
@@ -374,7 +364,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool is_root() const { return iteration_ != nullptr && iteration_->is_root(*this); }
   bool runs_forward() const;
   void enter(UnitPhase next) { phase_.enter(next, label()); }
-  /// Sets the phase of the unit to kIdle, from any phase.
   void reset_to_idle();
   void prepare();
 
@@ -466,7 +455,6 @@ nn::ModuleWalk outside_of_units();
 // type stays the same object. Tensors without values (meta) are not moved, nor are distributed
 // tensors, whose mesh has a device.
 
-/// Moves the arguments of a forward to `device`, differentiably.
 void move_inputs(nn::TensorList inputs, c10::Device device);
 
 /// Moves the buffers of `modules` and of the modules below, except the buffers of units and the

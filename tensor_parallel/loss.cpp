@@ -114,7 +114,6 @@ TokenSharding token_sharding(const at::Tensor& tensor) {
                       Layout::intern(spec.layout->mesh_sizes(), {spec.layout->digits(0)})};
 }
 
-/// Whether each rank has only a part of the rows.
 bool are_split(const TokenSharding& rows) {
   return rows && !rows->layout->is_replicated();
 }
@@ -284,7 +283,6 @@ HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weigh
   return results;
 }
 
-/// `tensor` times `factor`, which is one number.
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type) {
   return tensor.defined() ? kernels::scaled(tensor, factor, type) : at::Tensor();
 }

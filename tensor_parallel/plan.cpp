@@ -226,7 +226,6 @@ void leave_to_inner(std::vector<Application>& applications) {
   }
 }
 
-/// The placement of each parameter that the plan names.
 class PlacementTable {
  public:
   explicit PlacementTable(const DeviceMesh& mesh) : mesh_(mesh) {}

@@ -130,7 +130,6 @@ void require_tensor(const nn::ModuleBase& module, nn::TensorList tensors, const 
 // Column-wise: each rank computes a part of the output features from the whole input. The gradient
 // of the input is a sum over the ranks.
 
-/// The column-wise style. In Megatron-LM's notation x W, the style shards the columns of W.
 class Colwise final : public ParallelStyle {
  public:
   explicit Colwise(ColwiseOptions options) : options_(options) {}
@@ -515,7 +514,6 @@ void check_lists(const std::string& style, const OptionalPlacements& layouts,
 
 enum class Side { kInputs, kOutputs };
 
-/// The style that redistributes tensors among a module's arguments or results.
 class Prepare final : public ParallelStyle {
  public:
   Prepare(Side side, OptionalPlacements layouts, OptionalPlacements desired, bool use_local,

@@ -363,24 +363,12 @@ void expect_averages(int ranks, int expected, const std::function<void(ShardedMo
 
 constexpr int kUnits = 4;  // three blocks and the head
 
-TEST(Average, IsTakenByTheReduceScatterOfEachUnit) {
+TEST(Average, IsTakenByTheReduceScatterUnlessSumsOrRoundingNeedADivision) {
   expect_averages(4, kUnits, [](ShardedModel&) {});
-}
-
-TEST(Average, IsDividedAfterTheSumIfItsQuotientsRound) {
-  expect_averages(3, 0, [](ShardedModel&) {});
-}
-
-TEST(Average, IsNotTakenWithAnotherDivisor) {
+  expect_averages(3, 0, [](ShardedModel&) {});  // quotients by 3 round
   expect_averages(4, 0, [](ShardedModel& model) { set_gradient_divide_factor(model, 2); });
-}
-
-TEST(Average, IsNotTakenIfAHookNeedsTheSum) {
   expect_averages(
       4, 0, [](ShardedModel& model) { set_all_reduce_hook(model, [](const at::Tensor&) {}); });
-}
-
-TEST(Average, IsNotTakenIfOnlySumsAreAskedFor) {
   expect_averages(4, 0, [](ShardedModel& model) { set_force_sum_reduction(model, true); });
 }
 

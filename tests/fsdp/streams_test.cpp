@@ -93,53 +93,6 @@ TEST(Streams, PrefetchTheRequestedUnitsInBackwardAndFreeUnusedUnits) {
             notes({"+2 =2 +0 -2 r2", "+1 =1 -1 r1", "=0 +2 -0 r0", "-. r."}));
 }
 
-/// The whole log of one step of a single unit on two ranks, after the use of its gathered
-/// parameter.
-Log log_after_gather(const Options& options) {
-  Log log;
-  RunRanks(2, [&](Rank& rank) {
-    Filled<nn::Linear> linear(3, 4, {.bias = false});
-    fully_shard(linear, rank.mesh({2}, {"dp"}), options);
-    const auto streams = record(linear);
-    linear(uniform_values({2, 3}, 1)).sum().backward();
-    if (rank.rank() == 0) {
-      log = streams->log();
-    }
-  });
-  const Log gathered{"compute: record 1",
-                     "all_gather: wait 1",  // for the optimizer's update of the shards
-                     "compute: record 2",
-                     "all_gather: wait 2",  // for the layout, which the first step makes
-                     "all_gather the root unit", "enter all_gather", "leave",
-                     "unshard the root unit",    "enter all_gather", "leave",
-                     "all_gather: record 3",     "compute: wait 3"};
-  EXPECT_EQ(Log(log.begin(), log.begin() + std::ssize(gathered)), gathered);
-  log.erase(log.begin(), log.begin() + std::ssize(gathered));
-  return log;
-}
-
-TEST(Streams, WaitForEachOtherWherePackingNeedsIt) {
-  EXPECT_EQ(log_after_gather({.shard_placement = testing::by_columns}),
-            (Log{"compute: record 4",  // unpacked into compute's own memory: the buffer is free
-                 "reshard the root unit",
-                 "all_gather: wait 4",  // the gather buffer is freed
-                 "reduce_scatter the root unit", "compute: record 5",
-                 "reduce_scatter: wait 5",  // packed
-                 "enter reduce_scatter", "leave", "enter reduce_scatter",
-                 "reduce_scatter: record 6", "leave", "reduce_scatter: record 7",
-                 "compute: wait 7",     // gradients for the optimizer
-                 "compute: wait 6"}));  // the packed gradients are freed
-}
-
-TEST(Streams, KeepGradientsUntilTheyAreReducedInPlace) {
-  EXPECT_EQ(log_after_gather({}),
-            (Log{"reshard the root unit", "compute: record 4", "all_gather: wait 4",
-                 "reduce_scatter the root unit", "compute: record 5", "reduce_scatter: wait 5",
-                 "enter reduce_scatter", "leave", "enter reduce_scatter",
-                 "reduce_scatter: record 6", "leave", "reduce_scatter: record 7", "compute: wait 7",
-                 "compute: wait 6"}));  // then autograd's gradient is freed
-}
-
 TEST_ON_RANKS(Streams, LetTheNextGathersWaitForTheUpdateAlone, 2) {
   Filled<nn::Linear> linear(3, 4, {.bias = false});
   fully_shard(linear, rank.mesh({2}, {"dp"}));

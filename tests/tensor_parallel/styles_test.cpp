@@ -11,7 +11,6 @@
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/norm.h"
-#include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/memory.h"
@@ -23,8 +22,6 @@ namespace {
 
 using testing::Filled;
 using testing::full_tensor;
-using testing::SmallLlama;
-using testing::SmallLlamaConfig;
 using testing::uniform_values;
 
 std::int64_t calls(const comm::TrafficTable& traffic, const std::string& collective) {
@@ -118,32 +115,6 @@ TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
     // Backward gathers the inputs of the halves again.
     EXPECT_EQ(collectives(rank.world()->traffic().since(middle)), (Collectives{4, 2, 0}));
   });
-}
-
-TEST(WholeModel, HasTheGradientsOfOneRank) {
-  const SmallLlamaConfig config{.bias = true};
-  const at::Tensor ids = at::arange(11, at::kLong).mul(5).remainder(13);
-  Filled<SmallLlama> alone(config);
-  alone.to(at::kDouble);
-  const at::Tensor expected = cross_entropy(alone(ids.slice(0, 0, 10)), ids.slice(0, 1, 11));
-  expected.backward();
-  for (const int ranks : {2, 3, 4}) {
-    RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
-      for (const bool sequence_parallel : {true, false}) {
-        Filled<SmallLlama> model(config);
-        model.to(at::kDouble);
-        parallelize_module(model, mesh, testing::plan_of_small_llama(sequence_parallel));
-        const StrictScope strict;
-        const at::Tensor loss = cross_entropy(model(ids.slice(0, 0, 10)), ids.slice(0, 1, 11));
-        loss.backward();
-        EXPECT_TRUE(loss.allclose(expected, 1e-10, 1e-10));
-        testing::expect_gradients(model, testing::gradients_of(alone), 1, 1e-10, 1e-10);
-        for (const auto& [name, slot] : model.named_slots()) {
-          EXPECT_EQ(sharding_spec(slot->get().grad()), sharding_spec(slot->get())) << name;
-        }
-      }
-    });
-  }
 }
 
 }  // namespace
@@ -498,27 +469,6 @@ TEST_ON_MESH(ReplicatedHeadsOfASplitInput, KeepItsShard, {4}, {"tp"}) {
   const std::int64_t shard = 8 * 2 * kWidth;
   // The caller owns the shard that stays.
   EXPECT_EQ(kept_bytes(false) - kept_bytes(true), 4 * shard);
-}
-
-TEST(ReplicatedHeadsUnderFsdp, HaveTheGradientsOfOneRank) {
-  const Heads heads{.queries = 8, .keys = 2};
-  const at::Tensor whole = testing::values({10, kWidth}, 0.4);
-  const auto alone = make_attention(heads);
-  // Two samples, of 5 tokens each.
-  for (const at::Tensor& sample : whole.chunk(2)) {
-    ((*alone)(sample).square().sum() / 2).backward();
-  }
-  RunOnMesh({2, 4}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    const auto module = make_attention(heads);
-    parallelize_module(*module, mesh["tp"], plan_of(heads, false));
-    // A unit within another unit.
-    fsdp::fully_shard(*module->k, mesh["dp"]);
-    fsdp::fully_shard(*module, mesh["dp"]);
-    const StrictScope strict;
-    const auto sample = static_cast<std::size_t>(mesh["dp"].local_rank());
-    (*module)(whole.chunk(2)[sample]).square().sum().backward();
-    testing::expect_gradients(*module, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
-  });
 }
 
 TEST_ON_MESH(ReplicatedHeadsStyle, RefusesHeadsThatItCannotDivide, {4}, {"tp"}) {
