@@ -3,16 +3,10 @@
 
 #include "unit.h"
 
-#include <algorithm>
 #include <iterator>
 #include <map>
-#include <unordered_set>
-#include <utility>
 
-#include "tessera/core/error.h"
-#include "tessera/internals/detail/graph.h"
 #include "tessera/nn/detail/calls.h"
-#include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/detail/slots.h"
 
 namespace tessera::fsdp {

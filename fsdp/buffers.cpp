@@ -6,9 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
-#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/pack.h"

@@ -5,17 +5,9 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <iterator>
-#include <span>
-#include <string>
-#include <utility>
 
-#include "buffers.h"
-#include "tessera/core/detail/rounding.h"
-#include "tessera/core/error.h"
 #include "tessera/kernels/detail/pack.h"
 
 namespace tessera::fsdp {

@@ -5,11 +5,9 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
-#include <type_traits>
 
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/core/error.h"
 #include "tessera/fsdp/detail/active_units.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"

@@ -7,26 +7,15 @@
 
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <unordered_set>
-#include <utility>
-#include <vector>
 
-#include "param_group.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/environment.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/nn/detail/calls.h"
 #include "tessera/nn/detail/fqn.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 

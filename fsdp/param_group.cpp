@@ -7,12 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <string>
-#include <utility>
-
 #include "tessera/core/detail/environment.h"
-#include "tessera/core/error.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/pack.h"
 

@@ -1,12 +1,5 @@
 #include "state.h"
 
-#include <algorithm>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "tessera/core/error.h"
-
 namespace tessera::fsdp {
 
 // The tables of legal transitions, and Phase::enter, the only function that changes a phase.

@@ -3,26 +3,13 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <unordered_set>
-#include <utility>
-#include <vector>
-
-#include "buffers.h"
-#include "param_group.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/thread_modes.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/backward.h"
-#include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/calls.h"
 #include "tessera/nn/detail/recomputation.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 

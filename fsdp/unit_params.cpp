@@ -6,26 +6,18 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <bit>
 #include <iterator>
-#include <optional>
 #include <sstream>
-#include <string>
-#include <utility>
 
-#include "buffers.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/detail/environment.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/detail/origins.h"
 #include "tessera/nn/dropout.h"
-#include "tessera/nn/visit_modules.h"
 
 namespace tessera::fsdp {
 

@@ -5,16 +5,9 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 
-#include <algorithm>
 #include <numeric>
-#include <string>
-#include <unordered_set>
-#include <utility>
 
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/visit_modules.h"
 
 namespace tessera::fsdp {
 

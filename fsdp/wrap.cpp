@@ -3,18 +3,13 @@
 // which the caller may have changed or made for another tree, and makes the units. Only apply_plan
 // changes the model.
 
-#include <algorithm>
 #include <map>
 #include <set>
-#include <unordered_set>
-#include <utility>
 
-#include "tessera/core/error.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/visit_modules.h"
 #include "unit.h"
 
 namespace tessera::fsdp {

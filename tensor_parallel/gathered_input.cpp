@@ -22,20 +22,13 @@
 
 #include <c10/core/GradMode.h>
 
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/kept_tensor.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/internals/detail/graph.h"
-#include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/fp8.h"
-#include "tessera/nn/linear.h"
 
 namespace tessera::tensor_parallel {
 namespace {

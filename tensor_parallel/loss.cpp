@@ -6,7 +6,6 @@
 // 1. Backward multiplies these gradients by the actual factor, which is one number. So nothing is
 // computed twice, and values that are rounded to a half type have the magnitude of probabilities.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
@@ -17,7 +16,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 
 #include "tessera/comm/communicator.h"
@@ -32,7 +30,6 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/detail/fake_state.h"
-#include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/detail/calls.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 

@@ -6,18 +6,11 @@
 #include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/fqn.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "internal.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/distribute_module.h"

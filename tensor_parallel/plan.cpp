@@ -9,12 +9,10 @@
 
 #include <algorithm>
 #include <typeindex>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "tessera/core/detail/layout.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/visit_modules.h"

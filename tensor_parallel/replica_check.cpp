@@ -11,13 +11,10 @@
 #include <algorithm>
 #include <iterator>
 #include <unordered_set>
-#include <utility>
 
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/checkpoint.h"

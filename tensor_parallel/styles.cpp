@@ -6,23 +6,14 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "internal.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/replica_agreement.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/deferred_bias.h"
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/fused_linear.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
 
 namespace tessera::tensor_parallel {

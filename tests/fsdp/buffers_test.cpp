@@ -5,8 +5,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <string>
-#include <vector>
 
 #include "fsdp/recording_streams.h"
 #include "tessera/comm/world.h"

@@ -2,7 +2,6 @@
 // of them; penalties on sharded parameters; and gradients that are not finite.
 
 #include <ATen/ops/mse_loss.h>
-#include <c10/core/GradMode.h>
 
 #include <limits>
 #include <string_view>

@@ -7,7 +7,6 @@
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/core/detail/layout_math.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/distribute_module.h"

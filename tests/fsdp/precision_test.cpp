@@ -4,7 +4,6 @@
 #include <ATen/ops/equal.h>
 
 #include <cmath>
-#include <memory>
 
 #include "fsdp/training/training.h"
 #include "tessera/tensor_parallel/parallelize.h"

@@ -9,12 +9,9 @@
 #include "fsdp/training/training.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/dtensor/local_map.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/dropout.h"
-#include "tessera/nn/initialization.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/files.h"
 

@@ -5,7 +5,6 @@
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/wrap_policy.h"
-#include "tessera/nn/child.h"
 
 namespace tessera::fsdp::replicas {
 

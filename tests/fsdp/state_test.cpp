@@ -4,7 +4,6 @@
 // 2.11's FSDP2.
 
 #include <c10/core/InferenceMode.h>
-#include <c10/util/Exception.h>
 
 #include <fstream>
 #include <regex>

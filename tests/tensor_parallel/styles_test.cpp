@@ -1,6 +1,5 @@
 // The styles give the results and the gradients of one rank.
 
-#include <optional>
 
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/operator_mode.h"
@@ -9,7 +8,6 @@
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/module.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
