@@ -261,7 +261,13 @@ class UnitSlotKeeper final : public nn::SlotKeeper {
 
   bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const override {
     const std::shared_ptr<Unit> unit = unit_.lock();
-    return unit != nullptr && unit->parameters().is_unsharded(slot, tensor);
+    bool found = false;
+    if (unit != nullptr) {
+      for_each_parameter(*unit, [&](const ShardedParameter& each) {
+        found = found || (each.slot().get() == &slot && each.unsharded().is_same(tensor));
+      });
+    }
+    return found;
   }
 
   bool brought_nonfinite(const nn::ParameterSlot& slot) const override {

@@ -69,10 +69,18 @@ struct ShardShape {
   bool splits_rows() const { return dim == std::int64_t{0} && parts == 1; }
   /// The number of rows that rank 0 has in one block; 1 without `dim`.
   std::int64_t chunk() const { return dim ? detail::ceil_div(extent(), ranks) : 1; }
-  std::int64_t rows(std::int64_t rank) const;
+  std::int64_t rows(std::int64_t rank) const { return dim ? chunk_size(extent(), ranks, rank) : 1; }
   /// The index within a block of the first row of `rank`.
-  std::int64_t first_row(std::int64_t rank) const;
-  std::vector<std::int64_t> shard_sizes(std::int64_t rank) const;
+  std::int64_t first_row(std::int64_t rank) const {
+    return dim ? chunk_offset(extent(), ranks, rank) : 0;
+  }
+  std::vector<std::int64_t> shard_sizes(std::int64_t rank) const {
+    std::vector<std::int64_t> shard = sizes;
+    if (dim) {
+      shard[static_cast<std::size_t>(*dim)] = parts * rows(rank);
+    }
+    return shard;
+  }
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
@@ -88,34 +96,16 @@ struct ShardShape {
 
  private:
   std::int64_t extent() const { return sizes[static_cast<std::size_t>(*dim)] / parts; }
-  std::int64_t row_numel() const;
+  /// The number of elements at one row index, summed over all blocks; without `dim`, the number of
+  /// elements of the tensor.
+  std::int64_t row_numel() const {
+    std::int64_t numel = parts;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      numel *= dim && i == static_cast<std::size_t>(*dim) ? 1 : sizes[i];
+    }
+    return numel;
+  }
 };
-
-inline std::int64_t ShardShape::rows(std::int64_t rank) const {
-  return dim ? chunk_size(extent(), ranks, rank) : 1;
-}
-
-inline std::int64_t ShardShape::first_row(std::int64_t rank) const {
-  return dim ? chunk_offset(extent(), ranks, rank) : 0;
-}
-
-inline std::vector<std::int64_t> ShardShape::shard_sizes(std::int64_t rank) const {
-  std::vector<std::int64_t> shard = sizes;
-  if (dim) {
-    shard[static_cast<std::size_t>(*dim)] = parts * rows(rank);
-  }
-  return shard;
-}
-
-/// The number of elements at one row index, summed over all blocks; without `dim`, the number of
-/// elements of the tensor.
-inline std::int64_t ShardShape::row_numel() const {
-  std::int64_t numel = parts;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    numel *= dim && i == static_cast<std::size_t>(*dim) ? 1 : sizes[i];
-  }
-  return numel;
-}
 
 /// Where the shards and their gradients are stored.
 struct ShardHome {

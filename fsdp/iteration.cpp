@@ -237,7 +237,7 @@ void IterationState::end_forward(bool backward_comes) {
 /// collectives over replicas, which may run different forwards.
 void IterationState::agree_on_gathers() {
   std::vector<comm::Communicator*> sharding;
-  for_each_group([&](ParameterGroup& group) { group.add_sharding_groups(sharding); });
+  for_each_group([&](ParameterGroup& group) { group.gathered().add_groups(sharding); });
   try {
     agree_on_calls(sharding, {}, units().front()->settings());
   } catch (...) {
@@ -337,7 +337,7 @@ void IterationState::agree_on_gradients() {
   std::vector<comm::Communicator*> sharding;
   std::vector<comm::Communicator*> replicating;
   for_each_group([&](ParameterGroup& group) {
-    group.add_sharding_groups(sharding);
+    group.gathered().add_groups(sharding);
     group.add_replica_groups(replicating);
   });
   try {
@@ -519,7 +519,11 @@ void Unit::await_compute() {
     }
     free_outdated(holding, comm_context());
   }
-  groups_.follow_compute();
+  // Later gathers wait for the work that the compute lane has issued, which may write the shards.
+  // Gathers in the compute lane need no wait.
+  if (!settings_->unshard_async_op) {
+    comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
+  }
 }
 
 /// Throws Error if this rank has written to shards whose old values are still gathered. The ranks

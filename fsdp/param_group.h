@@ -340,9 +340,6 @@ class ParameterGroup {
   /// lost; "" if no write would be lost.
   std::string lost_write() const { return shards_->lost_write(); }
 
-  void add_sharding_groups(std::vector<comm::Communicator*>& groups) {
-    gathered_.add_groups(groups);
-  }
   void add_replica_groups(std::vector<comm::Communicator*>& groups);
 
  private:

@@ -132,9 +132,6 @@ class UnitParameterGroups {
   void prepare(bool is_first);
   /// Throws Error if copies of parameters, or of their gradients, differ between ranks. Collective.
   void compare_copies() const;
-  /// Makes later gathers wait for the work that the compute lane has issued, which may write the
-  /// shards.
-  void follow_compute();
   /// Starts the all-gathers of all groups, before any of them is waited for. Returns whether an
   /// all-gather was started.
   bool start_unshard();
@@ -143,9 +140,6 @@ class UnitParameterGroups {
   /// slices of that mesh.
   void set_batch_mesh(const DataMesh& batch);
 
-  /// Whether `tensor` is the unsharded tensor of the parameter in `slot`, whether its memory is
-  /// allocated or not.
-  bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const;
   /// Drops the reductions that a failed backward left in progress.
   void forget_reductions();
 

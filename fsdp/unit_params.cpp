@@ -241,13 +241,6 @@ void UnitParameterGroups::compare_copies() const {
   check_copies(groups_, Equality::kRounded, Of::kGradients, settings_->label);
 }
 
-/// Makes the all-gather lane wait for the compute lane. Gathers in the compute lane need no wait.
-void UnitParameterGroups::follow_compute() {
-  if (!settings_->unshard_async_op) {
-    comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
-  }
-}
-
 bool UnitParameterGroups::start_unshard() {
   const OutsideInferenceMode ordinary;  // the pool reuses these buffers in training
   bool began = false;
@@ -265,15 +258,6 @@ void UnitParameterGroups::set_batch_mesh(const DataMesh& batch) {
       group.gradients().set_batch_ranks(batch.ranks());
     }
   }
-}
-
-bool UnitParameterGroups::is_unsharded(const nn::ParameterSlot& slot,
-                                       const at::Tensor& tensor) const {
-  return std::ranges::any_of(groups_, [&](const ParameterGroup& group) {
-    return std::ranges::any_of(group.parameters(), [&](const ShardedParameter& parameter) {
-      return parameter.slot().get() == &slot && parameter.unsharded().is_same(tensor);
-    });
-  });
 }
 
 void UnitParameterGroups::forget_reductions() {
