@@ -100,7 +100,6 @@
 #include "tessera/planning/plan.h"
 #include "tessera/planning/report.h"
 #include "tessera/planning/search.h"
-#include "tessera/tensor_parallel/block_plans.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/styles.h"

@@ -13,7 +13,6 @@
 #include "tessera/nn/lora.h"
 #include "tessera/nn/norm.h"
 #include "tessera/optim/adamw.h"
-#include "tessera/tensor_parallel/block_plans.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"
