@@ -46,8 +46,7 @@ class OpenIterations {
 }  // namespace
 
 IterationState::IterationState(const std::vector<std::shared_ptr<Unit>>& units)
-    : units_(units.begin(), units.end()),
-      rank_(units.front()->parameters().mesh().all.world().get()) {}
+    : units_(units.begin(), units.end()), rank_(units.front()->mesh().all.world().get()) {}
 
 IterationState::~IterationState() {
   if (is_open()) {
@@ -193,7 +192,7 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
     return nullptr;
   }
   const std::shared_ptr<Unit> ahead = ahead_.lock();
-  if (ahead != nullptr && ahead->parameters().any(&GatheredState::is_gathering)) {
+  if (ahead != nullptr && ahead->any(&GatheredState::is_gathering)) {
     return nullptr;
   }
   std::shared_ptr<Unit> next = gather_order_.next();
@@ -204,7 +203,7 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
 /// Frees prefetched units that this forward, unlike the last forward, does not use.
 void IterationState::free_unused() const {
   if (const std::shared_ptr<Unit> ahead = ahead_.lock()) {
-    ahead->parameters().each(&GatheredState::reshard_unused, comm_context());
+    ahead->each(&GatheredState::reshard_unused, comm_context());
   }
 }
 
@@ -263,7 +262,7 @@ void IterationState::close() {
 
 void IterationState::forget_reductions() const {
   for (const std::shared_ptr<Unit>& unit : units()) {
-    unit->parameters().forget_reductions();
+    unit->forget_reductions();
   }
 }
 
@@ -326,7 +325,7 @@ void IterationState::end_backward() {
   close();
   if (last && tessera::detail::debug_checks()) {
     for (const std::shared_ptr<Unit>& unit : all) {
-      unit->parameters().compare_copies();
+      unit->compare_copies();
     }
   }
 }
@@ -434,8 +433,14 @@ void Unit::make_iteration() {
   const auto may_be_unused = std::make_shared<std::vector<std::string>>();
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->iteration_ = iteration_;
-    unit->groups_.set_comm_context(groups_.shared_comm_context());
-    unit->groups_.set_batch_mesh(groups_.mesh());
+    unit->set_comm_context(shared_comm_context());
+    // Expert parameters are reduced over the ranks that have the same experts. The loss is the mean
+    // over all ranks with different data, so gradients are divided by the number of these ranks.
+    for (ParameterGroup& group : unit->groups_) {
+      if (is_slice(group.mesh().all, mesh_.all)) {
+        group.gradients().set_batch_ranks(mesh_.ranks());
+      }
+    }
     // The label is the FQN of the unit's first module below the root, because the unit's other
     // modules may be in another tree.
     const auto below = std::ranges::find_if(
@@ -454,7 +459,7 @@ void Unit::make_iteration() {
 /// The message about a write to an unsharded parameter that would be lost; "" if there was no such
 /// write. `writer`: the subject of the message.
 std::string Unit::lost_write(const std::string& writer) const {
-  for (const ParameterGroup& group : groups_.groups()) {
+  for (const ParameterGroup& group : groups_) {
     if (const std::string name = group.lost_write(); !name.empty()) {
       return tessera::detail::concat(
           writer, " wrote to its parameter '", name,
@@ -508,7 +513,7 @@ void Unit::await_compute() {
   // post-forward mesh were cached. Within an iteration the program must not write shards, and
   // backward needs the pieces.
   if (between) {
-    groups_.each(&GatheredState::drop_piece);
+    each(&GatheredState::drop_piece);
   }
   if (between || !iteration_->runs()) {
     std::vector<ParameterGroup*> holding;
@@ -540,7 +545,7 @@ void Unit::refuse_outdated() {
 /// In training, checks that all trainable parameters of the module whose forward was called are in
 /// units. Repeats the check whenever a slot or a requires_grad has changed.
 void Unit::check_all_in_units() {
-  if (!c10::GradMode::is_enabled() || groups_.mesh().ranks() == 1) {
+  if (!c10::GradMode::is_enabled() || mesh_.ranks() == 1) {
     return;
   }
   const nn::ModuleBase* outermost = nn::detail::outermost_call();
@@ -548,14 +553,14 @@ void Unit::check_all_in_units() {
   std::uint64_t slots = 0;
   mix_slots(slots, module);
   if (checked_slots_ != slots) {
-    refuse_forgotten_parameters(module, groups_.mesh(), checked_slots_.has_value());
+    refuse_forgotten_parameters(module, mesh_, checked_slots_.has_value());
     checked_slots_ = slots;
   }
 }
 
 void Unit::abandon_iteration() {
-  groups_.each(&GradientState::drop_unsharded);
-  groups_.each(&GatheredState::reshard, comm_context());
+  each(&GradientState::drop_unsharded);
+  each(&GatheredState::reshard, comm_context());
 }
 
 void Unit::begin_iteration() {
@@ -575,8 +580,8 @@ void Unit::begin_iteration() {
 /// units that all ranks run.
 void Unit::gather_on_all_ranks() {
   if (may_be_unused_) {
-    groups_.start_unshard();
-    groups_.each(&GatheredState::unshard, comm_context());
+    start_gathers();
+    each(&GatheredState::unshard, comm_context());
   }
 }
 

@@ -89,76 +89,6 @@ class ModuleTree {
 /// only one rank's part of the batch if the batch is spread over `ranks` ranks.
 void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks);
 
-/// The parameters of a unit, in parameter groups, and the communication context of these groups. A
-/// unit usually has one group, or several groups if its parameters differ in type or mesh
-/// (experts). Every operation visits the groups in the order of the parameters, which is the same
-/// on all ranks.
-class UnitParameterGroups {
- public:
-  UnitParameterGroups(const UnitSpec& spec, std::shared_ptr<const Settings> settings);
-  UnitParameterGroups(const UnitParameterGroups&) = delete;
-  UnitParameterGroups& operator=(const UnitParameterGroups&) = delete;
-  ~UnitParameterGroups();
-
-  const DataMesh& mesh() const { return mesh_; }
-  std::vector<ParameterGroup>& groups() { return groups_; }
-  const std::vector<ParameterGroup>& groups() const { return groups_; }
-
-  /// The communication context; the first call creates it if no context was set.
-  const CommContextPtr& shared_comm_context();
-  CommContext& comm_context() { return *shared_comm_context(); }
-  /// Replaces the communication context. First finishes the work in progress on the old context.
-  void set_comm_context(CommContextPtr context);
-
-  /// Calls the member function `act` of the gathered state, or of the gradient state, of each
-  /// group.
-  template <class State, class... Context>
-  void each(void (State::*act)(Context&...), Context&... context) {
-    for (ParameterGroup& group : groups_) {
-      (state<State>(group).*act)(context...);
-    }
-  }
-  template <class State>
-  bool any(bool (State::*is)() const) const {
-    return std::ranges::any_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
-  }
-  template <class State>
-  bool all(bool (State::*is)() const) const {
-    return std::ranges::all_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
-  }
-
-  /// Prepares the groups for an iteration. Collective. `is_first`: ranks with copies of parameters
-  /// also compare the values; with TESSERA_DEBUG=1 all ranks compare names, sizes and types.
-  void prepare(bool is_first);
-  /// Throws Error if copies of parameters, or of their gradients, differ between ranks. Collective.
-  void compare_copies() const;
-  /// Starts the all-gathers of all groups, before any of them is waited for. Returns whether an
-  /// all-gather was started.
-  bool start_unshard();
-
-  /// Sets the mesh whose ranks each have a part of the batch. The meshes of the groups may be
-  /// slices of that mesh.
-  void set_batch_mesh(const DataMesh& batch);
-
-  /// Drops the reductions that a failed backward left in progress.
-  void forget_reductions();
-
- private:
-  template <class State>
-  static auto& state(auto& group) {
-    if constexpr (std::is_same_v<State, GatheredState>) {
-      return group.gathered();
-    } else {
-      return group.gradients();
-    }
-  }
-
-  DataMesh mesh_;
-  std::shared_ptr<const Settings> settings_;
-  CommContextPtr comm_context_;
-  std::vector<ParameterGroup> groups_;
-};
-
 /// Returns the parameter groups whose origins are compared. The function is called only for the
 /// first comparison.
 using ParameterGroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
@@ -284,13 +214,17 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
 
 /// The result of fully_shard for one module, or for several modules that run one after another: the
 /// parameters of these modules, except those of units below, and the hooks that gather and reduce
-/// the parameters. docs/fsdp.md draws the phases of a unit (UnitPhase). Not thread-safe.
+/// the parameters. A unit usually has one parameter group, or several groups if its parameters
+/// differ in type or mesh (experts). Every operation visits the groups in the order of the
+/// parameters, which is the same on all ranks. docs/fsdp.md draws the phases of a unit (UnitPhase).
+/// Not thread-safe.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   /// Shards the parameters. Not collective.
   explicit Unit(const UnitSpec& spec);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
+  ~Unit();
   /// Adds the hooks of this unit to its modules. The modules then own the unit.
   void install();
 
@@ -301,20 +235,44 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool may_be_unused() const { return may_be_unused_; }
   const std::unordered_set<nn::SlotPtr>& ignored() const { return ignored_; }
   UnitPhase phase() const { return phase_.now(); }
-  UnitParameterGroups& parameters() { return groups_; }
-  std::vector<ParameterGroup>& groups() { return groups_.groups(); }
-  CommContext& comm_context() { return groups_.comm_context(); }
+  const DataMesh& mesh() const { return mesh_; }
+  std::vector<ParameterGroup>& groups() { return groups_; }
+  CommContext& comm_context() { return *shared_comm_context(); }
+  /// Replaces the communication context. First finishes the work in progress on the old context.
+  void set_comm_context(CommContextPtr context);
+  /// Throws Error if copies of parameters, or of their gradients, differ between ranks. Collective.
+  void compare_copies() const;
+  /// Drops the reductions that a failed backward left in progress.
+  void forget_reductions();
+
+  /// Calls the member function `act` of the gathered state, or of the gradient state, of each
+  /// group.
+  template <class State, class... Context>
+  void each(void (State::*act)(Context&...), Context&... context) {
+    for (ParameterGroup& group : groups_) {
+      (state<State>(group).*act)(context...);
+    }
+  }
+  template <class State>
+  bool any(bool (State::*is)() const) const {
+    return std::ranges::any_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
+  }
+  template <class State>
+  bool all(bool (State::*is)() const) const {
+    return std::ranges::all_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
+  }
+
   /// All units of the root's model. If no root is known, only this unit is returned.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
   /// Whether the unit has several buckets. The gradient hooks of its parameters then call
   /// note_gradient().
-  bool in_buckets() const { return in_buckets_ && groups_.groups().size() > 1; }
+  bool in_buckets() const { return in_buckets_ && groups_.size() > 1; }
   /// To be called when backward has computed the gradient of `parameter` and will add the gradient
   /// to `.grad` next. Reduces the buckets that were complete before.
   void note_gradient(const ShardedParameter& parameter);
   /// Whether the root of this unit is known and is another unit.
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }
-  bool unsharded() const { return groups_.all(&GatheredState::unsharded); }
+  bool unsharded() const { return all(&GatheredState::unsharded); }
 
   /// To be called before a gather outside of a root's forward. Later gathers wait for the compute
   /// lane, and gathered copies of shards that were written since the gather are freed. Collective
@@ -324,10 +282,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void unshard();
   void reshard();
   /// Whether the slots contain the unsharded parameters.
-  bool installed() const { return groups_.all(&GatheredState::installed); }
+  bool installed() const { return all(&GatheredState::installed); }
   /// Puts the shards into the slots, as between calls. The gathered memory stays allocated for
   /// backward.
-  void install_sharded() { groups_.each(&GatheredState::install_sharded); }
+  void install_sharded() { each(&GatheredState::install_sharded); }
   /// A message if the program has written to parameters that the program had unsharded by hand, and
   /// the write would be lost; "" if there is no such write.
   std::string write_by_hand() const;
@@ -360,6 +318,19 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void enter(UnitPhase next) { phase_.enter(next, label()); }
   void reset_to_idle();
   void prepare();
+  /// Starts the all-gathers of all groups, before any of them is waited for. Returns whether an
+  /// all-gather was started.
+  bool start_gathers();
+  /// The communication context; the first call creates it if no context was set.
+  const CommContextPtr& shared_comm_context();
+  template <class State>
+  static auto& state(auto& group) {
+    if constexpr (std::is_same_v<State, GatheredState>) {
+      return group.gathered();
+    } else {
+      return group.gradients();
+    }
+  }
 
   void make_iteration();
   void enter_as_root();
@@ -399,7 +370,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool in_buckets_;  ///< set before groups_, because making groups changes the parameters
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
-  UnitParameterGroups groups_;
+  DataMesh mesh_;
+  CommContextPtr comm_context_;
+  std::vector<ParameterGroup> groups_;
   std::shared_ptr<IterationState> iteration_;  ///< nullptr until the root is known
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 
@@ -410,7 +383,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// The number of groups, from the first group, that the current backward has not reduced. Buckets
   /// are reduced from the last to the first, the order in which backward usually completes buckets.
   /// The order is fixed, so that it is equal on ranks that use different parameters.
-  std::size_t buckets_left_;
+  std::size_t buckets_left_ = 0;
   int buckets_backward_ = -1;  ///< the backward that may reduce buckets early; -1: none
   /// The parameters whose gradients backward number buckets_backward_ has computed.
   std::unordered_set<const ShardedParameter*> noted_;

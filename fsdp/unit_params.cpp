@@ -178,25 +178,7 @@ class OutsideInferenceMode {
 
 }  // namespace
 
-UnitParameterGroups::UnitParameterGroups(const UnitSpec& spec,
-                                         std::shared_ptr<const Settings> settings)
-    : mesh_(spec.mesh), settings_(std::move(settings)) {
-  // Groups are made once: a later conversion changes the layout of a group but never its members.
-  const Options& options = spec.options;
-  for (const std::vector<ParameterSpec>& parameters : grouped(spec)) {
-    groups_.emplace_back(parameters, options.mp_policy, options.post_forward_mesh_size, settings_);
-  }
-  // Other slices of the unit's mesh have other expert parameters, so gradient norms must include
-  // the parameters of all slices. If one tensor is split over these slices as well, the mesh of the
-  // tensor contains this information.
-  for (const ParameterSpec& parameter : spec.parameters) {
-    if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
-      parameter.slot->set_distinct_along(mesh_.all);
-    }
-  }
-}
-
-UnitParameterGroups::~UnitParameterGroups() {
+Unit::~Unit() {
   // The reductions in progress are dropped, because the communication context contains pointers to
   // the gradient states of these groups.
   forget_reductions();
@@ -204,7 +186,7 @@ UnitParameterGroups::~UnitParameterGroups() {
 
 /// The communication context is created at the first use and not in the constructor, because units
 /// below a root use the root's context.
-const CommContextPtr& UnitParameterGroups::shared_comm_context() {
+const CommContextPtr& Unit::shared_comm_context() {
   if (comm_context_ == nullptr) {
     comm_context_ =
         std::make_shared<CommContext>(comm::make_streams(mesh_.device()), mesh_.device());
@@ -212,7 +194,7 @@ const CommContextPtr& UnitParameterGroups::shared_comm_context() {
   return comm_context_;
 }
 
-void UnitParameterGroups::set_comm_context(CommContextPtr context) {
+void Unit::set_comm_context(CommContextPtr context) {
   if (comm_context_ != nullptr && comm_context_ != context) {
     // The reductions of the old communication context are finished first, because nothing else
     // would finish these reductions after the change.
@@ -221,10 +203,12 @@ void UnitParameterGroups::set_comm_context(CommContextPtr context) {
   comm_context_ = std::move(context);
 }
 
-void UnitParameterGroups::prepare(bool is_first) {
+void Unit::prepare() {
   const OutsideInferenceMode ordinary;
+  // Ranks compare their parameters only in the first call, because the exchange takes time.
+  const bool is_first = phase_ == UnitPhase::kNew;
   if (is_first) {
-    check_same_parameters(groups_, mesh_, settings_->label);
+    check_same_parameters(groups_, mesh_, label());
   }
   for (ParameterGroup& group : groups_) {
     group.prepare(comm_context());
@@ -232,16 +216,17 @@ void UnitParameterGroups::prepare(bool is_first) {
   // Copies are compared at the first prepare(), because the program may have put other values into
   // the slots since the unit was made.
   if (is_first) {
-    check_copies(groups_, Equality::kBitwise, Of::kValues, settings_->label);
+    check_copies(groups_, Equality::kBitwise, Of::kValues, label());
   }
+  reset_to_idle();
 }
 
-void UnitParameterGroups::compare_copies() const {
-  check_copies(groups_, Equality::kRounded, Of::kValues, settings_->label);
-  check_copies(groups_, Equality::kRounded, Of::kGradients, settings_->label);
+void Unit::compare_copies() const {
+  check_copies(groups_, Equality::kRounded, Of::kValues, label());
+  check_copies(groups_, Equality::kRounded, Of::kGradients, label());
 }
 
-bool UnitParameterGroups::start_unshard() {
+bool Unit::start_gathers() {
   const OutsideInferenceMode ordinary;  // the pool reuses these buffers in training
   bool began = false;
   for (ParameterGroup& group : groups_) {
@@ -250,17 +235,7 @@ bool UnitParameterGroups::start_unshard() {
   return began;
 }
 
-/// Expert parameters are reduced over the ranks that have the same experts. The loss is the mean
-/// over all ranks with different data, so gradients are divided by the number of these ranks.
-void UnitParameterGroups::set_batch_mesh(const DataMesh& batch) {
-  for (ParameterGroup& group : groups_) {
-    if (is_slice(group.mesh().all, batch.all)) {
-      group.gradients().set_batch_ranks(batch.ranks());
-    }
-  }
-}
-
-void UnitParameterGroups::forget_reductions() {
+void Unit::forget_reductions() {
   if (comm_context_ != nullptr) {
     comm_context_->forget(groups_);
   }

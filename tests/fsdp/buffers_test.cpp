@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-
 #include "fsdp/recording_streams.h"
 #include "tessera/comm/world.h"
 

@@ -244,7 +244,7 @@ struct InAnyOrder : nn::Module<InAnyOrder> {
 bool all_sharded(const InAnyOrder& model) {
   return std::ranges::none_of(model.layers, [](const auto& layer) {
     Unit& unit = *layer->template attached<Unit>();
-    return unit.unsharded() || unit.parameters().any(&GatheredState::is_gathering);
+    return unit.unsharded() || unit.any(&GatheredState::is_gathering);
   });
 }
 

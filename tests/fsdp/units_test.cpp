@@ -1,7 +1,6 @@
 // Units: their shards, calls other than one from the root's forward, calls that bypass the hooks,
 // methods other than forward, and arguments that are changed in place.
 
-
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
 #include "tessera/fsdp/fully_shard.h"

@@ -166,7 +166,7 @@ TEST_ON_RANKS(Offload, AddsGradientsAndCallsHooksOnceTheHostHasWaited, 2) {
   torch::autograd::impl::set_post_acc_grad_hooks(weight, std::make_unique<CountCalls>(calls));
   std::vector<at::Tensor> found;
   std::vector<int> called;
-  model.attached<Unit>()->parameters().set_comm_context(
+  model.attached<Unit>()->set_comm_context(
       std::make_shared<CommContext>(std::make_shared<HostWaits>([&] {
                                       found.push_back(local_tensor(weight.grad()).clone());
                                       called.push_back(calls);
