@@ -8,23 +8,6 @@
 
 namespace tessera::fsdp::replicas {
 
-TEST(Replicas, AverageOverAllRanks) {
-  const std::vector<at::Tensor> expected = gradients_alone();
-  for (const auto& [replicas, shards] : {std::pair{2, 2}, {3, 1}, {1, 3}, {2, 3}}) {
-    RunArranged({"", {replicas, shards}, {"replicate", "shard"}},
-                [&, r = replicas, s = shards](Rank& rank, ShardedModel& model) {
-                  const Sent sent(rank);
-                  local_loss(model, rank).backward();
-                  EXPECT_EQ(sent.calls("replicate", "all_reduce"), r > 1 ? 4 : 0);
-                  EXPECT_EQ(sent.calls("shard", "reduce_scatter"), s > 1 ? 4 : 0);
-                  expect_gradients(model, expected);
-                  EXPECT_EQ(
-                      DistributedTensor(model.head->slot("weight")->persistent()).placements(),
-                      (Placements{Replicate{}, Shard{0}}));
-                });
-  }
-}
-
 /// Two layers. A micro-batch uses one of them.
 struct Either : nn::Module<Either> {
   at::Tensor forward(const at::Tensor& x, bool first) { return (first ? *a : *b)(x); }

@@ -1,8 +1,6 @@
 // The styles give the results and the gradients of one rank.
 
-
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/operator_mode.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/embedding.h"
@@ -165,7 +163,6 @@ namespace tessera::tensor_parallel {
 namespace {
 
 using nn::FusedLinear;
-using testing::fill;
 using testing::Filled;
 using testing::full_tensor;
 using testing::uniform_values;
@@ -280,55 +277,6 @@ TEST_ON_MESH(FusedWeight, UnderFsdpIsShardedInEveryPart, {2, 2}, {"dp", "tp"}) {
   EXPECT_EQ(local_tensor(shard).size(0), mesh.local_rank(0) == 0 ? 4 : 2);
   EXPECT_TRUE(at::equal(full_tensor(shard), whole));
   EXPECT_TRUE(at::equal(full_tensor(fused.bias.slot()->persistent()), bias));
-}
-
-/// Counts products of matrices, forward and backward.
-class CountingMode final : public OperatorMode {
- public:
-  Results call(const Operator& op, const std::function<Results()>& run) override {
-    products += op.name == "aten::mm" || op.name == "aten::addmm" ? 1 : 0;
-    return run();
-  }
-  int products = 0;
-};
-
-struct Work {
-  int products;
-  std::int64_t all_reduces;
-  friend bool operator==(const Work&, const Work&) = default;
-};
-
-/// The work of a forward and backward of `function`, whose input needs a gradient.
-template <class Function>
-Work work_of(const DeviceMesh& mesh, const Function& function) {
-  CountingMode mode;
-  const CommunicationScope communication(mesh);
-  {
-    const OperatorModeScope scope(mode);
-    function(uniform_values({4, 5}, 0.5).requires_grad_()).backward();
-  }
-  return {mode.products, communication.total().calls};
-}
-
-// Fusing leaves a third of the products, and one sum of the input's gradients instead of three.
-TEST_ON_MESH(FusedColwise, MakesOneProductOfThree, {2}, {"tp"}) {
-  Filled<FusedLinear> fused(5, query_key_value(8, 8), {.bias = false});
-  parallelize_module(fused, mesh, {{"", fused_colwise_parallel()}});
-  std::vector<std::unique_ptr<nn::Linear>> separate;
-  for (int i = 0; i < 3; ++i) {
-    separate.push_back(std::make_unique<nn::Linear>(5, 8, nn::LinearOptions{.bias = false}));
-    fill(*separate.back());
-    parallelize_module(*separate.back(), mesh, {{"", colwise_parallel()}});
-  }
-  const Work one = work_of(mesh, [&](const at::Tensor& x) {
-    const std::vector<at::Tensor> parts = fused.split(fused(x));
-    return (parts[0] * parts[1] * parts[2]).sum();
-  });
-  const Work three = work_of(mesh, [&](const at::Tensor& x) {
-    return ((*separate[0])(x) * (*separate[1])(x) * (*separate[2])(x)).sum();
-  });
-  EXPECT_EQ(one, (Work{3, 1}));
-  EXPECT_EQ(three, (Work{9, 3}));
 }
 
 // The parts of a distributed result, and their gradients, stay on the ranks of the result.
