@@ -156,10 +156,18 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
     pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), divisor_);
   }
   // A mesh of one rank sends nothing: finish() adds the gradients of this rank directly.
-  if (mesh_.ranks() > 1) {
-    op_ = averages() ? ReduceOp::kAvg : ReduceOp::kSum;
-    start(context);
+  if (mesh_.ranks() == 1) {
+    return;
   }
+  op_ = averages() ? ReduceOp::kAvg : ReduceOp::kSum;
+  const c10::AutoGradMode no_grad(false);
+  std::vector<ShardShape> shapes;
+  for (const ShardedParameter* parameter : parameters_) {
+    shapes.push_back(parameter->shape());
+  }
+  segments_ = segments_of(shapes, dtype_);
+  context.streams().note("reduce_scatter " + label());
+  in_place() ? reduce_in_place(context) : reduce_packed(context);
 }
 
 /// Whether the reduce-scatter returns the average, which saves a pass over the result. Averages
@@ -200,17 +208,6 @@ bool GradientReduction::in_place() const {
   // tensors, to which the program may hold references.
   return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
          mesh_.shard.group().moves_groups_in_place();
-}
-
-void GradientReduction::start(CommContext& context) {
-  const c10::AutoGradMode no_grad(false);
-  std::vector<ShardShape> shapes;
-  for (const ShardedParameter* parameter : parameters_) {
-    shapes.push_back(parameter->shape());
-  }
-  segments_ = segments_of(shapes, dtype_);
-  context.streams().note("reduce_scatter " + label());
-  in_place() ? reduce_in_place(context) : reduce_packed(context);
 }
 
 void GradientReduction::reduce_in_place(CommContext& context) {

@@ -94,7 +94,6 @@ class GradientReduction {
   bool in_place() const;
   bool averages() const;
   std::string purpose() const;
-  void start(CommContext& context);
   void reduce_in_place(CommContext& context);
   void reduce_packed(CommContext& context);
   c10::TensorOptions tensor_options() const;

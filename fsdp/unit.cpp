@@ -182,10 +182,9 @@ std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
   // The unit's FQN is unknown until a root is known, so the label names the module's class.
   settings->label = detail::concat("a unit of ", spec.modules.front()->name());
   settings->reshard_after_forward = spec.options.reshard_after_forward;
-  // Pieces are cached when parameters are freed after forward, so setting post_forward_mesh_size
-  // implies reshard_after_forward.
-  if (spec.options.post_forward_mesh_size > 1 && !spec.options.reshard_after_forward) {
-    settings->reshard_after_forward = true;
+  // Pieces are cached when parameters are freed after forward.
+  if (spec.options.post_forward_mesh_size > 1) {
+    settings->reshard_after_forward = spec.options.reshard_after_forward.value_or(true);
   }
   return settings;
 }

@@ -370,7 +370,7 @@ TEST(PlainTensors, GetPlainAndWholeGradients) {
       const at::Tensor x = expected.detach().clone().requires_grad_();
       model(x).backward();
       EXPECT_FALSE(tessera::is_distributed(x.grad()));
-      EXPECT_TRUE(x.grad().allclose(expected.grad(), 1e-5, 1e-6));
+      EXPECT_TRUE(x.grad().allclose(expected.grad(), 1e-4, 1e-6));
     }
   });
 }
