@@ -129,23 +129,21 @@ TEST(AccumulatedGradients, AreReducedForAParameterFrozenSince) {
   }
 }
 
-TEST(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending) {
+TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
-  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
-    const auto streams = testing::record(model);
-    set_is_last_backward(model, false);
-    local_loss(model, rank, 0).backward();
-    // The root is reduced last; no one has waited for its reduction.
-    EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
-    EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
-    set_is_last_backward(model, true);
-    local_loss(model, rank, 1).backward();
-    expect_gradients(model, expected);
-    EXPECT_EQ(std::ranges::count_if(
-                  streams->notes(),
-                  [](const std::string& note) { return note.starts_with("reduce_scatter"); }),
-              8);
-  });
+  const auto streams = testing::record(model);
+  set_is_last_backward(model, false);
+  local_loss(model, rank, 0).backward();
+  // The root is reduced last; no one has waited for its reduction.
+  EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
+  EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
+  set_is_last_backward(model, true);
+  local_loss(model, rank, 1).backward();
+  expect_gradients(model, expected);
+  EXPECT_EQ(std::ranges::count_if(
+                streams->notes(),
+                [](const std::string& note) { return note.starts_with("reduce_scatter"); }),
+            8);
 }
 
 /// Two units in sequence. The gradient of the first needs its input alone.
@@ -259,23 +257,21 @@ TEST(DroppedGradients, DoNotComeBack) {
   }
 }
 
-TEST(WaitingGradients, MayBeTakenAwayAndPutBack) {
+TEST_SHARDED(WaitingGradients, MayBeTakenAwayAndPutBack, 2) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
-  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
-    set_requires_gradient_sync(model, false);
-    local_loss(model, rank, 0).backward();
-    std::vector<at::Tensor> aside;
-    for (const at::Tensor& tensor : parameters_of(model)) {
-      aside.push_back(std::exchange(tensor.mutable_grad(), at::Tensor()));
-    }
-    local_loss(model, rank, 2).backward();
-    for (std::size_t i = 0; i < aside.size(); ++i) {
-      parameters_of(model)[i].mutable_grad() = aside[i];
-    }
-    set_requires_gradient_sync(model, true);
-    local_loss(model, rank, 1).backward();
-    expect_gradients(model, expected);
-  });
+  set_requires_gradient_sync(model, false);
+  local_loss(model, rank, 0).backward();
+  std::vector<at::Tensor> aside;
+  for (const at::Tensor& tensor : parameters_of(model)) {
+    aside.push_back(std::exchange(tensor.mutable_grad(), at::Tensor()));
+  }
+  local_loss(model, rank, 2).backward();
+  for (std::size_t i = 0; i < aside.size(); ++i) {
+    parameters_of(model)[i].mutable_grad() = aside[i];
+  }
+  set_requires_gradient_sync(model, true);
+  local_loss(model, rank, 1).backward();
+  expect_gradients(model, expected);
 }
 
 /// When backward ends, the reduction of the last unit is still in progress.

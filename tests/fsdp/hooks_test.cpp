@@ -46,17 +46,15 @@ TEST_P(ParameterHooks, FromBeforeOrAfterShardingChangeTheReducedGradient) {
   }
 }
 
-TEST(ParameterHook, IsNotCalledOnceRemovedBeforeSharding) {
+TEST_ON_RANKS(ParameterHook, IsNotCalledOnceRemovedBeforeSharding, 2) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(2, [&](Rank& rank) {
-    Filled<SmallModel> model(kDim, kHidden, kClasses);
-    const at::Tensor before = *model.head->weight;
-    const auto hook = before.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
-    shard(model, rank.mesh({2}, {"dp"}));
-    before.remove_hook(hook);
-    local_loss(model, rank).backward();
-    expect_gradients(model, expected);
-  });
+  Filled<SmallModel> model(kDim, kHidden, kClasses);
+  const at::Tensor before = *model.head->weight;
+  const auto hook = before.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
+  shard(model, rank.mesh({2}, {"dp"}));
+  before.remove_hook(hook);
+  local_loss(model, rank).backward();
+  expect_gradients(model, expected);
 }
 
 TEST(AnotherLayout, IsRefusedOfHooksGradientsAndShards) {

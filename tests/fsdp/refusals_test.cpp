@@ -251,29 +251,27 @@ TEST_ON_RANKS(ForgottenParameters, AreRefusedInTheFirstForwardOfATraining, 2) {
   EXPECT_ERROR(local_loss(model, rank), "2 of its", "'head.weight'", "Options::ignored");
 }
 
-TEST(ForgottenParameters, MayBeFrozenIgnoredReplicatedOrOnOneRank) {
+TEST_ON_MESH(ForgottenParameters, MayBeFrozenIgnoredReplicatedOrOnOneRank, {2, 1}, {"dp", "one"}) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunOnMesh({2, 1}, {"dp", "one"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Filled<SmallModel> frozen(kDim, kHidden, kClasses), ignored(kDim, kHidden, kClasses);
-    Filled<SmallModel> alone(kDim, kHidden, kClasses), whole(kDim, kHidden, kClasses);
-    shard_blocks(frozen, mesh["dp"]);
-    Options left;
-    for (const auto& [name, slot] : ignored.head->slots()) {
-      frozen.head->slot(name)->get().set_requires_grad(false);
-      left.ignored.insert(slot);
-    }
-    local_loss(frozen, rank).backward();
-    shard_blocks(alone, mesh["one"]);
-    local_loss(alone, rank).backward();
-    fully_shard(*ignored.blocks[0], mesh["dp"], left);
-    shard_units({&*ignored.blocks[1], &*ignored.blocks[2]}, mesh["dp"]);
-    local_loss(ignored, rank).backward();
-    EXPECT_FALSE(tessera::is_distributed(ignored.head->weight->grad()));
-    shard_blocks(whole, mesh["dp"]);
-    replicate(whole, mesh["dp"]);
-    local_loss(whole, rank).backward();
-    expect_gradients(whole, expected);
-  });
+  Filled<SmallModel> frozen(kDim, kHidden, kClasses), ignored(kDim, kHidden, kClasses);
+  Filled<SmallModel> alone(kDim, kHidden, kClasses), whole(kDim, kHidden, kClasses);
+  shard_blocks(frozen, mesh["dp"]);
+  Options left;
+  for (const auto& [name, slot] : ignored.head->slots()) {
+    frozen.head->slot(name)->get().set_requires_grad(false);
+    left.ignored.insert(slot);
+  }
+  local_loss(frozen, rank).backward();
+  shard_blocks(alone, mesh["one"]);
+  local_loss(alone, rank).backward();
+  fully_shard(*ignored.blocks[0], mesh["dp"], left);
+  shard_units({&*ignored.blocks[1], &*ignored.blocks[2]}, mesh["dp"]);
+  local_loss(ignored, rank).backward();
+  EXPECT_FALSE(tessera::is_distributed(ignored.head->weight->grad()));
+  shard_blocks(whole, mesh["dp"]);
+  replicate(whole, mesh["dp"]);
+  local_loss(whole, rank).backward();
+  expect_gradients(whole, expected);
 }
 
 /// A model whose module `extra` is added, replaced or unfrozen after its units were made.

@@ -101,56 +101,50 @@ TEST_ON_RANKS(Replicate, GathersNoCopy, 2) {
   EXPECT_EQ(slot->get().const_data_ptr(), local_tensor(slot->persistent()).const_data_ptr());
 }
 
-TEST(Replicate, ReducesOnceForSeveralMicroBatches) {
+TEST_ON_MESH(Replicate, ReducesOnceForSeveralMicroBatches, {4}, {"dp"}) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
-  RunOnMesh({4}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Filled<SmallModel> model(kDim, kHidden, kClasses);
-    replicate_all(model, mesh);
-    const Sent sent(rank);
-    set_requires_gradient_sync(model, false);  // whole gradients are accumulated
-    local_loss(model, rank, 0).backward();
-    set_requires_gradient_sync(model, true);
-    set_requires_all_reduce(model, false);  // their sum is kept for the all-reduce
-    local_loss(model, rank, 1).backward();
-    EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
-    set_requires_all_reduce(model, true);
-    local_loss(model, rank, 2).backward();
-    EXPECT_EQ(sent.calls("dp", "all_reduce"), 4);
-    expect_gradients(model, expected);
-  });
+  Filled<SmallModel> model(kDim, kHidden, kClasses);
+  replicate_all(model, mesh);
+  const Sent sent(rank);
+  set_requires_gradient_sync(model, false);  // whole gradients are accumulated
+  local_loss(model, rank, 0).backward();
+  set_requires_gradient_sync(model, true);
+  set_requires_all_reduce(model, false);  // their sum is kept for the all-reduce
+  local_loss(model, rank, 1).backward();
+  EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
+  set_requires_all_reduce(model, true);
+  local_loss(model, rank, 2).backward();
+  EXPECT_EQ(sent.calls("dp", "all_reduce"), 4);
+  expect_gradients(model, expected);
 }
 
-TEST(Replicate, CombinesWithUnitsThatAreSharded) {
+TEST_ON_MESH(Replicate, CombinesWithUnitsThatAreSharded, {4}, {"dp"}) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunOnMesh({4}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Filled<SmallModel> model(kDim, kHidden, kClasses);
-    replicate(*model.blocks[1], mesh);
-    fully_shard(model, mesh);
-    const Sent sent(rank);
-    local_loss(model, rank).backward();
-    EXPECT_EQ(sent.of("dp", "all_reduce").bytes, 4 * kBlock);
-    EXPECT_EQ(sent.calls("dp", "all_gather"), 1);
-    EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 1);
-    expect_gradients(model, expected);
-  });
+  Filled<SmallModel> model(kDim, kHidden, kClasses);
+  replicate(*model.blocks[1], mesh);
+  fully_shard(model, mesh);
+  const Sent sent(rank);
+  local_loss(model, rank).backward();
+  EXPECT_EQ(sent.of("dp", "all_reduce").bytes, 4 * kBlock);
+  EXPECT_EQ(sent.calls("dp", "all_gather"), 1);
+  EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 1);
+  expect_gradients(model, expected);
 }
 
 // PyTorch's set_reshard_after_forward breaks on such units.
-TEST(Replicate, TakesTheSettingsOfUnitsThatAreSharded) {
+TEST_ON_RANKS(Replicate, TakesTheSettingsOfUnitsThatAreSharded, 2) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(2, [&](Rank& rank) {
-    for (const bool reshard : {true, false}) {
-      Filled<SmallModel> model(kDim, kHidden, kClasses);
-      replicate_all(model, rank.mesh({2}, {"dp"}));
-      set_reshard_after_forward(model, reshard);
-      set_reshard_after_backward(model, reshard);
-      set_unshard_in_backward(model, reshard, /*recurse=*/true);
-      const Sent sent(rank);
-      local_loss(model, rank).backward();
-      EXPECT_EQ(sent.table().size(), 1u);
-      expect_gradients(model, expected);
-    }
-  });
+  for (const bool reshard : {true, false}) {
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
+    replicate_all(model, rank.mesh({2}, {"dp"}));
+    set_reshard_after_forward(model, reshard);
+    set_reshard_after_backward(model, reshard);
+    set_unshard_in_backward(model, reshard, /*recurse=*/true);
+    const Sent sent(rank);
+    local_loss(model, rank).backward();
+    EXPECT_EQ(sent.table().size(), 1u);
+    expect_gradients(model, expected);
+  }
 }
 
 TEST(WorldMesh, IsAMeshOfAllRanks) {
