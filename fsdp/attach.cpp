@@ -3,16 +3,10 @@
 
 #include "unit.h"
 
-#include <algorithm>
 #include <iterator>
 #include <map>
-#include <unordered_set>
-#include <utility>
 
-#include "tessera/core/error.h"
-#include "tessera/internals/detail/graph.h"
 #include "tessera/nn/detail/calls.h"
-#include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/detail/slots.h"
 
 namespace tessera::fsdp {
@@ -31,6 +25,14 @@ using tessera::detail::Node;
 using tessera::detail::variable_list;
 using Request = ShardedParameter::Request;
 
+/// Calls `act` for each parameter of `unit`.
+template <class Act>
+void for_each_parameter(Unit& unit, Act&& act) {
+  for (ParameterGroup& group : unit.groups()) {
+    std::ranges::for_each(group.parameters(), act);
+  }
+}
+
 class ShardGradient final : public nn::StandInGradient {
  public:
   ShardGradient(const at::Tensor& sharded, std::weak_ptr<Unit> unit)
@@ -43,14 +45,11 @@ class ShardGradient final : public nn::StandInGradient {
   /// The parameter of `unit` whose shard is `sharded`; nullptr if no parameter has this shard any
   /// more.
   static ShardedParameter* parameter(Unit& unit, const at::Tensor& sharded) {
-    for (ParameterGroup& group : unit.groups()) {
-      for (ShardedParameter& each : group.parameters()) {
-        if (each.sharded().is_same(sharded)) {
-          return &each;
-        }
-      }
-    }
-    return nullptr;
+    ShardedParameter* found = nullptr;
+    for_each_parameter(unit, [&](ShardedParameter& each) {
+      found = each.sharded().is_same(sharded) ? &each : found;
+    });
+    return found;
   }
 
  private:
@@ -139,11 +138,7 @@ class RequestScope {
  private:
   void set_all(Request request) {
     for (const std::shared_ptr<Unit>& unit : units_) {
-      for (ParameterGroup& group : unit->groups()) {
-        for (ShardedParameter& parameter : group.parameters()) {
-          parameter.set_request(request);
-        }
-      }
+      for_each_parameter(*unit, [&](ShardedParameter& each) { each.set_request(request); });
     }
   }
 
@@ -241,26 +236,22 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
 /// although forward computes with the unsharded tensors.
 void offer_gradients(const std::shared_ptr<Unit>& unit) {
   nn::ask_stand_ins();
-  for (ParameterGroup& group : unit->groups()) {
-    for (ShardedParameter& parameter : group.parameters()) {
-      parameter.set_stand_in([unit = std::weak_ptr(unit)](const at::Tensor& sharded) {
-        return tessera::detail::make_node<ShardGradient>(sharded, unit);
-      });
-    }
-  }
+  for_each_parameter(*unit, [&](ShardedParameter& parameter) {
+    parameter.set_stand_in([unit = std::weak_ptr(unit)](const at::Tensor& sharded) {
+      return tessera::detail::make_node<ShardGradient>(sharded, unit);
+    });
+  });
 }
 
 /// Lets a unit reduce its buckets while backward computes.
 void watch_gradients(const std::shared_ptr<Unit>& unit) {
-  for (ParameterGroup& group : unit->groups()) {
-    for (ShardedParameter& parameter : group.parameters()) {
-      parameter.set_gradient_notice([unit = std::weak_ptr(unit), &parameter] {
-        if (const std::shared_ptr<Unit> alive = unit.lock()) {
-          alive->note_gradient(parameter);
-        }
-      });
-    }
-  }
+  for_each_parameter(*unit, [&](ShardedParameter& parameter) {
+    parameter.set_gradient_notice([unit = std::weak_ptr(unit), &parameter] {
+      if (const std::shared_ptr<Unit> alive = unit.lock()) {
+        alive->note_gradient(parameter);
+      }
+    });
+  });
 }
 
 /// Finds the parameter of a unit to which an unsharded tensor belongs, for code outside of FSDP.
@@ -270,7 +261,13 @@ class UnitSlotKeeper final : public nn::SlotKeeper {
 
   bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const override {
     const std::shared_ptr<Unit> unit = unit_.lock();
-    return unit != nullptr && unit->parameters().is_unsharded(slot, tensor);
+    bool found = false;
+    if (unit != nullptr) {
+      for_each_parameter(*unit, [&](const ShardedParameter& each) {
+        found = found || (each.slot().get() == &slot && each.unsharded().is_same(tensor));
+      });
+    }
+    return found;
   }
 
   bool brought_nonfinite(const nn::ParameterSlot& slot) const override {

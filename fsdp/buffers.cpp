@@ -6,9 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
-#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/pack.h"
@@ -237,37 +235,6 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   kernels::copy_all(to, from);
 }
 
-ReusableStorage::ReusableStorage(std::int64_t bytes, c10::Device device)
-    : storage_(at::empty({0}, at::dtype(at::kByte).device(device)).storage()), bytes_(bytes) {}
-
-void ReusableStorage::allocate() {
-  set(storage_.allocator()->allocate(static_cast<std::size_t>(bytes_)));
-}
-
-/// The deleter of the data pointer owns `memory`, because views of the storage may outlive the
-/// caller's reference.
-void ReusableStorage::lend(at::Tensor memory) {
-  void* const data = memory.mutable_data_ptr();
-  const c10::Device device = memory.device();
-  set(at::DataPtr(
-      data, new at::Tensor(std::move(memory)),
-      [](void* held) { delete static_cast<at::Tensor*>(held); }, device));
-}
-
-void ReusableStorage::set(at::DataPtr memory) {
-  tessera::detail::set_memory(storage_, std::move(memory), bytes_);
-}
-
-void ReusableStorage::free() {
-  tessera::detail::free_memory(storage_);
-}
-
-at::Tensor ReusableStorage::tensor(std::vector<std::int64_t> sizes, c10::ScalarType dtype,
-                                   std::int64_t byte_offset) const {
-  const auto item = static_cast<std::int64_t>(c10::elementSize(dtype));
-  return tessera::detail::tensor_over(storage_, byte_offset / item, sizes, dtype);
-}
-
 // BufferPool has memory for packed collectives, which is reused from unit to unit. libtorch's
 // caching allocator could serve the same sizes, but its cache for each stream is unbounded. The
 // pool frees memory that does not fit the next request at once. On a CPU events are null, and
@@ -381,19 +348,41 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
     bytes += round_up(itemsize * numels.back(), kTensorAlignment);
   }
   // Each rank of a post-forward mesh caches a piece of equal size, aligned to kTensorAlignment.
-  bytes = round_up(bytes, kTensorAlignment * pieces);
-  storage_ = ReusableStorage(bytes, device);
+  bytes_ = round_up(bytes, kTensorAlignment * pieces);
   // All unsharded tensors share one storage, so that a post-forward mesh caches and gathers one
   // range.
-  flat_ = storage_.tensor({bytes / itemsize}, dtype, 0);
+  storage_ = at::empty({0}, at::dtype(at::kByte).device(device)).storage();
+  const auto at_offset = [&](const std::vector<std::int64_t>& sizes, std::int64_t offset) {
+    return tessera::detail::tensor_over(storage_, offset / itemsize, sizes, dtype);
+  };
+  flat_ = at_offset({bytes_ / itemsize}, 0);
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    tensors_.push_back(storage_.tensor(segments[i].shape.sizes, dtype, offset));
+    tensors_.push_back(at_offset(segments[i].shape.sizes, offset));
     if (padded) {
-      padded_.push_back(storage_.tensor({numels[i]}, dtype, offset));
+      padded_.push_back(at_offset({numels[i]}, offset));
     }
     offset += round_up(itemsize * numels[i], kTensorAlignment);
   }
+}
+
+void UnshardedTensors::allocate() {
+  tessera::detail::set_memory(
+      storage_, storage_.allocator()->allocate(static_cast<std::size_t>(bytes_)), bytes_);
+}
+
+/// The deleter of the data pointer owns `memory`, because views of the storage may outlive the
+/// caller's reference.
+void UnshardedTensors::lend(at::Tensor memory) {
+  void* const data = memory.mutable_data_ptr();
+  const c10::Device device = memory.device();
+  auto* const held = new at::Tensor(std::move(memory));
+  const auto drop = [](void* tensor) { delete static_cast<at::Tensor*>(tensor); };
+  tessera::detail::set_memory(storage_, at::DataPtr(data, held, drop, device), bytes_);
+}
+
+void UnshardedTensors::free() {
+  tessera::detail::free_memory(storage_);
 }
 
 PostForwardShard::PostForwardShard(const DataMesh& mesh, std::int64_t size)

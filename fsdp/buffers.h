@@ -37,20 +37,17 @@ struct DataMesh {
   DeviceMesh replicate;  ///< the 1-D submesh of replicas; empty if there is none
 
   std::int64_t replicas() const { return replicate ? replicate.size() : 1; }
-  /// The number of ranks whose gradients are averaged.
   std::int64_t ranks() const { return shard.size() * replicas(); }
   /// The mesh of the persistent (sharded) tensors.
   const DeviceMesh& persistent() const { return replicate ? all : shard; }
   /// The mesh dimensions along which ranks have different parts of the batch, outermost first.
   std::vector<DeviceMesh> data_dims() const;
-  /// The device on which this rank computes.
   c10::Device device() const;
 
  private:
   DataMesh() = default;
 };
 
-/// Whether all ranks of `part` are also ranks of `whole`.
 bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 
 /// How a tensor of `sizes` is split on `dim` over `ranks`. The split is that of torch.chunk, so
@@ -72,11 +69,18 @@ struct ShardShape {
   bool splits_rows() const { return dim == std::int64_t{0} && parts == 1; }
   /// The number of rows that rank 0 has in one block; 1 without `dim`.
   std::int64_t chunk() const { return dim ? detail::ceil_div(extent(), ranks) : 1; }
-  std::int64_t rows(std::int64_t rank) const;
+  std::int64_t rows(std::int64_t rank) const { return dim ? chunk_size(extent(), ranks, rank) : 1; }
   /// The index within a block of the first row of `rank`.
-  std::int64_t first_row(std::int64_t rank) const;
-  std::vector<std::int64_t> shard_sizes(std::int64_t rank) const;
-  /// The number of elements in the shard of `rank`.
+  std::int64_t first_row(std::int64_t rank) const {
+    return dim ? chunk_offset(extent(), ranks, rank) : 0;
+  }
+  std::vector<std::int64_t> shard_sizes(std::int64_t rank) const {
+    std::vector<std::int64_t> shard = sizes;
+    if (dim) {
+      shard[static_cast<std::size_t>(*dim)] = parts * rows(rank);
+    }
+    return shard;
+  }
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
@@ -92,34 +96,16 @@ struct ShardShape {
 
  private:
   std::int64_t extent() const { return sizes[static_cast<std::size_t>(*dim)] / parts; }
-  std::int64_t row_numel() const;
+  /// The number of elements at one row index, summed over all blocks; without `dim`, the number of
+  /// elements of the tensor.
+  std::int64_t row_numel() const {
+    std::int64_t numel = parts;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      numel *= dim && i == static_cast<std::size_t>(*dim) ? 1 : sizes[i];
+    }
+    return numel;
+  }
 };
-
-inline std::int64_t ShardShape::rows(std::int64_t rank) const {
-  return dim ? chunk_size(extent(), ranks, rank) : 1;
-}
-
-inline std::int64_t ShardShape::first_row(std::int64_t rank) const {
-  return dim ? chunk_offset(extent(), ranks, rank) : 0;
-}
-
-inline std::vector<std::int64_t> ShardShape::shard_sizes(std::int64_t rank) const {
-  std::vector<std::int64_t> shard = sizes;
-  if (dim) {
-    shard[static_cast<std::size_t>(*dim)] = parts * rows(rank);
-  }
-  return shard;
-}
-
-/// The number of elements at one row index, summed over all blocks; without `dim`, the number of
-/// elements of the tensor.
-inline std::int64_t ShardShape::row_numel() const {
-  std::int64_t numel = parts;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    numel *= dim && i == static_cast<std::size_t>(*dim) ? 1 : sizes[i];
-  }
-  return numel;
-}
 
 /// Where the shards and their gradients are stored.
 struct ShardHome {
@@ -174,7 +160,6 @@ class FlatBufferLayout {
   c10::ScalarType reduce_dtype() const { return reduce_dtype_; }
   const ShardHome& home() const { return home_; }
   c10::Device device() const { return device_; }
-  /// The number of ranks that the parameters are sharded over.
   std::int64_t ranks() const { return segments_.front().shape.ranks; }
 
   /// Whether the unsharded tensors are the shards themselves, so that nothing is gathered, cast or
@@ -208,35 +193,6 @@ void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
 void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
           const at::Tensor& buffer);
 
-/// A storage that can be freed and allocated again while tensors (parameters, and what autograd
-/// saved of them) keep pointing to the storage; FSDP2 calls this "storage resize". Freeing the
-/// storage loses its contents. Version counters do not change, so autograd accepts the tensors
-/// again once they are refilled.
-class ReusableStorage {
- public:
-  ReusableStorage() = default;
-  /// Makes a storage of `bytes` without allocating the memory.
-  ReusableStorage(std::int64_t bytes, c10::Device device);
-
-  std::int64_t bytes() const { return bytes_; }
-  bool allocated() const { return storage_ && storage_.nbytes() > 0; }
-  /// Allocates the memory with the device's allocator.
-  void allocate();
-  /// Uses `memory`, which has at least `bytes` bytes, until free() is called.
-  void lend(at::Tensor memory);
-  void free();
-
-  /// A contiguous tensor in this storage that begins at `byte_offset`.
-  at::Tensor tensor(std::vector<std::int64_t> sizes, c10::ScalarType dtype,
-                    std::int64_t byte_offset) const;
-
- private:
-  void set(at::DataPtr memory);
-
-  c10::Storage storage_;
-  std::int64_t bytes_ = 0;
-};
-
 /// A pool of communication buffers: a buffer that one unit releases serves the next unit. The pool
 /// caches little idle memory, because a buffer that does not fit the next request is freed before a
 /// new buffer is allocated.
@@ -258,7 +214,6 @@ class BufferPool {
   void release(Buffer buffer, comm::StreamEventPtr event);
   /// Frees the idle memory of `lane`. The lane first waits for the last users of the memory.
   void drop(comm::Lane lane);
-  /// Frees all idle buffers.
   void clear();
   std::int64_t idle_bytes() const;
 
@@ -276,8 +231,10 @@ class BufferPool {
   std::vector<Idle> idle_;
 };
 
-/// The unsharded tensors of a parameter group, in one storage that is allocated and freed
-/// repeatedly.
+/// The unsharded tensors of a parameter group, in one storage that can be freed and allocated again
+/// while tensors (parameters, and what autograd saved of them) keep pointing to the storage; FSDP2
+/// calls this "storage resize". Freeing the storage loses its contents. Version counters do not
+/// change, so autograd accepts the tensors again once they are refilled.
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;
@@ -287,21 +244,21 @@ class UnshardedTensors {
   UnshardedTensors(const std::vector<Segment>& segments, c10::ScalarType dtype, c10::Device device,
                    bool padded, std::int64_t pieces);
 
-  bool allocated() const { return storage_.allocated(); }
-  std::int64_t bytes() const { return storage_.bytes(); }
-  void allocate() { storage_.allocate(); }
-  /// Uses `memory`, which has at least as many bytes as the storage, instead of allocating.
-  void lend(at::Tensor memory) { storage_.lend(std::move(memory)); }
-  void free() { storage_.free(); }
+  bool allocated() const { return storage_ && storage_.nbytes() > 0; }
+  std::int64_t bytes() const { return bytes_; }
+  void allocate();
+  /// Uses `memory`, which has at least as many bytes as the storage, until free() is called.
+  void lend(at::Tensor memory);
+  void free();
 
-  /// The whole storage as one flat tensor.
   const at::Tensor& flat() const { return flat_; }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
   /// The tensors as flat tensors that include the padding; empty unless constructed with `padded`.
   const std::vector<at::Tensor>& padded() const { return padded_; }
 
  private:
-  ReusableStorage storage_;
+  c10::Storage storage_;
+  std::int64_t bytes_ = 0;
   at::Tensor flat_;
   std::vector<at::Tensor> tensors_;
   std::vector<at::Tensor> padded_;
@@ -312,7 +269,6 @@ class UnshardedTensors {
 /// know parameters: it cuts the memory into equal pieces.
 class PostForwardShard {
  public:
-  /// `size`: the value of Options::post_forward_mesh_size.
   PostForwardShard(const DataMesh& mesh, std::int64_t size);
 
   bool enabled() const { return static_cast<bool>(mesh_); }

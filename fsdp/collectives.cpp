@@ -5,17 +5,9 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <iterator>
-#include <span>
-#include <string>
-#include <utility>
 
-#include "buffers.h"
-#include "tessera/core/detail/rounding.h"
-#include "tessera/core/error.h"
 #include "tessera/kernels/detail/pack.h"
 
 namespace tessera::fsdp {
@@ -148,23 +140,34 @@ void cast_together(const std::vector<at::Tensor*>& gradients, c10::ScalarType dt
 
 GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
                                      std::vector<UnshardedGradient> gradients, const DataMesh& mesh,
-                                     ReductionOptions options, CommContext& context)
+                                     c10::ScalarType dtype, double divisor,
+                                     const Settings& settings, CommContext& context)
     : parameters_(std::move(parameters)),
       gradients_(std::move(gradients)),
       mesh_(mesh),
-      options_(std::move(options)) {
+      dtype_(dtype),
+      divisor_(divisor),
+      settings_(settings) {
   // The pre-divisor is a power of two, so that dividing in two steps rounds as dividing once does.
   // Types other than fp16 have enough range without a pre-divisor.
-  if (options_.dtype == at::kHalf && !options_.force_sum) {
+  if (dtype_ == at::kHalf && !settings_.force_sum) {
     // The user's divisor may be smaller than the factor of half_pre_divisor(), even 1. Dividing by
     // the factor first would then require a multiplication after the sum.
-    pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), options_.divisor);
+    pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), divisor_);
   }
   // A mesh of one rank sends nothing: finish() adds the gradients of this rank directly.
-  if (mesh_.ranks() > 1) {
-    op_ = averages() ? ReduceOp::kAvg : ReduceOp::kSum;
-    start(context);
+  if (mesh_.ranks() == 1) {
+    return;
   }
+  op_ = averages() ? ReduceOp::kAvg : ReduceOp::kSum;
+  const c10::AutoGradMode no_grad(false);
+  std::vector<ShardShape> shapes;
+  for (const ShardedParameter* parameter : parameters_) {
+    shapes.push_back(parameter->shape());
+  }
+  segments_ = segments_of(shapes, dtype_);
+  context.streams().note("reduce_scatter " + label());
+  in_place() ? reduce_in_place(context) : reduce_packed(context);
 }
 
 /// Whether the reduce-scatter returns the average, which saves a pass over the result. Averages
@@ -173,8 +176,8 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
 /// hook, are not divided by the reduce-scatter.
 bool GradientReduction::averages() const {
   const auto ranks = static_cast<std::uint64_t>(mesh_.shard.size());
-  return !mesh_.replicate && !hook() && !options_.force_sum && pre_divisor_ == 1 &&
-         options_.divisor == static_cast<double>(ranks) && std::has_single_bit(ranks) &&
+  return !mesh_.replicate && !hook() && !settings_.force_sum && pre_divisor_ == 1 &&
+         divisor_ == static_cast<double>(ranks) && std::has_single_bit(ranks) &&
          mesh_.shard.group().averages_while_reducing();
 }
 
@@ -185,7 +188,7 @@ std::string GradientReduction::purpose() const {
 }
 
 c10::TensorOptions GradientReduction::tensor_options() const {
-  return at::dtype(options_.dtype).device(mesh_.device());
+  return at::dtype(dtype_).device(mesh_.device());
 }
 
 at::Tensor GradientReduction::shard(std::size_t index) const {
@@ -207,23 +210,12 @@ bool GradientReduction::in_place() const {
          mesh_.shard.group().moves_groups_in_place();
 }
 
-void GradientReduction::start(CommContext& context) {
-  const c10::AutoGradMode no_grad(false);
-  std::vector<ShardShape> shapes;
-  for (const ShardedParameter* parameter : parameters_) {
-    shapes.push_back(parameter->shape());
-  }
-  segments_ = segments_of(shapes, options_.dtype);
-  context.streams().note("reduce_scatter " + label());
-  in_place() ? reduce_in_place(context) : reduce_packed(context);
-}
-
 void GradientReduction::reduce_in_place(CommContext& context) {
   std::vector<at::Tensor*> sent;
   for (UnshardedGradient& gradient : gradients_) {
     sent.push_back(&gradient.local);
   }
-  cast_together(sent, options_.dtype);
+  cast_together(sent, dtype_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor gradient = std::exchange(gradients_[i].local, {});
     // `held_` keeps each gradient alive until the collective has read it. Without packing nothing
@@ -260,7 +252,7 @@ void GradientReduction::reduce_packed(CommContext& context) {
   const std::int64_t ranks = mesh_.shard.size();
   const std::int64_t numel = flat_numel(segments_);
   // The gradients are packed in the compute lane, because autograd made the gradients there.
-  buffer_ = context.pool().acquire(ranks * numel, options_.dtype, Lane::kCompute);
+  buffer_ = context.pool().acquire(ranks * numel, dtype_, Lane::kCompute);
   const at::Tensor input = buffer_->tensor.view({ranks, numel});
   pack(unsharded, segments_, input);
   if (pre_divisor_ != 1) {
@@ -302,9 +294,9 @@ void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     // In a micro-batch before the last, the sum over the ranks that shard is added to the stored
     // sum.
-    if (!options_.all_reduce) {
+    if (!settings_.all_reduce) {
       parameters_[i]->leave_to_replicas(
-          {shard(i), gradients_[i].pending, gradients_[i].used, pre_divisor_}, options_.dtype);
+          {shard(i), gradients_[i].pending, gradients_[i].used, pre_divisor_}, dtype_);
       continue;
     }
     const UnshardedGradient earlier = parameters_[i]->take_left_to_replicas();
@@ -327,7 +319,7 @@ void GradientReduction::join_earlier() {
 
 comm::WorkPtr GradientReduction::start_all_reduce() {
   join_earlier();
-  if (!options_.all_reduce) {
+  if (!settings_.all_reduce) {
     return nullptr;
   }
   comm::Communicator& group = mesh_.replicate.group();
@@ -351,7 +343,7 @@ bool GradientReduction::reduce_over_replicas() {
       work->wait();
     }
   }
-  return options_.all_reduce;
+  return settings_.all_reduce;
 }
 
 void GradientReduction::finish(CommContext& context) {
@@ -375,8 +367,8 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
     hook()(output_);
   }
   // Divides after the all-reduce hook, which receives undivided sums.
-  if (op_ == ReduceOp::kSum && options_.divisor != pre_divisor_) {
-    output_.div_(options_.divisor / pre_divisor_);
+  if (op_ == ReduceOp::kSum && divisor_ != pre_divisor_) {
+    output_.div_(divisor_ / pre_divisor_);
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     hand_out(i, shard(i), context);
@@ -407,7 +399,7 @@ void GradientReduction::convert_alone() {
       gradient = at::zeros(parameters_[i]->shape().sizes, tensor_options());
     }
   }
-  cast_alone(std::move(defined), options_.dtype);
+  cast_alone(std::move(defined), dtype_);
 }
 
 void GradientReduction::hand_out_alone(CommContext& context) {
@@ -417,10 +409,10 @@ void GradientReduction::hand_out_alone(CommContext& context) {
     if (hook()) {
       hook()(gradient);
     }
-    if (options_.divisor != 1) {
+    if (divisor_ != 1) {
       // The division is not done in place, because the user's hooks may hold a reference to
       // autograd's tensor.
-      gradient = gradient.div(options_.divisor);
+      gradient = gradient.div(divisor_);
     }
     // Collects only the gradients that become `.grad` unchanged. Other gradients are added to an
     // earlier gradient, or have a pending sum.
@@ -438,8 +430,8 @@ void GradientReduction::hand_out_alone(CommContext& context) {
 void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
                                  CommContext& context) {
   ShardedParameter& parameter = *parameters_[index];
-  // For a parameter that this rank did not use, the other ranks receive zeros. UseAgreement decides
-  // whether any rank used the parameter.
+  // For a parameter that this rank did not use, the other ranks receive zeros. agree_on_use()
+  // decides whether any rank used the parameter.
   const bool used = gradients_[index].used;
   if (!used && parameter.holders().size() == 1) {
     parameter.skip_unused();
@@ -547,33 +539,34 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
   }
 }
 
-void UseAgreement::add(ParameterGroup& group) {
-  // The agreement includes parameters that were not reduced on this rank, because ranks with
-  // another part of the tensor (for example of an expert) may run other units.
-  for (ShardedParameter& parameter : group.parameters()) {
-    const DeviceMesh& mesh = parameter.holders();
-    auto found = std::ranges::find(peers_, mesh, &Peers::mesh);
-    if (found == peers_.end()) {
-      found = peers_.insert(found, {mesh, {}});
+void agree_on_use(const std::vector<ParameterGroup*>& groups) {
+  // Parameters whose parts are on one set of ranks, in the order of the modules.
+  std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
+  for (ParameterGroup* group : groups) {
+    // The agreement includes parameters that were not reduced on this rank, because ranks with
+    // another part of the tensor (for example of an expert) may run other units.
+    for (ShardedParameter& parameter : group->parameters()) {
+      const DeviceMesh& mesh = parameter.holders();
+      auto found = std::ranges::find(peers, mesh, [](const auto& entry) { return entry.first; });
+      if (found == peers.end()) {
+        found = peers.insert(found, {mesh, {}});
+      }
+      found->second.push_back(&parameter);
     }
-    found->parameters.push_back(&parameter);
   }
-}
-
-void UseAgreement::settle() {
-  for (const Peers& peers : peers_) {
+  for (const auto& [mesh, parameters] : peers) {
     std::vector<std::uint8_t> flags;
-    for (ShardedParameter* parameter : peers.parameters) {
+    for (ShardedParameter* parameter : parameters) {
       flags.push_back(parameter->used() ? 1 : 0);
       std::ranges::copy(parameter->partial_group().flags(), std::back_inserter(flags));
     }
-    for (int dim = 0; dim < peers.mesh.ndim(); ++dim) {
-      if (peers.mesh.size(dim) > 1) {
-        set_where_any_rank_has(flags, peers.mesh.group(dim), "the parameters in use");
+    for (int dim = 0; dim < mesh.ndim(); ++dim) {
+      if (mesh.size(dim) > 1) {
+        set_where_any_rank_has(flags, mesh.group(dim), "the parameters in use");
       }
     }
     std::span<const std::uint8_t> rest = flags;
-    for (ShardedParameter* parameter : peers.parameters) {
+    for (ShardedParameter* parameter : parameters) {
       const bool used = rest.front() != 0;
       PartialGradGroup& sum = parameter->partial_group();
       const std::size_t count = sum.flags().size();

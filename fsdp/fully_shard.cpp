@@ -1,15 +1,13 @@
-// The public functions of fully_shard.h and forward_method.h. These functions check their arguments
+// The public functions of fully_shard.h. These functions check their arguments
 // and call units. unit.cpp implements the behaviour of a unit, unit_spec.cpp decides its parts, and
 // attach.cpp makes the unit.
 
 #include <c10/util/Exception.h>
 
 #include <cmath>
-#include <type_traits>
 
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/core/error.h"
 #include "tessera/fsdp/detail/active_units.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
@@ -45,8 +43,7 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   // The parameters of units below are excluded. Therefore fully_shard is called from the leaves to
   // the root.
   const nn::NamedSlots parameters = free_parameters(modules, options);
-  const UnitSpec spec =
-      checked_spec(modules, parameters, choose(parameters, mesh, options), mesh, options);
+  const UnitSpec spec = checked_spec(modules, parameters, mesh, options);
   for (const nn::ModuleBase* module : modules) {
     warn_of_batch_norm(*module, mesh.ranks());
   }
@@ -134,19 +131,6 @@ DeviceMesh world_mesh(const comm::WorldPtr& world) {
   TESSERA_CHECK(world != nullptr,
                 "world_mesh: the world is null; pass that of comm::world_from_environment()");
   return init_device_mesh(world, {world->size()}, {"dp"});
-}
-
-void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options) {
-  fully_shard(module, world_mesh(world), options);
-}
-
-void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
-                 const Options& options) {
-  fully_shard(modules, world_mesh(world), options);
-}
-
-void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options) {
-  replicate(module, world_mesh(world), options);
 }
 
 bool is_fully_sharded(const nn::ModuleBase& module) {

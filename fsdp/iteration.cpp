@@ -7,26 +7,15 @@
 
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <unordered_set>
-#include <utility>
-#include <vector>
 
-#include "param_group.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/environment.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/nn/detail/calls.h"
 #include "tessera/nn/detail/fqn.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 
@@ -57,8 +46,7 @@ class OpenIterations {
 }  // namespace
 
 IterationState::IterationState(const std::vector<std::shared_ptr<Unit>>& units)
-    : units_(units.begin(), units.end()),
-      rank_(units.front()->parameters().mesh().all.world().get()) {}
+    : units_(units.begin(), units.end()), rank_(units.front()->mesh().all.world().get()) {}
 
 IterationState::~IterationState() {
   if (is_open()) {
@@ -204,7 +192,7 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
     return nullptr;
   }
   const std::shared_ptr<Unit> ahead = ahead_.lock();
-  if (ahead != nullptr && ahead->parameters().any(&GatheredState::is_gathering)) {
+  if (ahead != nullptr && ahead->any(&GatheredState::is_gathering)) {
     return nullptr;
   }
   std::shared_ptr<Unit> next = gather_order_.next();
@@ -215,7 +203,7 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
 /// Frees prefetched units that this forward, unlike the last forward, does not use.
 void IterationState::free_unused() const {
   if (const std::shared_ptr<Unit> ahead = ahead_.lock()) {
-    ahead->parameters().each(&GatheredState::reshard_unused, comm_context());
+    ahead->each(&GatheredState::reshard_unused, comm_context());
   }
 }
 
@@ -248,7 +236,7 @@ void IterationState::end_forward(bool backward_comes) {
 /// collectives over replicas, which may run different forwards.
 void IterationState::agree_on_gathers() {
   std::vector<comm::Communicator*> sharding;
-  for_each_group([&](ParameterGroup& group) { group.add_sharding_groups(sharding); });
+  for_each_group([&](ParameterGroup& group) { group.gathered().add_groups(sharding); });
   try {
     agree_on_calls(sharding, {}, units().front()->settings());
   } catch (...) {
@@ -274,7 +262,7 @@ void IterationState::close() {
 
 void IterationState::forget_reductions() const {
   for (const std::shared_ptr<Unit>& unit : units()) {
-    unit->parameters().forget_reductions();
+    unit->forget_reductions();
   }
 }
 
@@ -327,7 +315,9 @@ void IterationState::end_backward() {
   // micro-batch.
   if (last) {
     comm_context().settle();
-    agree_on_use();
+    std::vector<ParameterGroup*> groups;
+    for_each_group([&](ParameterGroup& group) { groups.push_back(&group); });
+    agree_on_use(groups);
   } else {
     for_each_group([](ParameterGroup& group) { group.gradients().mark_expected(); });
   }
@@ -335,7 +325,7 @@ void IterationState::end_backward() {
   close();
   if (last && tessera::detail::debug_checks()) {
     for (const std::shared_ptr<Unit>& unit : all) {
-      unit->parameters().compare_copies();
+      unit->compare_copies();
     }
   }
 }
@@ -346,7 +336,7 @@ void IterationState::agree_on_gradients() {
   std::vector<comm::Communicator*> sharding;
   std::vector<comm::Communicator*> replicating;
   for_each_group([&](ParameterGroup& group) {
-    group.add_sharding_groups(sharding);
+    group.gathered().add_groups(sharding);
     group.add_replica_groups(replicating);
   });
   try {
@@ -361,14 +351,6 @@ void IterationState::agree_on_gradients() {
     close();
     throw;
   }
-}
-
-/// The ranks agree on which parameters were used. A parameter that no rank used gets no gradient,
-/// as in training on one rank.
-void IterationState::agree_on_use() {
-  UseAgreement agreement;
-  for_each_group([&](ParameterGroup& group) { agreement.add(group); });
-  agreement.settle();
 }
 
 // The functions of a unit that concern the iteration of its root: how the first call of a root
@@ -451,8 +433,14 @@ void Unit::make_iteration() {
   const auto may_be_unused = std::make_shared<std::vector<std::string>>();
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->iteration_ = iteration_;
-    unit->groups_.set_comm_context(groups_.shared_comm_context());
-    unit->groups_.set_batch_mesh(groups_.mesh());
+    unit->set_comm_context(shared_comm_context());
+    // Expert parameters are reduced over the ranks that have the same experts. The loss is the mean
+    // over all ranks with different data, so gradients are divided by the number of these ranks.
+    for (ParameterGroup& group : unit->groups_) {
+      if (is_slice(group.mesh().all, mesh_.all)) {
+        group.gradients().set_batch_ranks(mesh_.ranks());
+      }
+    }
     // The label is the FQN of the unit's first module below the root, because the unit's other
     // modules may be in another tree.
     const auto below = std::ranges::find_if(
@@ -471,7 +459,7 @@ void Unit::make_iteration() {
 /// The message about a write to an unsharded parameter that would be lost; "" if there was no such
 /// write. `writer`: the subject of the message.
 std::string Unit::lost_write(const std::string& writer) const {
-  for (const ParameterGroup& group : groups_.groups()) {
+  for (const ParameterGroup& group : groups_) {
     if (const std::string name = group.lost_write(); !name.empty()) {
       return tessera::detail::concat(
           writer, " wrote to its parameter '", name,
@@ -525,7 +513,7 @@ void Unit::await_compute() {
   // post-forward mesh were cached. Within an iteration the program must not write shards, and
   // backward needs the pieces.
   if (between) {
-    groups_.each(&GatheredState::drop_piece);
+    each(&GatheredState::drop_piece);
   }
   if (between || !iteration_->runs()) {
     std::vector<ParameterGroup*> holding;
@@ -536,7 +524,11 @@ void Unit::await_compute() {
     }
     free_outdated(holding, comm_context());
   }
-  groups_.follow_compute();
+  // Later gathers wait for the work that the compute lane has issued, which may write the shards.
+  // Gathers in the compute lane need no wait.
+  if (!settings_->unshard_async_op) {
+    comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
+  }
 }
 
 /// Throws Error if this rank has written to shards whose old values are still gathered. The ranks
@@ -553,7 +545,7 @@ void Unit::refuse_outdated() {
 /// In training, checks that all trainable parameters of the module whose forward was called are in
 /// units. Repeats the check whenever a slot or a requires_grad has changed.
 void Unit::check_all_in_units() {
-  if (!c10::GradMode::is_enabled() || groups_.mesh().ranks() == 1) {
+  if (!c10::GradMode::is_enabled() || mesh_.ranks() == 1) {
     return;
   }
   const nn::ModuleBase* outermost = nn::detail::outermost_call();
@@ -561,14 +553,14 @@ void Unit::check_all_in_units() {
   std::uint64_t slots = 0;
   mix_slots(slots, module);
   if (checked_slots_ != slots) {
-    refuse_forgotten_parameters(module, groups_.mesh(), checked_slots_.has_value());
+    refuse_forgotten_parameters(module, mesh_, checked_slots_.has_value());
     checked_slots_ = slots;
   }
 }
 
 void Unit::abandon_iteration() {
-  groups_.each(&GradientState::drop_unsharded);
-  groups_.each(&GatheredState::reshard, comm_context());
+  each(&GradientState::drop_unsharded);
+  each(&GatheredState::reshard, comm_context());
 }
 
 void Unit::begin_iteration() {
@@ -588,8 +580,8 @@ void Unit::begin_iteration() {
 /// units that all ranks run.
 void Unit::gather_on_all_ranks() {
   if (may_be_unused_) {
-    groups_.start_unshard();
-    groups_.each(&GatheredState::unshard, comm_context());
+    start_gathers();
+    each(&GatheredState::unshard, comm_context());
   }
 }
 

@@ -6,17 +6,12 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/deferred_sums.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/internals/detail/backward.h"
-#include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensors.h"
-#include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/detail/origins.h"
 #include "tessera/nn/module.h"
 

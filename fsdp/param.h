@@ -141,7 +141,6 @@ class ShardedParameter {
 
   const std::string& name() const { return name_; }
   const nn::SlotPtr& slot() const { return slot_; }
-  /// The shape of the local part of the unsharded tensor.
   const ShardShape& shape() const { return shape_; }
   c10::ScalarType dtype() const { return sharded_.scalar_type(); }
   c10::Device device() const { return sharded_.device(); }
@@ -201,7 +200,6 @@ class ShardedParameter {
   void begin_use();
   bool written_in_use() const;
 
-  /// Puts the shard into the slot of the parameter.
   void install_sharded() { slot_->swap(sharded_); }
   void install_unsharded();
   /// Tells the slot whether the unsharded tensor has valid values.
@@ -231,7 +229,6 @@ class ShardedParameter {
   void forget_arrivals();
   /// Drops the reduced gradient, and the gradients that wait to be reduced.
   void drop_gradient();
-  /// Whether the program has added a hook to the parameter.
   bool has_hooks() const;
   /// Whether this rank contributed to the gradients that were accumulated since the last
   /// settle_use().
@@ -320,7 +317,7 @@ class ShardedParameter {
   std::vector<at::Tensor> arriving_;  ///< copies on the host, to be added to the gradient
   bool awaited_ = false;              ///< whether arrive() must add gradients
   Accumulation accumulation_ = Accumulation::kSettled;
-  bool used_ = false;  ///< whether this rank used the parameter; exchanged by UseAgreement
+  bool used_ = false;  ///< whether this rank used the parameter; exchanged by agree_on_use()
 };
 
 }  // namespace tessera::fsdp

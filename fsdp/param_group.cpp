@@ -7,12 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <string>
-#include <utility>
-
 #include "tessera/core/detail/environment.h"
-#include "tessera/core/error.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/pack.h"
 
@@ -579,18 +574,6 @@ void GradientState::mark_expected() {
   }
 }
 
-/// The options of a reduction that starts now. A later change of the settings applies to the next
-/// reduction.
-ReductionOptions GradientState::reduction_options() const {
-  const auto ranks = static_cast<double>(batch_ranks_.value_or(shards_->mesh().ranks()));
-  return {.dtype = shards_->layout().reduce_dtype(),
-          .divisor = settings_->gradient_divisor.value_or(ranks),
-          .all_reduce = settings_->all_reduce,
-          .force_sum = settings_->force_sum,
-          .hook = settings_->all_reduce_hook,
-          .settings = settings_};
-}
-
 /// Warns about NaN and Inf before the reduction spreads them to all ranks. Runs only with debug
 /// checks, because the host waits for the device.
 void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
@@ -657,8 +640,10 @@ void GradientState::start_reduce(CommContext& context) {
   }
   keep_sample(trainable, gradients);
   if (!trainable.empty()) {
+    const auto ranks = static_cast<double>(batch_ranks_.value_or(shards_->mesh().ranks()));
     reduction_.emplace(std::move(trainable), std::move(gradients), shards_->mesh(),
-                       reduction_options(), context);
+                       shards_->layout().reduce_dtype(),
+                       settings_->gradient_divisor.value_or(ranks), *settings_, context);
   }
 }
 

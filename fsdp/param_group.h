@@ -37,7 +37,6 @@ class CommContext {
   /// Starts the reduction of `groups`. First finishes the reductions that were started before,
   /// so that at most one unit's gradients, or one bucket's, are being reduced.
   void reduce(const std::vector<ParameterGroup*>& groups);
-  /// Finishes the reductions in progress and adds their results to the parameters' gradients.
   void finish_reductions();
   /// Finishes all communication and frees all buffers. Afterwards the compute lane may use the
   /// gradients; the host may use gradients that are copied to the host.
@@ -68,18 +67,6 @@ class CommContext {
 };
 using CommContextPtr = std::shared_ptr<CommContext>;
 
-/// How the gradients of a group are reduced, according to the settings at the start of the
-/// reduction.
-struct ReductionOptions {
-  c10::ScalarType dtype;
-  double divisor = 1;  ///< the number by which the sum over all ranks is divided
-  /// Whether replicas are all-reduced. False: a later reduction computes the sum over replicas.
-  bool all_reduce = true;
-  bool force_sum = false;  ///< whether to divide gradients only after the sum
-  AllReduceHook hook = {};
-  std::shared_ptr<const Settings> settings;  ///< the settings of the unit, with its label
-};
-
 /// A reduction of a group's gradients that is in progress: a reduce-scatter over the dimension that
 /// shards, an all-reduce of the shards over the dimension that replicates, and a division.
 /// Gradients are sent directly from autograd's memory if the communicator supports it and the rows
@@ -87,11 +74,13 @@ struct ReductionOptions {
 class GradientReduction {
  public:
   /// Starts the reduction. `gradients`: the gradients of the unsharded `parameters`; an undefined
-  /// gradient is sent as zeros, so that all ranks send the same sizes. Collective over `mesh`. The
-  /// parameters must outlive this object.
+  /// gradient is sent as zeros, so that all ranks send the same sizes. `divisor`: the number by
+  /// which the sum over all ranks is divided. A later change of `settings` applies to the next
+  /// reduction. Collective over `mesh`. The parameters must outlive this object.
   GradientReduction(std::vector<ShardedParameter*> parameters,
                     std::vector<UnshardedGradient> gradients, const DataMesh& mesh,
-                    ReductionOptions options, CommContext& context);
+                    c10::ScalarType dtype, double divisor, const Settings& settings,
+                    CommContext& context);
 
   /// Waits for the reduction, and adds the result to the gradients of the sharded parameters, in
   /// the type of these gradients. A gradient with a pending sum over another group goes through
@@ -100,12 +89,11 @@ class GradientReduction {
   void finish(CommContext& context);
 
  private:
-  const AllReduceHook& hook() const { return options_.hook; }
-  const std::string& label() const { return options_.settings->label; }
+  const AllReduceHook& hook() const { return settings_.all_reduce_hook; }
+  const std::string& label() const { return settings_.label; }
   bool in_place() const;
   bool averages() const;
   std::string purpose() const;
-  void start(CommContext& context);
   void reduce_in_place(CommContext& context);
   void reduce_packed(CommContext& context);
   c10::TensorOptions tensor_options() const;
@@ -126,7 +114,9 @@ class GradientReduction {
   std::vector<ShardedParameter*> parameters_;
   std::vector<UnshardedGradient> gradients_;
   DataMesh mesh_;
-  ReductionOptions options_;
+  c10::ScalarType dtype_;
+  double divisor_;
+  Settings settings_;  ///< a copy, made when the reduction started
   std::vector<Segment> segments_;
   double pre_divisor_ = 1;                    ///< divides gradients before the sum
   ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter divides by the divisor
@@ -140,7 +130,6 @@ class GradientReduction {
 /// in memory.
 class ParameterGroupShards {
  public:
-  /// `parameters`: at least one parameter; all have one type and one mesh.
   ParameterGroupShards(std::vector<ShardedParameter> parameters, const DataMesh& mesh,
                        const MixedPrecisionPolicy& policy);
 
@@ -164,7 +153,6 @@ class ParameterGroupShards {
   void lay_out();
   /// A number that grows with each write to a shard that autograd records.
   std::uint64_t versions() const;
-  /// For begin_use() and lost_write(), see the functions of ParameterGroup.
   void begin_use();
   std::string lost_write() const;
   /// Whether a slot contains a tensor that is neither the shard nor the unsharded tensor.
@@ -195,7 +183,6 @@ class GatheredState {
   GatheredState(ParameterGroupShards& shards, std::int64_t post_forward_mesh_size,
                 std::shared_ptr<const Settings> settings);
 
-  /// Makes the unsharded tensors. The shards must be laid out.
   void lay_out(CommContext& context);
 
   bool unsharded() const { return phase_ == GatherPhase::kUnsharded; }
@@ -222,7 +209,6 @@ class GatheredState {
   /// Frees the gathered memory like reshard(), for shards that will be gathered again without
   /// changes. If there is a post-forward mesh, caches this rank's piece of the gathered memory.
   void reshard_for_now(CommContext& context);
-  /// Frees memory that was prefetched and not used.
   void reshard_unused(CommContext& context);
   /// Frees the gathered memory, whether the gather has succeeded or not.
   void discard(CommContext& context);
@@ -271,11 +257,9 @@ class GatheredState {
 /// the reduction in progress. Reduced gradients belong to the sharded parameters.
 class GradientState {
  public:
-  /// `shards` must outlive this object.
   GradientState(ParameterGroupShards& shards, std::shared_ptr<const Settings> settings)
       : shards_(&shards), settings_(std::move(settings)) {}
 
-  /// Whether the unsharded tensor of any parameter has a gradient.
   bool any_unsharded() const;
   /// Drops the gradients that a failed backward left in the unsharded parameters.
   void drop_unsharded();
@@ -315,7 +299,6 @@ class GradientState {
  private:
   void warn_of_nonfinite(const ShardedParameter& parameter, const at::Tensor& gradient) const;
   UnshardedGradient gradient_to_reduce(ShardedParameter& parameter) const;
-  ReductionOptions reduction_options() const;
   void keep_sample(const std::vector<ShardedParameter*>& parameters,
                    const std::vector<UnshardedGradient>& gradients);
 
@@ -356,11 +339,6 @@ class ParameterGroup {
   /// lost; "" if no write would be lost.
   std::string lost_write() const { return shards_->lost_write(); }
 
-  /// Appends the process groups over which this group gathers and reduce-scatters.
-  void add_sharding_groups(std::vector<comm::Communicator*>& groups) {
-    gathered_.add_groups(groups);
-  }
-  /// Appends the process group over which this group all-reduces, if there is one.
   void add_replica_groups(std::vector<comm::Communicator*>& groups);
 
  private:
@@ -387,28 +365,13 @@ void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
 /// on all ranks. Collective over the meshes of the groups. Throws PeerError.
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context);
 
-/// The agreement on which parameters were used, among the ranks that have a part of a parameter
-/// (including the ranks of tensor parallelism). A parameter that no rank used gets no gradient,
+/// Lets the ranks that have a part of a parameter (including the ranks of tensor parallelism) agree
+/// on which parameters of `groups` were used. A parameter that no rank used gets no gradient,
 /// although zeros were reduced for it. A parameter that any rank used gets a gradient on all ranks.
 /// The first exchange for a parameter also agrees on how gradients arrive under tensor parallelism
-/// (PartialGradGroup). One exchange serves all parameters of a process group.
-class UseAgreement {
- public:
-  /// Adds the parameters of `group` to the agreement. `group` must outlive this object.
-  void add(ParameterGroup& group);
-  /// Exchanges which parameters were used. Collective over the parameters' meshes. Throws
-  /// PeerError.
-  void settle();
-
- private:
-  /// Parameters whose parts are on one set of ranks.
-  struct Peers {
-    DeviceMesh mesh;
-    std::vector<ShardedParameter*> parameters;
-  };
-
-  std::vector<Peers> peers_;  ///< sets of ranks that share parameters, in the order of modules
-};
+/// (PartialGradGroup). One exchange serves all parameters of a process group. Collective over the
+/// parameters' meshes. Throws PeerError.
+void agree_on_use(const std::vector<ParameterGroup*>& groups);
 
 }  // namespace tessera::fsdp
 TESSERA_API_FOR_TEST_END

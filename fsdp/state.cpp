@@ -1,18 +1,5 @@
 #include "state.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include <algorithm>
-#include <optional>
-#include <ostream>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "tessera/core/error.h"
-#include "tessera/fsdp/options.h"
-
 namespace tessera::fsdp {
 
 // The tables of legal transitions, and Phase::enter, the only function that changes a phase.
@@ -34,33 +21,24 @@ std::string successors_of(P phase) {
 
 }  // namespace
 
-// The causes in the tables are those in docs/fsdp.md; fsdp_test compares them.
+// docs/fsdp.md has the cause of each transition; fsdp_test compares the phases.
 
 template <>
 const std::vector<Transition<IterationPhase>>& legal_transitions() {
   using enum IterationPhase;
   static const std::vector<Transition<IterationPhase>> table{
-      {kIdle, kForward, "the root's forward begins"},
-      {kIdle, kAwaitingBackward,
-       "the root's forward ends, and a backward that it ran had ended the iteration"},
-      {kIdle, kBackward,
-       "backward comes to a unit that was called by itself, to an earlier micro-batch (a "
-       "pipeline), "
-       "or again (create_graph, retain_graph)"},
-      {kForward, kForward, "the root's forward begins after one that failed, or within itself"},
-      {kForward, kIdle, "the root's forward ends, no result needs a gradient"},
-      {kForward, kAwaitingBackward, "the root's forward ends, a result needs a gradient"},
-      {kForward, kBackward, "the root's forward runs a backward"},
-      {kAwaitingBackward, kForward,
-       "the root's forward begins: no backward came, and the iteration is abandoned"},
-      {kAwaitingBackward, kAwaitingBackward,
-       "a method of the root ends that called the root's forward"},
-      {kAwaitingBackward, kBackward, "backward comes to the first unit"},
-      {kBackward, kIdle,
-       "backward ends, or with ranks that disagree, or had failed when the root's next forward "
-       "begins"},
-      {kBackward, kAwaitingBackward,
-       "the root's forward ends, and a backward that it ran had failed"},
+      {kIdle, kForward},
+      {kIdle, kAwaitingBackward},
+      {kIdle, kBackward},
+      {kForward, kForward},
+      {kForward, kIdle},
+      {kForward, kAwaitingBackward},
+      {kForward, kBackward},
+      {kAwaitingBackward, kForward},
+      {kAwaitingBackward, kAwaitingBackward},
+      {kAwaitingBackward, kBackward},
+      {kBackward, kIdle},
+      {kBackward, kAwaitingBackward},
   };
   return table;
 }
@@ -69,26 +47,20 @@ template <>
 const std::vector<Transition<UnitPhase>>& legal_transitions() {
   using enum UnitPhase;
   static const std::vector<Transition<UnitPhase>> table{
-      {kNew, kIdle, "its shards are laid out, when the root's forward begins or it is gathered"},
-      {kIdle, kForward, "the first of its modules is called"},
-      {kIdle, kBackward,
-       "backward comes again: the unit ran more than once, or a graph is kept (retain_graph) or "
-       "made (create_graph)"},
-      {kForward, kIdle,
-       "its modules have run and no result needs a gradient, or its forward failed and the root's "
-       "begins"},
-      {kForward, kForwardRecorded, "a result needs a gradient"},
-      {kForward, kBackward, "a backward runs within its forward, or after that failed"},
-      {kForwardRecorded, kIdle, "a later one of its modules failed, and the root's forward begins"},
-      {kForwardRecorded, kAwaitingBackward, "its modules have run"},
-      {kForwardRecorded, kBackward, "a backward runs between its modules"},
-      {kAwaitingBackward, kIdle, "the root's forward begins: the iteration was abandoned"},
-      {kAwaitingBackward, kForward, "it is called again"},
-      {kAwaitingBackward, kForwardRecorded, "a method ends that called its forward"},
-      {kAwaitingBackward, kBackward, "a result's gradient comes, or its forward is recomputed"},
-      {kBackward, kIdle,
-       "its inputs' gradients have come, backward ends, or backward failed and the root's forward "
-       "begins"},
+      {kNew, kIdle},
+      {kIdle, kForward},
+      {kIdle, kBackward},
+      {kForward, kIdle},
+      {kForward, kForwardRecorded},
+      {kForward, kBackward},
+      {kForwardRecorded, kIdle},
+      {kForwardRecorded, kAwaitingBackward},
+      {kForwardRecorded, kBackward},
+      {kAwaitingBackward, kIdle},
+      {kAwaitingBackward, kForward},
+      {kAwaitingBackward, kForwardRecorded},
+      {kAwaitingBackward, kBackward},
+      {kBackward, kIdle},
   };
   return table;
 }
@@ -97,11 +69,8 @@ template <>
 const std::vector<Transition<GatherPhase>>& legal_transitions() {
   using enum GatherPhase;
   static const std::vector<Transition<GatherPhase>> table{
-      {kSharded, kGathering, "the all-gather starts"},
-      {kSharded, kUnsharded, "one rank shards: nothing is gathered"},
-      {kGathering, kUnsharded, "the all-gather has been waited for"},
-      {kGathering, kSharded, "the all-gather failed, or its unit was freed before it was used"},
-      {kUnsharded, kSharded, "the unit is freed"},
+      {kSharded, kGathering}, {kSharded, kUnsharded}, {kGathering, kUnsharded},
+      {kGathering, kSharded}, {kUnsharded, kSharded},
   };
   return table;
 }
@@ -178,91 +147,6 @@ void GatherOrder::end() {
     last_ = std::exchange(running_, {});
   }
   follows_ = false;
-}
-
-// to_string(Options): the fields in the order of their declarations.
-
-namespace {
-
-class FieldTexts {
- public:
-  void add(const char* name, const std::string& value) {
-    texts_.push_back(fmt::format(".{} = {}", name, value));
-  }
-  void add_type(const char* name, const std::optional<c10::ScalarType>& type) {
-    if (type) {
-      add(name, c10::toString(*type));
-    }
-  }
-  void add_flag(const char* name, bool value, bool by_default) {
-    if (value != by_default) {
-      add(name, value ? "true" : "false");
-    }
-  }
-  /// Adds an option that is a function, of which the text shows only whether it is set.
-  void add_function(const char* name, bool is_given) {
-    if (is_given) {
-      add(name, "a function");
-    }
-  }
-  std::string text() const { return fmt::format("{{{}}}", fmt::join(texts_, ", ")); }
-
- private:
-  std::vector<std::string> texts_;
-};
-
-std::string text_of(const MixedPrecisionPolicy& policy) {
-  const MixedPrecisionPolicy by_default;
-  FieldTexts fields;
-  fields.add_type("param_dtype", policy.param_dtype);
-  fields.add_type("reduce_dtype", policy.reduce_dtype);
-  fields.add_type("output_dtype", policy.output_dtype);
-  fields.add_flag("cast_forward_inputs", policy.cast_forward_inputs,
-                  by_default.cast_forward_inputs);
-  fields.add_flag("restore_input_dtype", policy.restore_input_dtype,
-                  by_default.restore_input_dtype);
-  return fields.text();
-}
-
-std::string text_of(const OffloadPolicy& policy) {
-  FieldTexts fields;
-  fields.add_flag("pin_memory", policy.pin_memory, OffloadPolicy().pin_memory);
-  return fields.text();
-}
-
-}  // namespace
-
-std::string to_string(const Options& options) {
-  const Options by_default;
-  FieldTexts fields;
-  if (const std::string policy = text_of(options.mp_policy); policy != "{}") {
-    fields.add("mp_policy", policy);
-  }
-  if (options.offload_policy) {
-    fields.add("offload_policy", text_of(*options.offload_policy));
-  }
-  if (options.reshard_after_forward) {
-    fields.add("reshard_after_forward", *options.reshard_after_forward ? "true" : "false");
-  }
-  if (options.post_forward_mesh_size != by_default.post_forward_mesh_size) {
-    fields.add("post_forward_mesh_size", std::to_string(options.post_forward_mesh_size));
-  }
-  fields.add_flag("may_be_unused", options.may_be_unused, by_default.may_be_unused);
-  fields.add_function("shard_placement", options.shard_placement != nullptr);
-  fields.add_function("parameter_mesh", options.parameter_mesh != nullptr);
-  if (!options.ignored.empty()) {
-    fields.add("ignored", fmt::format("{} parameter{}", options.ignored.size(),
-                                      options.ignored.size() == 1 ? "" : "s"));
-  }
-  fields.add_flag("allow_mixed_frozen", options.allow_mixed_frozen, by_default.allow_mixed_frozen);
-  if (options.bucket_cap_mb != by_default.bucket_cap_mb) {
-    fields.add("bucket_cap_mb", std::to_string(options.bucket_cap_mb));
-  }
-  return fields.text();
-}
-
-std::ostream& operator<<(std::ostream& stream, const Options& options) {
-  return stream << to_string(options);
 }
 
 }  // namespace tessera::fsdp

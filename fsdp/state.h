@@ -17,8 +17,8 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 // The phases of an iteration, of a unit, and of the gather of a parameter group. The tables in
-// state.cpp say which phase may follow which, and why; docs/fsdp.md draws them. Recoveries (after a
-// failed forward or backward, or an iteration without its backward) are transitions like any other.
+// state.cpp say which phase may follow which; docs/fsdp.md says why. Recoveries (after a failed
+// forward or backward, or an iteration without its backward) are transitions like any other.
 
 /// Phases of a root and of all units below the root.
 enum class IterationPhase : std::uint8_t {
@@ -47,17 +47,15 @@ enum class GatherPhase : std::uint8_t {
   kUnsharded,  ///< the unsharded tensors are filled, and are in the slots while the unit computes
 };
 
-/// The name of the enumerator of a phase: "kForward".
 const char* to_string(IterationPhase phase);
 const char* to_string(UnitPhase phase);
 const char* to_string(GatherPhase phase);
 
-/// A legal transition from one phase to another, and the cause of the transition.
+/// A legal transition from one phase to another.
 template <class P>
 struct Transition {
   P from;
   P to;
-  const char* cause;
 };
 
 /// The table of all legal transitions of the phase type P.
@@ -98,7 +96,6 @@ class PhaseRecorder {
 
   using Scope = detail::CarriedScope<detail::Carried::kPhaseRecorder, PhaseRecorder*>;
 
-  /// The recorded changes of phases of type P.
   template <class P>
   std::vector<Change>& changes() {
     return std::get<Changes<P>>(changes_).list;
@@ -155,14 +152,11 @@ struct Settings {
   bool step_goes_on() const { return !last_backward || !gradient_sync || !all_reduce; }
 };
 
-class TESSERA_API Unit;
-
 /// The order in which a root's last forward used the units that it gathered. The current forward
 /// prefetches in this order. Units that were already unsharded are not recorded: they may run on
 /// only some ranks, but all ranks must gather the same units.
 class GatherOrder {
  public:
-  /// To be called when a forward begins.
   void begin();
   /// To be called when an all-gather of `unit` has begun.
   void gathered(const std::shared_ptr<Unit>& unit);

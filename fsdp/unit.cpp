@@ -3,26 +3,13 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <unordered_set>
-#include <utility>
-#include <vector>
-
-#include "buffers.h"
-#include "param_group.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/thread_modes.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/backward.h"
-#include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/calls.h"
 #include "tessera/nn/detail/recomputation.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 
@@ -63,7 +50,6 @@ void move_buffers_of(torch::nn::Module& module, c10::Device device,
   }
 }
 
-/// The type of the first floating-point tensor among `tensors`; nullopt if there is none.
 std::optional<c10::ScalarType> floating_type(nn::TensorList tensors) {
   const auto first = std::ranges::find_if(tensors, is_floating);
   if (first == tensors.end()) {
@@ -91,7 +77,6 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
 
 using tessera::detail::variable_list;
 
-/// A function that receives gradients, some of which may be undefined.
 using GradientHook = std::function<void(nn::TensorList gradients)>;
 
 /// An identity node that calls a callback in backward. The node's sequence number is lower than
@@ -197,10 +182,9 @@ std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
   // The unit's FQN is unknown until a root is known, so the label names the module's class.
   settings->label = detail::concat("a unit of ", spec.modules.front()->name());
   settings->reshard_after_forward = spec.options.reshard_after_forward;
-  // Pieces are cached when parameters are freed after forward, so setting post_forward_mesh_size
-  // implies reshard_after_forward.
-  if (spec.options.post_forward_mesh_size > 1 && !spec.options.reshard_after_forward) {
-    settings->reshard_after_forward = true;
+  // Pieces are cached when parameters are freed after forward.
+  if (spec.options.post_forward_mesh_size > 1) {
+    settings->reshard_after_forward = spec.options.reshard_after_forward.value_or(true);
   }
   return settings;
 }
@@ -235,8 +219,21 @@ Unit::Unit(const UnitSpec& spec)
       in_buckets_(reduces_in_buckets(spec)),
       ignored_(spec.options.ignored),
       settings_(initial_settings(spec)),
-      groups_(spec, settings_),
-      buckets_left_(groups().size()) {}
+      mesh_(spec.mesh) {
+  // Groups are made once: a later conversion changes the layout of a group but never its members.
+  for (const std::vector<ParameterSpec>& parameters : grouped(spec)) {
+    groups_.emplace_back(parameters, mp_policy_, spec.options.post_forward_mesh_size, settings_);
+  }
+  buckets_left_ = groups_.size();
+  // Other slices of the unit's mesh have other expert parameters, so gradient norms must include
+  // the parameters of all slices. If one tensor is split over these slices as well, the mesh of the
+  // tensor contains this information.
+  for (const ParameterSpec& parameter : spec.parameters) {
+    if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
+      parameter.slot->set_distinct_along(mesh_.all);
+    }
+  }
+}
 
 void Unit::install() {
   // The hooks may capture a raw pointer, because the modules own both this unit and the hooks.
@@ -265,18 +262,12 @@ void Unit::reset_to_idle() {
   }
 }
 
-void Unit::prepare() {
-  // Ranks compare their parameters only in the first call, because the exchange takes time.
-  groups_.prepare(phase_ == UnitPhase::kNew);
-  reset_to_idle();
-}
-
 void Unit::start_unshard() {
   // The program may unshard by hand before the root's first forward, which prepares all units.
   if (phase_ == UnitPhase::kNew) {
     prepare();
   }
-  const bool began = naming("all-gather", label(), [this] { return groups_.start_unshard(); });
+  const bool began = naming("all-gather", label(), [this] { return start_gathers(); });
   if (began && iteration_ != nullptr) {
     iteration_->began_gather(*this);
   }
@@ -284,12 +275,12 @@ void Unit::start_unshard() {
 
 void Unit::unshard() {
   start_unshard();
-  groups_.each(&GatheredState::unshard, comm_context());
-  groups_.each(&GatheredState::install_unsharded);
+  each(&GatheredState::unshard, comm_context());
+  each(&GatheredState::install_unsharded);
 }
 
 void Unit::reshard() {
-  groups_.each(&GatheredState::reshard, comm_context());
+  each(&GatheredState::reshard, comm_context());
   free_idle_buffers();
 }
 
@@ -329,7 +320,7 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   const auto batch = std::ranges::find_if(
       inputs, [](const at::Tensor* tensor) { return tensor->defined() && tensor->dim() > 0; });
   const auto sizes = batch != inputs.end() ? std::optional((*batch)->sizes().vec()) : std::nullopt;
-  const std::vector<DeviceMesh> dims = groups_.mesh().data_dims();
+  const std::vector<DeviceMesh> dims = mesh_.data_dims();
   const auto rows = std::make_shared<detail::BatchRows>(dims, sizes);
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
@@ -340,11 +331,11 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
   }
-  nn::set_batch_ranks(groups_.mesh().ranks());
+  nn::set_batch_ranks(mesh_.ranks());
   warn_of_uneven_rows();
   if (!follows_abandoned_) {
     random_agreement_.begin_forward(modules_, dims, rows, sizes ? sizes->front() : 0,
-                                    [this] { return iteration_->groups_on(groups_.mesh().all); });
+                                    [this] { return iteration_->groups_on(mesh_.all); });
   }
 }
 
@@ -369,7 +360,7 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (is_root()) {
     // Only the root moves its inputs: units below the root receive tensors that the model has
     // computed.
-    move_inputs(inputs, groups_.mesh().device());
+    move_inputs(inputs, mesh_.device());
   }
   if (mp_policy_.restore_input_dtype) {
     restored_dtype_ = floating_type(inputs);
@@ -504,9 +495,9 @@ void Unit::free_after_forward() {
   if (may_be_unused_) {
     install_sharded();  // the memory is freed when backward or the iteration ends
   } else if (phase() != UnitPhase::kAwaitingBackward) {
-    groups_.each(&GatheredState::reshard, comm_context());
+    each(&GatheredState::reshard, comm_context());
   } else if (settings_->reshard_after_forward.value_or(!is_root())) {
-    groups_.each(&GatheredState::reshard_for_now, comm_context());
+    each(&GatheredState::reshard_for_now, comm_context());
   } else {
     install_sharded();
   }
@@ -541,7 +532,7 @@ void Unit::pre_backward(RecordedCall* call) {
   comm_context().finish_reductions();
   // Accumulated gradients are restored after finish_reductions(), because finish_reductions() calls
   // the program's hooks on other units' gradients.
-  groups_.each(&GradientState::restore_accumulated_grads);
+  each(&GradientState::restore_accumulated_grads);
   begin_buckets();
   // The prefetch is last, because this unit's own gather is needed first.
   prefetch_for_backward();
@@ -636,7 +627,7 @@ void Unit::settle_gradients() {
   // The reduction is collective. All ranks reduce in the order in which backward passes the units.
   naming("reduction", label(), [this] {
     settings_->gradient_sync ? comm_context().reduce(groups_to_reduce())
-                             : groups_.each(&GradientState::set_aside);
+                             : each(&GradientState::set_aside);
   });
 }
 
@@ -648,9 +639,9 @@ void Unit::end_backward() {
   const bool awaited_call = std::exchange(awaits_call_, false);
   // `late` is true for a unit whose inputs need no gradient, or whose parameters got gradients
   // after the inputs got gradients.
-  const bool late = groups_.any(&GradientState::any_unsharded);
+  const bool late = any(&GradientState::any_unsharded);
   // `awaits` is also true for a unit that only an earlier micro-batch used.
-  const bool awaits = settings_->gradient_sync && groups_.any(&GradientState::awaits_reduction);
+  const bool awaits = settings_->gradient_sync && any(&GradientState::awaits_reduction);
   if (was_in_backward || late || awaits || may_be_unused_ || awaited_call) {
     settle_gradients();
   } else {
@@ -659,7 +650,7 @@ void Unit::end_backward() {
 }
 
 void Unit::free_after_backward() {
-  settings_->reshard_after_backward ? groups_.each(&GatheredState::reshard, comm_context())
+  settings_->reshard_after_backward ? each(&GatheredState::reshard, comm_context())
                                     : install_sharded();
 }
 

@@ -17,7 +17,6 @@
 #include "param.h"
 #include "param_group.h"
 #include "state.h"
-#include "tessera/core/placement.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/export.h"
 #include "tessera/fsdp/options.h"
@@ -33,18 +32,6 @@ namespace tessera::fsdp {
 /// Options::ignored. Throws Error for a parameter that a module outside of `modules` shares.
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options);
 
-/// The results that the functions in Options return for one parameter. Each function is called
-/// once.
-struct ParameterChoice {
-  Placement placement;  ///< the placement on the dimension that shards; a valid dimension is >= 0
-  DataMesh mesh;
-};
-
-/// The choices for each of `parameters`, for a unit on `mesh`. Throws Error for a mesh that cannot
-/// be used.
-std::vector<ParameterChoice> choose(const nn::NamedSlots& parameters, const DataMesh& mesh,
-                                    const Options& options);
-
 /// All decisions about a unit, which precede all changes.
 struct UnitSpec {
   std::vector<nn::ModuleBase*> modules;
@@ -53,12 +40,11 @@ struct UnitSpec {
   std::vector<ParameterSpec> parameters;
 };
 
-/// Makes the spec from modules, their parameters and the choice for each parameter. Throws Error
-/// for a parameter that cannot be placed on its mesh as the options say, and for a parameter that
-/// gets sparse gradients.
+/// Makes the spec from modules and their parameters. Calls the functions in `options` once for each
+/// parameter. Throws Error for options that cannot be used, for a parameter that cannot be placed
+/// on its mesh as the options say, and for a parameter that gets sparse gradients.
 UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
-                      const std::vector<ParameterChoice>& choices, const DataMesh& mesh,
-                      const Options& options);
+                      const DataMesh& mesh, const Options& options);
 
 /// Whether the unit has whole, plain parameters on several ranks, whose gradients are reduced in
 /// buckets (Options::bucket_cap_mb).
@@ -89,7 +75,6 @@ class ModuleTree {
   const std::vector<Node>& nodes() const { return nodes_; }
   /// The node of the module with the FQN `fqn`; nullptr if there is none.
   const Node* find(const std::string& fqn) const;
-  /// The node of `module`; nullptr if the tree does not contain `module`.
   const Node* find(const nn::ModuleBase* module) const;
 
  private:
@@ -100,96 +85,14 @@ class ModuleTree {
   std::vector<std::size_t> parentless_;  ///< while the tree is built: nodes without a parent yet
 };
 
-/// Throws Error with the parameter's name for a parameter that gets sparse gradients. Reductions
-/// split gradients by rows, and a sparse gradient does not store all rows.
-void refuse_sparse_gradients(const nn::NamedSlots& parameters);
-
 /// Warns of the first batch norm, at or below `root` and in no unit yet, whose statistics cover
 /// only one rank's part of the batch if the batch is spread over `ranks` ranks.
 void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks);
-
-/// The parameters of a unit, in parameter groups, and the communication context of these groups. A
-/// unit usually has one group, or several groups if its parameters differ in type or mesh
-/// (experts). Every operation visits the groups in the order of the parameters, which is the same
-/// on all ranks.
-class UnitParameterGroups {
- public:
-  /// Shards the parameters. Not collective.
-  UnitParameterGroups(const UnitSpec& spec, std::shared_ptr<const Settings> settings);
-  UnitParameterGroups(const UnitParameterGroups&) = delete;
-  UnitParameterGroups& operator=(const UnitParameterGroups&) = delete;
-  ~UnitParameterGroups();
-
-  const DataMesh& mesh() const { return mesh_; }
-  std::vector<ParameterGroup>& groups() { return groups_; }
-  const std::vector<ParameterGroup>& groups() const { return groups_; }
-
-  /// The communication context; the first call creates it if no context was set.
-  const CommContextPtr& shared_comm_context();
-  CommContext& comm_context() { return *shared_comm_context(); }
-  /// Replaces the communication context. First finishes the work in progress on the old context.
-  void set_comm_context(CommContextPtr context);
-
-  /// Calls the member function `act` of the gathered state, or of the gradient state, of each
-  /// group.
-  template <class State, class... Context>
-  void each(void (State::*act)(Context&...), Context&... context) {
-    for (ParameterGroup& group : groups_) {
-      (state<State>(group).*act)(context...);
-    }
-  }
-  template <class State>
-  bool any(bool (State::*is)() const) const {
-    return std::ranges::any_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
-  }
-  template <class State>
-  bool all(bool (State::*is)() const) const {
-    return std::ranges::all_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
-  }
-
-  /// Prepares the groups for an iteration. Collective. `is_first`: ranks with copies of parameters
-  /// also compare the values; with TESSERA_DEBUG=1 all ranks compare names, sizes and types.
-  void prepare(bool is_first);
-  /// Throws Error if copies of parameters, or of their gradients, differ between ranks. Collective.
-  void compare_copies() const;
-  /// Makes later gathers wait for the work that the compute lane has issued, which may write the
-  /// shards.
-  void follow_compute();
-  /// Starts the all-gathers of all groups, before any of them is waited for. Returns whether an
-  /// all-gather was started.
-  bool start_unshard();
-
-  /// Sets the mesh whose ranks each have a part of the batch. The meshes of the groups may be
-  /// slices of that mesh.
-  void set_batch_mesh(const DataMesh& batch);
-
-  /// Whether `tensor` is the unsharded tensor of the parameter in `slot`, whether its memory is
-  /// allocated or not.
-  bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const;
-  /// Drops the reductions that a failed backward left in progress.
-  void forget_reductions();
-
- private:
-  template <class State>
-  static auto& state(auto& group) {
-    if constexpr (std::is_same_v<State, GatheredState>) {
-      return group.gathered();
-    } else {
-      return group.gradients();
-    }
-  }
-
-  DataMesh mesh_;
-  std::shared_ptr<const Settings> settings_;
-  CommContextPtr comm_context_;
-  std::vector<ParameterGroup> groups_;
-};
 
 /// Returns the parameter groups whose origins are compared. The function is called only for the
 /// first comparison.
 using ParameterGroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
 
-/// The lowest and the highest number of rows that a rank has.
 struct RowRange {
   std::int64_t least = 0;
   std::int64_t most = 0;
@@ -264,7 +167,6 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// module that did not run: ends the forward of this unit. Throws Error on all ranks if the ranks
   /// have gathered different units. If no backward follows, frees the gathered parameters.
   void end_forward(bool backward_comes);
-  /// To be called when an all-gather of `unit` has begun.
   void began_gather(Unit& unit);
   /// To be called when `unit` begins its forward. Returns the next unit to prefetch; nullptr if
   /// there is none.
@@ -273,7 +175,6 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// alive.
   void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
 
-  /// To be called when backward has reached a unit.
   void enter_backward();
   /// The unit whose forward ran before the forward of `unit`; nullptr if there is none. Removes
   /// `unit` and all later units from the forward order.
@@ -290,16 +191,13 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   void settle_gathered();
   void free_unused() const;
   void end_iteration();
-  /// Drops the reductions that a failed backward left in progress.
   void forget_reductions() const;
   void end_backward();
-  /// Ends the iteration.
   void close();
   template <class Act>
   void for_each_group(Act&& act) const;
   void agree_on_gathers();
   void agree_on_gradients();
-  void agree_on_use();
   bool is_last_backward() const;
   CommContext& comm_context() const;
 
@@ -316,13 +214,17 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
 
 /// The result of fully_shard for one module, or for several modules that run one after another: the
 /// parameters of these modules, except those of units below, and the hooks that gather and reduce
-/// the parameters. docs/fsdp.md draws the phases of a unit (UnitPhase). Not thread-safe.
+/// the parameters. A unit usually has one parameter group, or several groups if its parameters
+/// differ in type or mesh (experts). Every operation visits the groups in the order of the
+/// parameters, which is the same on all ranks. docs/fsdp.md draws the phases of a unit (UnitPhase).
+/// Not thread-safe.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   /// Shards the parameters. Not collective.
   explicit Unit(const UnitSpec& spec);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
+  ~Unit();
   /// Adds the hooks of this unit to its modules. The modules then own the unit.
   void install();
 
@@ -331,23 +233,46 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// module.
   const std::string& label() const { return settings_->label; }
   bool may_be_unused() const { return may_be_unused_; }
-  /// The parameters and buffers in Options::ignored.
   const std::unordered_set<nn::SlotPtr>& ignored() const { return ignored_; }
   UnitPhase phase() const { return phase_.now(); }
-  UnitParameterGroups& parameters() { return groups_; }
-  std::vector<ParameterGroup>& groups() { return groups_.groups(); }
-  CommContext& comm_context() { return groups_.comm_context(); }
+  const DataMesh& mesh() const { return mesh_; }
+  std::vector<ParameterGroup>& groups() { return groups_; }
+  CommContext& comm_context() { return *shared_comm_context(); }
+  /// Replaces the communication context. First finishes the work in progress on the old context.
+  void set_comm_context(CommContextPtr context);
+  /// Throws Error if copies of parameters, or of their gradients, differ between ranks. Collective.
+  void compare_copies() const;
+  /// Drops the reductions that a failed backward left in progress.
+  void forget_reductions();
+
+  /// Calls the member function `act` of the gathered state, or of the gradient state, of each
+  /// group.
+  template <class State, class... Context>
+  void each(void (State::*act)(Context&...), Context&... context) {
+    for (ParameterGroup& group : groups_) {
+      (state<State>(group).*act)(context...);
+    }
+  }
+  template <class State>
+  bool any(bool (State::*is)() const) const {
+    return std::ranges::any_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
+  }
+  template <class State>
+  bool all(bool (State::*is)() const) const {
+    return std::ranges::all_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
+  }
+
   /// All units of the root's model. If no root is known, only this unit is returned.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
   /// Whether the unit has several buckets. The gradient hooks of its parameters then call
   /// note_gradient().
-  bool in_buckets() const { return in_buckets_ && groups_.groups().size() > 1; }
+  bool in_buckets() const { return in_buckets_ && groups_.size() > 1; }
   /// To be called when backward has computed the gradient of `parameter` and will add the gradient
   /// to `.grad` next. Reduces the buckets that were complete before.
   void note_gradient(const ShardedParameter& parameter);
   /// Whether the root of this unit is known and is another unit.
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }
-  bool unsharded() const { return groups_.all(&GatheredState::unsharded); }
+  bool unsharded() const { return all(&GatheredState::unsharded); }
 
   /// To be called before a gather outside of a root's forward. Later gathers wait for the compute
   /// lane, and gathered copies of shards that were written since the gather are freed. Collective
@@ -357,10 +282,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void unshard();
   void reshard();
   /// Whether the slots contain the unsharded parameters.
-  bool installed() const { return groups_.all(&GatheredState::installed); }
+  bool installed() const { return all(&GatheredState::installed); }
   /// Puts the shards into the slots, as between calls. The gathered memory stays allocated for
   /// backward.
-  void install_sharded() { groups_.each(&GatheredState::install_sharded); }
+  void install_sharded() { each(&GatheredState::install_sharded); }
   /// A message if the program has written to parameters that the program had unsharded by hand, and
   /// the write would be lost; "" if there is no such write.
   std::string write_by_hand() const;
@@ -377,7 +302,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Frees the parameters that an earlier iteration without a backward left gathered.
   void abandon_iteration();
-  /// Called when the root's forward begins.
   void begin_iteration();
   /// Gathers a unit that may be unused, which only some ranks may reach. Does nothing if the unit
   /// is unsharded. Collective.
@@ -392,9 +316,21 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool is_root() const { return iteration_ != nullptr && iteration_->is_root(*this); }
   bool runs_forward() const;
   void enter(UnitPhase next) { phase_.enter(next, label()); }
-  /// Sets the phase of the unit to kIdle, from any phase.
   void reset_to_idle();
   void prepare();
+  /// Starts the all-gathers of all groups, before any of them is waited for. Returns whether an
+  /// all-gather was started.
+  bool start_gathers();
+  /// The communication context; the first call creates it if no context was set.
+  const CommContextPtr& shared_comm_context();
+  template <class State>
+  static auto& state(auto& group) {
+    if constexpr (std::is_same_v<State, GatheredState>) {
+      return group.gathered();
+    } else {
+      return group.gradients();
+    }
+  }
 
   void make_iteration();
   void enter_as_root();
@@ -434,7 +370,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool in_buckets_;  ///< set before groups_, because making groups changes the parameters
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
-  UnitParameterGroups groups_;
+  DataMesh mesh_;
+  CommContextPtr comm_context_;
+  std::vector<ParameterGroup> groups_;
   std::shared_ptr<IterationState> iteration_;  ///< nullptr until the root is known
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 
@@ -445,7 +383,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// The number of groups, from the first group, that the current backward has not reduced. Buckets
   /// are reduced from the last to the first, the order in which backward usually completes buckets.
   /// The order is fixed, so that it is equal on ranks that use different parameters.
-  std::size_t buckets_left_;
+  std::size_t buckets_left_ = 0;
   int buckets_backward_ = -1;  ///< the backward that may reduce buckets early; -1: none
   /// The parameters whose gradients backward number buckets_backward_ has computed.
   std::unordered_set<const ShardedParameter*> noted_;
@@ -484,7 +422,6 @@ nn::ModuleWalk outside_of_units();
 // type stays the same object. Tensors without values (meta) are not moved, nor are distributed
 // tensors, whose mesh has a device.
 
-/// Moves the arguments of a forward to `device`, differentiably.
 void move_inputs(nn::TensorList inputs, c10::Device device);
 
 /// Moves the buffers of `modules` and of the modules below, except the buffers of units and the

@@ -6,25 +6,18 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <bit>
 #include <iterator>
-#include <optional>
-#include <string>
-#include <utility>
+#include <sstream>
 
-#include "buffers.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/detail/environment.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/detail/origins.h"
 #include "tessera/nn/dropout.h"
-#include "tessera/nn/visit_modules.h"
 
 namespace tessera::fsdp {
 
@@ -90,16 +83,8 @@ void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, 
 // padded to one size, so collectives of different parameters may succeed and give each rank the
 // values of another parameter. No other check detects this mistake.
 
-using Numbers = std::vector<std::int64_t>;
-
-/// The hash of a parameter's description. Ranks exchange hashes instead of texts, whose lengths
-/// differ; each rank prints its own text.
-std::int64_t hash_of_line(const std::string& text) {
-  return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
-}
-
-/// The parameters of `groups` as text, one line for each parameter.
-std::vector<std::string> lines_of(const std::vector<const ParameterGroup*>& groups) {
+/// The number of parameters of `groups`, then one line for each parameter.
+std::string text_of(const std::vector<const ParameterGroup*>& groups) {
   std::vector<std::string> lines;
   for (const ParameterGroup* group : groups) {
     for (const ShardedParameter& parameter : group->parameters()) {
@@ -108,55 +93,38 @@ std::vector<std::string> lines_of(const std::vector<const ParameterGroup*>& grou
                                   c10::toString(parameter.dtype())));
     }
   }
-  return lines;
+  return fmt::format("{} parameters\n{}", lines.size(), fmt::join(lines, "\n"));
 }
 
-/// Compares the parameters of the ranks of `mesh`. Returns a text about a difference, or an empty
-/// string. The text is the same on all ranks except for each rank's own parameters. `earlier`: the
-/// result for smaller meshes. Collective.
-std::string compare(const DeviceMesh& mesh, c10::Device device,
-                    const std::vector<std::string>& lines, const std::string& earlier) {
-  Numbers hashes;
-  std::ranges::transform(lines, std::back_inserter(hashes), hash_of_line);
-  const auto differs_from_first = [](const std::vector<Numbers>& all, std::size_t i) {
-    const auto found = std::ranges::find_if(
-        all, [&](const Numbers& numbers) { return numbers[i] != all.front()[i]; });
-    return static_cast<std::size_t>(found - all.begin());
-  };
-  const auto name = [&](std::size_t rank) { return mesh.ranks()[rank]; };
-
-  // The numbers of parameters are exchanged first, because gather_values needs the same number of
-  // values from every rank.
+/// Compares the parameters of the ranks of `mesh`, which `text` lists for this rank. Returns the
+/// first difference; "" if there is none. `earlier`: the result for smaller meshes. Collective.
+std::string compare(const DeviceMesh& mesh, c10::Device device, const std::string& text,
+                    const std::string& earlier) {
+  // A difference that a smaller mesh found is sent instead of the parameters, so that all ranks of
+  // this mesh throw.
+  const std::string own = earlier.empty() ? text : "!" + earlier;
   comm::Communicator& group = flush_pending_transfers(mesh.group_of_all_ranks());
-  const std::vector<Numbers> counts = comm::gather_values(
-      group, device, {static_cast<std::int64_t>(lines.size()), earlier.empty() ? 0 : 1});
-  if (const std::size_t other = differs_from_first(counts, 0); other < counts.size()) {
-    return fmt::format("rank {} has {} parameters, rank {} has {}", name(0), counts[0][0],
-                       name(other), counts[other][0]);
-  }
-  const auto mismatched =
-      std::ranges::find_if(counts, [](const Numbers& own) { return own[1] != 0; });
-  // The result for smaller meshes is exchanged together with the numbers of parameters, so that all
-  // ranks of a larger mesh learn of a difference that a smaller mesh found, and all of these ranks
-  // throw.
-  if (!earlier.empty()) {
+  const auto hash = std::bit_cast<std::int64_t>(stream_of(own.c_str()));
+  const auto hashes = comm::gather_on_hosts(group, {hash});
+  if (std::ranges::all_of(hashes, [&](const auto& other) { return other == hashes.front(); })) {
     return earlier;
   }
-  if (mismatched != counts.end()) {
-    return fmt::format("rank {} has others than a rank that it shares them with",
-                       name(static_cast<std::size_t>(mismatched - counts.begin())));
+  const std::vector<std::string> texts = comm::gather_texts(group, device, own);
+  const auto found =
+      std::ranges::find_if(texts, [](const std::string& each) { return each.starts_with('!'); });
+  if (found != texts.end()) {
+    return found->substr(1);
   }
-  if (lines.empty()) {
-    return "";
+  const auto other =
+      std::ranges::find_if(texts, [&](const std::string& each) { return each != texts.front(); });
+  std::istringstream first(texts.front()), second(*other);
+  std::string of_first, of_second;
+  while (of_first == of_second) {
+    std::getline(first, of_first);
+    std::getline(second, of_second);
   }
-  const std::vector<Numbers> all = comm::gather_values(group, device, hashes);
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    if (const std::size_t other = differs_from_first(all, i); other < all.size()) {
-      return fmt::format("parameter {} differs between rank {} and rank {}; on rank {} it is {}", i,
-                         name(0), name(other), mesh.world()->rank(), lines[i]);
-    }
-  }
-  return "";
+  return fmt::format("rank {} has {}, rank {} has {}", mesh.ranks().front(), of_first,
+                     mesh.ranks()[static_cast<std::size_t>(other - texts.begin())], of_second);
 }
 
 /// With TESSERA_DEBUG=1, checks that in the unit named `label` all ranks of `mesh`, and of the
@@ -188,7 +156,7 @@ void check_same_parameters(std::vector<ParameterGroup>& groups, const DataMesh& 
   });
   std::string difference;
   for (const auto& [own, members] : meshes) {
-    difference = compare(own, mesh.device(), lines_of(members), difference);
+    difference = compare(own, mesh.device(), text_of(members), difference);
   }
   TESSERA_CHECK(difference.empty(), label, ": ranks have other parameters: ", difference,
                 "; make the same model on every rank");
@@ -210,25 +178,7 @@ class OutsideInferenceMode {
 
 }  // namespace
 
-UnitParameterGroups::UnitParameterGroups(const UnitSpec& spec,
-                                         std::shared_ptr<const Settings> settings)
-    : mesh_(spec.mesh), settings_(std::move(settings)) {
-  // Groups are made once: a later conversion changes the layout of a group but never its members.
-  const Options& options = spec.options;
-  for (const std::vector<ParameterSpec>& parameters : grouped(spec)) {
-    groups_.emplace_back(parameters, options.mp_policy, options.post_forward_mesh_size, settings_);
-  }
-  // Other slices of the unit's mesh have other expert parameters, so gradient norms must include
-  // the parameters of all slices. If one tensor is split over these slices as well, the mesh of the
-  // tensor contains this information.
-  for (const ParameterSpec& parameter : spec.parameters) {
-    if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
-      parameter.slot->set_distinct_along(mesh_.all);
-    }
-  }
-}
-
-UnitParameterGroups::~UnitParameterGroups() {
+Unit::~Unit() {
   // The reductions in progress are dropped, because the communication context contains pointers to
   // the gradient states of these groups.
   forget_reductions();
@@ -236,7 +186,7 @@ UnitParameterGroups::~UnitParameterGroups() {
 
 /// The communication context is created at the first use and not in the constructor, because units
 /// below a root use the root's context.
-const CommContextPtr& UnitParameterGroups::shared_comm_context() {
+const CommContextPtr& Unit::shared_comm_context() {
   if (comm_context_ == nullptr) {
     comm_context_ =
         std::make_shared<CommContext>(comm::make_streams(mesh_.device()), mesh_.device());
@@ -244,7 +194,7 @@ const CommContextPtr& UnitParameterGroups::shared_comm_context() {
   return comm_context_;
 }
 
-void UnitParameterGroups::set_comm_context(CommContextPtr context) {
+void Unit::set_comm_context(CommContextPtr context) {
   if (comm_context_ != nullptr && comm_context_ != context) {
     // The reductions of the old communication context are finished first, because nothing else
     // would finish these reductions after the change.
@@ -253,10 +203,12 @@ void UnitParameterGroups::set_comm_context(CommContextPtr context) {
   comm_context_ = std::move(context);
 }
 
-void UnitParameterGroups::prepare(bool is_first) {
+void Unit::prepare() {
   const OutsideInferenceMode ordinary;
+  // Ranks compare their parameters only in the first call, because the exchange takes time.
+  const bool is_first = phase_ == UnitPhase::kNew;
   if (is_first) {
-    check_same_parameters(groups_, mesh_, settings_->label);
+    check_same_parameters(groups_, mesh_, label());
   }
   for (ParameterGroup& group : groups_) {
     group.prepare(comm_context());
@@ -264,23 +216,17 @@ void UnitParameterGroups::prepare(bool is_first) {
   // Copies are compared at the first prepare(), because the program may have put other values into
   // the slots since the unit was made.
   if (is_first) {
-    check_copies(groups_, Equality::kBitwise, Of::kValues, settings_->label);
+    check_copies(groups_, Equality::kBitwise, Of::kValues, label());
   }
+  reset_to_idle();
 }
 
-void UnitParameterGroups::compare_copies() const {
-  check_copies(groups_, Equality::kRounded, Of::kValues, settings_->label);
-  check_copies(groups_, Equality::kRounded, Of::kGradients, settings_->label);
+void Unit::compare_copies() const {
+  check_copies(groups_, Equality::kRounded, Of::kValues, label());
+  check_copies(groups_, Equality::kRounded, Of::kGradients, label());
 }
 
-/// Makes the all-gather lane wait for the compute lane. Gathers in the compute lane need no wait.
-void UnitParameterGroups::follow_compute() {
-  if (!settings_->unshard_async_op) {
-    comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
-  }
-}
-
-bool UnitParameterGroups::start_unshard() {
+bool Unit::start_gathers() {
   const OutsideInferenceMode ordinary;  // the pool reuses these buffers in training
   bool began = false;
   for (ParameterGroup& group : groups_) {
@@ -289,26 +235,7 @@ bool UnitParameterGroups::start_unshard() {
   return began;
 }
 
-/// Expert parameters are reduced over the ranks that have the same experts. The loss is the mean
-/// over all ranks with different data, so gradients are divided by the number of these ranks.
-void UnitParameterGroups::set_batch_mesh(const DataMesh& batch) {
-  for (ParameterGroup& group : groups_) {
-    if (is_slice(group.mesh().all, batch.all)) {
-      group.gradients().set_batch_ranks(batch.ranks());
-    }
-  }
-}
-
-bool UnitParameterGroups::is_unsharded(const nn::ParameterSlot& slot,
-                                       const at::Tensor& tensor) const {
-  return std::ranges::any_of(groups_, [&](const ParameterGroup& group) {
-    return std::ranges::any_of(group.parameters(), [&](const ShardedParameter& parameter) {
-      return parameter.slot().get() == &slot && parameter.unsharded().is_same(tensor);
-    });
-  });
-}
-
-void UnitParameterGroups::forget_reductions() {
+void Unit::forget_reductions() {
   if (comm_context_ != nullptr) {
     comm_context_->forget(groups_);
   }

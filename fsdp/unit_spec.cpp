@@ -5,15 +5,9 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 
-#include <algorithm>
-#include <string>
-#include <unordered_set>
-#include <utility>
+#include <numeric>
 
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/visit_modules.h"
 
 namespace tessera::fsdp {
 
@@ -22,37 +16,6 @@ namespace tessera::fsdp {
 // options are called and all results are checked. A wrap plan uses the same functions.
 
 namespace {
-
-/// The parameter slots of a module and of its submodules, except the slots that belong to units.
-struct Territory {
-  nn::NamedSlots slots;
-  std::unordered_set<const nn::ModuleBase*> modules;
-  std::unordered_set<const nn::ParameterSlot*> seen;
-
-  /// `prefix` is prepended to the parameter names.
-  void add(const nn::ModuleBase& root, const std::string& prefix) {
-    const auto add_module = [&](const std::string& fqn, const nn::ModuleBase& module) {
-      modules.insert(&module);
-      for (const auto& [name, slot] : module.slots()) {
-        if (seen.insert(slot.get()).second) {
-          slots.emplace_back(prefix + nn::join_fqn(fqn, name), slot);
-        }
-      }
-    };
-    nn::visit_modules(root, add_module, outside_of_units());
-  }
-};
-
-void check_owned(const Territory& territory, const std::string& name,
-                 const nn::ParameterSlot& slot) {
-  // A module outside of the unit that shares the parameter would compute with the shard instead of
-  // the parameter.
-  for (const nn::ParameterSlot::Owner& owner : slot.owners()) {
-    TESSERA_CHECK(territory.modules.contains(owner.module), "fully_shard: parameter '", name,
-                  "' is shared with a ", owner.module->name(),
-                  " outside of this unit; apply fully_shard to the lowest module that holds both");
-  }
-}
 
 /// The placement of `tensor` on the dimension that shards, chosen by Options::shard_placement.
 Placement placement_of(const std::string& name, const at::Tensor& tensor,
@@ -74,10 +37,7 @@ DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMe
                  const Options& options) {
   const std::optional<DeviceMesh> own =
       options.parameter_mesh ? options.parameter_mesh(name, tensor) : std::nullopt;
-  if (!own) {
-    return mesh;
-  }
-  return DataMesh(*own);
+  return own ? DataMesh(*own) : mesh;
 }
 
 /// The dimension on which a parameter is sharded; nullopt if the parameter is replicated.
@@ -139,64 +99,107 @@ void check_not_split(const std::string& name, const nn::ParameterSlot& slot, con
                 "dimensions of one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
 }
 
+/// The module that an nn::Hooked adopts; for any other module, the module itself.
+const torch::nn::Module& adopted_or_own(const torch::nn::Module& module) {
+  const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
+  return holder == nullptr ? module : holder->adopted_module();
+}
+
+bool makes_sparse_gradients(const torch::nn::Module& module) {
+  const auto* embedding = module.as<torch::nn::Embedding>();
+  const auto* bag = module.as<torch::nn::EmbeddingBag>();
+  return (embedding != nullptr && embedding->options.sparse()) ||
+         (bag != nullptr && bag->options.sparse());
+}
+
+/// Throws Error with the parameter's name for a parameter that gets sparse gradients. Reductions
+/// split gradients by rows, and a sparse gradient does not store all rows.
+void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
+  for (const auto& [name, slot] : parameters) {
+    for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
+      TESSERA_CHECK(!makes_sparse_gradients(adopted_or_own(*owner.module)),
+                    "fully_shard: parameter '", name, "' of a ", owner.module->name(),
+                    " gets sparse gradients, which cannot be reduced over ranks; make the module "
+                    "without sparse(true), or name the parameter in Options::ignored");
+    }
+  }
+}
+
+/// Whether `module` is a batch norm that uses statistics of the batch. In eval mode a batch norm
+/// uses its running statistics, if it has any.
+template <class Norm>
+bool is_batch_norm(const torch::nn::Module& module) {
+  const auto* norm = module.as<Norm>();
+  return norm != nullptr && (norm->is_training() || !norm->options.track_running_stats());
+}
+
+bool takes_batch_statistics(const torch::nn::Module& module) {
+  const torch::nn::Module& own = adopted_or_own(module);
+  return is_batch_norm<torch::nn::BatchNorm1d>(own) || is_batch_norm<torch::nn::BatchNorm2d>(own) ||
+         is_batch_norm<torch::nn::BatchNorm3d>(own);
+}
+
 }  // namespace
 
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
                                const Options& options) {
-  Territory territory;
+  nn::NamedSlots slots;
+  std::unordered_set<const nn::ModuleBase*> inside;
+  std::unordered_set<const nn::ParameterSlot*> seen;
   for (std::size_t i = 0; i < modules.size(); ++i) {
     modules[i]->named_slots();  // throws for modules whose parameters have no slots
     // The prefix distinguishes parameters in messages, because the modules of one unit may have
     // parameters of the same name.
-    territory.add(*modules[i], modules.size() == 1 ? "" : std::to_string(i) + ".");
+    const std::string prefix = modules.size() == 1 ? "" : std::to_string(i) + ".";
+    const auto add = [&](const std::string& fqn, const nn::ModuleBase& module) {
+      inside.insert(&module);
+      for (const auto& [name, slot] : module.slots()) {
+        if (seen.insert(slot.get()).second && !options.ignored.contains(slot)) {
+          slots.emplace_back(prefix + nn::join_fqn(fqn, name), slot);
+        }
+      }
+    };
+    nn::visit_modules(std::as_const(*modules[i]), add, outside_of_units());
   }
-  nn::NamedSlots parameters;
-  for (const auto& [name, slot] : territory.slots) {
-    if (!options.ignored.contains(slot)) {
-      check_owned(territory, name, *slot);
-      parameters.emplace_back(name, slot);
+  // A module outside of the unit that shares a parameter would compute with the shard instead of
+  // the parameter.
+  for (const auto& [name, slot] : slots) {
+    for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
+      TESSERA_CHECK(
+          inside.contains(owner.module), "fully_shard: parameter '", name, "' is shared with a ",
+          owner.module->name(),
+          " outside of this unit; apply fully_shard to the lowest module that holds both");
     }
   }
-  return parameters;
-}
-
-std::vector<ParameterChoice> choose(const nn::NamedSlots& parameters, const DataMesh& mesh,
-                                    const Options& options) {
-  std::vector<ParameterChoice> choices;
-  for (const auto& [name, slot] : parameters) {
-    const at::Tensor& tensor = slot->persistent();
-    choices.push_back({placement_of(name, tensor, options.shard_placement),
-                       mesh_of(name, tensor, mesh, options)});
-  }
-  return choices;
+  return slots;
 }
 
 UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
-                      const std::vector<ParameterChoice>& choices, const DataMesh& mesh,
-                      const Options& options) {
+                      const DataMesh& mesh, const Options& options) {
   check_post_forward_mesh(mesh, options.post_forward_mesh_size);
   check_computes_in_floats(options.mp_policy);
   TESSERA_CHECK(options.bucket_cap_mb > 0, "bucket_cap_mb = ", options.bucket_cap_mb,
                 " leaves no bucket; give a positive number of MiB, 25 by default");
   refuse_sparse_gradients(parameters);
   UnitSpec spec{modules, mesh, options, {}};
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto& [name, slot] = parameters[i];
-    const ParameterChoice& choice = choices[i];
+  for (const auto& [name, slot] : parameters) {
+    const at::Tensor& tensor = slot->persistent();
+    const Placement placement = placement_of(name, tensor, options.shard_placement);
+    const DataMesh own = mesh_of(name, tensor, mesh, options);
     // A parameter on its own mesh caches its post-forward pieces on that mesh, whose ranks differ
     // from the ranks of the unit's mesh.
-    check_post_forward_mesh(choice.mesh, options.post_forward_mesh_size);
-    check_not_split(name, *slot, choice.mesh);
-    const std::optional<std::int64_t> dim = shard_dim(name, slot->get(), choice.placement);
+    check_post_forward_mesh(own, options.post_forward_mesh_size);
+    check_not_split(name, *slot, own);
+    const std::optional<std::int64_t> dim = shard_dim(name, slot->get(), placement);
     const std::string called =
         tessera::detail::concat("parameter '", name, "' of a unit of ", modules.front()->name());
     spec.parameters.push_back({.name = name,
                                .slot = slot,
-                               .mesh = choice.mesh,
+                               .mesh = own,
                                .dim = dim,
                                .parts = parts_of(slot->get(), dim),
-                               .sharding = sharded_spec(slot->get(), choice.mesh, dim, called),
-                               .home = home_of(choice.mesh, options)});
+                               .sharding = sharded_spec(slot->get(), own, dim, called),
+                               .home = home_of(own, options)});
   }
   return spec;
 }
@@ -210,18 +213,6 @@ bool reduces_in_buckets(const UnitSpec& spec) {
            return tessera::is_distributed(parameter.slot->get());
          });
 }
-
-namespace {
-
-std::size_t bytes_of(const std::vector<ParameterSpec>& parameters) {
-  std::size_t bytes = 0;
-  for (const ParameterSpec& parameter : parameters) {
-    bytes += parameter.slot->get().nbytes();
-  }
-  return bytes;
-}
-
-}  // namespace
 
 /// The groups are in the order of the first parameter of each group, so the order is equal on every
 /// rank.
@@ -238,9 +229,13 @@ std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec) {
           return first.slot->get().scalar_type() == parameter.slot->get().scalar_type() &&
                  first.mesh.all == parameter.mesh.all;
         });
+    const auto add_bytes = [](std::size_t sum, const ParameterSpec& each) {
+      return sum + each.slot->get().nbytes();
+    };
     const bool has_room =
         group != groups.rend() &&
-        (!in_buckets || bytes_of(*group) + parameter.slot->get().nbytes() <= most);
+        (!in_buckets || std::accumulate(group->begin(), group->end(),
+                                        parameter.slot->get().nbytes(), add_bytes) <= most);
     if (has_room) {
       group->push_back(parameter);
     } else {
@@ -256,8 +251,7 @@ std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec) {
 
 namespace {
 
-/// Whether the module with FQN `outer` is, or contains, the module with FQN `inner`. "" is the
-/// root.
+/// Whether the module with FQN `outer` ("": the root) is, or contains, the module `inner`.
 bool leads_through(const std::string& outer, const std::string& inner) {
   return outer.empty() || inner == outer || inner.starts_with(outer + ".");
 }
@@ -309,48 +303,6 @@ const ModuleTree::Node* ModuleTree::find(const std::string& fqn) const {
 const ModuleTree::Node* ModuleTree::find(const nn::ModuleBase* module) const {
   const auto found = index_.find(module);
   return found == index_.end() ? nullptr : &nodes_[found->second];
-}
-
-namespace {
-
-/// The module that an nn::Hooked adopts; for any other module, the module itself.
-const torch::nn::Module& adopted_or_own(const torch::nn::Module& module) {
-  const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
-  return holder == nullptr ? module : holder->adopted_module();
-}
-
-bool makes_sparse_gradients(const torch::nn::Module& module) {
-  const auto* embedding = module.as<torch::nn::Embedding>();
-  const auto* bag = module.as<torch::nn::EmbeddingBag>();
-  return (embedding != nullptr && embedding->options.sparse()) ||
-         (bag != nullptr && bag->options.sparse());
-}
-
-/// Whether `module` is a batch norm that uses statistics of the batch. In eval mode a batch norm
-/// uses its running statistics, if it has any.
-template <class Norm>
-bool is_batch_norm(const torch::nn::Module& module) {
-  const auto* norm = module.as<Norm>();
-  return norm != nullptr && (norm->is_training() || !norm->options.track_running_stats());
-}
-
-bool takes_batch_statistics(const torch::nn::Module& module) {
-  const torch::nn::Module& own = adopted_or_own(module);
-  return is_batch_norm<torch::nn::BatchNorm1d>(own) || is_batch_norm<torch::nn::BatchNorm2d>(own) ||
-         is_batch_norm<torch::nn::BatchNorm3d>(own);
-}
-
-}  // namespace
-
-void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
-  for (const auto& [name, slot] : parameters) {
-    for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
-      TESSERA_CHECK(!makes_sparse_gradients(adopted_or_own(*owner.module)),
-                    "fully_shard: parameter '", name, "' of a ", owner.module->name(),
-                    " gets sparse gradients, which cannot be reduced over ranks; make the module "
-                    "without sparse(true), or name the parameter in Options::ignored");
-    }
-  }
 }
 
 void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks) {

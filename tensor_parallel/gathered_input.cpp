@@ -18,25 +18,17 @@
 //   4. computes the gradients of the weights during the reduce-scatter.
 // Any other order is correct too, but loses the overlap or needs a second gather.
 
-#include "gathered_input.h"
+#include "internal.h"
 
 #include <c10/core/GradMode.h>
-
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/kept_tensor.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/internals/detail/graph.h"
-#include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/fp8.h"
-#include "tessera/nn/linear.h"
-#include "tessera/tensor_parallel/style_helpers.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -331,13 +323,6 @@ void set_regathered_product(nn::ModuleBase& module, bool regather) {
                                                          ? make_regathered_fp8_products
                                                          : make_regathered_products);
   }
-}
-
-void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
-                        bool regather) {
-  module.add_forward_pre_hook([mesh, plain, regather](auto& self, nn::TensorList inputs) {
-    *inputs[0] = prepare_input(self, *inputs[0], mesh, plain, Replicate{}, {}, regather);
-  });
 }
 
 }  // namespace tessera::tensor_parallel

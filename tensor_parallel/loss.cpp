@@ -6,7 +6,6 @@
 // 1. Backward multiplies these gradients by the actual factor, which is one number. So nothing is
 // computed twice, and values that are rounded to a half type have the magnitude of probabilities.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
@@ -17,7 +16,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 
 #include "tessera/comm/communicator.h"
@@ -32,9 +30,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/detail/fake_state.h"
-#include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/detail/calls.h"
-#include "tessera/tensor_parallel/linear_cross_entropy.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::tensor_parallel {
@@ -115,7 +111,6 @@ TokenSharding token_sharding(const at::Tensor& tensor) {
                       Layout::intern(spec.layout->mesh_sizes(), {spec.layout->digits(0)})};
 }
 
-/// Whether each rank has only a part of the rows.
 bool are_split(const TokenSharding& rows) {
   return rows && !rows->layout->is_replicated();
 }
@@ -285,7 +280,6 @@ HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weigh
   return results;
 }
 
-/// `tensor` times `factor`, which is one number.
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type) {
   return tensor.defined() ? kernels::scaled(tensor, factor, type) : at::Tensor();
 }

@@ -3,32 +3,377 @@
 // hooks, so that a plan with an error changes nothing.
 
 #include "tessera/tensor_parallel/parallelize.h"
-#include "tessera/nn/detail/attention.h"
-#include "tessera/nn/detail/fqn.h"
 
-#include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
+#include <typeindex>
+#include <unordered_set>
 
-#include "plan.h"
-#include "replica_check.h"
+#include "internal.h"
+#include "tessera/core/detail/layout.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
+#include "tessera/nn/detail/attention.h"
+#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/detail/gradients.h"
 #include "tessera/nn/distribute_module.h"
+#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/nn/visit_modules.h"
-#include "tessera/tensor_parallel/block_plans.h"
-#include "tessera/tensor_parallel/declared_plan.h"
 
 namespace tessera::tensor_parallel {
+std::string quoted(const std::string& fqn) {
+  return fqn.empty() ? "the root module" : "'" + fqn + "'";
+}
+
+bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh) {
+  const DeviceMesh& distinct = slot.distinct_along();
+  return distinct && std::ranges::any_of(distinct.ranks(), [&](int rank) {
+           return rank != mesh.world()->rank() &&
+                  std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end();
+         });
+}
+
 namespace {
+
+// The functions below check a plan before anything is changed: which modules its patterns match,
+// whether the styles are applicable to these modules, and which placement each parameter gets.
+
+/// A module, and its FQN relative to the module that the plan is applied to ("" for that module
+/// itself).
+struct NamedModule {
+  std::string fqn;
+  nn::ModuleBase* module = nullptr;
+};
+
+/// One entry of a plan, applied to one module that the pattern of the entry matches.
+struct Application {
+  NamedModule target;
+  StylePtr style;
+  /// The placements that the style chooses, except for parameters that another entry, for a module
+  /// inside this one, places.
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
+};
+
+struct CheckedPlan {
+  /// The plan's entries applied to modules, in the order of the plan.
+  std::vector<Application> applications;
+  /// The placement of each parameter that the plan names, in the order of the plan. Each parameter
+  /// occurs once.
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
+  /// Parameters that no entry names and that become replicated. Excludes parameters that are
+  /// already distributed or that differ on each rank.
+  nn::NamedSlots unnamed;
+};
+
+// libtorch modules without hooks are matched too, because the error for a pattern names them.
+
+struct Match {
+  std::string fqn;
+  torch::nn::Module* module = nullptr;
+};
+
+/// All modules that match a pattern. A shared module appears once for each of its FQNs.
+std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern) {
+  std::vector<Match> places;
+  nn::visit_modules(root,
+                    [&](const std::string& fqn, torch::nn::Module& module) {
+                      if (nn::matches_fqn(pattern, fqn)) {
+                        places.push_back({fqn, &module});
+                      }
+                    },
+                    {.every_place = true});
+  return places;
+}
+
+/// The modules in `places`, each module only once, with its first FQN.
+std::vector<Match> first_places(std::vector<Match> places) {
+  std::unordered_set<const torch::nn::Module*> found;
+  std::erase_if(places,
+                [&found](const Match& place) { return !found.insert(place.module).second; });
+  return places;
+}
+
+/// Removes the last segment of a pattern: "layers.*.up" -> "layers.*", "layers" -> "".
+std::string without_last_segment(const std::string& pattern) {
+  const std::size_t dot = pattern.rfind('.');
+  return dot == std::string::npos ? "" : pattern.substr(0, dot);
+}
+
+/// Throws the error for a pattern without a match. Shortens the pattern from the end until it
+/// matches a module; the message lists the children of that module.
+[[noreturn]] void fail_unmatched(nn::ModuleBase& root, const std::string& pattern) {
+  std::string reached = pattern;
+  std::vector<Match> parents;
+  std::string segment;
+  while (parents.empty()) {  // ends at the root at the latest, because "" matches the root
+    const std::string shorter = without_last_segment(reached);
+    segment = reached.substr(shorter.empty() ? 0 : shorter.size() + 1);
+    reached = shorter;
+    parents = find_places(root, reached);
+  }
+  const Match& parent = parents.front();
+  fail("parallelize_module: the pattern '", pattern, "' matches no module: '", segment,
+       "' is not among the children of ", quoted(parent.fqn), ", which are [",
+       fmt::format("{}", fmt::join(parent.module->named_children().keys(), ", ")),
+       "]; correct or remove the entry");
+}
+
+bool is_below(const Match& match, const Match& place) {
+  return match.fqn.starts_with(place.fqn + ".");
+}
+
+std::type_index class_of(const Match& place) {
+  const torch::nn::Module& module = *place.module;
+  return typeid(module);
+}
+
+/// Throws Error if some modules that match `prefix` have a match of `pattern` below them, while
+/// others of the same class have none. `prefix`: the beginning of `pattern`; `places`: the matches
+/// of `prefix`; `matches`: the matches of `pattern`.
+void check_all_match(const std::string& pattern, const std::string& prefix,
+                     const std::vector<Match>& places, const std::vector<Match>& matches) {
+  const auto has_match = [&matches](const Match& place) {
+    return std::ranges::any_of(matches, [&](const Match& match) { return is_below(match, place); });
+  };
+  std::unordered_set<std::type_index> classes;
+  std::size_t found = 0;
+  std::vector<const Match*> missed;
+  for (const Match& place : places) {
+    if (has_match(place)) {
+      classes.insert(class_of(place));
+      ++found;
+    } else {
+      missed.push_back(&place);
+    }
+  }
+  std::erase_if(missed, [&](const Match* place) { return !classes.contains(class_of(*place)); });
+  if (missed.empty()) {
+    return;
+  }
+  const std::string below = pattern.substr(prefix.size() + 1);
+  fail("parallelize_module: the pattern '", pattern, "' matches below ", found, " of the ",
+       found + missed.size(), " modules of one class that '", prefix, "' matches, but not below '",
+       missed.front()->fqn, "', whose children are [",
+       fmt::format("{}", fmt::join(missed.front()->module->named_children().keys(), ", ")),
+       "]; correct the pattern, name the modules instead of the wildcard (for example [0-2]), or "
+       "write '**.",
+       below, "' for every match");
+}
+
+/// Whether the segment has wildcards. "**" does not count, because it may match nothing.
+bool is_wildcard(std::string_view segment) {
+  return segment != "**" && segment.find_first_of("*?[") != std::string_view::npos;
+}
+
+/// Throws Error for a pattern that matches only in some layers and would silently skip the other
+/// layers.
+void check_wildcards(nn::ModuleBase& root, const std::string& pattern,
+                     const std::vector<Match>& matches) {
+  std::size_t begin = 0;
+  for (std::size_t dot = pattern.find('.'); dot != std::string::npos;
+       dot = pattern.find('.', begin)) {
+    const std::string prefix = pattern.substr(0, dot);
+    if (is_wildcard(std::string_view(prefix).substr(begin))) {
+      check_all_match(pattern, prefix, find_places(root, prefix), matches);
+    }
+    begin = dot + 1;
+  }
+}
+
+NamedModule with_hooks(const Match& match) {
+  auto* module = dynamic_cast<nn::ModuleBase*>(match.module);
+  TESSERA_CHECK(module != nullptr, "parallelize_module: '", match.fqn, "' is a ",
+                match.module->name(),
+                ", which runs no hooks; use the module of tessera::nn, or wrap it in nn::Hooked");
+  return {match.fqn, module};
+}
+
+/// The modules whose FQN matches `pattern` (nn::matches_fqn), each once, in order of registration.
+/// "" matches `root`.
+std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& pattern) {
+  const std::vector<Match> matches = find_places(root, pattern);
+  if (matches.empty()) {
+    fail_unmatched(root, pattern);
+  }
+  check_wildcards(root, pattern, matches);
+  std::vector<NamedModule> modules;
+  for (const Match& match : first_places(matches)) {
+    modules.push_back(with_hooks(match));
+  }
+  return modules;
+}
+
+/// Throws Error for a style with hooks on a module inside an nn::Hooked, whose hooks never run.
+void check_is_called(const NamedModule& target, const ParallelStyle& style) {
+  TESSERA_CHECK(
+      !style.adds_hooks() || dynamic_cast<const nn::AdoptedModule*>(target.module) == nullptr,
+      style.name(), " with these options needs hooks, but a ", target.module->name(),
+      " inside of an nn::Hooked runs none; use colwise_parallel() or rowwise_parallel() without "
+      "layouts, or place_parameters()");
+}
+
+void check_gradients_are_dense(const nn::ModuleBase& module) {
+  const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
+  const auto* embedding =
+      holder == nullptr ? nullptr : holder->adopted_module().as<torch::nn::Embedding>();
+  TESSERA_CHECK(embedding == nullptr || !embedding->options.sparse(), "the weight of a ",
+                module.name(), " gets sparse gradients, which cannot be distributed; make the ",
+                "module with sparse(false)");
+}
+
+/// The placements of a style for a module. Adds the FQN to errors of the style.
+Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
+  try {
+    check_is_called(target, *style);
+    Application application{target, style, style->parameters(*target.module)};
+    style->check(*target.module, mesh);
+    if (!application.parameters.empty()) {
+      check_gradients_are_dense(*target.module);
+    }
+    return application;
+  } catch (const Error& error) {
+    fail("parallelize_module: ", quoted(target.fqn), ": ", error.what());
+  }
+}
+
+bool is_below(const NamedModule& inner, const NamedModule& outer) {
+  return inner.fqn != outer.fqn && (outer.fqn.empty() || inner.fqn.starts_with(outer.fqn + "."));
+}
+
+bool places(const Application& application, const nn::SlotPtr& slot) {
+  return std::ranges::any_of(application.parameters,
+                             [&](const auto& placed) { return placed.first == slot; });
+}
+
+bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
+  return std::ranges::any_of(slot.owners(),
+                             [&](const auto& owner) { return owner.module == &module; });
+}
+
+/// If two entries of the plan place one parameter, an entry for a container and an entry for a
+/// module inside it, removes the placement by the container's entry.
+void leave_to_inner(std::vector<Application>& applications) {
+  for (Application& outer : applications) {
+    std::erase_if(outer.parameters, [&](const auto& placed) {
+      const auto takes = [&](const Application& inner) {
+        return is_below(inner.target, outer.target) && places(inner, placed.first);
+      };
+      return !is_own(*placed.first, *outer.target.module) &&
+             std::ranges::any_of(applications, takes);
+    });
+  }
+}
+
+class PlacementTable {
+ public:
+  explicit PlacementTable(const DeviceMesh& mesh) : mesh_(mesh) {}
+
+  void add(const Application& application) {
+    const auto& placements = application.parameters;
+    // Skips an entry without placements: a module may have several styles, but at most one style
+    // that places parameters.
+    if (placements.empty()) {
+      return;
+    }
+    const auto [owner, first] = styles_.emplace(application.target.module, application.style);
+    TESSERA_CHECK(first, "parallelize_module: two entries place the parameters of ",
+                  quoted(application.target.fqn), ": ", owner->second->name(), " and ",
+                  application.style->name(), "; keep one");
+    for (const auto& [slot, placement] : placements) {
+      add_slot(application, slot, placement);
+    }
+  }
+
+  /// The placements in the order of the plan, which is equal on every rank.
+  std::vector<std::pair<nn::SlotPtr, Placement>> take() { return std::move(placed_); }
+
+ private:
+  void add_slot(const Application& application, const nn::SlotPtr& slot,
+                const Placement& placement) {
+    check_slot(application, *slot, placement);
+    const auto [known, first] = wanted_.emplace(slot.get(), placement);
+    TESSERA_CHECK(known->second == placement, "parallelize_module: ", application.style->name(),
+                  " places a parameter of ", quoted(application.target.fqn), " as ",
+                  to_string(placement), ", but it is tied to a parameter with the placement ",
+                  to_string(known->second), "; give both modules the same placement");
+    if (first) {
+      placed_.emplace_back(slot, placement);
+    }
+  }
+
+  void check_slot(const Application& application, const nn::ParameterSlot& slot,
+                  const Placement& placement) const {
+    TESSERA_CHECK(!slot.has_persistent(), "parallelize_module: the parameters of ",
+                  quoted(application.target.fqn),
+                  " belong to an FSDP unit; call parallelize_module before fully_shard");
+    const at::Tensor& tensor = slot.get();
+    // to_layout throws for a placement that the sizes of the tensor do not permit.
+    const LayoutPtr layout = to_layout({mesh_.size()}, {placement}, tensor.sizes());
+    if (!tessera::is_distributed(tensor)) {
+      return;
+    }
+    const ShardingSpec& spec = sharding_spec(tensor);
+    if (slot.role.replicated_by_default && spec.mesh == mesh_) {
+      return;
+    }
+    // A tied parameter may already be distributed. A parameter that is not tied can only have been
+    // distributed by an earlier plan of the same module, which is an error.
+    const bool tied = slot.owners().size() > 1;
+    TESSERA_CHECK(tied && spec.mesh == mesh_ && spec.layout == layout,
+                  "parallelize_module: a parameter of ", quoted(application.target.fqn),
+                  " is distributed already, as ", to_string(*spec.layout), " on ",
+                  to_string(spec.mesh), "; call parallelize_module once");
+  }
+
+  const DeviceMesh& mesh_;
+  std::unordered_map<const nn::ModuleBase*, StylePtr> styles_;
+  std::unordered_map<const nn::ParameterSlot*, Placement> wanted_;
+  std::vector<std::pair<nn::SlotPtr, Placement>> placed_;
+};
+
+nn::NamedSlots unnamed_parameters(const nn::ModuleBase& module, const DeviceMesh& mesh,
+                                  const CheckedPlan& plan) {
+  nn::NamedSlots unnamed = module.named_slots();
+  std::erase_if(unnamed, [&](const auto& entry) {
+    const nn::SlotPtr& slot = entry.second;
+    return slot->has_persistent() || is_distinct_on(*slot, mesh) ||
+           tessera::is_distributed(slot->get()) ||
+           std::ranges::any_of(plan.parameters,
+                               [&](const auto& placed) { return placed.first == slot; });
+  });
+  return unnamed;
+}
+
+/// Checks the plan without changes and without communication. Throws the Errors of
+/// parallelize_module().
+CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
+                       const ParallelizePlan& plan) {
+  TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
+                mesh ? to_string(mesh) : "undefined",
+                "; pass one dimension of it, for example mesh[\"tp\"]");
+  module.named_slots();  // called because named_slots() throws for parameters without slots
+  CheckedPlan checked;
+  PlacementTable placements(mesh);
+  for (const auto& [pattern, style] : plan) {
+    TESSERA_CHECK(style != nullptr, "parallelize_module: the entry \"", pattern,
+                  "\" has no style; add one, or remove the entry");
+    for (const NamedModule& target : match_modules(module, pattern)) {
+      checked.applications.push_back(applied(target, style, mesh));
+    }
+  }
+  leave_to_inner(checked.applications);
+  for (const Application& application : checked.applications) {
+    placements.add(application);
+  }
+  checked.parameters = placements.take();
+  checked.unnamed = unnamed_parameters(module, mesh, checked);
+  return checked;
+}
 
 using tessera::detail::RandomRegion;
 using tessera::detail::RandomRegionScope;

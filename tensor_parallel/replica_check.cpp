@@ -1,7 +1,7 @@
 // Checks that ranks have equal data where tensor parallelism requires it. One rank alone cannot
 // find a difference, and the loss of a run with different data may look right.
 
-#include "replica_check.h"
+#include "internal.h"
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/detail/recomputation.h"
@@ -11,14 +11,10 @@
 #include <algorithm>
 #include <iterator>
 #include <unordered_set>
-#include <utility>
 
-#include "plan.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/checkpoint.h"

@@ -68,11 +68,11 @@ void run_rank() {
   const fsdp::WrapPlan plan = fsdp::plan_units(*model, large_modules);
   if (world->rank() == 0) {
     for (const fsdp::PlannedUnit& unit : plan) {
-      std::cout << (unit.fqn.empty() ? "(root)" : unit.fqn) << ": " << unit.numel << " elements, "
-                << unit.options << "\n";
+      std::cout << (unit.fqn.empty() ? "(root)" : unit.fqn) << ": " << unit.numel << " elements\n";
     }
   }
-  // An FSDP plan is plain data: it can be printed, changed and applied to another model.
+  // An FSDP plan is plain data: it can be printed, get other options, and be applied to another
+  // model.
   fsdp::apply_plan(*model, mesh, plan);
   Lion optimizer(*model, {.lr = 1e-3});
 

@@ -37,8 +37,8 @@
 #include "tessera/nn/lora.h"
 #include "tessera/nn/mlp.h"
 #include "tessera/nn/norm.h"
-#include "tessera/tensor_parallel/block_plans.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
+#include "tessera/tensor_parallel/parallelize.h"
 
 namespace tessera::models {
 namespace {

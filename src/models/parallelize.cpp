@@ -8,7 +8,6 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/embedding.h"
-#include "tessera/tensor_parallel/declared_plan.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
 namespace tessera::models {

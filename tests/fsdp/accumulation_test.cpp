@@ -129,23 +129,21 @@ TEST(AccumulatedGradients, AreReducedForAParameterFrozenSince) {
   }
 }
 
-TEST(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending) {
+TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
-  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
-    const auto streams = testing::record(model);
-    set_is_last_backward(model, false);
-    local_loss(model, rank, 0).backward();
-    // The root is reduced last; no one has waited for its reduction.
-    EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
-    EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
-    set_is_last_backward(model, true);
-    local_loss(model, rank, 1).backward();
-    expect_gradients(model, expected);
-    EXPECT_EQ(std::ranges::count_if(
-                  streams->notes(),
-                  [](const std::string& note) { return note.starts_with("reduce_scatter"); }),
-              8);
-  });
+  const auto streams = testing::record(model);
+  set_is_last_backward(model, false);
+  local_loss(model, rank, 0).backward();
+  // The root is reduced last; no one has waited for its reduction.
+  EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
+  EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
+  set_is_last_backward(model, true);
+  local_loss(model, rank, 1).backward();
+  expect_gradients(model, expected);
+  EXPECT_EQ(std::ranges::count_if(
+                streams->notes(),
+                [](const std::string& note) { return note.starts_with("reduce_scatter"); }),
+            8);
 }
 
 /// Two units in sequence. The gradient of the first needs its input alone.
@@ -259,68 +257,60 @@ TEST(DroppedGradients, DoNotComeBack) {
   }
 }
 
-TEST(WaitingGradients, MayBeTakenAwayAndPutBack) {
+TEST_SHARDED(WaitingGradients, MayBeTakenAwayAndPutBack, 2) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
-  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
-    set_requires_gradient_sync(model, false);
-    local_loss(model, rank, 0).backward();
-    std::vector<at::Tensor> aside;
-    for (const at::Tensor& tensor : parameters_of(model)) {
-      aside.push_back(std::exchange(tensor.mutable_grad(), at::Tensor()));
-    }
-    local_loss(model, rank, 2).backward();
-    for (std::size_t i = 0; i < aside.size(); ++i) {
-      parameters_of(model)[i].mutable_grad() = aside[i];
-    }
-    set_requires_gradient_sync(model, true);
-    local_loss(model, rank, 1).backward();
-    expect_gradients(model, expected);
-  });
+  set_requires_gradient_sync(model, false);
+  local_loss(model, rank, 0).backward();
+  std::vector<at::Tensor> aside;
+  for (const at::Tensor& tensor : parameters_of(model)) {
+    aside.push_back(std::exchange(tensor.mutable_grad(), at::Tensor()));
+  }
+  local_loss(model, rank, 2).backward();
+  for (std::size_t i = 0; i < aside.size(); ++i) {
+    parameters_of(model)[i].mutable_grad() = aside[i];
+  }
+  set_requires_gradient_sync(model, true);
+  local_loss(model, rank, 1).backward();
+  expect_gradients(model, expected);
 }
 
 /// When backward ends, the reduction of the last unit is still in progress.
-TEST(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    const at::Tensor& head = model.head->slot("weight")->persistent();
-    set_is_last_backward(model, false);
-    local_loss(model, rank, 0).backward();
-    EXPECT_ERROR(head.grad().add(1), "'head.weight'", "set_is_last_backward(false)");
-    const at::Tensor aside = std::exchange(head.mutable_grad(), at::Tensor());
-    local_loss(model, rank, 1).backward();
-    head.mutable_grad() = aside;
-    EXPECT_ERROR(local_loss(model, rank, 2).backward(), "'head.weight'", "put back");
-  });
+TEST_SHARDED(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction, 2) {
+  const at::Tensor& head = model.head->slot("weight")->persistent();
+  set_is_last_backward(model, false);
+  local_loss(model, rank, 0).backward();
+  EXPECT_ERROR(head.grad().add(1), "'head.weight'", "set_is_last_backward(false)");
+  const at::Tensor aside = std::exchange(head.mutable_grad(), at::Tensor());
+  local_loss(model, rank, 1).backward();
+  head.mutable_grad() = aside;
+  EXPECT_ERROR(local_loss(model, rank, 2).backward(), "'head.weight'", "put back");
 }
 
-TEST(WaitingGradients, AreRefusedToEveryReader) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
-    optim::Sgd ours(model, {.lr = 0.1});
-    torch::optim::SGD stock(parameters_of(model), 0.1);
-    set_requires_gradient_sync(model, false);
-    local_loss(model, rank, 0).backward();
-    EXPECT_ERROR(ours.step(), "'block0.up.weight'", "is not reduced", "zero_grad");
-    EXPECT_ERROR(stock.step(), "'block0.up.weight'", "is not reduced");
-    EXPECT_ERROR(optim::clip_grad_norm_(slots, 1.0), "'block0.up.weight'", "is not reduced");
-    EXPECT_ERROR(slots[0]->persistent().grad().add(1), "'block0.up.weight'", "is not reduced");
-  });
+TEST_SHARDED(WaitingGradients, AreRefusedToEveryReader, 2) {
+  const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
+  optim::Sgd ours(model, {.lr = 0.1});
+  torch::optim::SGD stock(parameters_of(model), 0.1);
+  set_requires_gradient_sync(model, false);
+  local_loss(model, rank, 0).backward();
+  EXPECT_ERROR(ours.step(), "'block0.up.weight'", "is not reduced", "zero_grad");
+  EXPECT_ERROR(stock.step(), "'block0.up.weight'", "is not reduced");
+  EXPECT_ERROR(optim::clip_grad_norm_(slots, 1.0), "'block0.up.weight'", "is not reduced");
+  EXPECT_ERROR(slots[0]->persistent().grad().add(1), "'block0.up.weight'", "is not reduced");
 }
 
-TEST(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain) {
-  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    Pair model;
-    fully_shard(*model.a, mesh, {.may_be_unused = true});
-    fully_shard(model, mesh);
-    const at::Tensor x = uniform_values({2, 3}, rank.rank());
-    set_is_last_backward(model, false);
-    model(x, true).backward();
-    model(x, true).backward();  // finishes the reductions of the first backward
-    model.zero_grad();
-    set_is_last_backward(model, true);
-    model(x, false).backward();
-    EXPECT_FALSE(model.a->slot("weight")->persistent().grad().defined());
-    EXPECT_TRUE(model.b->slot("weight")->persistent().grad().defined());
-  });
+TEST_ON_MESH(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain, {2}, {"dp"}) {
+  Pair model;
+  fully_shard(*model.a, mesh, {.may_be_unused = true});
+  fully_shard(model, mesh);
+  const at::Tensor x = uniform_values({2, 3}, rank.rank());
+  set_is_last_backward(model, false);
+  model(x, true).backward();
+  model(x, true).backward();  // finishes the reductions of the first backward
+  model.zero_grad();
+  set_is_last_backward(model, true);
+  model(x, false).backward();
+  EXPECT_FALSE(model.a->slot("weight")->persistent().grad().defined());
+  EXPECT_TRUE(model.b->slot("weight")->persistent().grad().defined());
 }
 
 // Products of a later micro-batch are added to the gradients that FSDP has accumulated.

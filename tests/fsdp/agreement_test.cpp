@@ -22,18 +22,16 @@ void fill_differently(SmallModel& model, const Rank& rank) {
   }
 }
 
-TEST(CopyAgreement, FailsInForwardUntilReplicasAreEqual) {
-  RunRanks(3, [](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    fill_differently(model, rank);
-    replicate(model, rank.mesh({3}, {"dp"}));
-    for (int i = 0; i < 2; ++i) {
-      EXPECT_ERROR(local_loss(model, rank), "the root unit", "'head.weight'", "rank 0",
-                   "ranks 1, 2", "[1, 2]");
-    }
-    testing::fill(model);
-    local_loss(model, rank).backward();
-  });
+TEST_ON_RANKS(CopyAgreement, FailsInForwardUntilReplicasAreEqual, 3) {
+  SmallModel model(kDim, kHidden, kClasses);
+  fill_differently(model, rank);
+  replicate(model, rank.mesh({3}, {"dp"}));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_ERROR(local_loss(model, rank), "the root unit", "'head.weight'", "rank 0", "ranks 1, 2",
+                 "[1, 2]");
+  }
+  testing::fill(model);
+  local_loss(model, rank).backward();
 }
 
 TEST(CopyAgreement, ComparesTheReplicasOfShards) {

@@ -3,11 +3,7 @@
 #include "fsdp/buffers.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
 
 #include "fsdp/recording_streams.h"
 #include "tessera/comm/world.h"
@@ -18,13 +14,9 @@ using comm::Lane;
 using testing::RecordingStreams;
 using Log = std::vector<std::string>;
 
-const ShardHome kOnCpu{c10::kCPU};
-const ShardHome kPinned{c10::kCPU, /*pinned=*/true};
-
 FlatBufferLayout layout_of(const std::vector<ShardShape>& shapes,
-                           const MixedPrecisionPolicy& policy = {},
-                           const ShardHome& home = kOnCpu) {
-  return {shapes, at::kFloat, policy, home, c10::kCPU};
+                           const MixedPrecisionPolicy& policy = {}) {
+  return {shapes, at::kFloat, policy, {c10::kCPU}, c10::kCPU};
 }
 
 TEST(FlatBufferLayout, PutsPaddedShardsOneAfterAnotherAligned) {
@@ -47,36 +39,6 @@ TEST(FlatBufferLayout, AlignsInTheNarrowerOfTheTypesOfShardsAndGathers) {
       layout_of({{{12}, 0, 2}, {{12}, 0, 2}}, {.param_dtype = at::kBFloat16});
   EXPECT_EQ(layout.segments()[1].offset, 32);
   EXPECT_EQ(flat_numel(layout.segments()), 64);
-}
-
-TEST(FlatBufferLayout, LeavesNoGapsBetweenShardsOfWholeUnits) {
-  const std::vector<Segment> segments = segments_of({{{64, 3}, 0, 2}, {{64}, 0, 2}}, at::kHalf);
-  EXPECT_EQ(segments[1].offset, 32 * 3);
-  EXPECT_EQ(flat_numel(segments), 32 * 3 + 32);
-}
-
-TEST(FlatBufferLayout, ComputesAndReducesInTheTypesOfThePolicy) {
-  const auto types_of = [](c10::ScalarType dtype, const MixedPrecisionPolicy& policy) {
-    const FlatBufferLayout layout({{{4}, 0, 2}}, dtype, policy, kOnCpu, c10::kCPU);
-    return std::pair(layout.compute_dtype(), layout.reduce_dtype());
-  };
-  using Types = std::pair<c10::ScalarType, c10::ScalarType>;
-  EXPECT_EQ(types_of(at::kFloat, {}), (Types{at::kFloat, at::kFloat}));
-  EXPECT_EQ(types_of(at::kFloat, {.param_dtype = at::kHalf}), (Types{at::kHalf, at::kHalf}));
-  EXPECT_EQ(types_of(at::kFloat, {.param_dtype = at::kHalf, .reduce_dtype = at::kFloat}),
-            (Types{at::kHalf, at::kFloat}));
-  EXPECT_EQ(types_of(at::kLong, {.param_dtype = at::kHalf}).first, at::kLong);
-}
-
-TEST(FlatBufferLayout, SharesMemoryWhereOneRankComputesWithItsShards) {
-  const std::vector<ShardShape> alone{{{4}, 0, 1}};
-  EXPECT_TRUE(layout_of(alone).shares_memory());
-  EXPECT_FALSE(layout_of(alone).has_flat());
-  EXPECT_FALSE(layout_of(alone, {.param_dtype = at::kBFloat16}).shares_memory());
-  EXPECT_TRUE(layout_of(alone, {}, kPinned).has_flat());
-  const std::vector<ShardShape> shared{{{4}, 0, 2}};
-  EXPECT_FALSE(layout_of(shared).shares_memory());
-  EXPECT_TRUE(layout_of(shared).has_flat());
 }
 
 /// Rank `rank`'s part by torch.chunk, flat and padded with zeros to `room`.
@@ -188,47 +150,6 @@ TEST(BufferPool, KeepsNothingAfterClear) {
   p.pool.clear();
   EXPECT_EQ(p.pool.idle_bytes(), 0);
   EXPECT_EQ(p.streams->log(), (Log{"reduce_scatter: record 1", "compute: wait 1"}));
-}
-
-void refill(const at::Tensor& tensor, double value) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  tensor.fill_(value);
-}
-
-TEST(ReusableStorage, LetsBackwardReadWhatItWasRefilledWith) {
-  ReusableStorage storage(3 * sizeof(float), c10::kCPU);
-  const at::Tensor weight = storage.tensor({3}, at::kFloat, 0).requires_grad_();
-  storage.allocate();
-  refill(weight, 2);
-  const at::Tensor x = at::ones({3}).requires_grad_();
-  const at::Tensor y = x.mul(weight).sum();
-  storage.free();
-  storage.allocate();
-  refill(weight, 5);
-  y.backward();
-  EXPECT_TRUE(x.grad().equal(at::full({3}, 5.0)));
-}
-
-TEST(ReusableStorage, FreesItsMemory) {
-  ReusableStorage storage(64, c10::kCPU);
-  const at::Tensor tensor = storage.tensor({16}, at::kFloat, 0);
-  EXPECT_FALSE(storage.allocated());
-  storage.allocate();
-  EXPECT_EQ(tensor.storage().nbytes(), 64u);
-  storage.free();
-  EXPECT_EQ(tensor.storage().nbytes(), 0u);
-  EXPECT_FALSE(storage.allocated());
-}
-
-TEST(ReusableStorage, PlacesTensorsAtTheirOffsets) {
-  ReusableStorage storage(6 * sizeof(float), c10::kCPU);
-  const at::Tensor first = storage.tensor({2}, at::kFloat, 0);
-  const at::Tensor second = storage.tensor({2, 2}, at::kFloat, 2 * sizeof(float));
-  storage.allocate();
-  refill(first, 1);
-  refill(second, 2);
-  EXPECT_TRUE(first.equal(at::full({2}, 1.0)));
-  EXPECT_TRUE(second.equal(at::full({2, 2}, 2.0)));
 }
 
 }  // namespace tessera::fsdp::buffers

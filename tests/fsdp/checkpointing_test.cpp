@@ -58,7 +58,7 @@ TEST(FsdpCheckpointing, InsideAndAroundUnitsAddsNoCollective) {
       {3, {.mp_policy = kBfloat16, .reshard_after_forward = false}},
       {4, {.post_forward_mesh_size = 2}}};
   for (const auto& [ranks, options] : cases) {
-    SCOPED_TRACE(to_string(options));
+    SCOPED_TRACE(ranks);
     RunRanks(ranks, [options = options](Rank& rank) {
       const auto nothing = [](SmallModel&) {};
       const Step plain = step(rank, options, nothing, loss_of);
@@ -100,28 +100,26 @@ class Around : public nn::Module<Around> {
 
 // The sin after the block makes backward need a tensor of the region before the block's result has
 // its gradient, so that the recomputation gathers the block for backward.
-TEST(FsdpCheckpointing, AroundEachBlockGathersOnceForBackward) {
-  RunRanks(2, [](Rank& rank) {
-    const auto run = [&](bool checkpointed, const MixedPrecisionPolicy& policy) {
-      Around model(3);
-      model.checkpointed = checkpointed;
-      testing::fill(model);
-      const DeviceMesh mesh = rank.mesh({2}, {"dp"});
-      for (const auto& block : model.blocks) {
-        fully_shard(*block, mesh, {.mp_policy = policy});
-      }
-      fully_shard(model, mesh, {.mp_policy = policy});
-      const CommunicationScope communication(mesh);
-      model(uniform_values({3, 7}, rank.rank())).sum().backward();
-      comm::TrafficTable traffic = communication.table();
-      return Step{std::move(traffic), take_gradients(model)};
-    };
-    for (const MixedPrecisionPolicy& policy : {MixedPrecisionPolicy{}, kBfloat16}) {
-      const Step plain = run(false, policy);
-      EXPECT_EQ(plain.first.at({"dp", "all_gather"}).calls, 6);
-      expect_same(plain, run(true, policy));
+TEST_ON_RANKS(FsdpCheckpointing, AroundEachBlockGathersOnceForBackward, 2) {
+  const auto run = [&](bool checkpointed, const MixedPrecisionPolicy& policy) {
+    Around model(3);
+    model.checkpointed = checkpointed;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    for (const auto& block : model.blocks) {
+      fully_shard(*block, mesh, {.mp_policy = policy});
     }
-  });
+    fully_shard(model, mesh, {.mp_policy = policy});
+    const CommunicationScope communication(mesh);
+    model(uniform_values({3, 7}, rank.rank())).sum().backward();
+    comm::TrafficTable traffic = communication.table();
+    return Step{std::move(traffic), take_gradients(model)};
+  };
+  for (const MixedPrecisionPolicy& policy : {MixedPrecisionPolicy{}, kBfloat16}) {
+    const Step plain = run(false, policy);
+    EXPECT_EQ(plain.first.at({"dp", "all_gather"}).calls, 6);
+    expect_same(plain, run(true, policy));
+  }
 }
 
 TEST(FsdpCheckpointing, FailedRecomputationEndsAllRanksAndMayBeFollowedByAStep) {
@@ -179,41 +177,38 @@ Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options, boo
   return {std::move(traffic), take_gradients(model)};
 }
 
-TEST(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust) {
-  RunRanks(4, [](Rank& rank) {
-    nn::CheckpointOptions full, selective{.policy = nn::save_matmuls_and_attention(),
-                                          .counts = std::make_shared<nn::CheckpointCounts>()};
-    nn::CheckpointOptions collectives{.policy = nn::save_operators({"tessera::redistribute"})};
-    const Step plain = llama_step(rank, 2, nullptr), again = llama_step(rank, 2, &full);
-    expect_same_gradients(plain, again);
-    for (const char* collective : {"all_gather", "reduce_scatter"}) {
-      EXPECT_EQ(again.first.at({"dp", collective}).calls, plain.first.at({"dp", collective}).calls);
-    }
-    // A block gathers before the mixer and before the MLP, and scatters after each. Backward needs
-    // the gathered inputs again, with or without recomputation. The last scatter is not repeated,
-    // because no saved tensor needs its result.
-    const std::int64_t depth = 2;
-    EXPECT_EQ(again.first.at({"tp", "all_gather"}).calls,
-              plain.first.at({"tp", "all_gather"}).calls);
-    EXPECT_EQ(again.first.at({"tp", "reduce_scatter"}).calls,
-              plain.first.at({"tp", "reduce_scatter"}).calls + depth);
-    // No collective is repeated if its result is saved, and backward takes the saved inputs.
-    const Step saved = llama_step(rank, 2, &collectives);
-    expect_same_gradients(plain, saved);
-    EXPECT_EQ(saved.first.at({"tp", "all_gather"}).calls,
-              plain.first.at({"tp", "all_gather"}).calls - 2 * depth);
-    EXPECT_EQ(saved.first.at({"tp", "reduce_scatter"}).calls,
-              plain.first.at({"tp", "reduce_scatter"}).calls);
-    expect_same_gradients(plain, llama_step(rank, 2, &selective));
-    // q, k, v, o, gate, up and down are saved; down comes after the last tensor that backward
-    // needs.
-    EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
-    EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);
-    // If the halves are units, the unit's node lies between the gather and the products.
-    const Step halves = llama_step(rank, 2, nullptr, true);
-    expect_same_gradients(halves, llama_step(rank, 2, &full, true));
-    expect_same_gradients(halves, llama_step(rank, 2, &selective, true));
-  });
+TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4) {
+  nn::CheckpointOptions full, selective{.policy = nn::save_matmuls_and_attention(),
+                                        .counts = std::make_shared<nn::CheckpointCounts>()};
+  nn::CheckpointOptions collectives{.policy = nn::save_operators({"tessera::redistribute"})};
+  const Step plain = llama_step(rank, 2, nullptr), again = llama_step(rank, 2, &full);
+  expect_same_gradients(plain, again);
+  for (const char* collective : {"all_gather", "reduce_scatter"}) {
+    EXPECT_EQ(again.first.at({"dp", collective}).calls, plain.first.at({"dp", collective}).calls);
+  }
+  // A block gathers before the mixer and before the MLP, and scatters after each. Backward needs
+  // the gathered inputs again, with or without recomputation. The last scatter is not repeated,
+  // because no saved tensor needs its result.
+  const std::int64_t depth = 2;
+  EXPECT_EQ(again.first.at({"tp", "all_gather"}).calls, plain.first.at({"tp", "all_gather"}).calls);
+  EXPECT_EQ(again.first.at({"tp", "reduce_scatter"}).calls,
+            plain.first.at({"tp", "reduce_scatter"}).calls + depth);
+  // No collective is repeated if its result is saved, and backward takes the saved inputs.
+  const Step saved = llama_step(rank, 2, &collectives);
+  expect_same_gradients(plain, saved);
+  EXPECT_EQ(saved.first.at({"tp", "all_gather"}).calls,
+            plain.first.at({"tp", "all_gather"}).calls - 2 * depth);
+  EXPECT_EQ(saved.first.at({"tp", "reduce_scatter"}).calls,
+            plain.first.at({"tp", "reduce_scatter"}).calls);
+  expect_same_gradients(plain, llama_step(rank, 2, &selective));
+  // q, k, v, o, gate, up and down are saved; down comes after the last tensor that backward
+  // needs.
+  EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
+  EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);
+  // If the halves are units, the unit's node lies between the gather and the products.
+  const Step halves = llama_step(rank, 2, nullptr, true);
+  expect_same_gradients(halves, llama_step(rank, 2, &full, true));
+  expect_same_gradients(halves, llama_step(rank, 2, &selective, true));
 }
 
 }  // namespace tessera::fsdp::checkpointing

@@ -46,17 +46,15 @@ TEST_P(ParameterHooks, FromBeforeOrAfterShardingChangeTheReducedGradient) {
   }
 }
 
-TEST(ParameterHook, IsNotCalledOnceRemovedBeforeSharding) {
+TEST_ON_RANKS(ParameterHook, IsNotCalledOnceRemovedBeforeSharding, 2) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(2, [&](Rank& rank) {
-    Filled<SmallModel> model(kDim, kHidden, kClasses);
-    const at::Tensor before = *model.head->weight;
-    const auto hook = before.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
-    shard(model, rank.mesh({2}, {"dp"}));
-    before.remove_hook(hook);
-    local_loss(model, rank).backward();
-    expect_gradients(model, expected);
-  });
+  Filled<SmallModel> model(kDim, kHidden, kClasses);
+  const at::Tensor before = *model.head->weight;
+  const auto hook = before.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
+  shard(model, rank.mesh({2}, {"dp"}));
+  before.remove_hook(hook);
+  local_loss(model, rank).backward();
+  expect_gradients(model, expected);
 }
 
 TEST(AnotherLayout, IsRefusedOfHooksGradientsAndShards) {
@@ -131,17 +129,15 @@ TEST_P(OptimizerInBackward, StepsAsAfterBackward) {
   });
 }
 
-TEST(PostAccumulateHook, IsCalledForReducedGradientsOnly) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    int calls = 0;
-    const auto optimizers = step_in_backward(model, calls);
-    set_requires_gradient_sync(model, false);
-    local_loss(model, rank, 0).backward();
-    EXPECT_EQ(calls, 0);
-    set_requires_gradient_sync(model, true);
-    local_loss(model, rank, 1).backward();
-    EXPECT_EQ(calls, static_cast<int>(model.named_slots().size()));
-  });
+TEST_SHARDED(PostAccumulateHook, IsCalledForReducedGradientsOnly, 2) {
+  int calls = 0;
+  const auto optimizers = step_in_backward(model, calls);
+  set_requires_gradient_sync(model, false);
+  local_loss(model, rank, 0).backward();
+  EXPECT_EQ(calls, 0);
+  set_requires_gradient_sync(model, true);
+  local_loss(model, rank, 1).backward();
+  EXPECT_EQ(calls, static_cast<int>(model.named_slots().size()));
 }
 
 // A unit that is called several times in one forward.
@@ -216,16 +212,14 @@ TEST(AllReduceHook, SeesTheReducedGradientsBeforeTheyAreDivided) {
   }
 }
 
-TEST(AllReduceHook, RunsAfterTheReplicasAreSummed) {
-  RunRanks(4, [](Rank& rank) {
-    Filled<nn::Linear> linear(3, 4, {.bias = false});
-    fully_shard(linear, rank.mesh({2, 2}, {"replicate", "shard"}));
-    double seen = 0;
-    set_all_reduce_hook(
-        linear, [&](const at::Tensor& gradients) { seen = gradients.max().item<double>(); });
-    linear(uniform_values({1, 3}, 0).mul(0).add(1)).sum().backward();
-    EXPECT_EQ(seen, 4.0);
-  });
+TEST_ON_RANKS(AllReduceHook, RunsAfterTheReplicasAreSummed, 4) {
+  Filled<nn::Linear> linear(3, 4, {.bias = false});
+  fully_shard(linear, rank.mesh({2, 2}, {"replicate", "shard"}));
+  double seen = 0;
+  set_all_reduce_hook(linear,
+                      [&](const at::Tensor& gradients) { seen = gradients.max().item<double>(); });
+  linear(uniform_values({1, 3}, 0).mul(0).add(1)).sum().backward();
+  EXPECT_EQ(seen, 4.0);
 }
 
 // autograd::grad, and a backward with inputs.
@@ -330,34 +324,30 @@ TEST(RequestedGradient, MayBeOfAUnitThatWasGatheredAndDidNotRun) {
   }
 }
 
-TEST(RequestedGradient, IsRefusedWhereItCannotBe) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    const Tensors parameters = parameters_of(model);
-    EXPECT_ERROR(grad({local_loss(model, rank, 0)}, parameters, {}, true, /*create_graph=*/true),
-                 "'block0.up.weight'", "create_graph");
-    set_requires_gradient_sync(model, false);
-    EXPECT_ERROR(grad({local_loss(model, rank, 0)}, parameters), "set_requires_gradient_sync");
-    set_requires_gradient_sync(model, true);
-    const at::Tensor loss = local_loss(model, rank, 0);
-    const at::Tensor doubled = loss * 2;
-    EXPECT_ERROR(grad({doubled}, {parameters[0], loss}), "result of operators");
-    // A refused call leaves no state behind.
-    expect_equal(grad({doubled}, {parameters[0]}), {gradients_alone({}, {0})[0] * 2});
-  });
+TEST_SHARDED(RequestedGradient, IsRefusedWhereItCannotBe, 2) {
+  const Tensors parameters = parameters_of(model);
+  EXPECT_ERROR(grad({local_loss(model, rank, 0)}, parameters, {}, true, /*create_graph=*/true),
+               "'block0.up.weight'", "create_graph");
+  set_requires_gradient_sync(model, false);
+  EXPECT_ERROR(grad({local_loss(model, rank, 0)}, parameters), "set_requires_gradient_sync");
+  set_requires_gradient_sync(model, true);
+  const at::Tensor loss = local_loss(model, rank, 0);
+  const at::Tensor doubled = loss * 2;
+  EXPECT_ERROR(grad({doubled}, {parameters[0], loss}), "result of operators");
+  // A refused call leaves no state behind.
+  expect_equal(grad({doubled}, {parameters[0]}), {gradients_alone({}, {0})[0] * 2});
 }
 
-TEST(RequestedGradient, APenaltyOnShardsIsLeftToAutograd) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    const at::Tensor weight = model.head->slot("weight")->persistent();
-    local_loss(model, rank, 0).backward();
-    model.zero_grad();
-    const at::Tensor penalty = weight.pow(3).sum();
-    const Tensors first = grad({penalty}, {weight}, {}, true, /*create_graph=*/true);
-    const Tensors second = grad({first[0].sum()}, {weight});
-    EXPECT_TRUE(full_tensor(second[0]).allclose(full_tensor(weight).detach() * 6, 1e-4, 1e-6));
-    weight.pow(2).sum().backward();
-    EXPECT_TRUE(full_tensor(weight.grad()).allclose(full_tensor(weight).detach() * 2, 1e-4, 1e-6));
-  });
+TEST_SHARDED(RequestedGradient, APenaltyOnShardsIsLeftToAutograd, 2) {
+  const at::Tensor weight = model.head->slot("weight")->persistent();
+  local_loss(model, rank, 0).backward();
+  model.zero_grad();
+  const at::Tensor penalty = weight.pow(3).sum();
+  const Tensors first = grad({penalty}, {weight}, {}, true, /*create_graph=*/true);
+  const Tensors second = grad({first[0].sum()}, {weight});
+  EXPECT_TRUE(full_tensor(second[0]).allclose(full_tensor(weight).detach() * 6, 1e-4, 1e-6));
+  weight.pow(2).sum().backward();
+  EXPECT_TRUE(full_tensor(weight.grad()).allclose(full_tensor(weight).detach() * 2, 1e-4, 1e-6));
 }
 
 /// Backward of the loss plus the squared norm of its gradient with respect to the input.

@@ -2,7 +2,6 @@
 // of them; penalties on sharded parameters; and gradients that are not finite.
 
 #include <ATen/ops/mse_loss.h>
-#include <c10/core/GradMode.h>
 
 #include <limits>
 #include <string_view>
@@ -98,23 +97,21 @@ TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
   });
 }
 
-TEST(LossMean, OfOneRankIsRefusedIfOthersShareTheBatch) {
-  RunRanks(2, [](Rank& rank) {
-    LossHead head;
-    const at::Tensor targets = targets_of_rows().narrow(0, rank.rank() * 6, 6);
-    const at::Tensor x = inputs().narrow(0, rank.rank() * 6, 6);
-    EXPECT_EQ(cross_entropy(head(x), targets).dim(), 0);
-    fully_shard(head, rank.mesh({2}, {"dp"}));
-    const at::Tensor logits = head(x);
-    if (rank.rank() == 0) {
-      EXPECT_ERROR(cross_entropy(logits, targets), "5 of 6", "2 data-parallel", ".over = mesh",
-                   "tokens_per_rank");
-    }
-    EXPECT_EQ(cross_entropy(logits, targets, {.reduction = tensor_parallel::Reduction::kSum}).dim(),
-              0);
-    const c10::NoGradGuard evaluation;
-    EXPECT_EQ(cross_entropy(head(x), targets).dim(), 0);
-  });
+TEST_ON_RANKS(LossMean, OfOneRankIsRefusedIfOthersShareTheBatch, 2) {
+  LossHead head;
+  const at::Tensor targets = targets_of_rows().narrow(0, rank.rank() * 6, 6);
+  const at::Tensor x = inputs().narrow(0, rank.rank() * 6, 6);
+  EXPECT_EQ(cross_entropy(head(x), targets).dim(), 0);
+  fully_shard(head, rank.mesh({2}, {"dp"}));
+  const at::Tensor logits = head(x);
+  if (rank.rank() == 0) {
+    EXPECT_ERROR(cross_entropy(logits, targets), "5 of 6", "2 data-parallel", ".over = mesh",
+                 "tokens_per_rank");
+  }
+  EXPECT_EQ(cross_entropy(logits, targets, {.reduction = tensor_parallel::Reduction::kSum}).dim(),
+            0);
+  const c10::NoGradGuard evaluation;
+  EXPECT_EQ(cross_entropy(head(x), targets).dim(), 0);
 }
 
 /// A batch of 16 rows, which torch.chunk splits on 3 ranks into 6, 6 and 4.
@@ -198,12 +195,10 @@ TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
   });
 }
 
-TEST(MeanWeight, RefusesRowsThatNoRankHas) {
-  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    EXPECT_ERROR(mean_weight(0, mesh), "mean_weight", "0 rows");
-    EXPECT_ERROR(mean_weight(rank.rank() == 0 ? 5 : -1, mesh), "mean_weight");
-    EXPECT_EQ(mean_weight(rank.rank() == 0 ? 3 : 0, mesh), rank.rank() == 0 ? 2 : 0);
-  });
+TEST_ON_MESH(MeanWeight, RefusesRowsThatNoRankHas, {2}, {"dp"}) {
+  EXPECT_ERROR(mean_weight(0, mesh), "mean_weight", "0 rows");
+  EXPECT_ERROR(mean_weight(rank.rank() == 0 ? 5 : -1, mesh), "mean_weight");
+  EXPECT_EQ(mean_weight(rank.rank() == 0 ? 3 : 0, mesh), rank.rank() == 0 ? 2 : 0);
 }
 
 // Every rank computes the whole loss. Its backward has the gradient of its own rows, so that the
@@ -246,16 +241,14 @@ TEST(Penalty, OnWholeParametersHasTheGradientsOfOneRank) {
   }
 }
 
-TEST(Penalty, OnShardsIsRefusedInASumWithALocalLoss) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    const at::Tensor loss = local_loss(model, rank);
-    const at::Tensor penalty = penalty_of(model);
-    EXPECT_ERROR(loss + 0.5 * penalty, "full_tensor()");
-    EXPECT_ERROR(penalty * loss, "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
-    // Without a gradient the ranks' values are compared.
-    EXPECT_ERROR(penalty - loss.detach(), "differs from rank 0", "ranks 1");
-    EXPECT_TRUE(tessera::is_distributed(penalty - at::scalar_tensor(2)));
-  });
+TEST_SHARDED(Penalty, OnShardsIsRefusedInASumWithALocalLoss, 2) {
+  const at::Tensor loss = local_loss(model, rank);
+  const at::Tensor penalty = penalty_of(model);
+  EXPECT_ERROR(loss + 0.5 * penalty, "full_tensor()");
+  EXPECT_ERROR(penalty * loss, "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
+  // Without a gradient the ranks' values are compared.
+  EXPECT_ERROR(penalty - loss.detach(), "differs from rank 0", "ranks 1");
+  EXPECT_TRUE(tessera::is_distributed(penalty - at::scalar_tensor(2)));
 }
 
 /// A step in which some ranks' gradients are not finite, and words of the error on every rank.

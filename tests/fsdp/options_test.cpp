@@ -1,10 +1,14 @@
-// The options of fully_shard, compared with one rank that trains on the whole batch.
+// The options of fully_shard, compared with one rank that trains on the whole batch. Which modules
+// a policy makes units, what a wrap plan must contain, and the devices of a unit's buffers and
+// inputs.
 
 #include <cmath>
 
 #include "fsdp/training/training.h"
+#include "fsdp/unit.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/core/detail/layout_math.h"
+#include "tessera/fsdp/wrap_policy.h"
+#include "tessera/nn/containers.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
@@ -12,26 +16,6 @@
 #include "testing/files.h"
 
 namespace tessera::fsdp::options {
-
-TEST(Options, ArePrintedIfTheyAreNotTheDefault) {
-  const nn::Linear linear(2, 2);
-  EXPECT_EQ(to_string(fsdp::Options{}), "{}");
-  EXPECT_EQ(to_string(fsdp::Options{
-                .mp_policy = {.param_dtype = at::kBFloat16, .cast_forward_inputs = false},
-                .offload_policy = OffloadPolicy{.pin_memory = false},
-                .reshard_after_forward = false,
-                .post_forward_mesh_size = 2,
-                .may_be_unused = true}),
-            "{.mp_policy = {.param_dtype = BFloat16, .cast_forward_inputs = false}, "
-            ".offload_policy = {.pin_memory = false}, .reshard_after_forward = false, "
-            ".post_forward_mesh_size = 2, .may_be_unused = true}");
-  EXPECT_EQ(to_string(fsdp::Options{.shard_placement = testing::by_columns,
-                                    .ignored = {linear.slot("bias")},
-                                    .allow_mixed_frozen = true,
-                                    .bucket_cap_mb = 5}),
-            "{.shard_placement = a function, .ignored = 1 parameter, .allow_mixed_frozen = true, "
-            ".bucket_cap_mb = 5}");
-}
 
 TEST(Options, ShardsTheRequestedDimension) {
   const auto placement = [](const std::string& name,
@@ -125,22 +109,20 @@ TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
 }
 
 // The experts of other "ep" ranks are other parameters, not copies.
-TEST(Options, CountsParametersOnAnotherMeshInNorms) {
-  RunOnMesh({2, 2}, {"ep", "efsdp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    Filled<Mixture> model;
-    shard_mixture(model, mesh);
-    model(uniform_values({2, 3}, rank.rank())).square().sum().backward();
-    std::vector<nn::SlotPtr> slots;
-    at::Tensor dense = at::zeros({}), experts = at::zeros({});
-    for (const auto& [name, slot] : model.named_slots()) {
-      slots.push_back(slot);
-      (name.starts_with("experts") ? experts : dense)
-          .add_(full_tensor(slot->persistent().grad()).square().sum());
-    }
-    mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();
-    const double expected = std::sqrt((dense + experts).item<double>());
-    EXPECT_NEAR(optim::grad_norm(slots).item<double>(), expected, 1e-5 * expected);
-  });
+TEST_ON_MESH(Options, CountsParametersOnAnotherMeshInNorms, {2, 2}, {"ep", "efsdp"}) {
+  Filled<Mixture> model;
+  shard_mixture(model, mesh);
+  model(uniform_values({2, 3}, rank.rank())).square().sum().backward();
+  std::vector<nn::SlotPtr> slots;
+  at::Tensor dense = at::zeros({}), experts = at::zeros({});
+  for (const auto& [name, slot] : model.named_slots()) {
+    slots.push_back(slot);
+    (name.starts_with("experts") ? experts : dense)
+        .add_(full_tensor(slot->persistent().grad()).square().sum());
+  }
+  mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();
+  const double expected = std::sqrt((dense + experts).item<double>());
+  EXPECT_NEAR(optim::grad_norm(slots).item<double>(), expected, 1e-5 * expected);
 }
 
 TEST(Options, TakesParametersOfAnyStrides) {
@@ -158,22 +140,20 @@ TEST(Options, TakesParametersOfAnyStrides) {
   });
 }
 
-TEST(Options, TrainsParametersOfSeveralTypesInOneUnit) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    Filled<nn::Linear> linear(3, 4), with_double(3, 4);
-    linear.slot("weight")->set(linear.weight->detach().to(at::kBFloat16).requires_grad_());
-    fully_shard(linear, mesh, {.mp_policy = {.param_dtype = at::kFloat}});
-    linear(at::ones({2, 3})).sum().backward();
-    EXPECT_TRUE(full_grad(linear).equal(at::ones({4, 3}, at::kBFloat16).mul(2)));
-    EXPECT_EQ(linear.slot("weight")->persistent().grad().scalar_type(), at::kBFloat16);
-    EXPECT_EQ(linear.slot("bias")->persistent().grad().scalar_type(), at::kFloat);
-    const at::Tensor bias = with_double.bias->detach().to(at::kDouble);
-    with_double.slot("bias")->set(bias.clone().requires_grad_());
-    fully_shard(with_double, mesh);
-    unshard(with_double);
-    EXPECT_EQ(with_double.bias->scalar_type(), at::kDouble);
-    EXPECT_TRUE(with_double.bias->detach().equal(bias));
-  });
+TEST_ON_MESH(Options, TrainsParametersOfSeveralTypesInOneUnit, {2}, {"dp"}) {
+  Filled<nn::Linear> linear(3, 4), with_double(3, 4);
+  linear.slot("weight")->set(linear.weight->detach().to(at::kBFloat16).requires_grad_());
+  fully_shard(linear, mesh, {.mp_policy = {.param_dtype = at::kFloat}});
+  linear(at::ones({2, 3})).sum().backward();
+  EXPECT_TRUE(full_grad(linear).equal(at::ones({4, 3}, at::kBFloat16).mul(2)));
+  EXPECT_EQ(linear.slot("weight")->persistent().grad().scalar_type(), at::kBFloat16);
+  EXPECT_EQ(linear.slot("bias")->persistent().grad().scalar_type(), at::kFloat);
+  const at::Tensor bias = with_double.bias->detach().to(at::kDouble);
+  with_double.slot("bias")->set(bias.clone().requires_grad_());
+  fully_shard(with_double, mesh);
+  unshard(with_double);
+  EXPECT_EQ(with_double.bias->scalar_type(), at::kDouble);
+  EXPECT_TRUE(with_double.bias->detach().equal(bias));
 }
 
 // The shard of an expert has no gradient on ranks whose experts got no rows.
@@ -252,3 +232,305 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ExpertsWithoutRows,
                          [](const auto& info) { return "Case" + std::to_string(info.index); });
 
 }  // namespace tessera::fsdp::options
+
+namespace tessera::fsdp::wrap {
+
+using Names = std::vector<std::string>;
+
+Names names(const WrapPlan& plan) {
+  Names fqns;
+  for (const PlannedUnit& unit : plan) {
+    fqns.push_back(unit.fqn);
+  }
+  return fqns;
+}
+
+TEST(Policy, ChoosesUnits) {
+  struct Case {
+    const char* name;
+    Policy policy;
+    Names units;
+  };
+  const SmallModel model(4, 6, 3);  // elements of up: 30, of down: 28
+  const auto larger_than = [](std::int64_t numel) {
+    return wrap_if([numel](const Candidate& each) { return each.numel >= numel; });
+  };
+  const Names blocks{"block0", "block1", "block2", ""};
+  const Names ups{"block0.up", "block1.up", "block2.up", ""};
+  const Case cases[] = {
+      {"class", wrap_class<Block>(), blocks},
+      {"name", wrap_named("block?.up"), ups},
+      {"size of up alone", larger_than(30), ups},
+      {"size of the remaining parameters", larger_than(58), blocks},
+      {"predicate",
+       wrap_if([](const Candidate& each) { return each.fqn == "head"; }),
+       {"head", ""}},
+  };
+  for (const Case& each : cases) {
+    EXPECT_EQ(names(plan_units(model, each.policy)), each.units) << each.name;
+  }
+  const WrapPlan plan = plan_units(model, wrap_class<Block>());
+  std::int64_t numel = 0;
+  for (const PlannedUnit& unit : plan) {
+    numel += unit.numel;
+  }
+  EXPECT_EQ(numel, 3 * (4 * 6 + 6 + 6 * 4 + 4) + 4 * 3 + 3);
+  EXPECT_EQ(plan.back().parameters, (Names{"head.weight", "head.bias"}));
+}
+
+TEST(Policy, GivesUnitsTheRootsOptionsOrTheirOwn) {
+  const SmallModel model(4, 6, 3);
+  const Policy policy = [](const Candidate& each) {
+    return each.fqn == "block1" ? Options{.reshard_after_forward = false}
+                                : wrap_class<Block>()(each);
+  };
+  const WrapPlan plan = plan_units(model, policy, {.mp_policy = {.param_dtype = at::kBFloat16}});
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    const Options& options = plan[i].options;
+    EXPECT_EQ(options.mp_policy.param_dtype.has_value(), i != 1) << i;
+    EXPECT_EQ(options.reshard_after_forward.has_value(), i == 1) << i;
+  }
+}
+
+TEST(Policy, GivesASharedParameterToTheLowestUnitThatContainsItsOwners) {
+  SmallModel model(4, 6, 3);
+  model.blocks[0]->up->tie_slot("weight", model.blocks[2]->up->slot("weight"));
+  const WrapPlan plan = plan_units(model, wrap_class<Block>());
+  EXPECT_EQ(plan.back().parameters.front(), "block0.up.weight");
+  SmallModel within(4, 4, 3);
+  within.blocks[0]->up->tie_slot("weight", within.blocks[0]->down->slot("weight"));
+  EXPECT_EQ(plan_units(within, wrap_class<Block>())[0].parameters.size(), 3u);
+}
+
+/// Two parts that share one block, as ALBERT's layers do.
+struct Repeating : nn::Module<Repeating> {
+  struct Half : nn::Module<Half> {
+    explicit Half(const std::shared_ptr<Block>& shared) {
+      own = register_module("own", std::make_shared<nn::Linear>(4, 4));
+      inner = register_module("inner", shared);
+    }
+    at::Tensor forward(const at::Tensor& x) { return (*inner)((*own)(x)); }
+    std::shared_ptr<nn::Linear> own;
+    std::shared_ptr<Block> inner;
+  };
+
+  Repeating() {
+    const auto shared = std::make_shared<Block>(4, 6);
+    first = register_module("first", std::make_shared<Half>(shared));
+    second = register_module("second", std::make_shared<Half>(shared));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
+  std::shared_ptr<Half> first, second;
+};
+
+TEST(Policy, GivesAModuleRegisteredTwiceToTheLowestUnitThatContainsBothPlaces) {
+  const Repeating model;
+  const auto parameters = [&](const Policy& policy, const std::string& unit) {
+    const WrapPlan plan = plan_units(model, policy);
+    return std::ranges::find(plan, unit, &PlannedUnit::fqn)->parameters;
+  };
+  const Policy halves = wrap_class<Repeating::Half>();
+  EXPECT_EQ(parameters(halves, "first"), (Names{"first.own.weight", "first.own.bias"}));
+  EXPECT_EQ(parameters(halves, ""), (Names{"first.inner.up.weight", "first.inner.up.bias",
+                                           "first.inner.down.weight", "first.inner.down.bias"}));
+  EXPECT_EQ(parameters(wrap_class<Block>(), "first.inner").size(), 4u);
+  const at::Tensor batch = uniform_values({6, 4}, 7);
+  Filled<Repeating> alone;
+  alone(batch).square().mean().backward();
+  for (const int ranks : {1, 2, 3}) {
+    RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+      Filled<Repeating> sharded;
+      apply_plan(sharded, mesh, plan_units(sharded, halves));
+      const std::int64_t rows = 6 / ranks;
+      sharded(batch.narrow(0, rank.rank() * rows, rows)).square().mean().backward();
+      expect_gradients(sharded, gradients_of(alone));
+    });
+  }
+}
+
+TEST_ON_MESH(WrapPlan, LeavesUnitsAndIgnoredParametersAlone, {1}, {"dp"}) {
+  SmallModel model(4, 6, 3);
+  fully_shard(*model.blocks[0], mesh);
+  const Options options{.ignored = {model.head->slot("bias")}};
+  const WrapPlan plan = plan_units(model, wrap_named("block?"), options);
+  EXPECT_EQ(names(plan), (Names{"block1", "block2", ""}));
+  apply_plan(model, mesh, plan);
+  EXPECT_FALSE(tessera::is_distributed(model.head->slot("bias")->get()));
+  EXPECT_TRUE(tessera::is_distributed(model.head->slot("weight")->get()));
+}
+
+struct Tree : nn::Module<Tree> {
+  Tree() {
+    register_module("list", std::make_shared<nn::ModuleList>())
+        ->push_back(std::make_shared<nn::Linear>(2, 2));
+  }
+};
+
+TEST(WrapRefusals, NameTheCauseAndChangeNothing) {
+  const Policy blocks = wrap_class<Block>();
+  RunOnMesh({1}, {"dp"}, [&](const DeviceMesh& mesh) {
+    SmallModel model(4, 6, 3);
+    /// Applies a plan of blocks that `spoil` has changed.
+    const auto spoilt = [&](const std::function<void(WrapPlan&)>& spoil) {
+      return [&, spoil] {
+        WrapPlan plan = plan_units(model, blocks);
+        spoil(plan);
+        apply_plan(model, mesh, plan);
+      };
+    };
+    SmallModel frozen(4, 6, 3), twice(4, 6, 3);
+    frozen.blocks[1]->up->slot("bias")->get().set_requires_grad(false);
+    EXPECT_EQ(plan_units(frozen, blocks, {.allow_mixed_frozen = true})[1].frozen_numel, 6);
+    const WrapPlan plan_of_twice = plan_units(twice, blocks);
+    apply_plan(twice, mesh, plan_of_twice);
+    testing::expect_refusals({
+        {"a parameter in no unit",
+         spoilt([](WrapPlan& plan) { plan[1].parameters.erase(plan[1].parameters.begin()); }),
+         {"'block1.up.weight'", "Options::ignored"}},
+        {"a parameter in two units",
+         spoilt([](WrapPlan& plan) { plan.back().parameters.push_back("block0.up.bias"); }),
+         {"'block0.up.bias'", "the root"}},
+        {"a parameter of another module",
+         spoilt([](WrapPlan& plan) {
+           std::swap(plan[0].parameters.front(), plan[1].parameters.front());
+         }),
+         {"'block1.up.weight'", "'block0'"}},
+        {"an unknown parameter",
+         spoilt([](WrapPlan& plan) { plan[0].parameters.push_back("block0.bias"); }),
+         {"'block0.bias'"}},
+        {"an unknown module", spoilt([](WrapPlan& plan) { plan[0].fqn = "block7"; }), {"'block7'"}},
+        {"a unit twice",
+         spoilt([](WrapPlan& plan) {
+           plan.insert(plan.begin(), PlannedUnit{"block2", {}, {}, 0, 0});
+         }),
+         {"'block2'", "twice"}},
+        {"a root that is not last",
+         spoilt([](WrapPlan& plan) { std::swap(plan.front(), plan.back()); }),
+         {"the root last"}},
+        {"a plan applied twice",
+         [&] { apply_plan(twice, mesh, plan_of_twice); },
+         {"SmallModel", "is a unit already"}},
+        {"a pattern without a module",
+         [&] { plan_units(model, wrap_named("blocks.*")); },
+         {"'blocks.*'", "SmallModel"}},
+        {"a frozen parameter among trainable ones",
+         [&] { plan_units(frozen, blocks); },
+         {"'block1'", "'block1.up.bias'", "24 bytes", "allow_mixed_frozen"}},
+        {"a module without forward",
+         [] { plan_units(Tree(), wrap_named("list")); },
+         {"'list'", "ModuleList"}},
+    });
+    EXPECT_FALSE(is_fully_sharded(*model.blocks[0]));
+  });
+}
+
+// Buffers and inputs on the device of computation. "meta" stands for a device that is not the CPU.
+
+/// A libtorch module, which is no nn::Module.
+struct Counter : torch::nn::Module {
+  Counter() { counts = register_buffer("counts", at::ones({2}, at::kDouble)); }
+  at::Tensor counts;
+};
+
+/// Has buffers of two types, and a child that has them too.
+class Buffered : public nn::Module<Buffered> {
+ public:
+  explicit Buffered(bool leaf = false) {
+    mask = register_buffer_slot("mask", {3});
+    steps = register_buffer_slot("steps", {2});
+    steps.slot()->set(at::ones({2}, at::kLong));
+    weight = register_slot("weight", {5, 3});
+    if (!leaf) {
+      below = register_module("below", std::make_shared<Buffered>(true));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    seen = x;
+    return x.matmul((*weight).t());
+  }
+  nn::Parameter mask, steps, weight;
+  at::Tensor seen;
+  std::shared_ptr<Buffered> below;
+};
+
+bool all_on(const Buffered& module, c10::Device device) {
+  return module.mask->device() == device && module.steps->device() == device;
+}
+
+TEST(MoveBuffers, MovesAllTypesButNotBackFromMeta) {
+  Buffered module;
+  for (const c10::DeviceType device : {at::kMeta, at::kCPU}) {
+    move_buffers({&module}, device, {});
+    EXPECT_TRUE(all_on(module, at::kMeta));
+    EXPECT_TRUE(all_on(*module.below, at::kMeta));
+  }
+  EXPECT_EQ(module.steps->scalar_type(), at::kLong);
+  EXPECT_TRUE(module.weight->is_cpu());
+}
+
+TEST_ON_RANKS(MoveBuffers, LeavesUnitsBelowAndAModelOnMeta, 3) {
+  Buffered module, on_meta;
+  fully_shard(*module.below, world_mesh(rank.world()));
+  move_buffers({&module}, at::kMeta, {});
+  EXPECT_TRUE(all_on(module, at::kMeta));
+  EXPECT_TRUE(all_on(*module.below, at::kCPU));
+  move_buffers({&on_meta}, at::kMeta, {});
+  fully_shard(on_meta, world_mesh(rank.world()));
+  EXPECT_TRUE(all_on(on_meta, at::kMeta));  // the buffers stay on meta until nn::to_empty
+}
+
+TEST(MoveBuffers, LeavesIgnoredOnes) {
+  Buffered module;
+  move_buffers({&module}, at::kMeta, {module.below->mask.slot()});
+  EXPECT_TRUE(module.mask->is_meta());
+  EXPECT_TRUE(module.below->mask->is_cpu());
+  EXPECT_TRUE(module.below->steps->is_meta());
+}
+
+TEST_ON_RANKS(MoveBuffers, CopiesNothingWhereTheyAreInPlace, 3) {
+  for (const auto wrap :
+       {+[](Buffered& to, const Rank& by) { fully_shard(to, world_mesh(by.world())); },
+        +[](Buffered& to, const Rank& by) { replicate(to, world_mesh(by.world())); }}) {
+    Buffered module;
+    const auto counter = module.register_module("counter", std::make_shared<Counter>());
+    const at::Tensor mask = module.mask, steps = module.steps, counts = counter->counts;
+    const void* memory = counts.data_ptr();
+    wrap(module, rank);
+    EXPECT_TRUE(mask.is_same(module.mask));
+    EXPECT_TRUE(steps.is_same(module.steps));
+    EXPECT_TRUE(counts.is_same(counter->buffers()[0]));
+    EXPECT_EQ(counts.data_ptr(), memory);
+    EXPECT_EQ(counts.scalar_type(), at::kDouble);
+  }
+}
+
+TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {
+  at::Tensor here = at::ones({2}).requires_grad_(), there = at::empty({2}, at::device(at::kMeta)),
+             none;
+  const at::Tensor same = here;
+  std::vector<at::Tensor*> inputs{&here, &there, &none};
+  move_inputs(inputs, at::kCPU);
+  EXPECT_TRUE(here.is_same(same));
+  EXPECT_TRUE(there.is_meta());
+  move_inputs(inputs, at::kMeta);
+  EXPECT_TRUE(here.is_meta());
+  EXPECT_TRUE(here.requires_grad());  // the move is differentiable
+  EXPECT_FALSE(here.is_leaf());
+  EXPECT_FALSE(none.defined());
+  RunRanks(3, [](Rank& rank) {
+    at::Tensor input = distribute_tensor(at::ones({5}), world_mesh(rank.world()), {Shard{0}});
+    const at::Tensor before = input;
+    std::vector<at::Tensor*> distributed{&input};
+    move_inputs(distributed, at::kMeta);
+    EXPECT_TRUE(input.is_same(before));
+    Filled<Buffered> module;
+    module.mask->zero_();
+    module.below->mask->zero_();
+    fully_shard(module, world_mesh(rank.world()));
+    const at::Tensor x = uniform_values({2, 3}, rank.rank());
+    module(x).sum().backward();
+    EXPECT_TRUE(module.seen.is_same(x));  // an input that is on the device already is not copied
+  });
+}
+
+}  // namespace tessera::fsdp::wrap

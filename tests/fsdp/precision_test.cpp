@@ -1,10 +1,13 @@
-// The types of computation and of reduction, the divisor of gradients, and models that are
-// converted after they were sharded.
+// The types of computation and of reduction, the divisor of gradients, averages of the
+// reduce-scatter, and models that are converted after they were sharded.
+
+#include <ATen/ops/equal.h>
 
 #include <cmath>
 
 #include "fsdp/training/training.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "testing/forwarding_communicator.h"
 
 namespace tessera::fsdp::precision {
 
@@ -59,15 +62,13 @@ float gradient_over_replicas(Rank& rank, at::ScalarType reduce_dtype, bool zero3
   return full_grad(linear).item<float>();
 }
 
-TEST(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBatches) {
-  RunRanks(4, [](Rank& rank) {
-    for (const bool zero3 : {true, false}) {
-      // Two means of four gradients. In bf16 each sum loses the small terms: 2 + 2^-7 is rounded
-      // to 2.
-      EXPECT_EQ(gradient_over_replicas(rank, at::kFloat, zero3), 2 * (2 + 3.0F / 256) / 4);
-      EXPECT_EQ(gradient_over_replicas(rank, at::kBFloat16, zero3), 2 * 2.0F / 4);
-    }
-  });
+TEST_ON_RANKS(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBatches, 4) {
+  for (const bool zero3 : {true, false}) {
+    // Two means of four gradients. In bf16 each sum loses the small terms: 2 + 2^-7 is rounded
+    // to 2.
+    EXPECT_EQ(gradient_over_replicas(rank, at::kFloat, zero3), 2 * (2 + 3.0F / 256) / 4);
+    EXPECT_EQ(gradient_over_replicas(rank, at::kBFloat16, zero3), 2 * 2.0F / 4);
+  }
 }
 
 /// Records the types that its forward receives.
@@ -85,48 +86,42 @@ class Looking : public nn::Module<Looking> {
   std::vector<at::ScalarType> seen;
 };
 
-TEST(MixedPrecision, CastsOnlyFloatingInputsAndOnlyOnRequest) {
-  RunRanks(2, [](Rank& rank) {
-    for (const bool cast : {true, false}) {
-      Looking module;
-      module.table->zero_();
-      fully_shard(module, rank.mesh({2}, {"dp"}),
-                  {.mp_policy = {.param_dtype = at::kBFloat16, .cast_forward_inputs = cast}});
-      module(at::ones({3}), at::ones({3}, at::kLong));
-      EXPECT_EQ(module.seen, (std::vector<at::ScalarType>{cast ? at::kBFloat16 : at::kFloat,
-                                                          at::kLong, at::kBFloat16, at::kFloat}));
-    }
-  });
+TEST_ON_RANKS(MixedPrecision, CastsOnlyFloatingInputsAndOnlyOnRequest, 2) {
+  for (const bool cast : {true, false}) {
+    Looking module;
+    module.table->zero_();
+    fully_shard(module, rank.mesh({2}, {"dp"}),
+                {.mp_policy = {.param_dtype = at::kBFloat16, .cast_forward_inputs = cast}});
+    module(at::ones({3}), at::ones({3}, at::kLong));
+    EXPECT_EQ(module.seen, (std::vector<at::ScalarType>{cast ? at::kBFloat16 : at::kFloat,
+                                                        at::kLong, at::kBFloat16, at::kFloat}));
+  }
 }
 
-TEST(MixedPrecision, CastsResultsToTheOutputTypeOrTheTypeOfTheInput) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = uniform_values({4, 3}, 0);
-    Filled<nn::Linear> to_float(3, 2), to_input(3, 2);
-    fully_shard(to_float, mesh,
-                {.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
-    EXPECT_EQ(to_float(x).scalar_type(), at::kFloat);
-    fully_shard(to_input, mesh,
-                {.mp_policy = {.param_dtype = at::kFloat, .restore_input_dtype = true}});
-    EXPECT_EQ(to_input(x.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
-    EXPECT_EQ(to_input(x).scalar_type(), at::kFloat);
-  });
+TEST_ON_MESH(MixedPrecision, CastsResultsToTheOutputTypeOrTheTypeOfTheInput, {2}, {"dp"}) {
+  const at::Tensor x = uniform_values({4, 3}, 0);
+  Filled<nn::Linear> to_float(3, 2), to_input(3, 2);
+  fully_shard(to_float, mesh,
+              {.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
+  EXPECT_EQ(to_float(x).scalar_type(), at::kFloat);
+  fully_shard(to_input, mesh,
+              {.mp_policy = {.param_dtype = at::kFloat, .restore_input_dtype = true}});
+  EXPECT_EQ(to_input(x.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(to_input(x).scalar_type(), at::kFloat);
 }
 
-TEST(Replicate, ComputesInAnotherTypeAndSumsInAThird) {
-  RunRanks(4, [](Rank& rank) {
-    Filled<nn::Linear> linear(3, 4, {.bias = false});
-    const at::Tensor filled = linear.weight->detach().clone();
-    replicate(linear, rank.mesh({4}, {"dp"}),
-              {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
-    const at::Tensor out = linear(at::ones({1, 3}));
-    EXPECT_EQ(out.scalar_type(), at::kBFloat16);
-    out.sum().mul(rank.rank() == 3 ? 1.0 / 512 : 1.0).backward();
-    const at::Tensor& weight = linear.slot("weight")->persistent();
-    EXPECT_TRUE(full_tensor(weight).equal(filled));
-    // A sum in bf16 would lose the last rank's gradient.
-    EXPECT_TRUE(full_tensor(weight.grad()).equal(at::ones({4, 3}).mul((3 + 1.0 / 512) / 4)));
-  });
+TEST_ON_RANKS(Replicate, ComputesInAnotherTypeAndSumsInAThird, 4) {
+  Filled<nn::Linear> linear(3, 4, {.bias = false});
+  const at::Tensor filled = linear.weight->detach().clone();
+  replicate(linear, rank.mesh({4}, {"dp"}),
+            {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+  const at::Tensor out = linear(at::ones({1, 3}));
+  EXPECT_EQ(out.scalar_type(), at::kBFloat16);
+  out.sum().mul(rank.rank() == 3 ? 1.0 / 512 : 1.0).backward();
+  const at::Tensor& weight = linear.slot("weight")->persistent();
+  EXPECT_TRUE(full_tensor(weight).equal(filled));
+  // A sum in bf16 would lose the last rank's gradient.
+  EXPECT_TRUE(full_tensor(weight.grad()).equal(at::ones({4, 3}).mul((3 + 1.0 / 512) / 4)));
 }
 
 // Gradients are summed and divided in reduce_dtype, also in groups of one rank.
@@ -232,16 +227,14 @@ at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(n
   return full_grad(linear);
 }
 
-TEST(ForceSum, SumsBeforeAnyDivision) {
-  RunRanks(4, [](Rank& rank) {
-    const auto force = [](nn::Linear& linear) { set_force_sum_reduction(linear, true); };
-    // 4 * 20000 overflows fp16. 2^-24 is the smallest fp16 number: a division by 2 makes it 0.
-    EXPECT_TRUE(gradient_in_half(rank, 20000, force).isinf().all().item<bool>());
-    EXPECT_TRUE(gradient_in_half(rank, 20000, [](auto&) {}).equal(at::ones({4, 3}).mul(20000)));
-    const double least = std::ldexp(1.0, -24);
-    EXPECT_TRUE(gradient_in_half(rank, least, force).equal(at::ones({4, 3}).mul(least)));
-    EXPECT_TRUE(gradient_in_half(rank, least, [](auto&) {}).equal(at::zeros({4, 3})));
-  });
+TEST_ON_RANKS(ForceSum, SumsBeforeAnyDivision, 4) {
+  const auto force = [](nn::Linear& linear) { set_force_sum_reduction(linear, true); };
+  // 4 * 20000 overflows fp16. 2^-24 is the smallest fp16 number: a division by 2 makes it 0.
+  EXPECT_TRUE(gradient_in_half(rank, 20000, force).isinf().all().item<bool>());
+  EXPECT_TRUE(gradient_in_half(rank, 20000, [](auto&) {}).equal(at::ones({4, 3}).mul(20000)));
+  const double least = std::ldexp(1.0, -24);
+  EXPECT_TRUE(gradient_in_half(rank, least, force).equal(at::ones({4, 3}).mul(least)));
+  EXPECT_TRUE(gradient_in_half(rank, least, [](auto&) {}).equal(at::zeros({4, 3})));
 }
 
 // PyTorch divides by the factor before and after on one rank.
@@ -290,27 +283,92 @@ TEST(Conversion, AppliesToTheNextForward) {
   }
 }
 
-TEST(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<nn::Linear> linear(3, 4);
-    fully_shard(linear, rank.mesh({2}, {"dp"}));
-    linear.slot("bias")->set(linear.bias->detach().to(at::kDouble).requires_grad_());
-    EXPECT_ERROR(linear(at::ones({2, 3})), "'bias'");
-  });
+TEST_ON_RANKS(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit, 2) {
+  Filled<nn::Linear> linear(3, 4);
+  fully_shard(linear, rank.mesh({2}, {"dp"}));
+  linear.slot("bias")->set(linear.bias->detach().to(at::kDouble).requires_grad_());
+  EXPECT_ERROR(linear(at::ones({2, 3})), "'bias'");
 }
 
-TEST(Conversion, IsRefusedWhileAUnitIsGathered) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<nn::Linear> linear(3, 5);
-    const at::Tensor before = linear.weight->detach().to(at::kDouble);
-    fully_shard(linear, rank.mesh({2}, {"dp"}));
-    unshard(linear);
-    EXPECT_ERROR(linear.to(at::kDouble), "'weight'");
-    reshard(linear);
-    linear.to(at::kDouble);
-    unshard(linear);
-    EXPECT_TRUE(linear.weight->detach().equal(before));
-  });
+TEST_ON_RANKS(Conversion, IsRefusedWhileAUnitIsGathered, 2) {
+  Filled<nn::Linear> linear(3, 5);
+  const at::Tensor before = linear.weight->detach().to(at::kDouble);
+  fully_shard(linear, rank.mesh({2}, {"dp"}));
+  unshard(linear);
+  EXPECT_ERROR(linear.to(at::kDouble), "'weight'");
+  reshard(linear);
+  linear.to(at::kDouble);
+  unshard(linear);
+  EXPECT_TRUE(linear.weight->detach().equal(before));
 }
 
 }  // namespace tessera::fsdp::precision
+
+namespace tessera::fsdp::average_tests {
+
+/// A group that divides while it reduces. Counts the averages.
+class Averaging final : public testing::ForwardingCommunicator {
+ public:
+  Averaging(comm::CommunicatorPtr inner, int& averages)
+      : ForwardingCommunicator(std::move(inner)), averages_(averages) {}
+
+  bool averages_while_reducing() const override { return true; }
+  comm::WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                               ReduceOp op) override {
+    averages_ += static_cast<int>(op == ReduceOp::kAvg);
+    return inner().reduce_scatter(output, input, op);
+  }
+  comm::WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                                     const std::vector<at::Tensor>& inputs, ReduceOp op) override {
+    averages_ += static_cast<int>(op == ReduceOp::kAvg);
+    return inner().reduce_scatter_group(outputs, inputs, op);
+  }
+
+ private:
+  int& averages_;
+};
+
+/// The gradients of this rank's shards after one backward.
+std::vector<at::Tensor> gradients_in(const comm::WorldPtr& world, const Rank& rank,
+                                     const std::function<void(ShardedModel&)>& change) {
+  ShardedModel model(init_device_mesh(world, {world->size()}, {"dp"}));
+  change(model);
+  local_loss(model, rank).backward();
+  std::vector<at::Tensor> gradients;
+  for (const auto& [name, slot] : model.named_slots()) {
+    gradients.push_back(local_tensor(slot->persistent().grad()));
+  }
+  return gradients;
+}
+
+/// The number of averages of one backward on `ranks` ranks. Expects gradients equal to those of
+/// groups that do not average.
+void expect_averages(int ranks, int expected, const std::function<void(ShardedModel&)>& change) {
+  RunRanks(ranks, [&](Rank& rank) {
+    int averages = 0;
+    const auto averaging = std::make_shared<testing::WrappedWorld>(
+        rank.world(), [&](comm::CommunicatorPtr group, const std::string&) {
+          return std::make_shared<Averaging>(std::move(group), averages);
+        });
+    const std::vector<at::Tensor> found = gradients_in(averaging, rank, change);
+    EXPECT_EQ(averages, expected);
+    const std::vector<at::Tensor> divided = gradients_in(rank.world(), rank, change);
+    ASSERT_EQ(found.size(), divided.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_TRUE(at::equal(found[i], divided[i])) << i;
+    }
+  });
+}
+
+constexpr int kUnits = 4;  // three blocks and the head
+
+TEST(Average, IsTakenByTheReduceScatterUnlessSumsOrRoundingNeedADivision) {
+  expect_averages(4, kUnits, [](ShardedModel&) {});
+  expect_averages(3, 0, [](ShardedModel&) {});  // quotients by 3 round
+  expect_averages(4, 0, [](ShardedModel& model) { set_gradient_divide_factor(model, 2); });
+  expect_averages(
+      4, 0, [](ShardedModel& model) { set_all_reduce_hook(model, [](const at::Tensor&) {}); });
+  expect_averages(4, 0, [](ShardedModel& model) { set_force_sum_reduction(model, true); });
+}
+
+}  // namespace tessera::fsdp::average_tests

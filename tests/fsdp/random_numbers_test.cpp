@@ -9,12 +9,9 @@
 #include "fsdp/training/training.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/dtensor/local_map.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/fsdp/forward_method.h"
+#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/dropout.h"
-#include "tessera/nn/initialization.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/files.h"
 
@@ -107,27 +104,25 @@ TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
 
 // In evaluation nothing is drawn. After a forward, also one that throws, numbers are libtorch's
 // again.
-TEST(RandomNumbers, OutsideOfTrainingForwardsAreLibtorchs) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    Draws draws;
-    draws.residual = [](const at::Tensor& x) -> at::Tensor {
-      return x.size(0) == 2 * kSequence ? x : throw std::runtime_error("a bad batch");
-    };
-    DrawingModel dropping(kModules), throwing(draws);
-    for (DrawingModel* model : {&dropping, &throwing}) {
-      fully_shard(*model, mesh);
-      nn::init_weights(*model, 5);
-    }
-    dropping.eval();
-    manual_seed(1);
-    dropping(token_ids(2, 0));
-    EXPECT_EQ(dropping.blocks[0]->drop_residual->calls(), 0);
-    EXPECT_THROWN(std::runtime_error, throwing(token_ids(1, 0)), "a bad batch");
-    at::rand({4});
-    throwing(token_ids(2, 0));
-    at::rand({4});
-    EXPECT_EQ(random_state().calls, 0);
-  });
+TEST_ON_MESH(RandomNumbers, OutsideOfTrainingForwardsAreLibtorchs, {2}, {"dp"}) {
+  Draws draws;
+  draws.residual = [](const at::Tensor& x) -> at::Tensor {
+    return x.size(0) == 2 * kSequence ? x : throw std::runtime_error("a bad batch");
+  };
+  DrawingModel dropping(kModules), throwing(draws);
+  for (DrawingModel* model : {&dropping, &throwing}) {
+    fully_shard(*model, mesh);
+    nn::init_weights(*model, 5);
+  }
+  dropping.eval();
+  manual_seed(1);
+  dropping(token_ids(2, 0));
+  EXPECT_EQ(dropping.blocks[0]->drop_residual->calls(), 0);
+  EXPECT_THROWN(std::runtime_error, throwing(token_ids(1, 0)), "a bad batch");
+  at::rand({4});
+  throwing(token_ids(2, 0));
+  at::rand({4});
+  EXPECT_EQ(random_state().calls, 0);
 }
 
 TEST(RandomNumbers, InAMethodDependOnItsRows) {
@@ -286,21 +281,19 @@ TEST(RandomRefusals, AreNoneInAScopeThatNamesTheRows) {
   EXPECT_TRUE(at::equal(found[0], found[1]));
 }
 
-TEST(RandomRefusals, NoneBehindALocalMap) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    OneDraw model([&](const at::Tensor& y) {
-      const auto twice = [](const std::vector<at::Tensor>& locals) {
-        return std::vector{locals[0] * 2};
-      };
-      const at::Tensor doubled =
-          local_map(twice, {y}, mesh, {{Shard{1}}}, {.out_sizes = {y.sizes().vec()}}).front();
-      return at::dropout(doubled, 0.4, true).mul(at::rand({2, y.size(1)}));
-    });
-    tensor_parallel::parallelize_module(model, mesh,
-                                        {{"linear", tensor_parallel::colwise_parallel()}});
-    nn::init_weights(model, 5);
-    EXPECT_EQ(model(at::ones({2, kSide})).size(1), kSide);
+TEST_ON_MESH(RandomRefusals, NoneBehindALocalMap, {2}, {"tp"}) {
+  OneDraw model([&](const at::Tensor& y) {
+    const auto twice = [](const std::vector<at::Tensor>& locals) {
+      return std::vector{locals[0] * 2};
+    };
+    const at::Tensor doubled =
+        local_map(twice, {y}, mesh, {{Shard{1}}}, {.out_sizes = {y.sizes().vec()}}).front();
+    return at::dropout(doubled, 0.4, true).mul(at::rand({2, y.size(1)}));
   });
+  tensor_parallel::parallelize_module(model, mesh,
+                                      {{"linear", tensor_parallel::colwise_parallel()}});
+  nn::init_weights(model, 5);
+  EXPECT_EQ(model(at::ones({2, kSide})).size(1), kSide);
 }
 
 // Dropouts of a model whose weights are loaded, or made by constructors.
@@ -389,13 +382,11 @@ TEST(DropoutKeys, AreTheSameAfterALoadAndContinue) {
   });
 }
 
-TEST(LibtorchError, NamesTheModuleAndItsUnit) {
-  RunRanks(2, [](Rank& rank) {
-    DropModel model;
-    shard_units(model, rank.mesh({2, 1}, {"dp", "tp"}));
-    EXPECT_THROWN(c10::Error, model(at::ones({2, kDim + 1})), "mat1 and mat2 shapes",
-                  "module 'blocks.0.up'", "unit 'blocks.0'");
-  });
+TEST_ON_RANKS(LibtorchError, NamesTheModuleAndItsUnit, 2) {
+  DropModel model;
+  shard_units(model, rank.mesh({2, 1}, {"dp", "tp"}));
+  EXPECT_THROWN(c10::Error, model(at::ones({2, kDim + 1})), "mat1 and mat2 shapes",
+                "module 'blocks.0.up'", "unit 'blocks.0'");
 }
 
 }  // namespace tessera::fsdp::random_numbers

@@ -70,7 +70,7 @@ class RecordingStreams final : public comm::Streams {
 /// Records the lanes of the unit of `root` and of the units that its first forward finds below it.
 inline std::shared_ptr<RecordingStreams> record(const nn::ModuleBase& root) {
   auto streams = std::make_shared<RecordingStreams>();
-  root.attached<fsdp::Unit>()->parameters().set_comm_context(
+  root.attached<fsdp::Unit>()->set_comm_context(
       std::make_shared<fsdp::CommContext>(streams, at::kCPU));
   return streams;
 }

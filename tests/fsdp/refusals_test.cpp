@@ -42,10 +42,7 @@ TEST(BadCall, IsAnErrorThatNamesTheCauseAndChangesNothing) {
   nn::Linear no_unit(2, 2);
   const std::vector<BadCall> calls{
       {"no mesh", {"fully_shard", "undefined"}, [](Call c) { fully_shard(c.model, DeviceMesh()); }},
-      {"no world", {"world is null"}, [](Call c) { fully_shard(c.model, comm::WorldPtr()); }},
-      {"no world to replicate over",
-       {"world is null"},
-       [](Call c) { replicate(c.model, comm::WorldPtr()); }},
+      {"no world", {"world is null"}, [](Call) { world_mesh(nullptr); }},
       {"mesh of no ranks", {"0"}, [](Call c) { fully_shard(c.model, c.rank.mesh({0}, {"dp"})); }},
       {"unknown dimension", {"pd", "dp"}, [](Call c) { fully_shard(c.model, c.mesh["pd"]); }},
       {"unnamed dimensions",
@@ -156,55 +153,47 @@ TEST(BadCall, IsAnErrorThatNamesTheCauseAndChangesNothing) {
   }
 }
 
-TEST(FullyShard, RefusesAParameterOnAMeshOfAnotherRoot) {
-  RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(2, 2);
-    const at::Tensor weight =
-        distribute_tensor(linear.weight->detach(), rank.mesh({2}, {"tp"}), {Shard{0}}).tensor();
-    linear.slot("weight")->set(weight.detach().requires_grad_());
-    EXPECT_ERROR(fully_shard(linear, rank.mesh({2}, {"dp"})), "'weight'");
-    EXPECT_FALSE(tessera::is_distributed(linear.bias));
-  });
+TEST_ON_RANKS(FullyShard, RefusesAParameterOnAMeshOfAnotherRoot, 2) {
+  nn::Linear linear(2, 2);
+  const at::Tensor weight =
+      distribute_tensor(linear.weight->detach(), rank.mesh({2}, {"tp"}), {Shard{0}}).tensor();
+  linear.slot("weight")->set(weight.detach().requires_grad_());
+  EXPECT_ERROR(fully_shard(linear, rank.mesh({2}, {"dp"})), "'weight'");
+  EXPECT_FALSE(tessera::is_distributed(linear.bias));
 }
 
-TEST(PostOptimEvent, MayBeSetOnTheRootOnly) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    local_loss(model, rank).backward();
-    EXPECT_ERROR(set_post_optim_event(*model.blocks[0], nullptr), "is not the root");
-  });
+TEST_SHARDED(PostOptimEvent, MayBeSetOnTheRootOnly, 2) {
+  local_loss(model, rank).backward();
+  EXPECT_ERROR(set_post_optim_event(*model.blocks[0], nullptr), "is not the root");
 }
 
 // The flattened mesh of the unit contains the dimension that the experts are split over.
-TEST(Experts, OnADimensionOfTheFlattenedMeshAreRefused) {
-  RunOnMesh({2, 2}, {"dp", "ep"}, [](const DeviceMesh& mesh) {
-    Filled<SmallModel> model(kDim, kHidden, kClasses);
-    nn::distribute_parameter(*model.blocks[1]->up->slot("weight"), mesh["ep"], {Shard{0}});
-    const at::Tensor before = model.head->slot("weight")->get();
-    EXPECT_ERROR(fully_shard(model, mesh.flatten("all")), "'block1.up.weight'", "SmallModel",
-                 "(ep=2)", "(all=4)", "Options::parameter_mesh");
-    EXPECT_TRUE(model.head->slot("weight")->get().is_same(before));
-    const auto rest = [mesh](const std::string& name, const at::Tensor&) {
-      return name == "block1.up.weight" ? std::optional(mesh["dp"]) : std::nullopt;
-    };
-    fully_shard(model, mesh.flatten("all"), {.parameter_mesh = rest});
-  });
+TEST_ON_MESH(Experts, OnADimensionOfTheFlattenedMeshAreRefused, {2, 2}, {"dp", "ep"}) {
+  Filled<SmallModel> model(kDim, kHidden, kClasses);
+  nn::distribute_parameter(*model.blocks[1]->up->slot("weight"), mesh["ep"], {Shard{0}});
+  const at::Tensor before = model.head->slot("weight")->get();
+  EXPECT_ERROR(fully_shard(model, mesh.flatten("all")), "'block1.up.weight'", "SmallModel",
+               "(ep=2)", "(all=4)", "Options::parameter_mesh");
+  EXPECT_TRUE(model.head->slot("weight")->get().is_same(before));
+  const auto rest = [mesh](const std::string& name, const at::Tensor&) {
+    return name == "block1.up.weight" ? std::optional(mesh["dp"]) : std::nullopt;
+  };
+  fully_shard(model, mesh.flatten("all"), {.parameter_mesh = rest});
 }
 
-TEST(SparseGradients, AreRefused) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    struct Table : nn::Module<Table> {
-      nn::Child<nn::Hooked<torch::nn::Embedding>> rows{
-          *this, "rows", torch::nn::EmbeddingOptions(4, 3).sparse(true)};
-      nn::Child<nn::Linear> linear{*this, "linear", 3, 3};
-    } table;
-    EXPECT_ERROR(fully_shard(table, mesh), "parameter 'rows.weight'", "Embedding",
-                 "gets sparse gradients", "sparse(true)");
-    EXPECT_ERROR(replicate(table, mesh), "gets sparse gradients");
-    EXPECT_ERROR(apply_plan(table, mesh, plan_units(table, wrap_named("linear"))),
-                 "parameter 'rows.weight'", "gets sparse gradients");
-    EXPECT_FALSE(is_fully_sharded(*table.linear));
-    fully_shard(table, mesh, {.ignored = {table.rows->slot("weight")}});
-  });
+TEST_ON_MESH(SparseGradients, AreRefused, {2}, {"dp"}) {
+  struct Table : nn::Module<Table> {
+    nn::Child<nn::Hooked<torch::nn::Embedding>> rows{
+        *this, "rows", torch::nn::EmbeddingOptions(4, 3).sparse(true)};
+    nn::Child<nn::Linear> linear{*this, "linear", 3, 3};
+  } table;
+  EXPECT_ERROR(fully_shard(table, mesh), "parameter 'rows.weight'", "Embedding",
+               "gets sparse gradients", "sparse(true)");
+  EXPECT_ERROR(replicate(table, mesh), "gets sparse gradients");
+  EXPECT_ERROR(apply_plan(table, mesh, plan_units(table, wrap_named("linear"))),
+               "parameter 'rows.weight'", "gets sparse gradients");
+  EXPECT_FALSE(is_fully_sharded(*table.linear));
+  fully_shard(table, mesh, {.ignored = {table.rows->slot("weight")}});
 }
 
 struct Normed : nn::Module<Normed> {
@@ -252,41 +241,37 @@ void shard_blocks(SmallModel& model, const DeviceMesh& mesh) {
   }
 }
 
-TEST(ForgottenParameters, AreRefusedInTheFirstForwardOfATraining) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<SmallModel> model(kDim, kHidden, kClasses);
-    shard_blocks(model, rank.mesh({2}, {"dp"}));
-    {
-      const c10::AutoGradMode no_grad(false);
-      local_loss(model, rank);
-    }
-    EXPECT_ERROR(local_loss(model, rank), "2 of its", "'head.weight'", "Options::ignored");
-  });
+TEST_ON_RANKS(ForgottenParameters, AreRefusedInTheFirstForwardOfATraining, 2) {
+  Filled<SmallModel> model(kDim, kHidden, kClasses);
+  shard_blocks(model, rank.mesh({2}, {"dp"}));
+  {
+    const c10::AutoGradMode no_grad(false);
+    local_loss(model, rank);
+  }
+  EXPECT_ERROR(local_loss(model, rank), "2 of its", "'head.weight'", "Options::ignored");
 }
 
-TEST(ForgottenParameters, MayBeFrozenIgnoredReplicatedOrOnOneRank) {
+TEST_ON_MESH(ForgottenParameters, MayBeFrozenIgnoredReplicatedOrOnOneRank, {2, 1}, {"dp", "one"}) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunOnMesh({2, 1}, {"dp", "one"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Filled<SmallModel> frozen(kDim, kHidden, kClasses), ignored(kDim, kHidden, kClasses);
-    Filled<SmallModel> alone(kDim, kHidden, kClasses), whole(kDim, kHidden, kClasses);
-    shard_blocks(frozen, mesh["dp"]);
-    Options left;
-    for (const auto& [name, slot] : ignored.head->slots()) {
-      frozen.head->slot(name)->get().set_requires_grad(false);
-      left.ignored.insert(slot);
-    }
-    local_loss(frozen, rank).backward();
-    shard_blocks(alone, mesh["one"]);
-    local_loss(alone, rank).backward();
-    fully_shard(*ignored.blocks[0], mesh["dp"], left);
-    shard_units({&*ignored.blocks[1], &*ignored.blocks[2]}, mesh["dp"]);
-    local_loss(ignored, rank).backward();
-    EXPECT_FALSE(tessera::is_distributed(ignored.head->weight->grad()));
-    shard_blocks(whole, mesh["dp"]);
-    replicate(whole, mesh["dp"]);
-    local_loss(whole, rank).backward();
-    expect_gradients(whole, expected);
-  });
+  Filled<SmallModel> frozen(kDim, kHidden, kClasses), ignored(kDim, kHidden, kClasses);
+  Filled<SmallModel> alone(kDim, kHidden, kClasses), whole(kDim, kHidden, kClasses);
+  shard_blocks(frozen, mesh["dp"]);
+  Options left;
+  for (const auto& [name, slot] : ignored.head->slots()) {
+    frozen.head->slot(name)->get().set_requires_grad(false);
+    left.ignored.insert(slot);
+  }
+  local_loss(frozen, rank).backward();
+  shard_blocks(alone, mesh["one"]);
+  local_loss(alone, rank).backward();
+  fully_shard(*ignored.blocks[0], mesh["dp"], left);
+  shard_units({&*ignored.blocks[1], &*ignored.blocks[2]}, mesh["dp"]);
+  local_loss(ignored, rank).backward();
+  EXPECT_FALSE(tessera::is_distributed(ignored.head->weight->grad()));
+  shard_blocks(whole, mesh["dp"]);
+  replicate(whole, mesh["dp"]);
+  local_loss(whole, rank).backward();
+  expect_gradients(whole, expected);
 }
 
 /// A model whose module `extra` is added, replaced or unfrozen after its units were made.

@@ -1,26 +1,12 @@
-// Replicas of shards (HSDP), of whole parameters (replicate), and a world in place of a mesh.
+// Replicas of shards (HSDP), of whole parameters (replicate) and their buckets, and the mesh of a
+// world.
+
+#include <ATen/ops/tanh.h>
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/wrap_policy.h"
 
 namespace tessera::fsdp::replicas {
-
-TEST(Replicas, AverageOverAllRanks) {
-  const std::vector<at::Tensor> expected = gradients_alone();
-  for (const auto& [replicas, shards] : {std::pair{2, 2}, {3, 1}, {1, 3}, {2, 3}}) {
-    RunArranged({"", {replicas, shards}, {"replicate", "shard"}},
-                [&, r = replicas, s = shards](Rank& rank, ShardedModel& model) {
-                  const Sent sent(rank);
-                  local_loss(model, rank).backward();
-                  EXPECT_EQ(sent.calls("replicate", "all_reduce"), r > 1 ? 4 : 0);
-                  EXPECT_EQ(sent.calls("shard", "reduce_scatter"), s > 1 ? 4 : 0);
-                  expect_gradients(model, expected);
-                  EXPECT_EQ(
-                      DistributedTensor(model.head->slot("weight")->persistent()).placements(),
-                      (Placements{Replicate{}, Shard{0}}));
-                });
-  }
-}
 
 /// Two layers. A micro-batch uses one of them.
 struct Either : nn::Module<Either> {
@@ -106,87 +92,76 @@ TEST(Replicate, TrainsAsOneRankDoesWithOneAllReduceAUnit) {
   }
 }
 
-TEST(Replicate, GathersNoCopy) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<nn::Linear> linear(3, 4);
-    replicate(linear, rank.mesh({2}, {"dp"}));
-    const nn::SlotPtr slot = linear.slot("weight");
-    const UnshardScope scope(linear);
-    EXPECT_FALSE(tessera::is_distributed(slot->get()));
-    EXPECT_EQ(slot->get().const_data_ptr(), local_tensor(slot->persistent()).const_data_ptr());
-  });
+TEST_ON_RANKS(Replicate, GathersNoCopy, 2) {
+  Filled<nn::Linear> linear(3, 4);
+  replicate(linear, rank.mesh({2}, {"dp"}));
+  const nn::SlotPtr slot = linear.slot("weight");
+  const UnshardScope scope(linear);
+  EXPECT_FALSE(tessera::is_distributed(slot->get()));
+  EXPECT_EQ(slot->get().const_data_ptr(), local_tensor(slot->persistent()).const_data_ptr());
 }
 
-TEST(Replicate, ReducesOnceForSeveralMicroBatches) {
+TEST_ON_MESH(Replicate, ReducesOnceForSeveralMicroBatches, {4}, {"dp"}) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
-  RunOnMesh({4}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Filled<SmallModel> model(kDim, kHidden, kClasses);
-    replicate_all(model, mesh);
-    const Sent sent(rank);
-    set_requires_gradient_sync(model, false);  // whole gradients are accumulated
-    local_loss(model, rank, 0).backward();
-    set_requires_gradient_sync(model, true);
-    set_requires_all_reduce(model, false);  // their sum is kept for the all-reduce
-    local_loss(model, rank, 1).backward();
-    EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
-    set_requires_all_reduce(model, true);
-    local_loss(model, rank, 2).backward();
-    EXPECT_EQ(sent.calls("dp", "all_reduce"), 4);
-    expect_gradients(model, expected);
-  });
+  Filled<SmallModel> model(kDim, kHidden, kClasses);
+  replicate_all(model, mesh);
+  const Sent sent(rank);
+  set_requires_gradient_sync(model, false);  // whole gradients are accumulated
+  local_loss(model, rank, 0).backward();
+  set_requires_gradient_sync(model, true);
+  set_requires_all_reduce(model, false);  // their sum is kept for the all-reduce
+  local_loss(model, rank, 1).backward();
+  EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
+  set_requires_all_reduce(model, true);
+  local_loss(model, rank, 2).backward();
+  EXPECT_EQ(sent.calls("dp", "all_reduce"), 4);
+  expect_gradients(model, expected);
 }
 
-TEST(Replicate, CombinesWithUnitsThatAreSharded) {
+TEST_ON_MESH(Replicate, CombinesWithUnitsThatAreSharded, {4}, {"dp"}) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunOnMesh({4}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Filled<SmallModel> model(kDim, kHidden, kClasses);
-    replicate(*model.blocks[1], mesh);
-    fully_shard(model, mesh);
-    const Sent sent(rank);
-    local_loss(model, rank).backward();
-    EXPECT_EQ(sent.of("dp", "all_reduce").bytes, 4 * kBlock);
-    EXPECT_EQ(sent.calls("dp", "all_gather"), 1);
-    EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 1);
-    expect_gradients(model, expected);
-  });
+  Filled<SmallModel> model(kDim, kHidden, kClasses);
+  replicate(*model.blocks[1], mesh);
+  fully_shard(model, mesh);
+  const Sent sent(rank);
+  local_loss(model, rank).backward();
+  EXPECT_EQ(sent.of("dp", "all_reduce").bytes, 4 * kBlock);
+  EXPECT_EQ(sent.calls("dp", "all_gather"), 1);
+  EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 1);
+  expect_gradients(model, expected);
 }
 
 // PyTorch's set_reshard_after_forward breaks on such units.
-TEST(Replicate, TakesTheSettingsOfUnitsThatAreSharded) {
+TEST_ON_RANKS(Replicate, TakesTheSettingsOfUnitsThatAreSharded, 2) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(2, [&](Rank& rank) {
-    for (const bool reshard : {true, false}) {
-      Filled<SmallModel> model(kDim, kHidden, kClasses);
-      replicate_all(model, rank.mesh({2}, {"dp"}));
-      set_reshard_after_forward(model, reshard);
-      set_reshard_after_backward(model, reshard);
-      set_unshard_in_backward(model, reshard, /*recurse=*/true);
-      const Sent sent(rank);
-      local_loss(model, rank).backward();
-      EXPECT_EQ(sent.table().size(), 1u);
-      expect_gradients(model, expected);
-    }
-  });
+  for (const bool reshard : {true, false}) {
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
+    replicate_all(model, rank.mesh({2}, {"dp"}));
+    set_reshard_after_forward(model, reshard);
+    set_reshard_after_backward(model, reshard);
+    set_unshard_in_backward(model, reshard, /*recurse=*/true);
+    const Sent sent(rank);
+    local_loss(model, rank).backward();
+    EXPECT_EQ(sent.table().size(), 1u);
+    expect_gradients(model, expected);
+  }
 }
 
-TEST(WorldMesh, TakesThePlaceOfAMesh) {
+TEST(WorldMesh, IsAMeshOfAllRanks) {
   const testing::Training expected = testing::train_alone({}, 3);
   for (const int ranks : {1, 3, 4}) {
     RunRanks(ranks, [&](Rank& rank) {
       const DeviceMesh mesh = world_mesh(rank.world());
       EXPECT_EQ(mesh, rank.mesh({rank.size()}, {"dp"}));
       EXPECT_EQ(mesh.local_rank(), rank.rank());
+      // Units of several modules, replicas and a wrap plan.
       Filled<SmallModel> model(kDim, kHidden, kClasses), planned(kDim, kHidden, kClasses);
-      // Each overload, and a mesh that is made explicitly.
-      fully_shard({model.blocks[0].get(), model.blocks[1].get()}, rank.world());
-      replicate(*model.blocks[2], rank.world());
+      fully_shard({model.blocks[0].get(), model.blocks[1].get()}, mesh);
+      replicate(*model.blocks[2], mesh);
       fully_shard(*model.head, rank.mesh({rank.size()}, {"dp"}));
-      fully_shard(model, rank.world(), {.reshard_after_forward = true});
+      fully_shard(model, mesh, {.reshard_after_forward = true});
       testing::expect_training(model, rank, expected);
-      for (const at::Tensor& parameter : parameters_of(model)) {
-        EXPECT_EQ(sharding_spec(parameter).mesh, mesh);
-      }
-      apply_plan(planned, rank.world(), plan_units(planned, wrap_class<Block>()));
+      apply_plan(planned, mesh, plan_units(planned, wrap_class<Block>()));
       EXPECT_TRUE(is_fully_sharded(*planned.blocks[1]));
       testing::expect_training(planned, rank, expected);
     });
@@ -194,3 +169,201 @@ TEST(WorldMesh, TakesThePlaceOfAMesh) {
 }
 
 }  // namespace tessera::fsdp::replicas
+
+namespace tessera::fsdp {
+namespace {
+
+constexpr std::int64_t kWide = 600;
+/// Each weight has 1.4 MiB, so that it is a bucket of its own.
+const Options kBuckets{.bucket_cap_mb = 1};
+constexpr std::int64_t kLayers = 4;
+
+struct Chain : nn::Module<Chain> {
+  Chain() {
+    for (std::int64_t i = 0; i < kLayers; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i),
+                                       std::make_shared<nn::Linear>(kWide, kWide, kNoBias)));
+    }
+  }
+  /// `skipped`: a layer that is left out; -1: none.
+  at::Tensor forward(const at::Tensor& x, std::int64_t skipped) {
+    at::Tensor y = x;
+    for (std::int64_t i = 0; i < kLayers; ++i) {
+      y = i == skipped ? y : at::tanh((*layers[static_cast<std::size_t>(i)])(y) * 0.1);
+      if (i == 0 && y.requires_grad()) {
+        y.register_hook([this](const at::Tensor&) { at_first_layer(); });
+      }
+    }
+    return y;
+  }
+  static constexpr nn::LinearOptions kNoBias{.bias = false};
+  std::vector<std::shared_ptr<nn::Linear>> layers;
+  /// Called when backward has computed the gradients of all layers but the first.
+  std::function<void()> at_first_layer = [] {};
+};
+
+at::Tensor rows_from(std::int64_t first, std::int64_t count) {
+  return uniform_values({4, kWide}, 3).narrow(0, first, count);
+}
+
+/// Takes one backward on 2 ranks, after `prepare`. Expects the gradients of one rank, and that
+/// `early` buckets were reduced before backward computed the gradient of the first layer.
+void expect_early_buckets(std::int64_t early, const std::function<void(Chain&)>& prepare) {
+  Filled<Chain> alone;
+  alone(rows_from(0, 4), -1).square().mean().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> model;
+    replicate(model, world_mesh(rank.world()), kBuckets);
+    prepare(model);
+    const Sent sent(rank);
+    std::int64_t found = -1;
+    model.at_first_layer = [&] { found = sent.calls("dp", "all_reduce"); };
+    model(rows_from(2 * rank.rank(), 2), -1).square().mean().backward();
+    EXPECT_EQ(found, early);
+    EXPECT_EQ(sent.calls("dp", "all_reduce"), kLayers);
+    expect_gradients(model, gradients_of(alone));
+  });
+}
+
+TEST(Buckets, AreReducedWhileBackwardComputes) {
+  expect_early_buckets(kLayers - 2, [](Chain&) {});
+}
+
+// A hook may write a parameter that backward still reads.
+TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
+  expect_early_buckets(0, [](Chain& model) {
+    model.layers[3]->slot("weight")->persistent().register_hook(
+        [](const at::Tensor& gradient) { return gradient; });
+  });
+}
+
+/// One unit that is called once for each half of its layers.
+struct Halves : nn::Module<Halves> {
+  Halves() { chain = register_module("chain", std::make_shared<Chain>()); }
+  at::Tensor forward(const at::Tensor& x, bool second) {
+    at::Tensor y = x;
+    for (const std::size_t i :
+         second ? std::vector<std::size_t>{2, 3} : std::vector<std::size_t>{0, 1}) {
+      y = at::tanh((*chain->layers[i])(y) * 0.1);
+    }
+    return y;
+  }
+  std::shared_ptr<Chain> chain;
+};
+
+// The buckets of the second half are complete before backward enters the first call.
+TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
+  Filled<Halves> alone;
+  alone(alone(rows_from(0, 4), false), true).square().mean().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Halves> model;
+    replicate(model, world_mesh(rank.world()), kBuckets);
+    const Sent sent(rank);
+    model(model(rows_from(2 * rank.rank(), 2), false), true).square().mean().backward();
+    EXPECT_EQ(sent.calls("dp", "all_reduce"), kLayers);
+    expect_gradients(model, gradients_of(alone));
+  });
+}
+
+TEST(Buckets, WeighRanksWithFewRowsAndARankWithout) {
+  Filled<Chain> alone;
+  alone(rows_from(0, 4), -1).square().mean().backward();
+  RunRanks(3, [&](Rank& rank) {
+    Filled<Chain> model;
+    const DeviceMesh mesh = world_mesh(rank.world());
+    replicate(model, mesh, kBuckets);
+    // 3, 1 and 0 rows.
+    const std::int64_t rows = std::max<std::int64_t>(3 - 2 * rank.rank(), 0);
+    const at::Tensor y = model(rows_from(rank.rank() == 0 ? 0 : 3, rows), -1);
+    const at::Tensor loss = rows > 0 ? y.square().mean() : y.sum();
+    (loss * mean_weight(rows, mesh)).backward();
+    expect_gradients(model, gradients_of(alone));
+  });
+}
+
+/// The mean gradients of two ranks that leave out different layers.
+std::vector<at::Tensor> gradients_of_skipping() {
+  std::vector<at::Tensor> sums(kLayers);
+  for (const std::int64_t skipped : {0, 2}) {
+    Filled<Chain> alone;
+    alone(rows_from(skipped, 2), skipped).square().mean().div(2).backward();
+    std::size_t i = 0;
+    for (const at::Tensor& gradient : gradients_of(alone)) {
+      at::Tensor& sum = sums[i++];
+      if (gradient.defined()) {
+        sum = sum.defined() ? sum + gradient : gradient;
+      }
+    }
+  }
+  return sums;
+}
+
+TEST(Buckets, HaveOneOrderOnRanksThatUseDifferentParameters) {
+  const std::vector<at::Tensor> expected = gradients_of_skipping();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> model;
+    replicate(model, world_mesh(rank.world()), kBuckets);
+    const std::int64_t skipped = 2 * rank.rank();
+    model(rows_from(skipped, 2), skipped).square().mean().backward();
+    expect_gradients(model, expected);
+  });
+}
+
+// The buckets of both models have the same sizes and use the same process group.
+TEST(Buckets, HaveOneOrderInABackwardOfTwoModels) {
+  const std::vector<at::Tensor> expected = gradients_of_skipping();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> whole, skipping;
+    replicate(whole, world_mesh(rank.world()), kBuckets);
+    replicate(skipping, world_mesh(rank.world()), kBuckets);
+    for (int step = 0; step < 2; ++step) {
+      drop_gradients(whole);
+      drop_gradients(skipping);
+      const std::int64_t skipped = 2 * rank.rank();
+      const at::Tensor x = rows_from(skipped, 2);
+      (whole(x, -1).square().mean() + skipping(x, skipped).square().mean()).backward();
+      expect_gradients(skipping, expected);
+    }
+  });
+}
+
+TEST(Buckets, ReduceTheSumOfMicroBatchesOnce) {
+  Filled<Chain> alone;
+  alone(rows_from(0, 4), -1).square().mean().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> model;
+    replicate(model, world_mesh(rank.world()), kBuckets);
+    const Sent sent(rank);
+    for (const std::int64_t i : {0, 1}) {
+      set_requires_gradient_sync(model, i == 1);
+      model(rows_from(2 * rank.rank() + i, 1), -1).square().mean().div(2).backward();
+      EXPECT_EQ(sent.calls("dp", "all_reduce"), i * kLayers);
+    }
+    expect_gradients(model, gradients_of(alone));
+    // A second backward through the same graph adds to the gradients.
+    drop_gradients(model);
+    const at::Tensor loss = model(rows_from(2 * rank.rank(), 2), -1).square().mean() / 2;
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    expect_gradients(model, gradients_of(alone));
+  });
+}
+
+TEST(Buckets, GiveTheGradientsThatAutogradGradRequests) {
+  Filled<Chain> alone;
+  alone(rows_from(0, 4), -1).square().mean().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Filled<Chain> model;
+    replicate(model, world_mesh(rank.world()), kBuckets);
+    const at::Tensor loss = model(rows_from(2 * rank.rank(), 2), -1).square().mean();
+    const auto gradients =
+        torch::autograd::grad({loss}, {model.layers[3]->slot("weight")->persistent(),
+                                       model.layers[1]->slot("weight")->persistent()});
+    EXPECT_TRUE(at::allclose(full_tensor(gradients[0]), gradients_of(alone)[3], 1e-4, 1e-6));
+    EXPECT_TRUE(at::allclose(full_tensor(gradients[1]), gradients_of(alone)[1], 1e-4, 1e-6));
+    EXPECT_FALSE(model.layers[0]->slot("weight")->persistent().grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -93,88 +93,37 @@ TEST(Streams, PrefetchTheRequestedUnitsInBackwardAndFreeUnusedUnits) {
             notes({"+2 =2 +0 -2 r2", "+1 =1 -1 r1", "=0 +2 -0 r0", "-. r."}));
 }
 
-/// The whole log of one step of a single unit on two ranks, after the use of its gathered
-/// parameter.
-Log log_after_gather(const Options& options) {
-  Log log;
-  RunRanks(2, [&](Rank& rank) {
-    Filled<nn::Linear> linear(3, 4, {.bias = false});
-    fully_shard(linear, rank.mesh({2}, {"dp"}), options);
-    const auto streams = record(linear);
+TEST_ON_RANKS(Streams, LetTheNextGathersWaitForTheUpdateAlone, 2) {
+  Filled<nn::Linear> linear(3, 4, {.bias = false});
+  fully_shard(linear, rank.mesh({2}, {"dp"}));
+  const auto streams = record(linear);
+  const auto waits_of_step = [&] {
+    streams->clear();
     linear(uniform_values({2, 3}, 1)).sum().backward();
-    if (rank.rank() == 0) {
-      log = streams->log();
-    }
-  });
-  const Log gathered{"compute: record 1",
-                     "all_gather: wait 1",  // for the optimizer's update of the shards
-                     "compute: record 2",
-                     "all_gather: wait 2",  // for the layout, which the first step makes
-                     "all_gather the root unit", "enter all_gather", "leave",
-                     "unshard the root unit",    "enter all_gather", "leave",
-                     "all_gather: record 3",     "compute: wait 3"};
-  EXPECT_EQ(Log(log.begin(), log.begin() + std::ssize(gathered)), gathered);
-  log.erase(log.begin(), log.begin() + std::ssize(gathered));
-  return log;
+    const Log& log = streams->log();
+    return Log(log.begin(), std::ranges::find(log, "all_gather the root unit"));
+  };
+  waits_of_step();
+  const comm::StreamEventPtr update = streams->record(comm::Lane::kCompute);
+  const std::string wait = "all_gather: wait " + number_of(update);
+  set_post_optim_event(linear, update);
+  EXPECT_EQ(waits_of_step(), Log{wait});
+  // The event applies to one step: the next step waits for all of the compute lane again.
+  const Log next = waits_of_step();
+  ASSERT_EQ(next.size(), 2u);
+  EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
+  EXPECT_NE(next[1], wait);
+  set_post_optim_event(linear, nullptr);  // an event that has passed
+  EXPECT_EQ(waits_of_step(), Log{});
 }
 
-TEST(Streams, WaitForEachOtherWherePackingNeedsIt) {
-  EXPECT_EQ(log_after_gather({.shard_placement = testing::by_columns}),
-            (Log{"compute: record 4",  // unpacked into compute's own memory: the buffer is free
-                 "reshard the root unit",
-                 "all_gather: wait 4",  // the gather buffer is freed
-                 "reduce_scatter the root unit", "compute: record 5",
-                 "reduce_scatter: wait 5",  // packed
-                 "enter reduce_scatter", "leave", "enter reduce_scatter",
-                 "reduce_scatter: record 6", "leave", "reduce_scatter: record 7",
-                 "compute: wait 7",     // gradients for the optimizer
-                 "compute: wait 6"}));  // the packed gradients are freed
-}
-
-TEST(Streams, KeepGradientsUntilTheyAreReducedInPlace) {
-  EXPECT_EQ(log_after_gather({}),
-            (Log{"reshard the root unit", "compute: record 4", "all_gather: wait 4",
-                 "reduce_scatter the root unit", "compute: record 5", "reduce_scatter: wait 5",
-                 "enter reduce_scatter", "leave", "enter reduce_scatter",
-                 "reduce_scatter: record 6", "leave", "reduce_scatter: record 7", "compute: wait 7",
-                 "compute: wait 6"}));  // then autograd's gradient is freed
-}
-
-TEST(Streams, LetTheNextGathersWaitForTheUpdateAlone) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<nn::Linear> linear(3, 4, {.bias = false});
-    fully_shard(linear, rank.mesh({2}, {"dp"}));
-    const auto streams = record(linear);
-    const auto waits_of_step = [&] {
-      streams->clear();
-      linear(uniform_values({2, 3}, 1)).sum().backward();
-      const Log& log = streams->log();
-      return Log(log.begin(), std::ranges::find(log, "all_gather the root unit"));
-    };
-    waits_of_step();
-    const comm::StreamEventPtr update = streams->record(comm::Lane::kCompute);
-    const std::string wait = "all_gather: wait " + number_of(update);
-    set_post_optim_event(linear, update);
-    EXPECT_EQ(waits_of_step(), Log{wait});
-    // The event applies to one step: the next step waits for all of the compute lane again.
-    const Log next = waits_of_step();
-    ASSERT_EQ(next.size(), 2u);
-    EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
-    EXPECT_NE(next[1], wait);
-    set_post_optim_event(linear, nullptr);  // an event that has passed
-    EXPECT_EQ(waits_of_step(), Log{});
-  });
-}
-
-TEST(Streams, StayInTheComputeLaneOnOneRank) {
-  RunSharded(1, [](Rank& rank, ShardedModel& model) {
-    set_gradient_divide_factor(model, 2);
-    const auto streams = record(model);
-    local_loss(model, rank).backward();
-    for (const std::string& line : streams->log()) {
-      EXPECT_FALSE(line.starts_with("enter")) << line;
-    }
-  });
+TEST_SHARDED(Streams, StayInTheComputeLaneOnOneRank, 1) {
+  set_gradient_divide_factor(model, 2);
+  const auto streams = record(model);
+  local_loss(model, rank).backward();
+  for (const std::string& line : streams->log()) {
+    EXPECT_FALSE(line.starts_with("enter")) << line;
+  }
 }
 
 // A program may have changed the parameters just before, as an optimizer's step does.
@@ -227,51 +176,46 @@ Log notes_of(const Log& log) {
   return notes;
 }
 
-TEST(GatherAhead, FollowsTheLastForward) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    const auto streams = record(model);
+TEST_SHARDED(GatherAhead, FollowsTheLastForward, 2) {
+  const auto streams = record(model);
+  EXPECT_EQ(notes_of(log_of_forward(model, rank, *streams)),
+            notes({"+0 =0 -0", "+1 =1 -1", "+2 =2 -2"}));
+  for (int step = 0; step < 2; ++step) {
     EXPECT_EQ(notes_of(log_of_forward(model, rank, *streams)),
-              notes({"+0 =0 -0", "+1 =1 -1", "+2 =2 -2"}));
-    for (int step = 0; step < 2; ++step) {
-      EXPECT_EQ(notes_of(log_of_forward(model, rank, *streams)),
-                notes({"+0 =0 +1 -0", "=1 +2 -1", "=2 -2"}));
-    }
-  });
+              notes({"+0 =0 +1 -0", "=1 +2 -1", "=2 -2"}));
+  }
 }
 
 // The unit before last has released its memory, with the end of its forward.
-TEST(GatherAhead, WaitsOnlyForTheMemoryThatItReuses) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    const auto streams = record(model);
-    log_of_forward(model, rank, *streams);
-    const Log log = log_of_forward(model, rank, *streams);
-    // The gather needs no wait: its memory is newly allocated.
-    EXPECT_EQ(between(log, "all_gather unit 'block1'", "reshard unit 'block0'"),
-              (Log{"all_gather unit 'block1'", "enter all_gather", "leave"}));
-    const Log left = between(log, "reshard unit 'block0'", "unshard unit 'block1'");
-    ASSERT_EQ(left.size(), 2u);
-    EXPECT_TRUE(left[1].starts_with("compute: record ")) << left[1];
-    EXPECT_EQ(between(log, "all_gather unit 'block2'", "reshard unit 'block1'"),
-              (Log{"all_gather unit 'block2'", "enter all_gather",
-                   "all_gather: wait " + number_in(left[1]), "leave"}));
-  });
+TEST_SHARDED(GatherAhead, WaitsOnlyForTheMemoryThatItReuses, 2) {
+  const auto streams = record(model);
+  log_of_forward(model, rank, *streams);
+  const Log log = log_of_forward(model, rank, *streams);
+  // The gather needs no wait: its memory is newly allocated.
+  EXPECT_EQ(between(log, "all_gather unit 'block1'", "reshard unit 'block0'"),
+            (Log{"all_gather unit 'block1'", "enter all_gather", "leave"}));
+  const Log left = between(log, "reshard unit 'block0'", "unshard unit 'block1'");
+  ASSERT_EQ(left.size(), 2u);
+  EXPECT_TRUE(left[1].starts_with("compute: record ")) << left[1];
+  EXPECT_EQ(between(log, "all_gather unit 'block2'", "reshard unit 'block1'"),
+            (Log{"all_gather unit 'block2'", "enter all_gather",
+                 "all_gather: wait " + number_in(left[1]), "leave"}));
 }
 
 // Compute unpacks a packed unit into separate memory. The gather buffer is free afterwards.
-TEST(GatherAhead, WaitsOnlyForTheUnpackingOfPackedUnits) {
-  RunSharded(2, {.shard_placement = testing::by_columns}, [](Rank& rank, ShardedModel& model) {
-    const auto streams = record(model);
-    log_of_forward(model, rank, *streams);
-    const Log log = log_of_forward(model, rank, *streams);
-    const Log unpacked = between(log, "unshard unit 'block1'", "all_gather unit 'block2'");
-    const std::string event = number_in(unpacked.back());
-    EXPECT_EQ(unpacked.back(), "compute: record " + event);
-    EXPECT_EQ(between(log, "all_gather unit 'block2'", "reshard unit 'block1'"),
-              (Log{"all_gather unit 'block2'", "enter all_gather", "all_gather: wait " + event,
-                   "leave"}));
-    EXPECT_EQ(between(log, "reshard unit 'block1'", "unshard unit 'block2'"),
-              Log{"reshard unit 'block1'"});
-  });
+TEST_SHARDED(GatherAhead, WaitsOnlyForTheUnpackingOfPackedUnits, 2,
+             {.shard_placement = testing::by_columns}) {
+  const auto streams = record(model);
+  log_of_forward(model, rank, *streams);
+  const Log log = log_of_forward(model, rank, *streams);
+  const Log unpacked = between(log, "unshard unit 'block1'", "all_gather unit 'block2'");
+  const std::string event = number_in(unpacked.back());
+  EXPECT_EQ(unpacked.back(), "compute: record " + event);
+  EXPECT_EQ(
+      between(log, "all_gather unit 'block2'", "reshard unit 'block1'"),
+      (Log{"all_gather unit 'block2'", "enter all_gather", "all_gather: wait " + event, "leave"}));
+  EXPECT_EQ(between(log, "reshard unit 'block1'", "unshard unit 'block2'"),
+            Log{"reshard unit 'block1'"});
 }
 
 /// Calls three layers in the requested order.
@@ -300,46 +244,42 @@ struct InAnyOrder : nn::Module<InAnyOrder> {
 bool all_sharded(const InAnyOrder& model) {
   return std::ranges::none_of(model.layers, [](const auto& layer) {
     Unit& unit = *layer->template attached<Unit>();
-    return unit.unsharded() || unit.parameters().any(&GatheredState::is_gathering);
+    return unit.unsharded() || unit.any(&GatheredState::is_gathering);
   });
 }
 
-TEST(GatherAhead, EndsWhereTheOrderChangesAndFreesUnusedUnits) {
-  RunRanks(2, [](Rank& rank) {
-    InAnyOrder model(rank.mesh({2}, {"dp"}));
-    const auto streams = record(model);
-    const at::Tensor x = uniform_values({2, 6}, 1);
-    const c10::AutoGradMode no_grad(false);
-    const auto run = [&](const std::vector<int>& order) {
-      streams->clear();
-      model(x, order);
-      EXPECT_TRUE(all_sharded(model));
-      return notes_of(streams->log());
-    };
-    run({0, 1, 2});
-    EXPECT_EQ(run({0, 2, 1}), notes({"+0 =0 +1 -0", "+2 =2 -2", "=1 -1"}));
-    // This call does not use the unit gathered last.
-    EXPECT_EQ(run({0, 2}), notes({"+0 =0 +2 -0", "=2 +1 -2"}));
-    // The recorded order contains calls: a unit may occur twice.
-    run({0, 1, 0, 2});
-    EXPECT_EQ(run({0, 1, 0, 2}), notes({"+0 =0 +1 -0", "=1 +0 -1", "=0 +2 -0", "=2 -2"}));
-  });
+TEST_ON_RANKS(GatherAhead, EndsWhereTheOrderChangesAndFreesUnusedUnits, 2) {
+  InAnyOrder model(rank.mesh({2}, {"dp"}));
+  const auto streams = record(model);
+  const at::Tensor x = uniform_values({2, 6}, 1);
+  const c10::AutoGradMode no_grad(false);
+  const auto run = [&](const std::vector<int>& order) {
+    streams->clear();
+    model(x, order);
+    EXPECT_TRUE(all_sharded(model));
+    return notes_of(streams->log());
+  };
+  run({0, 1, 2});
+  EXPECT_EQ(run({0, 2, 1}), notes({"+0 =0 +1 -0", "+2 =2 -2", "=1 -1"}));
+  // This call does not use the unit gathered last.
+  EXPECT_EQ(run({0, 2}), notes({"+0 =0 +2 -0", "=2 +1 -2"}));
+  // The recorded order contains calls: a unit may occur twice.
+  run({0, 1, 0, 2});
+  EXPECT_EQ(run({0, 1, 0, 2}), notes({"+0 =0 +1 -0", "=1 +0 -1", "=0 +2 -0", "=2 -2"}));
 }
 
 // A unit that is unsharded already may run on one rank alone. The gathers ahead must not depend on
 // it.
-TEST(GatherAhead, IsTheSameOnRanksThatRunUnshardedUnitsDifferently) {
-  RunRanks(2, [](Rank& rank) {
-    InAnyOrder model(rank.mesh({2}, {"dp"}));
-    const at::Tensor x = uniform_values({2, 6}, 1);
-    const c10::AutoGradMode no_grad(false);
-    {
-      const UnshardScope unsharded(*model.layers[1]);
-      model(x, rank.rank() == 0 ? std::vector{0, 1, 2} : std::vector{0, 2});
-    }
-    EXPECT_NO_THROW(model(x, std::vector{0, 1, 2}));
-    EXPECT_TRUE(all_sharded(model));
-  });
+TEST_ON_RANKS(GatherAhead, IsTheSameOnRanksThatRunUnshardedUnitsDifferently, 2) {
+  InAnyOrder model(rank.mesh({2}, {"dp"}));
+  const at::Tensor x = uniform_values({2, 6}, 1);
+  const c10::AutoGradMode no_grad(false);
+  {
+    const UnshardScope unsharded(*model.layers[1]);
+    model(x, rank.rank() == 0 ? std::vector{0, 1, 2} : std::vector{0, 2});
+  }
+  EXPECT_NO_THROW(model(x, std::vector{0, 1, 2}));
+  EXPECT_TRUE(all_sharded(model));
 }
 
 // Gathers in the compute lane.
@@ -400,60 +340,54 @@ TEST_P(AsyncOp, GathersTheSameWithoutALane) {
   }
 }
 
-TEST(AsyncOps, BeginAtThePrefetchAndEndAtTheFirstUse) {
-  RunSharded(3, [](Rank& rank, ShardedModel& model) {
-    const auto streams = record(model);
-    set_unshard_async_op(model, true);
-    prefetch(model);
-    const c10::AutoGradMode no_grad(false);
-    local_loss(model, rank);
-    const Log& log = streams->log();
-    const auto first = std::ranges::find(log, "all_gather the root unit");
-    // Each gather begins and ends in the compute lane. The next gather begins in between.
-    EXPECT_EQ(Log(first, first + 3), (Log{"all_gather the root unit", "enter compute", "leave"}));
-    const auto next = std::ranges::find(log, "all_gather unit 'block1'");
-    const auto wait = std::ranges::find(log, "unshard unit 'block0'");
-    EXPECT_LT(wait, next);
-    EXPECT_LT(next, std::ranges::find(log, "reshard unit 'block0'"));
-    EXPECT_EQ(Log(wait, wait + 3), (Log{"unshard unit 'block0'", "enter compute", "leave"}));
-  });
+TEST_SHARDED(AsyncOps, BeginAtThePrefetchAndEndAtTheFirstUse, 3) {
+  const auto streams = record(model);
+  set_unshard_async_op(model, true);
+  prefetch(model);
+  const c10::AutoGradMode no_grad(false);
+  local_loss(model, rank);
+  const Log& log = streams->log();
+  const auto first = std::ranges::find(log, "all_gather the root unit");
+  // Each gather begins and ends in the compute lane. The next gather begins in between.
+  EXPECT_EQ(Log(first, first + 3), (Log{"all_gather the root unit", "enter compute", "leave"}));
+  const auto next = std::ranges::find(log, "all_gather unit 'block1'");
+  const auto wait = std::ranges::find(log, "unshard unit 'block0'");
+  EXPECT_LT(wait, next);
+  EXPECT_LT(next, std::ranges::find(log, "reshard unit 'block0'"));
+  EXPECT_EQ(Log(wait, wait + 3), (Log{"unshard unit 'block0'", "enter compute", "leave"}));
 }
 
 /// A gather that uses a lane again waits for what the compute lane has written.
-TEST(AsyncOps, ComeBeforeALaterGatherInALane) {
-  RunSharded(4, {.post_forward_mesh_size = 2}, [](Rank& rank, ShardedModel& model) {
-    const auto streams = record(model);
-    set_unshard_async_op(model, true);
-    const at::Tensor loss = local_loss(model, rank);
-    set_unshard_async_op(model, false);
-    streams->clear();
-    loss.backward();
-    const Log& log = streams->log();
-    const auto gather = std::ranges::find(log, "all_gather unit 'block2'");
-    ASSERT_NE(gather, log.end());
-    ASSERT_TRUE((gather + 1)->starts_with("compute: record ")) << *(gather + 1);
-    EXPECT_EQ(*(gather + 2), "all_gather: wait " + number_in(*(gather + 1)));
-    EXPECT_EQ(*(gather + 3), "enter all_gather");
-    expect_gradients(model, gradients_alone());
-  });
+TEST_SHARDED(AsyncOps, ComeBeforeALaterGatherInALane, 4, {.post_forward_mesh_size = 2}) {
+  const auto streams = record(model);
+  set_unshard_async_op(model, true);
+  const at::Tensor loss = local_loss(model, rank);
+  set_unshard_async_op(model, false);
+  streams->clear();
+  loss.backward();
+  const Log& log = streams->log();
+  const auto gather = std::ranges::find(log, "all_gather unit 'block2'");
+  ASSERT_NE(gather, log.end());
+  ASSERT_TRUE((gather + 1)->starts_with("compute: record ")) << *(gather + 1);
+  EXPECT_EQ(*(gather + 2), "all_gather: wait " + number_in(*(gather + 1)));
+  EXPECT_EQ(*(gather + 3), "enter all_gather");
+  expect_gradients(model, gradients_alone());
 }
 
-TEST(AsyncOps, WaitForTheOptimizersEventAndNeedNoLaneForExplicitGathers) {
-  RunSharded(3, [](Rank& rank, ShardedModel& model) {
-    const auto streams = record(model);
-    set_unshard_async_op(model, true);
-    local_loss(model, rank).backward();
-    unshard(*model.blocks[1]);
-    start_unshard(*model.blocks[0]).wait();
-    { const UnshardScope unsharded(*model.blocks[2]); }
-    EXPECT_EQ(std::ranges::count_if(streams->log(), is_of_gather_lane), 0);
-    local_loss(model, rank).backward();
-    const auto event = streams->record(comm::Lane::kReduceScatter);  // of an optimizer elsewhere
-    set_post_optim_event(model, event);
-    streams->clear();
-    local_loss(model, rank);
-    EXPECT_EQ(streams->log().front(), "compute: wait " + number_of(event));
-  });
+TEST_SHARDED(AsyncOps, WaitForTheOptimizersEventAndNeedNoLaneForExplicitGathers, 3) {
+  const auto streams = record(model);
+  set_unshard_async_op(model, true);
+  local_loss(model, rank).backward();
+  unshard(*model.blocks[1]);
+  start_unshard(*model.blocks[0]).wait();
+  { const UnshardScope unsharded(*model.blocks[2]); }
+  EXPECT_EQ(std::ranges::count_if(streams->log(), is_of_gather_lane), 0);
+  local_loss(model, rank).backward();
+  const auto event = streams->record(comm::Lane::kReduceScatter);  // of an optimizer elsewhere
+  set_post_optim_event(model, event);
+  streams->clear();
+  local_loss(model, rank);
+  EXPECT_EQ(streams->log().front(), "compute: wait " + number_of(event));
 }
 
 }  // namespace tessera::fsdp::streams

@@ -3,12 +3,8 @@
 #include <array>
 
 #include "fsdp/training/training.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "tessera/fsdp/forward_method.h"
+#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/distribute_module.h"
-#include "tessera/optim/adamw.h"
-#include "tessera/optim/clip_grad.h"
-#include "tessera/optim/optimizer.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/small_llama.h"
@@ -16,139 +12,41 @@
 namespace tessera::fsdp::two_dimensional {
 
 using testing::SmallLlama;
-using testing::SmallLlamaConfig;
 
-constexpr std::int64_t kTokens = 12;
-
-struct Tokens {
-  at::Tensor inputs, targets;
-};
-
-Tokens tokens_of(int step, std::int64_t vocabulary) {
-  const at::Tensor ids =
-      at::arange(kTokens + 1, at::kLong).mul(5).add(3 * step).remainder(vocabulary);
-  return {ids.narrow(0, 0, kTokens), ids.narrow(0, 1, kTokens)};
-}
-
-struct Outcome {
-  std::vector<double> losses, norms;
-  std::vector<at::Tensor> gradients;  ///< after the first backward
-  std::vector<at::Tensor> parameters;
-};
-
-/// Three steps of AdamW. `part`: which of `parts` equal parts of the tokens this rank has.
-Outcome train(SmallLlama& model, const SmallLlamaConfig& config, std::int64_t part,
-              std::int64_t parts) {
-  Outcome outcome;
-  optim::AdamW optimizer(model, {.lr = 0.01});
-  for (int step = 0; step < 3; ++step) {
-    const Tokens tokens = tokens_of(step, config.vocabulary);
-    const std::int64_t count = kTokens / parts;
-    const at::Tensor loss =
-        tensor_parallel::cross_entropy(model(tokens.inputs.narrow(0, part * count, count)),
-                                       tokens.targets.narrow(0, part * count, count));
-    loss.backward();
-    outcome.losses.push_back(loss.item<double>());
-    if (step == 0) {
-      for (const at::Tensor& parameter : parameters_of(model)) {
-        outcome.gradients.push_back(full_tensor(parameter.grad()).clone());
-      }
-    }
-    outcome.norms.push_back(optim::clip_grad_norm_(optim::slots_of(model), 0.5).item<double>());
-    optimizer.step();
-    optimizer.zero_grad();
-  }
-  for (const at::Tensor& parameter : parameters_of(model)) {
-    outcome.parameters.push_back(full_tensor(parameter));
-  }
-  return outcome;
-}
-
-/// Trains a sharded model over `mesh`, whose ranks have different tokens, and expects the results
-/// of one rank.
-void expect_training(SmallLlama& model, const SmallLlamaConfig& config, const DeviceMesh& mesh,
-                     const Outcome& expected) {
-  const StrictScope strict;
-  const std::int64_t parts = mesh.size();
-  const Outcome outcome = train(model, config, mesh.local_rank(), parts);
-  for (std::size_t step = 0; step < expected.losses.size(); ++step) {
-    const at::Tensor loss = at::full({1}, outcome.losses[step], at::kDouble);
-    if (parts > 1) {
-      mesh.group().all_reduce(loss, ReduceOp::kSum)->wait();
-    }
-    EXPECT_NEAR(loss.item<double>() / static_cast<double>(parts), expected.losses[step], 1e-5);
-    EXPECT_NEAR(outcome.norms[step], expected.norms[step], 1e-5);
-  }
-  for (std::size_t i = 0; i < expected.gradients.size(); ++i) {
-    EXPECT_TRUE(outcome.gradients[i].allclose(expected.gradients[i], 1e-4, 1e-6)) << i;
-    EXPECT_TRUE(outcome.parameters[i].allclose(expected.parameters[i], 1e-3, 1e-4)) << i;
-  }
-}
-
-void build(SmallLlama& model, const DeviceMesh& mesh, bool sequence_parallel) {
+void build(SmallLlama& model, const DeviceMesh& mesh) {
   testing::fill(model);
-  if (mesh.size("tp") > 1) {
-    tensor_parallel::parallelize_module(model, mesh["tp"],
-                                        testing::plan_of_small_llama(sequence_parallel));
-  }
+  tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
   for (const auto& block : model.blocks) {
     fully_shard(*block, mesh["dp"]);
   }
   fully_shard(model, mesh["dp"]);
 }
 
-TEST(TwoDimensional, TrainsAsOneRankDoes) {
-  constexpr SmallLlamaConfig kEven{.vocabulary = 16, .dim = 8, .inner = 16, .hidden = 8};
-  constexpr SmallLlamaConfig kUneven{};
-  constexpr SmallLlamaConfig kBias{.bias = true};
-  struct Case {
-    std::int64_t dp, tp;
-    bool sequence_parallel;
-    SmallLlamaConfig config;
+TEST_ON_MESH(TwoDimensional, SplitsColumnsByTpFirst, {2, 2}, {"dp", "tp"}) {
+  SmallLlama model;
+  build(model, mesh);
+  const auto placements = [](const nn::ModuleBase& module) {
+    return DistributedTensor(module.slot("weight")->persistent()).placements();
   };
-  for (const Case& c :
-       {Case{1, 1, true, kUneven}, Case{2, 2, true, kEven}, Case{2, 2, true, kUneven},
-        Case{2, 2, false, kUneven}, Case{1, 4, true, kUneven}, Case{1, 3, true, kBias},
-        Case{4, 1, true, kUneven}, Case{3, 2, true, kBias}, Case{2, 3, false, kBias}}) {
-    SCOPED_TRACE(::testing::Message() << c.dp << "x" << c.tp << " sp " << c.sequence_parallel);
-    Filled<SmallLlama> alone(c.config);
-    const Outcome expected = train(alone, c.config, 0, 1);
-    RunOnMesh({c.dp, c.tp}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-      SmallLlama model(c.config);
-      build(model, mesh, c.sequence_parallel);
-      expect_training(model, c.config, mesh["dp"], expected);
-    });
-  }
+  EXPECT_EQ(placements(*model.blocks[0]->mixer->q), (Placements{StridedShard{0, 2}, Shard{0}}));
+  EXPECT_EQ(placements(*model.blocks[0]->mixer->o), (Placements{Shard{0}, Shard{1}}));
+  EXPECT_EQ(placements(*model.norm), (Placements{Shard{0}, Replicate{}}));
 }
 
-TEST(TwoDimensional, SplitsColumnsByTpFirst) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    SmallLlama model;
-    build(model, mesh, true);
-    const auto placements = [](const nn::ModuleBase& module) {
-      return DistributedTensor(module.slot("weight")->persistent()).placements();
-    };
-    EXPECT_EQ(placements(*model.blocks[0]->mixer->q), (Placements{StridedShard{0, 2}, Shard{0}}));
-    EXPECT_EQ(placements(*model.blocks[0]->mixer->o), (Placements{Shard{0}, Shard{1}}));
-    EXPECT_EQ(placements(*model.norm), (Placements{Shard{0}, Replicate{}}));
-  });
-}
-
-TEST(TwoDimensional, SumsNormGradientsOverTpOnce) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    SmallLlama model;
-    build(model, mesh, true);
-    const Tokens tokens = tokens_of(0, 13);
-    const Sent sent(rank);
-    tensor_parallel::cross_entropy(model(tokens.inputs), tokens.targets).backward();
-    const comm::TrafficTable traffic = sent.table();
-    // Two all-reduces in the loss, and one for the dp shards of the five norms' gradients.
-    const comm::Traffic sums = traffic.at({"tp", "all_reduce"});
-    EXPECT_EQ(sums.calls, 3);
-    EXPECT_EQ(sums.bytes, 4 * (kTokens + 2 * kTokens + 5 * 8 / 2));
-    EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, 2 * 2 + 1);
-    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, 3);
-  });
+TEST_ON_MESH(TwoDimensional, SumsNormGradientsOverTpOnce, {2, 2}, {"dp", "tp"}) {
+  SmallLlama model;
+  build(model, mesh);
+  constexpr std::int64_t kTokens = 12;
+  const at::Tensor ids = at::arange(kTokens + 1, at::kLong).mul(5).remainder(13);
+  const Sent sent(rank);
+  tensor_parallel::cross_entropy(model(ids.slice(0, 0, kTokens)), ids.slice(0, 1)).backward();
+  const comm::TrafficTable traffic = sent.table();
+  // Two all-reduces in the loss, and one for the dp shards of the five norms' gradients.
+  const comm::Traffic sums = traffic.at({"tp", "all_reduce"});
+  EXPECT_EQ(sums.calls, 3);
+  EXPECT_EQ(sums.bytes, 4 * (kTokens + 2 * kTokens + 5 * 8 / 2));
+  EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, 2 * 2 + 1);
+  EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, 3);
 }
 
 /// The gradients of an MLP of one hidden feature, which only the first rank of tensor parallelism
@@ -241,60 +139,54 @@ at::Tensor take_gradient(ScaleOfTokens& model) {
   return taken;
 }
 
-TEST(PendingSums, DoNotDependOnTheUsesOfOtherRanks) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    for (const Use first : kUses) {
-      for (const Use second : kUses) {
-        ScaleOfTokens model(mesh["tp"]);
-        fully_shard(model, mesh["dp"]);
-        // The ranks agree on a layout in the first step; later steps may differ from it.
-        for (const Uses& uses :
-             {Uses{first, second}, {second, first}, {Use::kWhole, Use::kSequence}}) {
-          run(model, uses, mesh.local_rank("dp"));
-          EXPECT_TRUE(take_gradient(model).allclose(expected_of(uses)))
-              << ::testing::PrintToString(uses) << " after "
-              << ::testing::PrintToString(Uses{first, second});
-        }
+TEST_ON_MESH(PendingSums, DoNotDependOnTheUsesOfOtherRanks, {2, 2}, {"dp", "tp"}) {
+  for (const Use first : kUses) {
+    for (const Use second : kUses) {
+      ScaleOfTokens model(mesh["tp"]);
+      fully_shard(model, mesh["dp"]);
+      // The ranks agree on a layout in the first step; later steps may differ from it.
+      for (const Uses& uses :
+           {Uses{first, second}, {second, first}, {Use::kWhole, Use::kSequence}}) {
+        run(model, uses, mesh.local_rank("dp"));
+        EXPECT_TRUE(take_gradient(model).allclose(expected_of(uses)))
+            << ::testing::PrintToString(uses) << " after "
+            << ::testing::PrintToString(Uses{first, second});
       }
     }
-  });
+  }
 }
 
-TEST(PendingSums, AddUpOverMicroBatches) {
-  RunOnMesh({2, 2, 2}, {"replicate", "dp", "tp"}, [](const DeviceMesh& mesh) {
-    const std::int64_t part = mesh.local_rank("replicate") * 2 + mesh.local_rank("dp");
-    for (const auto& keep : {&set_requires_gradient_sync, &set_requires_all_reduce}) {
-      for (const Use use : kUses) {
-        const Uses first{Use::kSequence, Use::kNoTokens, use, Use::kWhole};
-        const Uses second{use, Use::kSequence, Use::kUnused, use};
-        ScaleOfTokens model(mesh["tp"]);
-        fully_shard(model, mesh[{"replicate", "dp"}]);
-        for (int step = 0; step < 2; ++step) {
-          keep(model, false, true);
-          run(model, first, part);
-          keep(model, true, true);
-          run(model, second, part);
-          EXPECT_TRUE(take_gradient(model).allclose(expected_of(first) + expected_of(second)))
-              << ::testing::PrintToString(first) << " and " << ::testing::PrintToString(second);
-        }
+TEST_ON_MESH(PendingSums, AddUpOverMicroBatches, {2, 2, 2}, {"replicate", "dp", "tp"}) {
+  const std::int64_t part = mesh.local_rank("replicate") * 2 + mesh.local_rank("dp");
+  for (const auto& keep : {&set_requires_gradient_sync, &set_requires_all_reduce}) {
+    for (const Use use : kUses) {
+      const Uses first{Use::kSequence, Use::kNoTokens, use, Use::kWhole};
+      const Uses second{use, Use::kSequence, Use::kUnused, use};
+      ScaleOfTokens model(mesh["tp"]);
+      fully_shard(model, mesh[{"replicate", "dp"}]);
+      for (int step = 0; step < 2; ++step) {
+        keep(model, false, true);
+        run(model, first, part);
+        keep(model, true, true);
+        run(model, second, part);
+        EXPECT_TRUE(take_gradient(model).allclose(expected_of(first) + expected_of(second)))
+            << ::testing::PrintToString(first) << " and " << ::testing::PrintToString(second);
       }
     }
-  });
+  }
 }
 
-TEST(PendingSums, CostNothingWhereGradientsAreComplete) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    ScaleOfTokens model(mesh["tp"]);
-    fully_shard(model, mesh["dp"]);
-    for (int step = 0; step < 3; ++step) {
-      const Sent sent(rank);
-      run(model, {Use::kWhole, Use::kWhole}, mesh.local_rank("dp"));
-      const comm::TrafficTable traffic = sent.table();
-      // In the first step the ranks exchange the layouts of their gradients.
-      EXPECT_EQ(traffic_of(traffic, "tp", "all_reduce").calls, step == 0 ? 1 : 0);
-      EXPECT_EQ(traffic_of(traffic, "dp", "reduce_scatter").calls, 1);
-    }
-  });
+TEST_ON_MESH(PendingSums, CostNothingWhereGradientsAreComplete, {2, 2}, {"dp", "tp"}) {
+  ScaleOfTokens model(mesh["tp"]);
+  fully_shard(model, mesh["dp"]);
+  for (int step = 0; step < 3; ++step) {
+    const Sent sent(rank);
+    run(model, {Use::kWhole, Use::kWhole}, mesh.local_rank("dp"));
+    const comm::TrafficTable traffic = sent.table();
+    // In the first step the ranks exchange the layouts of their gradients.
+    EXPECT_EQ(traffic_of(traffic, "tp", "all_reduce").calls, step == 0 ? 1 : 0);
+    EXPECT_EQ(traffic_of(traffic, "dp", "reduce_scatter").calls, 1);
+  }
 }
 
 using Write = std::function<at::Tensor(const at::Tensor& h)>;

@@ -1,26 +1,22 @@
 // Units: their shards, calls other than one from the root's forward, calls that bypass the hooks,
 // methods other than forward, and arguments that are changed in place.
 
-#include <tuple>
-
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
-#include "tessera/fsdp/forward_method.h"
+#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
 
 namespace tessera::fsdp::units {
 
-TEST(FullyShard, KeepsTheChunkOfEachRank) {
-  RunRanks(4, [](Rank& rank) {
-    Filled<nn::Linear> linear(2, 7);
-    const at::Tensor before = linear.weight->detach().clone();
-    fully_shard(linear, rank.mesh({4}, {"dp"}));
-    const std::vector<at::Tensor> chunks = before.chunk(4);
-    EXPECT_TRUE(local_tensor(linear.weight).equal(chunks[static_cast<std::size_t>(rank.rank())]));
-    EXPECT_EQ(DistributedTensor(linear.weight).placements(), Placements{Shard{0}});
-    EXPECT_TRUE(linear.weight->requires_grad());
-  });
+TEST_ON_RANKS(FullyShard, KeepsTheChunkOfEachRank, 4) {
+  Filled<nn::Linear> linear(2, 7);
+  const at::Tensor before = linear.weight->detach().clone();
+  fully_shard(linear, rank.mesh({4}, {"dp"}));
+  const std::vector<at::Tensor> chunks = before.chunk(4);
+  EXPECT_TRUE(local_tensor(linear.weight).equal(chunks[static_cast<std::size_t>(rank.rank())]));
+  EXPECT_EQ(DistributedTensor(linear.weight).placements(), Placements{Shard{0}});
+  EXPECT_TRUE(linear.weight->requires_grad());
 }
 
 // Units that are called otherwise than once from the root's forward.
@@ -132,32 +128,28 @@ TEST(UnitCalls, MayHaveResultsThatAreNotUsed) {
   }
 }
 
-TEST(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    Filled<OptionalLayer> model;
-    fully_shard({&*model.base, &*model.extra}, mesh);
-    fully_shard(model, mesh);
-    const testing::Warnings warnings("did not run");
-    for (int step = 0; step < 2; ++step) {
-      const at::Tensor loss = model(uniform_values({4, 3}, 9), false).sum();
-      EXPECT_FALSE(model.base->attached<Unit>()->unsharded());
-      loss.backward();
-      EXPECT_TRUE(model.base->slot("weight")->persistent().grad().defined());
-    }
-    EXPECT_EQ(warnings.messages().size(), 1u);
-  });
+TEST_ON_MESH(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward, {2}, {"dp"}) {
+  Filled<OptionalLayer> model;
+  fully_shard({&*model.base, &*model.extra}, mesh);
+  fully_shard(model, mesh);
+  const testing::Warnings warnings("did not run");
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor loss = model(uniform_values({4, 3}, 9), false).sum();
+    EXPECT_FALSE(model.base->attached<Unit>()->unsharded());
+    loss.backward();
+    EXPECT_TRUE(model.base->slot("weight")->persistent().grad().defined());
+  }
+  EXPECT_EQ(warnings.messages().size(), 1u);
 }
 
-TEST(ListUnit, MayBeginWithAModuleOutsideOfTheRoot) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    Filled<OptionalLayer> model;
-    Filled<nn::Linear> outside(3, 3);
-    fully_shard({&outside, &*model.base}, mesh);
-    fully_shard(model, mesh);
-    model(uniform_values({4, 3}, 9), false).sum().backward();
-    EXPECT_EQ(model.base->attached<Unit>()->label(), "unit 'base'");
-    EXPECT_TRUE(model.base->slot("weight")->persistent().grad().defined());
-  });
+TEST_ON_MESH(ListUnit, MayBeginWithAModuleOutsideOfTheRoot, {2}, {"dp"}) {
+  Filled<OptionalLayer> model;
+  Filled<nn::Linear> outside(3, 3);
+  fully_shard({&outside, &*model.base}, mesh);
+  fully_shard(model, mesh);
+  model(uniform_values({4, 3}, 9), false).sum().backward();
+  EXPECT_EQ(model.base->attached<Unit>()->label(), "unit 'base'");
+  EXPECT_TRUE(model.base->slot("weight")->persistent().grad().defined());
 }
 
 // Methods other than forward, and explicit gathers.
@@ -194,35 +186,31 @@ TEST(ForwardMethod, GathersAndReducesAsForwardDoes) {
   EXPECT_ERROR(register_forward_method(alone, missing), "null");
 }
 
-TEST(Unshard, DoesNothingTheSecondTime) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<nn::Linear> linear(3, 5);
-    const at::Tensor before = linear.weight->detach().clone();
-    fully_shard(linear, rank.mesh({2}, {"dp"}));
-    const Sent sent(rank);
-    UnshardHandle handle = start_unshard(linear);
-    start_unshard(linear);
-    handle.wait();
-    handle.wait();
-    unshard(linear);
-    EXPECT_EQ(total(sent.table()).calls, 1);
-    EXPECT_TRUE(linear.weight->detach().equal(before));
-    reshard(linear);
-    reshard(linear);
-    EXPECT_TRUE(tessera::is_distributed(linear.weight));
-  });
+TEST_ON_RANKS(Unshard, DoesNothingTheSecondTime, 2) {
+  Filled<nn::Linear> linear(3, 5);
+  const at::Tensor before = linear.weight->detach().clone();
+  fully_shard(linear, rank.mesh({2}, {"dp"}));
+  const Sent sent(rank);
+  UnshardHandle handle = start_unshard(linear);
+  start_unshard(linear);
+  handle.wait();
+  handle.wait();
+  unshard(linear);
+  EXPECT_EQ(total(sent.table()).calls, 1);
+  EXPECT_TRUE(linear.weight->detach().equal(before));
+  reshard(linear);
+  reshard(linear);
+  EXPECT_TRUE(tessera::is_distributed(linear.weight));
 }
 
-TEST(Unshard, SurvivesItsModule) {
-  RunRanks(2, [](Rank& rank) {
-    auto linear = std::make_shared<nn::Linear>(3, 5);
-    testing::fill(*linear);
-    fully_shard(*linear, rank.mesh({2}, {"dp"}));
-    UnshardHandle handle = start_unshard(*linear);
-    reshard(*linear);
-    linear.reset();
-    EXPECT_NO_THROW(handle.wait());
-  });
+TEST_ON_RANKS(Unshard, SurvivesItsModule, 2) {
+  auto linear = std::make_shared<nn::Linear>(3, 5);
+  testing::fill(*linear);
+  fully_shard(*linear, rank.mesh({2}, {"dp"}));
+  UnshardHandle handle = start_unshard(*linear);
+  reshard(*linear);
+  linear.reset();
+  EXPECT_NO_THROW(handle.wait());
 }
 
 // forward called as a function, without the hooks that gather and reduce.
@@ -292,46 +280,42 @@ TEST(CallsWithoutHooks, AreRefused) {
   });
 }
 
-TEST(Slots, ShowGatheredTensorsInForwardAndOnRequest) {
-  RunRanks(2, [](Rank& rank) {
-    OwnLayer layer(4);
-    fully_shard(layer, rank.mesh({2}, {"dp"}));
-    const auto shown = [&] { return !tessera::is_distributed(layer.weight); };
-    const at::Tensor out = layer(at::ones({3, 4}));
-    EXPECT_FALSE(shown());
-    const Sent sent(rank);
-    {
-      const UnshardScope outer(layer);
-      { const UnshardScope inner(layer); }
-      EXPECT_TRUE(shown());
-    }
-    EXPECT_FALSE(shown());
-    EXPECT_TRUE(layer.slot("weight")->role.gathered);
-    EXPECT_ERROR(layer.to(at::kBFloat16), "'weight'");
-    out.sum().backward();
-    EXPECT_FALSE(layer.slot("weight")->role.gathered);
-    // The layer stayed gathered for the scope and for backward.
-    EXPECT_EQ(sent.calls("dp", "all_gather"), 0);
-    unshard(layer);
+TEST_ON_RANKS(Slots, ShowGatheredTensorsInForwardAndOnRequest, 2) {
+  OwnLayer layer(4);
+  fully_shard(layer, rank.mesh({2}, {"dp"}));
+  const auto shown = [&] { return !tessera::is_distributed(layer.weight); };
+  const at::Tensor out = layer(at::ones({3, 4}));
+  EXPECT_FALSE(shown());
+  const Sent sent(rank);
+  {
+    const UnshardScope outer(layer);
+    { const UnshardScope inner(layer); }
     EXPECT_TRUE(shown());
-    reshard(layer);
-    EXPECT_FALSE(shown());
-  });
+  }
+  EXPECT_FALSE(shown());
+  EXPECT_TRUE(layer.slot("weight")->role.gathered);
+  EXPECT_ERROR(layer.to(at::kBFloat16), "'weight'");
+  out.sum().backward();
+  EXPECT_FALSE(layer.slot("weight")->role.gathered);
+  // The layer stayed gathered for the scope and for backward.
+  EXPECT_EQ(sent.calls("dp", "all_gather"), 0);
+  unshard(layer);
+  EXPECT_TRUE(shown());
+  reshard(layer);
+  EXPECT_FALSE(shown());
 }
 
-TEST(UnfilledStorage, IsRefusedBeforeAnythingIsGathered) {
-  RunRanks(2, [](Rank& rank) {
-    const auto model = testing::made_on_meta<nn::Linear>(4, 4);
-    const at::Tensor x = at::ones({3, 4});
-    fully_shard(*model, rank.mesh({2}, {"dp"}));
-    EXPECT_ERROR((*model)(x), "'weight', 'bias'", "nn::to_empty");
-    EXPECT_ERROR(unshard(*model), "'weight'", "nn::to_empty");
-    nn::to_empty(*model, at::kCPU);
-    EXPECT_ERROR((*model)(x), "'weight', 'bias'", "nn::init_weights");
-    EXPECT_TRUE(rank.world()->traffic().table().empty());
-    nn::init_weights(*model, 0);
-    EXPECT_NO_THROW((*model)(x).sum().backward());
-  });
+TEST_ON_RANKS(UnfilledStorage, IsRefusedBeforeAnythingIsGathered, 2) {
+  const auto model = testing::made_on_meta<nn::Linear>(4, 4);
+  const at::Tensor x = at::ones({3, 4});
+  fully_shard(*model, rank.mesh({2}, {"dp"}));
+  EXPECT_ERROR((*model)(x), "'weight', 'bias'", "nn::to_empty");
+  EXPECT_ERROR(unshard(*model), "'weight'", "nn::to_empty");
+  nn::to_empty(*model, at::kCPU);
+  EXPECT_ERROR((*model)(x), "'weight', 'bias'", "nn::init_weights");
+  EXPECT_TRUE(rank.world()->traffic().table().empty());
+  nn::init_weights(*model, 0);
+  EXPECT_NO_THROW((*model)(x).sum().backward());
 }
 
 // Units that change their arguments in place. Autograd refuses: the caller's tensor would have new
@@ -411,19 +395,17 @@ TEST(ChangedInputs, MayBeCopiesOrBeChangedByTheCallerLater) {
   }
 }
 
-TEST(ChangedInputs, MayNeedNoGradient) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    Changing unit([](at::Tensor& x) { return x.relu_(); });
-    fully_shard(unit, mesh);
-    at::Tensor x = at::ones({2, kDim}).neg();
-    unit(x).sum().backward();
-    EXPECT_EQ(x.sum().item<double>(), 0.0);
-    EXPECT_TRUE(full_grad(unit, "bias").equal(at::full({kDim}, 2.0)));
-    const c10::AutoGradMode no_grad(false);
-    at::Tensor y = at::ones({2, kDim}).neg().requires_grad_();
-    unit(y);
-    EXPECT_EQ(y.sum().item<double>(), 0.0);
-  });
+TEST_ON_MESH(ChangedInputs, MayNeedNoGradient, {2}, {"dp"}) {
+  Changing unit([](at::Tensor& x) { return x.relu_(); });
+  fully_shard(unit, mesh);
+  at::Tensor x = at::ones({2, kDim}).neg();
+  unit(x).sum().backward();
+  EXPECT_EQ(x.sum().item<double>(), 0.0);
+  EXPECT_TRUE(full_grad(unit, "bias").equal(at::full({kDim}, 2.0)));
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor y = at::ones({2, kDim}).neg().requires_grad_();
+  unit(y);
+  EXPECT_EQ(y.sum().item<double>(), 0.0);
 }
 
 }  // namespace tessera::fsdp::units

@@ -113,28 +113,25 @@ TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
 }
 
 // The other ranks' shards have not changed, or are empty.
-TEST(WrittenParameter, OfOneRankIsSeenByAll) {
-  RunSharded(2, [](Rank& rank, ShardedModel& model) {
-    const at::Tensor x = batch(kDim, 0);
-    const at::Tensor before = model(x).detach();
-    unshard(model);
-    if (rank.rank() == 1) {
-      const c10::AutoGradMode no_grad(false);
-      local_tensor(model.head->slot("weight")->persistent()).mul_(2);
-    }
-    EXPECT_FALSE(model(x).allclose(before));
-  });
+TEST_SHARDED(WrittenParameter, OfOneRankIsSeenByAll, 2) {
+  const at::Tensor x = batch(kDim, 0);
+  const at::Tensor before = model(x).detach();
+  unshard(model);
+  if (rank.rank() == 1) {
+    const c10::AutoGradMode no_grad(false);
+    local_tensor(model.head->slot("weight")->persistent()).mul_(2);
+  }
+  EXPECT_FALSE(model(x).allclose(before));
 }
 
-TEST(WrittenParameter, IsRefusedByAUnitThatStaysGatheredForABackward) {
-  RunSharded(2, {.reshard_after_forward = false}, [](Rank&, ShardedModel& model) {
-    const at::Tensor x = batch(kDim, 0);
-    const at::Tensor unused = model(x);
-    halve(model);
-    EXPECT_ERROR((*model.blocks[0])(x), "forward of unit 'block0'", "fsdp::reshard");
-    reshard(*model.blocks[0]);
-    (*model.blocks[0])(x);
-  });
+TEST_SHARDED(WrittenParameter, IsRefusedByAUnitThatStaysGatheredForABackward, 2,
+             {.reshard_after_forward = false}) {
+  const at::Tensor x = batch(kDim, 0);
+  const at::Tensor unused = model(x);
+  halve(model);
+  EXPECT_ERROR((*model.blocks[0])(x), "forward of unit 'block0'", "fsdp::reshard");
+  reshard(*model.blocks[0]);
+  (*model.blocks[0])(x);
 }
 
 /// Halves its weight before it uses it.
@@ -195,57 +192,51 @@ TEST(WrittenParameter, IsRefusedOnSeveralRanksAfterUnshard) {
   });
 }
 
-TEST(WrittenParameter, CausesAWarningAtTheEndOfAScope) {
-  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    Filled<nn::Linear> linear(3, 3);
-    fully_shard(linear, mesh);
-    const testing::Warnings warnings;
-    { const UnshardScope scope(linear); }
-    EXPECT_TRUE(warnings.messages().empty());
-    {
-      const UnshardScope scope(linear);
-      double_gathered(linear);
-    }
-    ASSERT_EQ(warnings.messages().size(), 1);
-    EXPECT_CONTAINS(warnings.messages()[0], "after unshard of", "'weight'", "slot->persistent()");
-  });
+TEST_ON_MESH(WrittenParameter, CausesAWarningAtTheEndOfAScope, {2}, {"dp"}) {
+  Filled<nn::Linear> linear(3, 3);
+  fully_shard(linear, mesh);
+  const testing::Warnings warnings;
+  { const UnshardScope scope(linear); }
+  EXPECT_TRUE(warnings.messages().empty());
+  {
+    const UnshardScope scope(linear);
+    double_gathered(linear);
+  }
+  ASSERT_EQ(warnings.messages().size(), 1);
+  EXPECT_CONTAINS(warnings.messages()[0], "after unshard of", "'weight'", "slot->persistent()");
 }
 
 // A checkpoint load may assign a new shard to a slot.
-TEST(Assignment, OfANewShardIsUsedByTheNextForward) {
-  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
-    Filled<nn::Linear> linear(3, 7, {.bias = false});
-    fully_shard(linear, mesh);
-    const at::Tensor x = at::ones({1, 3});
-    linear(x).sum().backward();
-    const at::Tensor other = uniform_values({7, 3}, 9);
-    linear.slot("weight")->set(
-        distribute_tensor(other, mesh, {Shard{0}}).tensor().detach().requires_grad_());
-    const at::Tensor out = linear(x);
-    EXPECT_TRUE(out.allclose(x.matmul(other.t())));
-    out.sum().backward();
-    EXPECT_TRUE(full_tensor(linear.slot("weight")->persistent()).equal(other));
-    EXPECT_TRUE(full_grad(linear).equal(at::ones({7, 3})));
-    linear.slot("weight")->set(distribute_tensor(other, mesh, {Shard{1}}).tensor());
-    EXPECT_ERROR(linear(x), "'weight' was replaced");
-  });
+TEST_ON_MESH(Assignment, OfANewShardIsUsedByTheNextForward, {3}, {"dp"}) {
+  Filled<nn::Linear> linear(3, 7, {.bias = false});
+  fully_shard(linear, mesh);
+  const at::Tensor x = at::ones({1, 3});
+  linear(x).sum().backward();
+  const at::Tensor other = uniform_values({7, 3}, 9);
+  linear.slot("weight")->set(
+      distribute_tensor(other, mesh, {Shard{0}}).tensor().detach().requires_grad_());
+  const at::Tensor out = linear(x);
+  EXPECT_TRUE(out.allclose(x.matmul(other.t())));
+  out.sum().backward();
+  EXPECT_TRUE(full_tensor(linear.slot("weight")->persistent()).equal(other));
+  EXPECT_TRUE(full_grad(linear).equal(at::ones({7, 3})));
+  linear.slot("weight")->set(distribute_tensor(other, mesh, {Shard{1}}).tensor());
+  EXPECT_ERROR(linear(x), "'weight' was replaced");
 }
 
 // Checkpoints and copies read the shards, even if forward has left a unit gathered.
-TEST(GatheredUnits, PersistAsShards) {
-  RunSharded(3, [](Rank& rank, ShardedModel& model) {
-    std::vector<at::Tensor> before;
-    for (const at::Tensor& parameter : parameters_of(model)) {
-      before.push_back(local_tensor(parameter).detach().clone());
-    }
-    const at::Tensor loss = local_loss(model, rank);  // the root stays gathered until backward
-    EXPECT_TRUE(model.head->slot("weight")->role.gathered);
-    std::size_t i = 0;
-    for (const at::Tensor& parameter : parameters_of(model)) {
-      EXPECT_TRUE(local_tensor(parameter).equal(before[i++]));
-    }
-    loss.backward();
-  });
+TEST_SHARDED(GatheredUnits, PersistAsShards, 3) {
+  std::vector<at::Tensor> before;
+  for (const at::Tensor& parameter : parameters_of(model)) {
+    before.push_back(local_tensor(parameter).detach().clone());
+  }
+  const at::Tensor loss = local_loss(model, rank);  // the root stays gathered until backward
+  EXPECT_TRUE(model.head->slot("weight")->role.gathered);
+  std::size_t i = 0;
+  for (const at::Tensor& parameter : parameters_of(model)) {
+    EXPECT_TRUE(local_tensor(parameter).equal(before[i++]));
+  }
+  loss.backward();
 }
 
 }  // namespace tessera::fsdp::written

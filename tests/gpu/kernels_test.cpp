@@ -16,7 +16,7 @@
 #include "tessera/observe/metrics.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/tensor_parallel/linear_cross_entropy.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::kernels {
 namespace {

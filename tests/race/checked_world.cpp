@@ -113,7 +113,7 @@ DeviceMesh CheckedRank::mesh(std::vector<std::int64_t> sizes,
 }
 
 void CheckedRank::watch(const nn::ModuleBase& root) {
-  root.attached<fsdp::Unit>()->parameters().set_comm_context(
+  root.attached<fsdp::Unit>()->set_comm_context(
       std::make_shared<fsdp::CommContext>(streams_, at::kCPU));
 }
 

@@ -1,4 +1,5 @@
-// Modules of libtorch in nn::Hooked, and their submodules, under plans and FSDP.
+// Modules of libtorch in nn::Hooked, and their submodules, under plans and FSDP. Parameters that no
+// style of their module places, since no entry names them or a container has them.
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -8,9 +9,12 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
+#include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/models.h"
@@ -144,31 +148,27 @@ struct Transposed : torch::nn::Module {
   torch::nn::TransformerEncoder encoder{nullptr};
 };
 
-TEST(Adopted, DropoutOfTokensThatComeFirstNeedsABatchPart) {
-  RunRanks(2, [](Rank& rank) {
-    const auto model = nn::adopt(std::make_shared<Transposed>());
-    testing::fill(*model);
-    fsdp::fully_shard(*model, rank.mesh({2}, {"dp"}));
-    const at::Tensor x = testing::uniform_values({3, 5, 8}, 1);
-    EXPECT_ERROR((*model)(x), "BatchPart");
-    const BatchPart part(rank.rank(), rank.size());
-    const at::Tensor y = (*model)(x);
-    y.sum().backward();
-    EXPECT_FALSE(y.equal((*model)(x)));  // another mask
-  });
+TEST_ON_RANKS(Adopted, DropoutOfTokensThatComeFirstNeedsABatchPart, 2) {
+  const auto model = nn::adopt(std::make_shared<Transposed>());
+  testing::fill(*model);
+  fsdp::fully_shard(*model, rank.mesh({2}, {"dp"}));
+  const at::Tensor x = testing::uniform_values({3, 5, 8}, 1);
+  EXPECT_ERROR((*model)(x), "BatchPart");
+  const BatchPart part(rank.rank(), rank.size());
+  const at::Tensor y = (*model)(x);
+  y.sum().backward();
+  EXPECT_FALSE(y.equal((*model)(x)));  // another mask
 }
 
 /// The libtorch module must not keep the whole parameter in memory.
-TEST(Adopted, TheModuleItselfHasTheShards) {
-  RunRanks(2, [](Rank& rank) {
-    const auto module = std::make_shared<testing::TorchMlp>();
-    const at::Tensor before = module->up->weight;
-    const auto model = nn::adopt(module);
-    fsdp::fully_shard(*model, rank.mesh({2}, {"dp"}));
-    EXPECT_TRUE(tessera::is_distributed(module->up->weight));
-    EXPECT_TRUE(tessera::is_distributed(module->named_parameters()["up.weight"]));
-    EXPECT_ERROR(module->forward(testing::uniform_values({2, 5}, 1)), "'up.", "(*m)(x)");
-  });
+TEST_ON_RANKS(Adopted, TheModuleItselfHasTheShards, 2) {
+  const auto module = std::make_shared<testing::TorchMlp>();
+  const at::Tensor before = module->up->weight;
+  const auto model = nn::adopt(module);
+  fsdp::fully_shard(*model, rank.mesh({2}, {"dp"}));
+  EXPECT_TRUE(tessera::is_distributed(module->up->weight));
+  EXPECT_TRUE(tessera::is_distributed(module->named_parameters()["up.weight"]));
+  EXPECT_ERROR(module->forward(testing::uniform_values({2, 5}, 1)), "'up.", "(*m)(x)");
 }
 
 }  // namespace adopted
@@ -178,213 +178,215 @@ using HookedLinear = nn::Hooked<torch::nn::Linear>;
 using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
 using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
 
-/// Sizes that 2 and 3 ranks do not divide.
-struct StockModel : nn::Module<StockModel> {
-  StockModel() { testing::fill(*this); }
-  at::Tensor forward(const at::Tensor& ids) {
-    return (*down)(at::relu((*up)((*norm)((*embed)(ids)))));
-  }
-
-  nn::Child<HookedEmbedding> embed{*this, "embed", 11, 5};
-  nn::Child<HookedNorm> norm{*this, "norm", torch::nn::LayerNormOptions({5})};
-  nn::Child<HookedLinear> up{*this, "up", 5, 7}, down{*this, "down", 7, 5};
-};
-
-at::Tensor token_ids() {
-  return at::arange(12, at::kLong).mul(5).remainder(11).view({2, 6});
-}
-
-void expect_as_alone(StockModel& model, StockModel& alone) {
-  const at::Tensor out = model(token_ids());
-  EXPECT_TRUE(testing::full_tensor(out).allclose(alone(token_ids()), 1e-5, 1e-5));
-  out.square().sum().backward();
-  testing::expect_gradients(model, testing::gradients_of(alone));
-}
-
-TEST(StockModules, TakeTheStylesOfLinearsEmbeddingsAndNorms) {
-  StockModel alone;
-  alone(token_ids()).square().sum().backward();
-  const auto plan_of = [](const StylePtr& embedding, const StylePtr& norm) {
-    return ParallelizePlan{{"embed", embedding},
-                           {"norm", norm},
-                           {"up", colwise_parallel()},
-                           {"down", rowwise_parallel()}};
-  };
-  const std::vector<ParallelizePlan> plans{
-      plan_of(rowwise_parallel(), replicate_parallel()),
-      plan_of(colwise_parallel({.output_layouts = Replicate{}}), replicate_parallel()),
-      // The norm on each rank's part of the 6 tokens of a sequence.
-      plan_of(rowwise_parallel({.output_layouts = Shard{1}}), sequence_parallel())};
-  for (const int ranks : {1, 2, 3, 4}) {
-    RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
-      for (const ParallelizePlan& plan : plans) {
-        if (ranks == 4 && &plan != &plans.back()) {
-          continue;
-        }
-        StockModel model;
-        parallelize_module(model, mesh, plan);
-        EXPECT_EQ(DistributedTensor(model.down->slot("weight")->get()).placements(),
-                  Placements{Shard{1}});
-        expect_as_alone(model, alone);
-      }
-    });
-  }
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    StockModel model;
-    parallelize_module(model, mesh["tp"], plans[0]);
-    fsdp::fully_shard(*model.down, mesh["dp"]);
-    fsdp::fully_shard(model, mesh["dp"]);
-    // The ranks of dp have one batch, so that the mean of their gradients is the gradient.
-    expect_as_alone(model, alone);
-  });
-}
-
 /// Three times a third of the bias would be rounded. After the call the libtorch module has its
 /// bias again.
-TEST(StockModules, HaveTheirBiasAddedOnce) {
-  RunRanks(3, [](Rank& rank) {
-    HookedLinear linear(6, 2);
-    linear.held().weight.detach().zero_();
-    linear.held().bias.detach().fill_(0.1);
-    parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
-    EXPECT_TRUE(
-        testing::full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1F)));
-    EXPECT_TRUE(linear.held().bias.defined());
-    EXPECT_THROWN(std::exception, linear(uniform_values({4, 3}, 1)), "6 input features");
-    EXPECT_TRUE(linear.held().bias.defined());
+TEST_ON_RANKS(StockModules, HaveTheirBiasAddedOnce, 3) {
+  HookedLinear linear(6, 2);
+  linear.held().weight.detach().zero_();
+  linear.held().bias.detach().fill_(0.1);
+  parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
+  EXPECT_TRUE(
+      testing::full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1F)));
+  EXPECT_TRUE(linear.held().bias.defined());
+  EXPECT_THROWN(std::exception, linear(uniform_values({4, 3}, 1)), "6 input features");
+  EXPECT_TRUE(linear.held().bias.defined());
+}
+
+TEST_ON_MESH(Adopted, StylesThatDoNotFitAreRefusedByName, {2}, {"tp"}) {
+  struct Table : nn::Module<Table> {
+    nn::Child<HookedEmbedding> rows{*this, "rows", torch::nn::EmbeddingOptions(4, 3).sparse(true)};
+  } table;
+  HookedNorm norm(torch::nn::LayerNormOptions({4}));
+  const auto model = nn::adopt(std::make_shared<testing::TorchMlp>());
+  const auto applying = [&](nn::ModuleBase& to, const std::string& pattern, StylePtr style) {
+    return [&to, &mesh, pattern, style] { parallelize_module(to, mesh, {{pattern, style}}); };
+  };
+  testing::expect_refusals({
+      {"hooks of a norm",
+       applying(*model, "norm", sequence_parallel()),
+       {"'norm'", "torch::nn::LayerNormImpl", "nn::Hooked"}},
+      {"hooks of a Linear",
+       applying(*model, "down", rowwise_parallel({.output_layouts = Shard{0}})),
+       {"'down'", "torch::nn::LinearImpl", "rowwise_parallel()"}},
+      {"columns of a norm",
+       applying(*model, "norm", colwise_parallel()),
+       {"'norm'", "colwise_parallel", "Linear and Embedding"}},
+      {"columns of a hooked norm",
+       applying(norm, "", colwise_parallel()),
+       {"colwise_parallel", "Linear and Embedding", "LayerNorm"}},
+      {"a unit of an inner module",
+       [&] {
+         fsdp::fully_shard(dynamic_cast<nn::ModuleBase&>(*model->named_children()["down"]), mesh);
+       },
+       {"torch::nn::LinearImpl", "nn::Hooked", "apply it to the module"}},
+      {"sparse gradients, columns",
+       applying(table, "rows", colwise_parallel()),
+       {"'rows'", "Embedding", "sparse(false)"}},
+      {"sparse gradients, rows",
+       applying(table, "rows", rowwise_parallel()),
+       {"'rows'", "Embedding", "sparse(false)"}},
   });
 }
 
-TEST(Adopted, StylesThatDoNotFitAreRefusedByName) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    struct Table : nn::Module<Table> {
-      nn::Child<HookedEmbedding> rows{*this, "rows",
-                                      torch::nn::EmbeddingOptions(4, 3).sparse(true)};
-    } table;
-    HookedNorm norm(torch::nn::LayerNormOptions({4}));
-    const auto model = nn::adopt(std::make_shared<testing::TorchMlp>());
-    const auto applying = [&](nn::ModuleBase& to, const std::string& pattern, StylePtr style) {
-      return [&to, &mesh, pattern, style] { parallelize_module(to, mesh, {{pattern, style}}); };
-    };
-    testing::expect_refusals({
-        {"hooks of a norm",
-         applying(*model, "norm", sequence_parallel()),
-         {"'norm'", "torch::nn::LayerNormImpl", "nn::Hooked"}},
-        {"hooks of a Linear",
-         applying(*model, "down", rowwise_parallel({.output_layouts = Shard{0}})),
-         {"'down'", "torch::nn::LinearImpl", "rowwise_parallel()"}},
-        {"columns of a norm",
-         applying(*model, "norm", colwise_parallel()),
-         {"'norm'", "colwise_parallel", "Linear and Embedding"}},
-        {"columns of a hooked norm",
-         applying(norm, "", colwise_parallel()),
-         {"colwise_parallel", "Linear and Embedding", "LayerNorm"}},
-        {"sparse gradients, columns",
-         applying(table, "rows", colwise_parallel()),
-         {"'rows'", "Embedding", "sparse(false)"}},
-        {"sparse gradients, rows",
-         applying(table, "rows", rowwise_parallel()),
-         {"'rows'", "Embedding", "sparse(false)"}},
-    });
-  });
-}
+}  // namespace
+}  // namespace tessera::tensor_parallel
 
-namespace inner_modules {
+namespace tessera::tensor_parallel {
+namespace {
 
-constexpr std::int64_t kRows = 6, kTokens = 3, kDim = 8;
+constexpr std::int64_t kDim = 6;
+constexpr std::int64_t kPatches = 5;
 
-using Layer = nn::Hooked<torch::nn::TransformerEncoderLayer>;
-
-/// (tokens, rows, dim) -> a loss.
-class Stock : public nn::Module<Stock> {
- public:
-  Stock() {
-    for (const char* name : {"first", "second"}) {
-      layers.push_back(register_module(
-          name,
-          std::make_shared<Layer>(
-              torch::nn::TransformerEncoderLayerOptions(kDim, 2).dim_feedforward(10).dropout(0))));
-    }
+/// x + scale * down(gelu(up(norm(x)))), with a LayerScale.
+struct ScaledBlock : nn::Module<ScaledBlock> {
+  ScaledBlock() { scale = register_slot("scale", {kDim}); }
+  at::Tensor forward(const at::Tensor& x) {
+    return x + *scale * (*down)(at::gelu((*up)((*norm)(x))));
   }
-  at::Tensor forward(at::Tensor x) {
-    for (const auto& layer : layers) {
-      x = (*layer)(x);
-    }
-    return x.sin().mean();
-  }
-  void reset_parameters(const nn::InitContext& init) override {
-    init.fill(*this, {{"**", nn::init::uniform(-0.3, 0.3)}});
-  }
-  /// The persistent tensor of a parameter.
-  const at::Tensor& tensor(const std::string& fqn) const {
-    for (const auto& [name, slot] : named_slots()) {
-      if (name == fqn) {
-        return slot->persistent();
-      }
-    }
-    fail("there is no ", fqn);
-  }
-  std::vector<std::shared_ptr<Layer>> layers;
+  nn::Child<nn::LayerNorm> norm{*this, "norm", kDim};
+  nn::Child<nn::Linear> up{*this, "up", kDim, 9}, down{*this, "down", 9, kDim};
+  nn::Parameter scale;
 };
 
-at::Tensor rows_of(int rank, int ranks) {
-  const std::int64_t rows = kRows / ranks;
-  return testing::uniform_values({kTokens, kRows, kDim}, 0.4).narrow(1, rank * rows, rows);
+/// (patches, dim) -> a loss: a class token and two registers in front, learned positions.
+class Encoder : public nn::Module<Encoder> {
+ public:
+  Encoder() {
+    token = register_slot("token", {1, kDim});
+    registers = register_slot("registers", {2, kDim});
+    positions = register_slot("positions", {3 + kPatches, kDim});
+    blocks = register_module("blocks", std::make_shared<nn::ModuleList>());
+    for (int i = 0; i < 2; ++i) {
+      blocks->push_back(std::make_shared<ScaledBlock>());
+    }
+    testing::fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& patches) {
+    at::Tensor x = at::cat({*token, *registers, patches}) + *positions;
+    for (std::size_t i = 0; i < 2; ++i) {
+      x = (*blocks->at<ScaledBlock>(i))(x);
+    }
+    return x[0].square().sum() + x.slice(0, 3).sin().mean();
+  }
+  nn::Parameter token, registers, positions;
+  std::shared_ptr<nn::ModuleList> blocks;
+};
+
+ParallelizePlan plan() {
+  return {{"blocks.*.norm", sequence_parallel({.sequence_dim = 0})},
+          {"blocks.*.up", colwise_parallel()},
+          {"blocks.*.down", rowwise_parallel({.output_layouts = Shard{0}})}};
 }
 
-void expect_as_alone(Stock& model, const at::Tensor& x) {
-  testing::Filled<Stock> alone;
-  alone(rows_of(0, 1)).backward();
-  model(x).backward();
+void expect_as_alone(Encoder& model) {
+  const at::Tensor patches = testing::uniform_values({kPatches, kDim}, 0.5);
+  Encoder alone;
+  const at::Tensor expected = alone(patches);
+  expected.backward();
+  const at::Tensor loss = model(patches);
+  loss.backward();
+  EXPECT_TRUE(testing::full_tensor(loss).allclose(expected, 1e-5, 1e-6));
   testing::expect_gradients(model, testing::gradients_of(alone));
 }
 
-TEST(InnerModules, AreShardedWithTheUnitOfTheirParent) {
-  for (const int ranks : {2, 3}) {
-    RunOnMesh({ranks}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-      testing::Filled<Stock> model;
-      for (const auto& layer : model.layers) {
-        fsdp::fully_shard(*layer, mesh);
-      }
-      fsdp::fully_shard(model, mesh);
-      const at::Tensor& weight = model.tensor("second.self_attn.in_proj_weight");
-      EXPECT_EQ(DistributedTensor(weight).placements(), Placements{Shard{0}});
-      expect_as_alone(model, rows_of(rank.rank(), rank.size()));
-    });
+// No entry, or a style, may name the container and its blocks.
+TEST(OwnParameters, InAContainerHaveTheGradientsOfOneRank) {
+  ParallelizePlan named = plan();
+  named.push_back({"", replicate_parallel()});
+  named.push_back({"blocks.*", replicate_parallel()});
+  for (const ParallelizePlan& styles : {plan(), named}) {
+    for (const int ranks : {1, 2, 3}) {
+      RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
+        Encoder model;
+        parallelize_module(model, mesh, styles);
+        expect_as_alone(model);
+      });
+    }
   }
-}
-
-TEST(InnerModules, AreReplicatedOrPlacedByAPlan) {
-  for (const int ranks : {1, 2, 3}) {
-    RunRanks(ranks, [](Rank& rank) {
-      testing::Filled<Stock> model;
-      parallelize_module(
-          model, rank.mesh({rank.size()}, {"tp"}),
-          {{"first.linear1",
-            place_parameters({.placements = {{"weight", Shard{0}}, {"bias", Shard{0}}}})},
-           {"first.linear2", place_parameters({.placements = {{"weight", Shard{1}}}})}});
-      EXPECT_EQ(DistributedTensor(model.tensor("first.linear2.weight")).placements(),
-                Placements{Shard{1}});
-      EXPECT_EQ(DistributedTensor(model.tensor("second.linear2.weight")).placements(),
-                Placements{Replicate{}});
-      expect_as_alone(model, rows_of(0, 1));
-    });
-  }
-}
-
-TEST(InnerModules, TakeNoStyleWhoseHooksWouldNotRun) {
-  RunRanks(2, [](Rank& rank) {
-    Stock model;
-    EXPECT_ERROR(parallelize_module(model, rank.mesh({2}, {"tp"}),
-                                    {{"first.linear1", replicate_parallel()}}),
-                 "'first.linear1'", "torch::nn::LinearImpl", "nn::Hooked", "place_parameters()");
-    EXPECT_ERROR(fsdp::fully_shard(
-                     dynamic_cast<nn::ModuleBase&>(*model.layers[0]->named_children()["linear1"]),
-                     rank.mesh({2}, {"dp"})),
-                 "torch::nn::LinearImpl", "nn::Hooked", "apply it to the module");
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    Encoder model;
+    parallelize_module(model, mesh["tp"], plan());
+    for (std::size_t i = 0; i < 2; ++i) {
+      fsdp::fully_shard(*model.blocks->at<ScaledBlock>(i), mesh["dp"]);
+    }
+    fsdp::fully_shard(model, mesh["dp"]);
+    expect_as_alone(model);
   });
 }
 
-}  // namespace inner_modules
+TEST(OwnParameters, MayBePlacedByAnEntryNextToEntriesOfModulesBelow) {
+  for (const int ranks : {1, 2, 3}) {
+    RunRanks(ranks, [](Rank& rank) {
+      Encoder model;
+      ParallelizePlan styles = plan();
+      // Before and behind the entries of modules below: the order does not matter.
+      styles.insert(styles.begin(),
+                    {"", place_parameters({.placements = {{"positions", Shard{0}}}})});
+      styles.push_back({"blocks.*", place_parameters()});
+      parallelize_module(model, rank.mesh({rank.size()}, {"tp"}), styles);
+      EXPECT_EQ(DistributedTensor(*model.positions).placements(), Placements{Shard{0}});
+      EXPECT_EQ(DistributedTensor(*model.token).placements(), Placements{Replicate{}});
+      const auto block = model.blocks->at<ScaledBlock>(1);
+      EXPECT_EQ(DistributedTensor(*block->scale).placements(), Placements{Replicate{}});
+      EXPECT_EQ(DistributedTensor(*block->up->weight).placements(), Placements{Shard{0}});
+      expect_as_alone(model);
+    });
+  }
+}
+
+TEST_ON_MESH(OwnParameters, FollowTheInnermostEntry, {2}, {"tp"}) {
+  Encoder model;
+  EXPECT_ERROR(
+      parallelize_module(model, mesh,
+                         {{"blocks.0", place_parameters()}, {"blocks.*", replicate_parallel()}}),
+      "'blocks.0'", "place_parameters", "replicate_parallel");
+  parallelize_module(model, mesh,
+                     {{"", replicate_parallel()},
+                      {"blocks.0", replicate_parallel()},
+                      {"blocks.0.up", colwise_parallel()}});
+  const auto block = model.blocks->at<ScaledBlock>(0);
+  EXPECT_EQ(DistributedTensor(*block->scale).placements(), Placements{Replicate{}});
+  EXPECT_EQ(DistributedTensor(*block->up->weight).placements(), Placements{Shard{0}});
+}
+
+TEST_ON_MESH(UnnamedParameters, StayPlainIfTheyDifferByRank, {2}, {"tp"}) {
+  Encoder model;
+  const auto block = model.blocks->at<ScaledBlock>(0);
+  block->slot("scale")->set_distinct_along(mesh);
+  parallelize_module(model, mesh, plan());
+  EXPECT_FALSE(tessera::is_distributed(block->scale));
+  EXPECT_TRUE(tessera::is_distributed(model.token));
+}
+
+TEST(PlainTensors, GetPlainAndWholeGradients) {
+  Encoder alone;
+  const at::Tensor expected =
+      testing::uniform_values({kPatches, kDim}, 0.5).clone().requires_grad_();
+  alone(expected).backward();
+  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
+    Encoder model;
+    parallelize_module(model, mesh, plan());
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor x = expected.detach().clone().requires_grad_();
+      model(x).backward();
+      EXPECT_FALSE(tessera::is_distributed(x.grad()));
+      EXPECT_TRUE(x.grad().allclose(expected.grad(), 1e-4, 1e-6));
+    }
+  });
+}
+
+TEST(PlainTensors, MadeOutsideTheForwardAreNotMixedWithItsResult) {
+  struct Linear : nn::Module<Linear> {
+    at::Tensor forward(const at::Tensor& x) { return (*q)(x); }
+    nn::Child<nn::Linear> q{*this, "q", 8, 8};
+  };
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
+    testing::Filled<Linear> model;
+    parallelize_module(model, mesh, {{"q", colwise_parallel()}});
+    const at::Tensor x = testing::uniform_values({5, 8}, 0.5);
+    EXPECT_ERROR(model(x) - x, "plain", "use_local_output = true");
+  });
+}
+
 }  // namespace
 }  // namespace tessera::tensor_parallel

@@ -200,26 +200,22 @@ TEST(GatheredInput, TakesTheTermsOfSeveralProductsAsTheyAreComputed) {
   EXPECT_EQ(testing::AddedTerms::products(), 2 * 3);
 }
 
-TEST(GatheredInput, RefusesASecondDerivative) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    testing::Filled<nn::Linear> linear(4, 6, {.bias = false});
-    parallelize_module(linear, mesh, {{"", colwise_parallel({.input_layouts = Shard{0}})}});
-    const at::Tensor x = split_leaf(testing::uniform_values({4, 4}, 0.2), mesh);
-    const at::Tensor loss = linear(x).square().sum();
-    EXPECT_ERROR(torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true),
-                 "create_graph", ".regather = false");
-  });
+TEST_ON_MESH(GatheredInput, RefusesASecondDerivative, {2}, {"tp"}) {
+  testing::Filled<nn::Linear> linear(4, 6, {.bias = false});
+  parallelize_module(linear, mesh, {{"", colwise_parallel({.input_layouts = Shard{0}})}});
+  const at::Tensor x = split_leaf(testing::uniform_values({4, 4}, 0.2), mesh);
+  const at::Tensor loss = linear(x).square().sum();
+  EXPECT_ERROR(torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true), "create_graph",
+               ".regather = false");
 }
 
-TEST(GatheredInput, MayBeAVector) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    testing::Filled<nn::Linear> linear(5, 6, {.bias = false});
-    const at::Tensor weight = linear.weight->detach().clone();
-    parallelize_module(linear, mesh, {{"", colwise_parallel({.input_layouts = Shard{0}})}});
-    const at::Tensor x = split_leaf(testing::uniform_values({5}, 0.2), mesh);
-    linear(x).sum().backward();
-    EXPECT_TRUE(testing::full_tensor(x.grad()).allclose(weight.sum(0)));
-  });
+TEST_ON_MESH(GatheredInput, MayBeAVector, {2}, {"tp"}) {
+  testing::Filled<nn::Linear> linear(5, 6, {.bias = false});
+  const at::Tensor weight = linear.weight->detach().clone();
+  parallelize_module(linear, mesh, {{"", colwise_parallel({.input_layouts = Shard{0}})}});
+  const at::Tensor x = split_leaf(testing::uniform_values({5}, 0.2), mesh);
+  linear(x).sum().backward();
+  EXPECT_TRUE(testing::full_tensor(x.grad()).allclose(weight.sum(0)));
 }
 
 TEST(GatheredInput, LetsItsProductBeWrittenTo) {
@@ -236,24 +232,22 @@ TEST(GatheredInput, LetsItsProductBeWrittenTo) {
   }
 }
 
-TEST(GatheredInput, FeedsAFusedLinear) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    std::vector<at::Tensor> results;
-    for (const bool regather : {false, true}) {
-      testing::Filled<nn::FusedLinear> linear(4, {{"gate", 6}, {"up", 6}});
-      parallelize_module(
-          linear, mesh,
-          {{"", fused_colwise_parallel({.input_layouts = Shard{0}, .regather = regather})}});
-      const at::Tensor x = split_leaf(testing::uniform_values({3, 4}, 0.2), mesh);
-      linear(x).square().sum().backward();
-      for (const at::Tensor& leaf : {*linear.weight, *linear.bias, x}) {
-        results.push_back(local_tensor(leaf.grad()));
-      }
+TEST_ON_MESH(GatheredInput, FeedsAFusedLinear, {2}, {"tp"}) {
+  std::vector<at::Tensor> results;
+  for (const bool regather : {false, true}) {
+    testing::Filled<nn::FusedLinear> linear(4, {{"gate", 6}, {"up", 6}});
+    parallelize_module(
+        linear, mesh,
+        {{"", fused_colwise_parallel({.input_layouts = Shard{0}, .regather = regather})}});
+    const at::Tensor x = split_leaf(testing::uniform_values({3, 4}, 0.2), mesh);
+    linear(x).square().sum().backward();
+    for (const at::Tensor& leaf : {*linear.weight, *linear.bias, x}) {
+      results.push_back(local_tensor(leaf.grad()));
     }
-    for (std::size_t i = 0; i < 3; ++i) {
-      EXPECT_TRUE(results[i + 3].equal(results[i])) << i;
-    }
-  });
+  }
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(results[i + 3].equal(results[i])) << i;
+  }
 }
 
 using Tensors = std::vector<at::Tensor>;
@@ -333,12 +327,10 @@ TEST(Fp8UnderTensorParallelism, ComputesReplicatedHeads) {
   });
 }
 
-TEST(Fp8UnderTensorParallelism, RefusesToConvertWhatIsDistributed) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    testing::Filled<nn::Linear> linear(16, 32);
-    parallelize_module(linear, mesh, {{"", colwise_parallel()}});
-    EXPECT_ERROR(nn::convert_to_fp8(linear), "is distributed already", "before parallelize_module");
-  });
+TEST_ON_MESH(Fp8UnderTensorParallelism, RefusesToConvertWhatIsDistributed, {2}, {"tp"}) {
+  testing::Filled<nn::Linear> linear(16, 32);
+  parallelize_module(linear, mesh, {{"", colwise_parallel()}});
+  EXPECT_ERROR(nn::convert_to_fp8(linear), "is distributed already", "before parallelize_module");
 }
 
 }  // namespace

@@ -7,9 +7,7 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/embedding.h"
-#include "tessera/nn/module.h"
 #include "tessera/nn/norm.h"
-#include "tessera/tensor_parallel/linear_cross_entropy.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
@@ -236,19 +234,17 @@ TEST(LossOnMeshes, EndsEveryRankForATargetInTheRowsOfOne) {
   }
 }
 
-TEST(LossOnMeshes, RefusesLayoutsThatHaveNoLoss) {
-  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const at::Tensor terms = distribute_tensor(mesh_logits(), mesh, {Partial{}}).tensor();
-    EXPECT_ERROR(cross_entropy(terms, mesh_targets()), "partial", "Shard(1)");
-    const at::Tensor even = mesh_logits().narrow(1, 0, 8);
-    const at::Tensor parts = distribute_tensor(even, mesh, {StridedShard{1, 2}}).tensor();
-    EXPECT_ERROR(cross_entropy(parts, mesh_targets().remainder(8)), "are not consecutive");
-    const at::Tensor targets = distribute_tensor(mesh_targets(), mesh, {Shard{0}}).tensor();
-    EXPECT_ERROR(cross_entropy(mesh_logits(), targets), "full_tensor()");
-    const DeviceMesh other = rank.mesh({2, 1}, {"a", "b"});
-    const at::Tensor columns = distribute_tensor(mesh_logits(), other, {Shard{1}, Replicate{}});
-    EXPECT_ERROR(cross_entropy(columns, targets), "full_tensor()");
-  });
+TEST_ON_MESH(LossOnMeshes, RefusesLayoutsThatHaveNoLoss, {2}, {"tp"}) {
+  const at::Tensor terms = distribute_tensor(mesh_logits(), mesh, {Partial{}}).tensor();
+  EXPECT_ERROR(cross_entropy(terms, mesh_targets()), "partial", "Shard(1)");
+  const at::Tensor even = mesh_logits().narrow(1, 0, 8);
+  const at::Tensor parts = distribute_tensor(even, mesh, {StridedShard{1, 2}}).tensor();
+  EXPECT_ERROR(cross_entropy(parts, mesh_targets().remainder(8)), "are not consecutive");
+  const at::Tensor targets = distribute_tensor(mesh_targets(), mesh, {Shard{0}}).tensor();
+  EXPECT_ERROR(cross_entropy(mesh_logits(), targets), "full_tensor()");
+  const DeviceMesh other = rank.mesh({2, 1}, {"a", "b"});
+  const at::Tensor columns = distribute_tensor(mesh_logits(), other, {Shard{1}, Replicate{}});
+  EXPECT_ERROR(cross_entropy(columns, targets), "full_tensor()");
 }
 
 using testing::full_tensor;
@@ -395,54 +391,6 @@ TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
   for (const std::int64_t chunks : {1, 2, 7, 16, 64}) {
     EXPECT_EQ(gradient_of(64, chunks)[1][0].item<double>(), 16) << chunks;
   }
-}
-
-// With a weight of zeros, 256 classes have the probability 1/256, so that bf16 holds the gradient
-// of the logits exactly. The weight's gradient then has the error of fp32 sums and of one rounding.
-TEST(LinearCrossEntropy, RoundsABf16WeightsGradientOnce) {
-  constexpr std::int64_t kTokens = 2560, kVocabulary = 256, kFeatures = 24;
-  const at::Tensor hidden = testing::uniform_values({kTokens, kFeatures}, 3).to(at::kBFloat16);
-  const at::Tensor targets = at::arange(kTokens, at::kLong).mul(91).remainder(kVocabulary);
-  const at::Tensor of_logits = at::full({kTokens, kVocabulary}, 1.0 / kVocabulary, at::kDouble);
-  of_logits.scatter_add_(1, targets.unsqueeze(1), at::full({kTokens, 1}, -1.0, at::kDouble));
-  const at::Tensor expected = of_logits.t().mm(hidden.to(at::kDouble));
-  const at::Tensor rounding = (expected.to(at::kBFloat16).to(at::kDouble) - expected).abs();
-  for (const std::int64_t chunks : {1, 3, 16, 17, 40}) {
-    const at::Tensor weight = at::zeros({kVocabulary, kFeatures}, at::kBFloat16).requires_grad_();
-    linear_cross_entropy(hidden, weight, targets,
-                         {.loss = {.reduction = Reduction::kSum}, .chunks = chunks})
-        .backward();
-    const at::Tensor error = (weight.grad().to(at::kDouble) - expected).abs();
-    EXPECT_LE((error - rounding).max().item<double>(), 1e-5) << chunks;
-  }
-}
-
-TEST(LinearCrossEntropy, NeedsTheMemoryOfItsParts) {
-  constexpr std::int64_t kVocabulary = 128256, kTokens = 48, kFeatures = 8;
-  constexpr std::int64_t kLogits = 4 * kTokens * kVocabulary;
-  constexpr std::int64_t kPart = kLogits / 8, kWeight = 4 * kVocabulary * kFeatures;
-  const at::Tensor hidden = testing::uniform_values({kTokens, kFeatures}, 1).requires_grad_();
-  const at::Tensor weight = testing::uniform_values({kVocabulary, kFeatures}, 2).requires_grad_();
-  const at::Tensor targets = at::arange(kTokens, at::kLong).mul(2671);
-  const auto run = [&](const auto& loss_of) {
-    testing::MemoryScope memory;
-    hidden.mutable_grad() = weight.mutable_grad() = at::Tensor();
-    const at::Tensor loss = loss_of();
-    loss.backward();
-    return std::pair(loss.item<double>(), memory.peak());
-  };
-  const auto [expected, whole] =
-      run([&] { return cross_entropy(at::linear(hidden, weight), targets); });
-  const at::Tensor gradient = weight.grad();
-  const auto [loss, peak] =
-      run([&] { return linear_cross_entropy(hidden, weight, targets, {.chunk_bytes = kPart}); });
-  EXPECT_NEAR(loss, expected, 1e-6 * expected);
-  EXPECT_TRUE(weight.grad().allclose(gradient, 1e-4, 1e-8));
-  // The logits of a part in forward, or the gradient that backward returns; a row in fp32 and small
-  // tensors of each token.
-  constexpr std::int64_t kSmall = 4 * 4 * kVocabulary + 100 * kTokens * kFeatures;
-  EXPECT_LE(peak, kWeight + std::max(kPart, kWeight) + kSmall);
-  EXPECT_GE(whole, 2 * kLogits);
 }
 
 /// The head of a 1B model and its loss on a GPU, without values.

@@ -13,8 +13,6 @@
 #include "tessera/nn/lora.h"
 #include "tessera/nn/norm.h"
 #include "tessera/optim/adamw.h"
-#include "tessera/tensor_parallel/block_plans.h"
-#include "tessera/tensor_parallel/declared_plan.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"
@@ -231,19 +229,15 @@ TEST_P(BlockOnRanks, HasTheDropoutOfOneRank) {
   RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(run(rank, 0.5).allclose(expected, 1e-10, 1e-12)); });
 }
 
-TEST(BlockPlan, RefusesHeadsThatRanksDoNotDivide) {
-  RunOnMesh({3}, {"tp"}, [](const DeviceMesh& mesh) {
-    for (const bool fused : {false, true}) {
-      const BlockCase c{
-          .attention = {
-              .hidden = kHidden, .heads = 4, .fused_qkv = fused, .names = {.output = "o"}}};
-      OneBlock model(c);
-      EXPECT_ERROR(parallelize_module(model, mesh, plan_of(c)), fused ? "4 groups" : "4 heads",
-                   "3");
-      EXPECT_FALSE(tessera::is_distributed(*model.norm->weight));
-    }
-    EXPECT_ERROR(attention_plan("attn", {.hidden = 12, .heads = 5}), "5 heads");
-  });
+TEST_ON_MESH(BlockPlan, RefusesHeadsThatRanksDoNotDivide, {3}, {"tp"}) {
+  for (const bool fused : {false, true}) {
+    const BlockCase c{
+        .attention = {.hidden = kHidden, .heads = 4, .fused_qkv = fused, .names = {.output = "o"}}};
+    OneBlock model(c);
+    EXPECT_ERROR(parallelize_module(model, mesh, plan_of(c)), fused ? "4 groups" : "4 heads", "3");
+    EXPECT_FALSE(tessera::is_distributed(*model.norm->weight));
+  }
+  EXPECT_ERROR(attention_plan("attn", {.hidden = 12, .heads = 5}), "5 heads");
 }
 
 using testing::full_tensor;
@@ -348,18 +342,17 @@ TEST(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
   }
 }
 
-TEST(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding) {
-  RunOnMesh({2, 1}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const auto model = adapted_on(mesh);
-    const comm::TrafficTable before = rank.world()->traffic().table();
-    (*model)(uniform_values({2, 6}, 0.2)).sum().backward();
-    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-    // A and B of gate_up, then of down, in rows for 2 ranks: 2 of 6, 10 of 3; 2 of 10, 3 of 3. Each
-    // shard has a multiple of 64 bytes, 16 numbers.
-    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).bytes, 4 * 2 * (16 + 32 + 32 + 16));
-    EXPECT_ERROR(nn::apply_lora(*model, {.targets = {"head"}}), "'head'", "distributed already",
-                 "before parallelize_module");
-  });
+TEST_ON_MESH(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding, {2, 1},
+             {"dp", "tp"}) {
+  const auto model = adapted_on(mesh);
+  const comm::TrafficTable before = rank.world()->traffic().table();
+  (*model)(uniform_values({2, 6}, 0.2)).sum().backward();
+  const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+  // A and B of gate_up, then of down, in rows for 2 ranks: 2 of 6, 10 of 3; 2 of 10, 3 of 3. Each
+  // shard has a multiple of 64 bytes, 16 numbers.
+  EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).bytes, 4 * 2 * (16 + 32 + 32 + 16));
+  EXPECT_ERROR(nn::apply_lora(*model, {.targets = {"head"}}), "'head'", "distributed already",
+               "before parallelize_module");
 }
 
 }  // namespace

@@ -193,73 +193,65 @@ TEST(Plan, IsRefusedBeforeAnythingIsChanged) {
   }
 }
 
-TEST(Parallelize, ShardsParametersAsTheStylesSay) {
-  RunRanks(4, [](Rank& rank) {
-    Tree tree;
-    const at::Tensor up = tree.layer(1).up->weight->detach().clone();
-    const at::Tensor down = tree.layer(1).down->weight->detach().clone();
-    parallelize_module(tree, rank.mesh({4}, {"tp"}),
-                       {{"embed", rowwise_parallel()},
-                        {"layers.*.up", colwise_parallel()},
-                        {"layers.*.down", rowwise_parallel()},
-                        {"norm", sequence_parallel({.sequence_dim = 0})}});
-    const auto r = static_cast<std::size_t>(rank.rank());
-    // 6 over 4 ranks: 2, 2, 2, 0.
-    EXPECT_EQ(local_tensor(tree.layer(1).up->weight).size(0), r < 3 ? 2 : 0);
-    EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
-    EXPECT_TRUE(DistributedTensor(tree.layer(1).down->weight).full_tensor().equal(down));
-    EXPECT_EQ(DistributedTensor(tree.layer(2).down->weight).placements(), Placements{Shard{1}});
-    EXPECT_EQ(DistributedTensor(tree.layer(2).down->bias).placements(), Placements{Replicate{}});
-    EXPECT_EQ(DistributedTensor(tree.embed->weight).placements(), Placements{Shard{0}});
-    EXPECT_EQ(DistributedTensor(tree.norm->weight).placements(), Placements{Replicate{}});
-    // No entry of the plan names the head.
-    EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Replicate{}});
-  });
+TEST_ON_RANKS(Parallelize, ShardsParametersAsTheStylesSay, 4) {
+  Tree tree;
+  const at::Tensor up = tree.layer(1).up->weight->detach().clone();
+  const at::Tensor down = tree.layer(1).down->weight->detach().clone();
+  parallelize_module(tree, rank.mesh({4}, {"tp"}),
+                     {{"embed", rowwise_parallel()},
+                      {"layers.*.up", colwise_parallel()},
+                      {"layers.*.down", rowwise_parallel()},
+                      {"norm", sequence_parallel({.sequence_dim = 0})}});
+  const auto r = static_cast<std::size_t>(rank.rank());
+  // 6 over 4 ranks: 2, 2, 2, 0.
+  EXPECT_EQ(local_tensor(tree.layer(1).up->weight).size(0), r < 3 ? 2 : 0);
+  EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
+  EXPECT_TRUE(DistributedTensor(tree.layer(1).down->weight).full_tensor().equal(down));
+  EXPECT_EQ(DistributedTensor(tree.layer(2).down->weight).placements(), Placements{Shard{1}});
+  EXPECT_EQ(DistributedTensor(tree.layer(2).down->bias).placements(), Placements{Replicate{}});
+  EXPECT_EQ(DistributedTensor(tree.embed->weight).placements(), Placements{Shard{0}});
+  EXPECT_EQ(DistributedTensor(tree.norm->weight).placements(), Placements{Replicate{}});
+  // No entry of the plan names the head.
+  EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Replicate{}});
 }
 
-TEST(Parallelize, NeedsNoCommunicationAndKeepsFrozenParametersFrozen) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    Tree tree;
-    tree.norm->slot("weight")->get().set_requires_grad(false);
-    tree.head->slot("weight")->get().set_requires_grad(false);
-    parallelize_module(tree, mesh, {{"norm", sequence_parallel()}, {"head", colwise_parallel()}});
-    EXPECT_TRUE(rank.world()->traffic().table().empty());
-    EXPECT_FALSE(tree.norm->weight->requires_grad());
-    EXPECT_FALSE(tree.head->weight->requires_grad());
-    EXPECT_TRUE(tree.embed->weight->requires_grad());
-    // The whole parameter is freed.
-    EXPECT_EQ(local_tensor(tree.head->weight).storage().nbytes(), 5 * 4 * sizeof(float));
-    const auto linear = testing::made_on_meta<nn::Linear>(4, 7);
-    parallelize_module(*linear, mesh, {{"", colwise_parallel()}});
-    EXPECT_TRUE(linear->weight->is_meta());
-    EXPECT_EQ(local_tensor(linear->weight).size(0), rank.rank() == 0 ? 4 : 3);
-  });
+TEST_ON_RANKS(Parallelize, NeedsNoCommunicationAndKeepsFrozenParametersFrozen, 2) {
+  const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  Tree tree;
+  tree.norm->slot("weight")->get().set_requires_grad(false);
+  tree.head->slot("weight")->get().set_requires_grad(false);
+  parallelize_module(tree, mesh, {{"norm", sequence_parallel()}, {"head", colwise_parallel()}});
+  EXPECT_TRUE(rank.world()->traffic().table().empty());
+  EXPECT_FALSE(tree.norm->weight->requires_grad());
+  EXPECT_FALSE(tree.head->weight->requires_grad());
+  EXPECT_TRUE(tree.embed->weight->requires_grad());
+  // The whole parameter is freed.
+  EXPECT_EQ(local_tensor(tree.head->weight).storage().nbytes(), 5 * 4 * sizeof(float));
+  const auto linear = testing::made_on_meta<nn::Linear>(4, 7);
+  parallelize_module(*linear, mesh, {{"", colwise_parallel()}});
+  EXPECT_TRUE(linear->weight->is_meta());
+  EXPECT_EQ(local_tensor(linear->weight).size(0), rank.rank() == 0 ? 4 : 3);
 }
 
-TEST(Parallelize, KeepsTiedWeightsTied) {
-  RunRanks(2, [](Rank& rank) {
-    Tree tree;
-    tree.head->tie_slot("weight", tree.embed->slot("weight"));
-    parallelize_module(tree, rank.mesh({2}, {"tp"}),
-                       {{"embed", rowwise_parallel()}, {"head", colwise_parallel()}});
-    EXPECT_TRUE(tree.head->weight->is_same(*tree.embed->weight));
-    EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Shard{0}});
-  });
+TEST_ON_RANKS(Parallelize, KeepsTiedWeightsTied, 2) {
+  Tree tree;
+  tree.head->tie_slot("weight", tree.embed->slot("weight"));
+  parallelize_module(tree, rank.mesh({2}, {"tp"}),
+                     {{"embed", rowwise_parallel()}, {"head", colwise_parallel()}});
+  EXPECT_TRUE(tree.head->weight->is_same(*tree.embed->weight));
+  EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Shard{0}});
 }
 
 // As in torchtitan: first a plan of the model, then a plan of each block.
-TEST(Parallelize, TakesASecondPlanForOtherModules) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    Tree tree;
-    const at::Tensor up = tree.layer(1).up->weight->detach().clone();
-    parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
-    parallelize_module(tree.layer(1), mesh, {{"up", colwise_parallel()}});
-    EXPECT_EQ(DistributedTensor(tree.layer(1).up->weight).placements(), Placements{Shard{0}});
-    EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
-    EXPECT_EQ(DistributedTensor(tree.layer(1).down->weight).placements(), Placements{Replicate{}});
-    EXPECT_EQ(DistributedTensor(tree.layer(0).up->weight).placements(), Placements{Replicate{}});
-  });
+TEST_ON_MESH(Parallelize, TakesASecondPlanForOtherModules, {2}, {"tp"}) {
+  Tree tree;
+  const at::Tensor up = tree.layer(1).up->weight->detach().clone();
+  parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
+  parallelize_module(tree.layer(1), mesh, {{"up", colwise_parallel()}});
+  EXPECT_EQ(DistributedTensor(tree.layer(1).up->weight).placements(), Placements{Shard{0}});
+  EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
+  EXPECT_EQ(DistributedTensor(tree.layer(1).down->weight).placements(), Placements{Replicate{}});
+  EXPECT_EQ(DistributedTensor(tree.layer(0).up->weight).placements(), Placements{Replicate{}});
 }
 
 TEST(Parallelize, RefusesByName) {
@@ -308,32 +300,28 @@ struct ScaledMlp : nn::Module<ScaledMlp> {
   nn::Parameter scale;
 };
 
-TEST(Mistakes, ForwardInsteadOfTheCall) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const at::Tensor plain = at::ones({3, 4});
-    ScaledMlp model, sharded;
-    parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
-    EXPECT_ERROR(model.up->forward(plain), "has hooks", "(*m)(x)");
-    // As a forward of the user's own class, which cannot know that the hooks have not run.
-    EXPECT_ERROR(at::linear(plain, *model.up->weight), "argument 0, [3, 4], is plain",
-                 "'up.weight', [", "m->forward(x)", "fsdp::register_forward_method", "plan");
-    parallelize_module(sharded, mesh["tp"], {{"up", colwise_parallel()}});
-    fsdp::fully_shard(sharded, mesh["dp"]);
-    const at::Tensor x = distribute_tensor(plain, mesh["tp"], {Replicate{}});
-    EXPECT_ERROR(at::linear(x, *sharded.up->weight), "different meshes", "'up.weight'",
-                 "m->forward(x)");
-  });
+TEST_ON_MESH(Mistakes, ForwardInsteadOfTheCall, {2, 2}, {"dp", "tp"}) {
+  const at::Tensor plain = at::ones({3, 4});
+  ScaledMlp model, sharded;
+  parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
+  EXPECT_ERROR(model.up->forward(plain), "has hooks", "(*m)(x)");
+  // As a forward of the user's own class, which cannot know that the hooks have not run.
+  EXPECT_ERROR(at::linear(plain, *model.up->weight), "argument 0, [3, 4], is plain",
+               "'up.weight', [", "m->forward(x)", "fsdp::register_forward_method", "plan");
+  parallelize_module(sharded, mesh["tp"], {{"up", colwise_parallel()}});
+  fsdp::fully_shard(sharded, mesh["dp"]);
+  const at::Tensor x = distribute_tensor(plain, mesh["tp"], {Replicate{}});
+  EXPECT_ERROR(at::linear(x, *sharded.up->weight), "different meshes", "'up.weight'",
+               "m->forward(x)");
 }
 
-TEST(Mistakes, APlanOfAPartOfTheModelOrFsdpOnItsMesh) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    ScaledMlp model;
-    parallelize_module(*model.up, mesh, {{"", colwise_parallel()}});
-    EXPECT_ERROR(model(at::ones({3, 4})), "'scale', [1]", "plain", "parallelize_module");
-    parallelize_module(model, mesh, {});
-    EXPECT_NO_THROW(model(at::ones({3, 4})));
-    EXPECT_ERROR(fsdp::fully_shard(model, mesh), "(tp=2)", "by parallelize_module");
-  });
+TEST_ON_MESH(Mistakes, APlanOfAPartOfTheModelOrFsdpOnItsMesh, {2}, {"tp"}) {
+  ScaledMlp model;
+  parallelize_module(*model.up, mesh, {{"", colwise_parallel()}});
+  EXPECT_ERROR(model(at::ones({3, 4})), "'scale', [1]", "plain", "parallelize_module");
+  parallelize_module(model, mesh, {});
+  EXPECT_NO_THROW(model(at::ones({3, 4})));
+  EXPECT_ERROR(fsdp::fully_shard(model, mesh), "(tp=2)", "by parallelize_module");
 }
 
 /// Has a libtorch parameter that is in no slot.
@@ -343,15 +331,13 @@ struct HalfSlotted : nn::Module<HalfSlotted> {
   nn::Child<nn::Linear> up{*this, "up", 4, 6};
 };
 
-TEST(Mistakes, AParameterWithoutASlot) {
-  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    nn::Sequential model(std::make_shared<HalfSlotted>());
-    EXPECT_ERROR(parallelize_module(model, mesh["tp"], {{"0.up", colwise_parallel()}}),
-                 "parameter '0.stray'", "register_slot");
-    EXPECT_ERROR(fsdp::fully_shard(model, mesh["dp"]), "parameter '0.stray'");
-    EXPECT_ERROR(optim::Sgd(model, {.lr = 0.1}), "parameter '0.stray'");
-    EXPECT_FALSE(tessera::is_distributed(model.named_children()["0"]->parameters()[0]));
-  });
+TEST_ON_MESH(Mistakes, AParameterWithoutASlot, {1, 2}, {"dp", "tp"}) {
+  nn::Sequential model(std::make_shared<HalfSlotted>());
+  EXPECT_ERROR(parallelize_module(model, mesh["tp"], {{"0.up", colwise_parallel()}}),
+               "parameter '0.stray'", "register_slot");
+  EXPECT_ERROR(fsdp::fully_shard(model, mesh["dp"]), "parameter '0.stray'");
+  EXPECT_ERROR(optim::Sgd(model, {.lr = 0.1}), "parameter '0.stray'");
+  EXPECT_FALSE(tessera::is_distributed(model.named_children()["0"]->parameters()[0]));
 }
 
 // The errors of a strict scope if a plan lacks an entry.
@@ -368,30 +354,26 @@ struct NormedMlp : nn::Module<NormedMlp> {
   nn::Child<nn::Linear> fc1{*this, "fc1", 4, 6}, fc2{*this, "fc2", 6, 4};
 };
 
-TEST(StrictScopeHints, NameTheEntryThatThePlanForgot) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = at::ones({6, 4});
-    for (const bool in_forward : {false, true}) {
-      NormedMlp model(in_forward);
-      parallelize_module(model, mesh, {{"fc1", colwise_parallel()}});
-      const StrictScope strict;
-      EXPECT_ERROR(model(x).square(), "[Partial(sum)] -> [Replicate()]", "rowwise_parallel()");
-    }
-    // Without an entry for the norm, which needs all features of a token.
-    NormedMlp model(/*normed_result=*/true);
-    parallelize_module(model, mesh, {{"fc2", colwise_parallel()}});
+TEST_ON_MESH(StrictScopeHints, NameTheEntryThatThePlanForgot, {2}, {"tp"}) {
+  const at::Tensor x = at::ones({6, 4});
+  for (const bool in_forward : {false, true}) {
+    NormedMlp model(in_forward);
+    parallelize_module(model, mesh, {{"fc1", colwise_parallel()}});
     const StrictScope strict;
-    EXPECT_ERROR(model(x), "[Shard(1)] -> [Replicate()]", "prepare_module_input");
-  });
+    EXPECT_ERROR(model(x).square(), "[Partial(sum)] -> [Replicate()]", "rowwise_parallel()");
+  }
+  // Without an entry for the norm, which needs all features of a token.
+  NormedMlp model(/*normed_result=*/true);
+  parallelize_module(model, mesh, {{"fc2", colwise_parallel()}});
+  const StrictScope strict;
+  EXPECT_ERROR(model(x), "[Shard(1)] -> [Replicate()]", "prepare_module_input");
 }
 
-TEST(StrictScopeHints, NameNoPlanForATensorOutsideOfIt) {
-  RunRanks(2, [](Rank& rank) {
-    const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"tp"}), {Shard{0}});
-    const StrictScope strict;
-    const std::string message = testing::message_of([&] { x.tensor().cumsum(0); });
-    EXPECT_TRUE(message.ends_with("redistribute them explicitly first")) << message;
-  });
+TEST_ON_RANKS(StrictScopeHints, NameNoPlanForATensorOutsideOfIt, 2) {
+  const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"tp"}), {Shard{0}});
+  const StrictScope strict;
+  const std::string message = testing::message_of([&] { x.tensor().cumsum(0); });
+  EXPECT_TRUE(message.ends_with("redistribute them explicitly first")) << message;
 }
 
 }  // namespace

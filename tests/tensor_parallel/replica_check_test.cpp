@@ -140,23 +140,19 @@ TEST(Replicas, AreComparedForReplicatedStylesToo) {
   EXPECT_CONTAINS(errors[0], "parameter 'layers.1.q_norm.weight' differs from rank 0 on ranks 1");
 }
 
-TEST(Replicas, MayDifferIfMarkedDistinct) {
-  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    Filled<HeadsModel> model;
-    model.norm->weight->detach().fill_(rank.rank() + 1.0);
-    model.norm->slot("weight")->set_distinct_along(mesh);
-    parallelize_module(model, mesh, plan_of_heads());
-    model.layer(0)(tokens());
-  });
+TEST_ON_MESH(Replicas, MayDifferIfMarkedDistinct, {2}, {"tp"}) {
+  Filled<HeadsModel> model;
+  model.norm->weight->detach().fill_(rank.rank() + 1.0);
+  model.norm->slot("weight")->set_distinct_along(mesh);
+  parallelize_module(model, mesh, plan_of_heads());
+  model.layer(0)(tokens());
 }
 
-TEST(Replicas, AreNotOnTheMetaDevice) {
-  RunRanks(2, [](Rank& rank) {
-    const nn::MetaDevice meta;
-    nn::RMSNorm norm(4);
-    parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", sequence_parallel()}});
-    EXPECT_ERROR(norm(at::empty({2, 3, 4}, at::device(c10::kMeta))), "nn::to_empty");
-  });
+TEST_ON_RANKS(Replicas, AreNotOnTheMetaDevice, 2) {
+  const nn::MetaDevice meta;
+  nn::RMSNorm norm(4);
+  parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", sequence_parallel()}});
+  EXPECT_ERROR(norm(at::empty({2, 3, 4}, at::device(c10::kMeta))), "nn::to_empty");
 }
 
 struct MasksItsHeads : nn::Module<MasksItsHeads> {
@@ -329,44 +325,40 @@ TEST(SplitOrigins, OfDifferentNumbersOfParametersAreRefused) {
   EXPECT_CONTAINS(errors[1], "from parameter 'weight' to parameter 'bias'");
 }
 
-TEST(SplitOrigins, AreAcceptedForOneTensor) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    for (const bool sharded : {false, true}) {
-      for (const std::int64_t outputs : {5, 1}) {
-        nn::Linear filled(4, outputs), seeded(4, outputs);
-        testing::fill(filled);
-        nn::init_weights(seeded, 3);
-        for (nn::Linear* linear : {&filled, &seeded}) {
-          split(*linear, mesh["tp"]);
-          if (sharded) {
-            fsdp::fully_shard(*linear, mesh["dp"]);
-          }
-          EXPECT_NO_THROW(call(*linear).sum().backward());
+TEST_ON_MESH(SplitOrigins, AreAcceptedForOneTensor, {2, 2}, {"dp", "tp"}) {
+  for (const bool sharded : {false, true}) {
+    for (const std::int64_t outputs : {5, 1}) {
+      nn::Linear filled(4, outputs), seeded(4, outputs);
+      testing::fill(filled);
+      nn::init_weights(seeded, 3);
+      for (nn::Linear* linear : {&filled, &seeded}) {
+        split(*linear, mesh["tp"]);
+        if (sharded) {
+          fsdp::fully_shard(*linear, mesh["dp"]);
         }
+        EXPECT_NO_THROW(call(*linear).sum().backward());
       }
     }
-  });
+  }
 }
 
-TEST(SplitOrigins, DoNotMatterAfterAWriteOrIfMarkedDistinct) {
-  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    nn::Linear written(4, 5), distinct(4, 5);
-    for (nn::Linear* linear : {&written, &distinct}) {
-      nn::init_weights(*linear, static_cast<std::uint64_t>(rank.rank()));
-      split(*linear, mesh);
+TEST_ON_MESH(SplitOrigins, DoNotMatterAfterAWriteOrIfMarkedDistinct, {2}, {"tp"}) {
+  nn::Linear written(4, 5), distinct(4, 5);
+  for (nn::Linear* linear : {&written, &distinct}) {
+    nn::init_weights(*linear, static_cast<std::uint64_t>(rank.rank()));
+    split(*linear, mesh);
+  }
+  {
+    const at::NoGradGuard no_grad;
+    for (const auto& [name, slot] : written.named_slots()) {
+      slot->get().fill_(0.5);
     }
-    {
-      const at::NoGradGuard no_grad;
-      for (const auto& [name, slot] : written.named_slots()) {
-        slot->get().fill_(0.5);
-      }
-    }
-    for (const auto& [name, slot] : distinct.named_slots()) {
-      slot->set_distinct_along(mesh);
-    }
-    EXPECT_NO_THROW(call(written));
-    EXPECT_NO_THROW(call(distinct));
-  });
+  }
+  for (const auto& [name, slot] : distinct.named_slots()) {
+    slot->set_distinct_along(mesh);
+  }
+  EXPECT_NO_THROW(call(written));
+  EXPECT_NO_THROW(call(distinct));
 }
 
 }  // namespace split_origins

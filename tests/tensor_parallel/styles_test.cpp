@@ -1,17 +1,12 @@
 // The styles give the results and the gradients of one rank.
 
-#include <optional>
-
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/operator_mode.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/module.h"
 #include "tessera/nn/norm.h"
-#include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/memory.h"
@@ -23,8 +18,6 @@ namespace {
 
 using testing::Filled;
 using testing::full_tensor;
-using testing::SmallLlama;
-using testing::SmallLlamaConfig;
 using testing::uniform_values;
 
 std::int64_t calls(const comm::TrafficTable& traffic, const std::string& collective) {
@@ -48,14 +41,12 @@ TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
   });
 }
 
-TEST(Rowwise, AddsTheBiasOnceAndUnchanged) {
-  RunRanks(3, [](Rank& rank) {
-    nn::Linear linear(6, 2);
-    linear.weight->detach().zero_();
-    linear.bias->detach().fill_(0.1);  // three times a third of 0.1 would be rounded
-    parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
-    EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1f)));
-  });
+TEST_ON_RANKS(Rowwise, AddsTheBiasOnceAndUnchanged, 3) {
+  nn::Linear linear(6, 2);
+  linear.weight->detach().zero_();
+  linear.bias->detach().fill_(0.1);  // three times a third of 0.1 would be rounded
+  parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
+  EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1f)));
 }
 
 TEST(Styles, RefuseByName) {
@@ -122,32 +113,6 @@ TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
   });
 }
 
-TEST(WholeModel, HasTheGradientsOfOneRank) {
-  const SmallLlamaConfig config{.bias = true};
-  const at::Tensor ids = at::arange(11, at::kLong).mul(5).remainder(13);
-  Filled<SmallLlama> alone(config);
-  alone.to(at::kDouble);
-  const at::Tensor expected = cross_entropy(alone(ids.slice(0, 0, 10)), ids.slice(0, 1, 11));
-  expected.backward();
-  for (const int ranks : {2, 3, 4}) {
-    RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
-      for (const bool sequence_parallel : {true, false}) {
-        Filled<SmallLlama> model(config);
-        model.to(at::kDouble);
-        parallelize_module(model, mesh, testing::plan_of_small_llama(sequence_parallel));
-        const StrictScope strict;
-        const at::Tensor loss = cross_entropy(model(ids.slice(0, 0, 10)), ids.slice(0, 1, 11));
-        loss.backward();
-        EXPECT_TRUE(loss.allclose(expected, 1e-10, 1e-10));
-        testing::expect_gradients(model, testing::gradients_of(alone), 1, 1e-10, 1e-10);
-        for (const auto& [name, slot] : model.named_slots()) {
-          EXPECT_EQ(sharding_spec(slot->get().grad()), sharding_spec(slot->get())) << name;
-        }
-      }
-    });
-  }
-}
-
 }  // namespace
 }  // namespace tessera::tensor_parallel
 
@@ -182,15 +147,13 @@ class ShardedScale final : public tensor_parallel::ParallelStyle {
   }
 };
 
-TEST(ParallelStyleExample, ShardsAScale) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    Model model;
-    tensor_parallel::parallelize_module(model, mesh["tp"],
-                                        {{"scale", std::make_shared<ShardedScale>()}});
-    const DistributedTensor y(model(at::ones({4, 6})));
-    EXPECT_EQ(y.placements(), Placements{Shard{1}});
-    EXPECT_TRUE(y.full_tensor().equal(at::arange(6).to(at::kFloat).expand({4, 6})));
-  });
+TEST_ON_MESH(ParallelStyleExample, ShardsAScale, {2}, {"tp"}) {
+  Model model;
+  tensor_parallel::parallelize_module(model, mesh["tp"],
+                                      {{"scale", std::make_shared<ShardedScale>()}});
+  const DistributedTensor y(model(at::ones({4, 6})));
+  EXPECT_EQ(y.placements(), Placements{Shard{1}});
+  EXPECT_TRUE(y.full_tensor().equal(at::arange(6).to(at::kFloat).expand({4, 6})));
 }
 
 }  // namespace
@@ -200,7 +163,6 @@ namespace tessera::tensor_parallel {
 namespace {
 
 using nn::FusedLinear;
-using testing::fill;
 using testing::Filled;
 using testing::full_tensor;
 using testing::uniform_values;
@@ -286,90 +248,35 @@ TEST(FusedColwise, GivesEachRankAShareOfEveryPart) {
   }
 }
 
-TEST(FusedColwise, RefusesWhatItCannotSplit) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    const auto apply = [&](nn::ModuleBase& module, const StylePtr& style) {
-      parallelize_module(module, mesh, {{"", style}});
-    };
-    nn::Linear linear(5, 20);
-    EXPECT_ERROR(apply(linear, fused_colwise_parallel()), "20 output features", ".parts = 0",
-                 ".parts = 3");
-    EXPECT_ERROR(apply(linear, fused_colwise_parallel({.parts = 3})), ".parts = 3");
-    FusedLinear unequal(5, query_key_value(16, 4));
-    EXPECT_ERROR(apply(unequal, fused_colwise_parallel()), "'q_proj' and 'k_proj'", "16 and 4",
-                 ".groups");
-    EXPECT_ERROR(apply(unequal, fused_colwise_parallel({.parts = 3})), ".parts = 3", "FusedLinear");
-    EXPECT_ERROR(apply(unequal, colwise_parallel()), "fused_colwise_parallel()");
-    FusedLinear groups(5, query_key_value(9, 3), {.groups = 3});
-    EXPECT_ERROR(apply(groups, fused_colwise_parallel()), "3 groups", "2 ranks");
-    EXPECT_FALSE(tessera::is_distributed(*groups.weight));
-  });
+TEST_ON_MESH(FusedColwise, RefusesWhatItCannotSplit, {2}, {"tp"}) {
+  const auto apply = [&](nn::ModuleBase& module, const StylePtr& style) {
+    parallelize_module(module, mesh, {{"", style}});
+  };
+  nn::Linear linear(5, 20);
+  EXPECT_ERROR(apply(linear, fused_colwise_parallel()), "20 output features", ".parts = 0",
+               ".parts = 3");
+  EXPECT_ERROR(apply(linear, fused_colwise_parallel({.parts = 3})), ".parts = 3");
+  FusedLinear unequal(5, query_key_value(16, 4));
+  EXPECT_ERROR(apply(unequal, fused_colwise_parallel()), "'q_proj' and 'k_proj'", "16 and 4",
+               ".groups");
+  EXPECT_ERROR(apply(unequal, fused_colwise_parallel({.parts = 3})), ".parts = 3", "FusedLinear");
+  EXPECT_ERROR(apply(unequal, colwise_parallel()), "fused_colwise_parallel()");
+  FusedLinear groups(5, query_key_value(9, 3), {.groups = 3});
+  EXPECT_ERROR(apply(groups, fused_colwise_parallel()), "3 groups", "2 ranks");
+  EXPECT_FALSE(tessera::is_distributed(*groups.weight));
 }
 
-TEST(FusedWeight, UnderFsdpIsShardedInEveryPart) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    Filled<FusedLinear> fused(5, {{"gate", 6}, {"up", 6}});
-    const at::Tensor whole = fused.weight->detach().clone();
-    const at::Tensor bias = fused.bias->detach().clone();
-    parallelize_module(fused, mesh["tp"], {{"", fused_colwise_parallel()}});
-    fsdp::fully_shard(fused, mesh["dp"], {});
-    const at::Tensor& shard = fused.weight.slot()->persistent();
-    EXPECT_EQ(to_string(*sharding_spec(shard).layout), "[2 x 6:m1,m0 | -]");
-    EXPECT_EQ(local_tensor(shard).size(0), mesh.local_rank(0) == 0 ? 4 : 2);
-    EXPECT_TRUE(at::equal(full_tensor(shard), whole));
-    EXPECT_TRUE(at::equal(full_tensor(fused.bias.slot()->persistent()), bias));
-  });
-}
-
-/// Counts products of matrices, forward and backward.
-class CountingMode final : public OperatorMode {
- public:
-  Results call(const Operator& op, const std::function<Results()>& run) override {
-    products += op.name == "aten::mm" || op.name == "aten::addmm" ? 1 : 0;
-    return run();
-  }
-  int products = 0;
-};
-
-struct Work {
-  int products;
-  std::int64_t all_reduces;
-  friend bool operator==(const Work&, const Work&) = default;
-};
-
-/// The work of a forward and backward of `function`, whose input needs a gradient.
-template <class Function>
-Work work_of(const DeviceMesh& mesh, const Function& function) {
-  CountingMode mode;
-  const CommunicationScope communication(mesh);
-  {
-    const OperatorModeScope scope(mode);
-    function(uniform_values({4, 5}, 0.5).requires_grad_()).backward();
-  }
-  return {mode.products, communication.total().calls};
-}
-
-// Fusing leaves a third of the products, and one sum of the input's gradients instead of three.
-TEST(FusedColwise, MakesOneProductOfThree) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    Filled<FusedLinear> fused(5, query_key_value(8, 8), {.bias = false});
-    parallelize_module(fused, mesh, {{"", fused_colwise_parallel()}});
-    std::vector<std::unique_ptr<nn::Linear>> separate;
-    for (int i = 0; i < 3; ++i) {
-      separate.push_back(std::make_unique<nn::Linear>(5, 8, nn::LinearOptions{.bias = false}));
-      fill(*separate.back());
-      parallelize_module(*separate.back(), mesh, {{"", colwise_parallel()}});
-    }
-    const Work one = work_of(mesh, [&](const at::Tensor& x) {
-      const std::vector<at::Tensor> parts = fused.split(fused(x));
-      return (parts[0] * parts[1] * parts[2]).sum();
-    });
-    const Work three = work_of(mesh, [&](const at::Tensor& x) {
-      return ((*separate[0])(x) * (*separate[1])(x) * (*separate[2])(x)).sum();
-    });
-    EXPECT_EQ(one, (Work{3, 1}));
-    EXPECT_EQ(three, (Work{9, 3}));
-  });
+TEST_ON_MESH(FusedWeight, UnderFsdpIsShardedInEveryPart, {2, 2}, {"dp", "tp"}) {
+  Filled<FusedLinear> fused(5, {{"gate", 6}, {"up", 6}});
+  const at::Tensor whole = fused.weight->detach().clone();
+  const at::Tensor bias = fused.bias->detach().clone();
+  parallelize_module(fused, mesh["tp"], {{"", fused_colwise_parallel()}});
+  fsdp::fully_shard(fused, mesh["dp"], {});
+  const at::Tensor& shard = fused.weight.slot()->persistent();
+  EXPECT_EQ(to_string(*sharding_spec(shard).layout), "[2 x 6:m1,m0 | -]");
+  EXPECT_EQ(local_tensor(shard).size(0), mesh.local_rank(0) == 0 ? 4 : 2);
+  EXPECT_TRUE(at::equal(full_tensor(shard), whole));
+  EXPECT_TRUE(at::equal(full_tensor(fused.bias.slot()->persistent()), bias));
 }
 
 // The parts of a distributed result, and their gradients, stay on the ranks of the result.
@@ -490,63 +397,38 @@ TEST(ReplicatedHeads, HaveTheResultsAndGradientsOfOneRank) {
 }
 
 // One of the input's 4 shards is saved for all products, so that backward gathers once.
-TEST(ReplicatedHeadsOfASplitInput, KeepItsShard) {
-  RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const Heads heads{.queries = 8, .keys = 2};
-    const auto kept_bytes = [&](bool regather) {
-      const auto module = make_attention(heads);
-      ParallelizePlan plan = plan_of(heads, true);
-      plan.front().second = prepare_module_input({.input_layouts = {Shard{0}},
-                                                  .desired_input_layouts = {Replicate{}},
-                                                  .regather = regather});
-      parallelize_module(*module, mesh, plan);
-      const at::Tensor x = testing::values({2, kWidth}, rank.rank()).requires_grad_();
-      (*module)(x);  // allocates what is allocated once
-      const testing::MemoryScope memory;
-      const at::Tensor y = (*module)(x);
-      return memory.bytes();
-    };
-    const std::int64_t shard = 8 * 2 * kWidth;
-    // The caller owns the shard that stays.
-    EXPECT_EQ(kept_bytes(false) - kept_bytes(true), 4 * shard);
-  });
-}
-
-TEST(ReplicatedHeadsUnderFsdp, HaveTheGradientsOfOneRank) {
+TEST_ON_MESH(ReplicatedHeadsOfASplitInput, KeepItsShard, {4}, {"tp"}) {
   const Heads heads{.queries = 8, .keys = 2};
-  const at::Tensor whole = testing::values({10, kWidth}, 0.4);
-  const auto alone = make_attention(heads);
-  // Two samples, of 5 tokens each.
-  for (const at::Tensor& sample : whole.chunk(2)) {
-    ((*alone)(sample).square().sum() / 2).backward();
-  }
-  RunOnMesh({2, 4}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+  const auto kept_bytes = [&](bool regather) {
     const auto module = make_attention(heads);
-    parallelize_module(*module, mesh["tp"], plan_of(heads, false));
-    // A unit within another unit.
-    fsdp::fully_shard(*module->k, mesh["dp"]);
-    fsdp::fully_shard(*module, mesh["dp"]);
-    const StrictScope strict;
-    const auto sample = static_cast<std::size_t>(mesh["dp"].local_rank());
-    (*module)(whole.chunk(2)[sample]).square().sum().backward();
-    testing::expect_gradients(*module, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
-  });
+    ParallelizePlan plan = plan_of(heads, true);
+    plan.front().second = prepare_module_input({.input_layouts = {Shard{0}},
+                                                .desired_input_layouts = {Replicate{}},
+                                                .regather = regather});
+    parallelize_module(*module, mesh, plan);
+    const at::Tensor x = testing::values({2, kWidth}, rank.rank()).requires_grad_();
+    (*module)(x);  // allocates what is allocated once
+    const testing::MemoryScope memory;
+    const at::Tensor y = (*module)(x);
+    return memory.bytes();
+  };
+  const std::int64_t shard = 8 * 2 * kWidth;
+  // The caller owns the shard that stays.
+  EXPECT_EQ(kept_bytes(false) - kept_bytes(true), 4 * shard);
 }
 
-TEST(ReplicatedHeadsStyle, RefusesHeadsThatItCannotDivide) {
-  RunOnMesh({4}, {"tp"}, [](const DeviceMesh& mesh) {
-    nn::Linear linear(5, 12);
-    const auto of = [](std::int64_t heads) {
-      return ParallelizePlan{{"", replicated_heads_parallel({.heads = heads})}};
-    };
-    EXPECT_ERROR(parallelize_module(linear, mesh, of(3)), "replicated_heads_parallel", "3 heads",
-                 "4 ranks");
-    EXPECT_ERROR(parallelize_module(linear, mesh, of(8)), "12 output features", ".heads = 8");
-    EXPECT_ERROR(parallelize_module(linear, mesh, of(0)), ".heads = 0");
-    nn::Embedding embedding(4, 4);
-    EXPECT_ERROR(parallelize_module(embedding, mesh, of(2)), "replicated_heads_parallel",
-                 "nn::Linear", "Embedding");
-  });
+TEST_ON_MESH(ReplicatedHeadsStyle, RefusesHeadsThatItCannotDivide, {4}, {"tp"}) {
+  nn::Linear linear(5, 12);
+  const auto of = [](std::int64_t heads) {
+    return ParallelizePlan{{"", replicated_heads_parallel({.heads = heads})}};
+  };
+  EXPECT_ERROR(parallelize_module(linear, mesh, of(3)), "replicated_heads_parallel", "3 heads",
+               "4 ranks");
+  EXPECT_ERROR(parallelize_module(linear, mesh, of(8)), "12 output features", ".heads = 8");
+  EXPECT_ERROR(parallelize_module(linear, mesh, of(0)), ".heads = 0");
+  nn::Embedding embedding(4, 4);
+  EXPECT_ERROR(parallelize_module(embedding, mesh, of(2)), "replicated_heads_parallel",
+               "nn::Linear", "Embedding");
 }
 
 }  // namespace

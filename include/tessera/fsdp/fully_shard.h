@@ -1,13 +1,16 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "tessera/comm/streams.h"
+#include "tessera/core/error.h"
 #include "tessera/export.h"
 #include "tessera/fsdp/options.h"
 #include "tessera/mesh/device_mesh.h"
@@ -69,19 +72,48 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
 /// no rank has rows.
 double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 
-/// A mesh of all ranks of `world` with one dimension, "dp". Throws Error for a null world.
+/// A mesh of all ranks of `world` with one dimension, "dp", which is FSDP2's default. The world
+/// must be passed, because a process has no default world: its threads may be ranks of one or of
+/// several worlds. Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
-/// Makes `module` one FSDP unit on the mesh world_mesh(world), which is FSDP2's default; otherwise
-/// like fully_shard with a mesh. The world must be passed, because a process has no default world:
-/// its threads may be ranks of one or of several worlds.
-void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
-/// Makes several modules one FSDP unit on the mesh world_mesh(world); otherwise like fully_shard
-/// with a mesh.
-void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
-                 const Options& options = {});
-/// Applies replicate to `module` on the mesh world_mesh(world); otherwise like replicate with a
-/// mesh.
-void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
+/// A callable for a method, other than forward, that uses the parameters of a unit. A call behaves
+/// like forward: the parameters are unsharded during the call, and their gradients are reduced in
+/// the backward of the call. See register_forward_method.
+template <class M, class Method>
+class ForwardMethod {
+ public:
+  ForwardMethod(M& module, Method method) : module_(&module), method_(method) {}
+
+  /// Calls the method with copies of the arguments and returns its result. Collective, with
+  /// gradients, like forward.
+  template <class... Args>
+  auto operator()(Args&&... args) const {
+    const auto method = [this](auto&... values) { return (module_->*method_)(values...); };
+    return module_->call_method(method, std::forward<Args>(args)...);
+  }
+
+ private:
+  M* module_;
+  Method method_;
+};
+
+/// Makes a method of a unit's module callable from outside, like FSDP2's
+/// register_fsdp_forward_method:
+///   const auto encode = fsdp::register_forward_method(*model, &Model::encode);
+///   const at::Tensor code = encode(x);
+/// Calls through the returned object gather the parameters; direct calls of the method do not.
+/// Under a plan of tensor_parallel::parallelize_module the method also runs in the plan's scope, as
+/// forward does. For a module that has neither a unit nor a plan, the object only calls the method.
+/// The module must outlive the object. Throws Error for a null method.
+template <class M, class Method>
+[[nodiscard]] ForwardMethod<M, Method> register_forward_method(M& module, Method method) {
+  static_assert(std::derived_from<M, nn::ModuleBase>,
+                "pass the module itself, *model, and not the pointer to it");
+  static_assert(std::is_member_function_pointer_v<Method>, "pass a method, such as &Model::encode");
+  TESSERA_CHECK(method != nullptr, "register_forward_method: the method of a ", module.name(),
+                " is null; pass a method, such as &Model::encode");
+  return {module, method};
+}
 
 /// Whether fully_shard or replicate was applied to exactly this module.
 bool is_fully_sharded(const nn::ModuleBase& module);

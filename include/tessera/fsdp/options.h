@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <iosfwd>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -106,11 +105,6 @@ struct Options {
   /// not call collectives of the same process group in backward.
   std::int64_t bucket_cap_mb = 25;
 };
-/// The options that differ from the default, as C++ source: "{.reshard_after_forward = true}". A
-/// function is shown as "a function".
-std::string to_string(const Options& options);
-/// Writes to_string(options) to `stream`.
-std::ostream& operator<<(std::ostream& stream, const Options& options);
 
 }  // namespace tessera::fsdp
 TESSERA_API_END

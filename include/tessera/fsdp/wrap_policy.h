@@ -39,8 +39,6 @@ using Policy = std::function<std::optional<Options>(const Candidate& candidate)>
 
 /// Chooses modules for which `predicate` is true, with the root's options.
 Policy wrap_if(std::function<bool(const Candidate&)> predicate);
-/// Chooses modules for which `predicate` is true, with the given options.
-Policy wrap_if(std::function<bool(const Candidate&)> predicate, Options options);
 /// Chooses modules of class M, or of classes derived from M, with the root's options.
 template <class M>
 Policy wrap_class() {
@@ -48,25 +46,9 @@ Policy wrap_class() {
     return dynamic_cast<const M*>(&candidate.module) != nullptr;
   });
 }
-/// Chooses modules of class M, or of classes derived from M, with the given options.
-template <class M>
-Policy wrap_class(Options options) {
-  return wrap_if(
-      [](const Candidate& candidate) {
-        return dynamic_cast<const M*>(&candidate.module) != nullptr;
-      },
-      std::move(options));
-}
 /// Chooses modules whose FQN matches a pattern (see nn::matches_fqn), such as "model.layers.*",
 /// with the root's options. plan_units throws Error for a pattern that matches no FQN.
 Policy wrap_named(std::string pattern);
-/// Chooses modules whose FQN matches `pattern` (see nn::matches_fqn), with the given options.
-/// plan_units throws Error for a pattern that matches no FQN.
-Policy wrap_named(std::string pattern, Options options);
-/// Chooses modules with at least `numel` elements that are in no unit yet, with the root's options.
-Policy wrap_larger_than(std::int64_t numel);
-/// A policy that returns the result of the first of `policies` that chooses the module.
-Policy first_of(std::vector<Policy> policies);
 
 /// One unit of a wrap plan.
 struct PlannedUnit {
@@ -89,15 +71,13 @@ using WrapPlan = std::vector<PlannedUnit>;
 WrapPlan plan_units(const nn::ModuleBase& root, const Policy& policy,
                     const Options& root_options = {});
 
-/// Applies a wrap plan: calls fully_shard for each of its units. Not collective. Throws Error,
-/// before anything is changed, if a parameter of the model that is not ignored is not in exactly
-/// one unit, if the plan names modules or parameters that the model does not have, and throws the
-/// errors of fully_shard.
+/// Applies a wrap plan: calls fully_shard for each of its units. The plan's options may have been
+/// changed. Not collective. Throws Error, before anything is changed, if the root is not the last
+/// unit, if the plan names modules that the model does not have, if the parameters of a unit are
+/// not those that plan_units finds for the plan's modules, and throws the errors of fully_shard.
 ///   const fsdp::WrapPlan plan = fsdp::plan_units(*model, fsdp::wrap_class<Block>());
 ///   fsdp::apply_plan(*model, mesh, plan);
 void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& plan);
-/// Applies a wrap plan on the mesh world_mesh(world); otherwise like apply_plan with a mesh.
-void apply_plan(nn::ModuleBase& root, const comm::WorldPtr& world, const WrapPlan& plan);
 
 }  // namespace tessera::fsdp
 TESSERA_API_END

@@ -17,8 +17,8 @@
 #include "tessera/nn/context_parallel.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
-#include "tessera/tensor_parallel/declared_plan.h"
-#include "tessera/tensor_parallel/linear_cross_entropy.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
+#include "tessera/tensor_parallel/parallelize.h"
 
 // The Llama decoder family: Llama 1 to 3.3, Mistral, Qwen 2 and Qwen 3. LlamaConfig describes how
 // they differ. The model is in src/models/llama.cpp. Typical use:

@@ -159,52 +159,48 @@ struct CountCalls final : torch::autograd::PostAccumulateGradHook {
 };
 
 /// Copies to the host are asynchronous: a gradient is complete only after the host has waited.
-TEST(Offload, AddsGradientsAndCallsHooksOnceTheHostHasWaited) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
-    const at::Tensor weight = model.head->slot("weight")->persistent();
-    int calls = 0;
-    torch::autograd::impl::set_post_acc_grad_hooks(weight, std::make_unique<CountCalls>(calls));
-    std::vector<at::Tensor> found;
-    std::vector<int> called;
-    model.attached<Unit>()->parameters().set_comm_context(
-        std::make_shared<CommContext>(std::make_shared<HostWaits>([&] {
-                                        found.push_back(local_tensor(weight.grad()).clone());
-                                        called.push_back(calls);
-                                      }),
-                                      at::kCPU));
-    local_loss(model, rank, 0).backward();
-    const at::Tensor first = local_tensor(weight.grad()).clone();
-    local_loss(model, rank, 1).backward();
-    ASSERT_EQ(found.size(), 2u);
-    EXPECT_TRUE(at::equal(found[1], first));
-    EXPECT_FALSE(at::equal(local_tensor(weight.grad()), first));
-    EXPECT_EQ(called, (std::vector<int>{0, 1}));
-    EXPECT_EQ(calls, 2);
-  });
+TEST_ON_RANKS(Offload, AddsGradientsAndCallsHooksOnceTheHostHasWaited, 2) {
+  ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
+  const at::Tensor weight = model.head->slot("weight")->persistent();
+  int calls = 0;
+  torch::autograd::impl::set_post_acc_grad_hooks(weight, std::make_unique<CountCalls>(calls));
+  std::vector<at::Tensor> found;
+  std::vector<int> called;
+  model.attached<Unit>()->set_comm_context(
+      std::make_shared<CommContext>(std::make_shared<HostWaits>([&] {
+                                      found.push_back(local_tensor(weight.grad()).clone());
+                                      called.push_back(calls);
+                                    }),
+                                    at::kCPU));
+  local_loss(model, rank, 0).backward();
+  const at::Tensor first = local_tensor(weight.grad()).clone();
+  local_loss(model, rank, 1).backward();
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_TRUE(at::equal(found[1], first));
+  EXPECT_FALSE(at::equal(local_tensor(weight.grad()), first));
+  EXPECT_EQ(called, (std::vector<int>{0, 1}));
+  EXPECT_EQ(calls, 2);
 }
 
-TEST(Offload, AddsNothingOfABackwardThatFailed) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
-    const auto step = [&] {
-      local_loss(model, rank, 0).backward();
-      return take_gradients(model);
-    };
-    const std::vector<at::Tensor> expected = step();
-    // After a first micro-batch, the second fails where nearly all of its reductions have begun.
+TEST_ON_RANKS(Offload, AddsNothingOfABackwardThatFailed, 2) {
+  ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
+  const auto step = [&] {
     local_loss(model, rank, 0).backward();
-    const at::Tensor x = batch(4, 1).requires_grad_();
-    x.register_hook([](const at::Tensor&) -> at::Tensor { throw Error("planted"); });
-    const std::int64_t rows = testing::kRows / rank.size();
-    const at::Tensor loss = testing::loss_of(model, x, rank.rank() * rows, rows);
-    EXPECT_ERROR(loss.backward(), "planted");
-    drop_gradients(model);
-    const std::vector<at::Tensor> found = step();
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
-    }
-  });
+    return take_gradients(model);
+  };
+  const std::vector<at::Tensor> expected = step();
+  // After a first micro-batch, the second fails where nearly all of its reductions have begun.
+  local_loss(model, rank, 0).backward();
+  const at::Tensor x = batch(4, 1).requires_grad_();
+  x.register_hook([](const at::Tensor&) -> at::Tensor { throw Error("planted"); });
+  const std::int64_t rows = testing::kRows / rank.size();
+  const at::Tensor loss = testing::loss_of(model, x, rank.rank() * rows, rows);
+  EXPECT_ERROR(loss.backward(), "planted");
+  drop_gradients(model);
+  const std::vector<at::Tensor> found = step();
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+  }
 }
 
 }  // namespace tessera::fsdp::memory

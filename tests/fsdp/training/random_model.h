@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/nn/modules/dropout.h>
 
 #include <functional>
 #include <memory>
@@ -13,10 +12,8 @@
 
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/embedding.h"
-#include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
@@ -40,7 +37,6 @@ struct Draws {
   Draw residual = keep;      ///< (tokens, dim)
   Draw features = keep;      ///< (tokens, inner): some of the features on each tp rank
   Draw scores = keep;        ///< (batch, heads, sequence, sequence): some of the heads
-  double attention = 0;      ///< libtorch's attention, with dropout of this probability
   bool modules = false;      ///< nn::Dropout modules in place of residual, features and scores
   bool skips_empty = false;  ///< a rank without rows draws nothing
   int quiet_forwards = 0;    ///< the number of first forwards that draw nothing
@@ -95,14 +91,8 @@ class DrawingBlock : public nn::Module<DrawingBlock> {
       return t.view({batch, kSequence, t.size(1) / kHeadDim, kHeadDim}).transpose(1, 2);
     };
     const at::Tensor query = heads((*q)(x)), key = heads((*k)(x)), value = heads((*v)(x));
-    at::Tensor out;
-    if (draws.attention > 0) {
-      out = at::scaled_dot_product_attention(query, key, value, {}, draws.attention, true);
-    } else {
-      const at::Tensor scores = query.matmul(key.transpose(2, 3)).div(2).softmax(-1);
-      out = dropped_scores(scores).matmul(value);
-    }
-    const at::Tensor folded = out.transpose(1, 2);
+    const at::Tensor scores = query.matmul(key.transpose(2, 3)).div(2).softmax(-1);
+    const at::Tensor folded = dropped_scores(scores).matmul(value).transpose(1, 2);
     return (*o)(folded.reshape({batch * kSequence, folded.size(2) * kHeadDim}));
   }
   bool skips_ = false;
@@ -168,33 +158,23 @@ struct Result {
   std::vector<at::Tensor> gradients;
 };
 
-enum class Checkpointing { kNone, kBlocks };
-
 /// The rows of each forward, on all ranks together.
 using Rows = std::vector<std::int64_t>;
 
 /// The loss and gradients of as many forwards as there are `rows`.
-inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const Rows& rows,
-                    Checkpointing checkpointing = Checkpointing::kNone) {
+inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const Rows& rows) {
   manual_seed(21);
   const DeviceMesh mesh = rank.mesh(how.sizes, how.names);
   DrawingModel model(draws);
-  if (mesh.ndim() > 1 || how.names[0] == "tp") {
+  if (mesh.ndim() > 1) {
     tensor_parallel::parallelize_module(model, mesh["tp"], plan_of(how.between));
   }
-  if (checkpointing == Checkpointing::kBlocks) {
-    nn::apply_activation_checkpointing(model, {.select = nn::of_class<DrawingBlock>()});
+  for (const auto& block : model.blocks) {
+    fully_shard(*block, mesh["dp"]);
   }
-  const bool shards = how.names[0] != "tp";
-  if (shards) {
-    for (const auto& block : model.blocks) {
-      fully_shard(*block, mesh["dp"]);
-    }
-    fully_shard(model, mesh["dp"]);
-  }
+  fully_shard(model, mesh["dp"]);
   nn::init_weights(model, 5);
-  const std::int64_t ranks = shards ? mesh.size("dp") : 1;
-  const std::int64_t own = shards ? mesh.local_rank("dp") : 0;
+  const std::int64_t ranks = mesh.size("dp"), own = mesh.local_rank("dp");
   Result result;
   for (std::size_t step = 0; step < rows.size(); ++step) {
     // The parts are uneven if the ranks do not divide the rows.
@@ -230,14 +210,12 @@ inline void expect_same(const Result& found, const Result& expected) {
   }
 }
 
-inline void expect_as_alone(const RandomMesh& how, const Draws& draws, const Rows& rows,
-                            Checkpointing checkpointing = Checkpointing::kNone) {
+inline void expect_as_alone(const RandomMesh& how, const Draws& draws, const Rows& rows) {
   const Result expected = train_alone(draws, rows);
   // The random numbers change the loss.
   EXPECT_GT(std::abs(train_alone({}, rows).loss / expected.loss - 1), 1e-4);
-  RunRanks(testing::ranks_of(how.sizes), [&](Rank& rank) {
-    expect_same(train(rank, how, draws, rows, checkpointing), expected);
-  });
+  RunRanks(testing::ranks_of(how.sizes),
+           [&](Rank& rank) { expect_same(train(rank, how, draws, rows), expected); });
 }
 
 inline at::Tensor dropped(const at::Tensor& x) {
@@ -249,13 +227,5 @@ inline const Draws& everywhere() {
   return draws;
 }
 inline const Draws kModules{.modules = true};
-inline const Draws kAttention{.attention = 0.4};
-
-/// All dropouts have one key, so that only the place distinguishes their masks.
-inline const Draws& with_one_key() {
-  static const Draw draw = [](const at::Tensor& x) { return nn::dropout(x, 0.4, {1, 2}); };
-  static const Draws draws{.residual = draw, .features = draw, .scores = draw};
-  return draws;
-}
 
 }  // namespace tessera::fsdp::drawing

@@ -355,6 +355,17 @@ class Warnings final : public c10::WarningHandler {
                            ::testing::ValuesIn(::tessera::testing::arrangements({__VA_ARGS__})), \
                            ::tessera::testing::name_of_case<::tessera::testing::Arrangement>)
 
+/// A test whose body runs with a sharded model on every rank, with the arguments of RunSharded():
+/// TEST_SHARDED(Suite, Name, 2) { ... rank, model ... }.
+#define TEST_SHARDED(suite, name, ...)                                                  \
+  static void suite##_##name##_sharded(::tessera::testing::Rank& rank,                  \
+                                       ::tessera::testing::ShardedModel& model);        \
+  TEST(suite, name) {                                                                   \
+    ::tessera::testing::RunSharded(__VA_ARGS__, &suite##_##name##_sharded);             \
+  }                                                                                     \
+  static void suite##_##name##_sharded([[maybe_unused]] ::tessera::testing::Rank& rank, \
+                                       [[maybe_unused]] ::tessera::testing::ShardedModel& model)
+
 namespace tessera::fsdp {
 
 // The names that most tests of FSDP use.

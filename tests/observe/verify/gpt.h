@@ -20,7 +20,6 @@
 #include "tessera/nn/module.h"
 #include "tessera/nn/norm.h"
 #include "tessera/observe/verify.h"
-#include "tessera/tensor_parallel/block_plans.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/module_values.h"

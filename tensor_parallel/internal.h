@@ -1,3 +1,5 @@
+// What the sources of tensor parallelism share: the comparison of replicas
+// (replica_check.cpp) and gathered inputs (gathered_input.cpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -5,13 +7,24 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
+#include "tessera/tensor_parallel/styles.h"
 
 namespace tessera::tensor_parallel {
+
+/// The FQN in quotes, for messages: "'layers.0.q_proj'". For "" the text "the root module".
+std::string quoted(const std::string& fqn);
+
+/// Whether the parameter has different values on each rank of `mesh`
+/// (ParameterSlot::set_distinct_along).
+bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
 /// Compares data that must be equal on the ranks of a tensor-parallel plan's mesh. Before the first
 /// forward: the parameters that the plan replicates, and the origins of the parameters that it
@@ -56,5 +69,21 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   bool compared_ = false;         ///< whether the parameters have been compared
   bool compared_inputs_ = false;  ///< whether the root's inputs have been compared
 };
+
+/// Gathers `shard`, a shard on a 1-D mesh, on every rank. Collective. Only the shard is saved for
+/// backward, which gathers the shard again (Korthikanti et al. 2022, section 4.2.2). All products
+/// by regathered_product() share this second gather. The gradient is reduce-scattered
+/// asynchronously, while the gradients of the weights are computed.
+at::Tensor gather_again_in_backward(const DistributedTensor& shard);
+
+/// The product of `linear` with a weight that is sharded over its outputs. If
+/// gather_again_in_backward() made x, only the weight is saved for backward. Otherwise the product
+/// is that of aten::linear, or the fp8 product if convert_to_fp8 has converted the module. Backward
+/// throws Error under create_graph.
+nn::LinearProduct regathered_product(const nn::Linear& linear);
+
+/// Makes an nn::Linear use regathered_product() if `regather` is true. Does nothing for other
+/// modules.
+void set_regathered_product(nn::ModuleBase& module, bool regather);
 
 }  // namespace tessera::tensor_parallel
