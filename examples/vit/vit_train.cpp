@@ -2,6 +2,7 @@
 //   tessera-run --nproc 4 -- build/bin/vit_train --dp 2 --tp 2 --metrics m.jsonl --save-hf model
 //   vit_train --dp 64 --tp 4 --batch 4096 --plan --gpu h100
 
+#include <ATen/ops/arange.h>
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <filesystem>
@@ -10,11 +11,33 @@
 #include <optional>
 #include <string>
 
-#include "examples/vit/stripes.h"
 #include "examples/vit/vit.h"
 #include "tessera/kernels/products.h"
 
 using namespace tessera;
+
+/// A rank's images and labels of one step.
+struct Images {
+  at::Tensor pixels;  ///< (rows, channels, height, width), fp32, in [-1, 1)
+  at::Tensor labels;  ///< (rows), int64
+};
+
+/// The rows of rank `rank` of `ranks` in step `step` (from 0) of an endless data set: stripes,
+/// whose direction is the label. The images are computed from integers, so that other
+/// implementations can produce the same bits.
+Images stripes(const vit::Config& c, std::int64_t step, std::int64_t batch, std::int64_t rank,
+               std::int64_t ranks) {
+  const at::Tensor sample =
+      step * batch + at::arange(batch * rank / ranks, batch * (rank + 1) / ranks);
+  const at::Tensor hash = (sample * 2654435761 + 12345).remainder(1LL << 32);
+  const at::Tensor label = hash.floor_divide(256).remainder(c.classes);
+  const at::Tensor position = at::arange(c.image_size), channel = at::arange(c.channels);
+  const auto of_sample = [](const at::Tensor& x) { return x.view({-1, 1, 1, 1}); };
+  const at::Tensor phase = of_sample(label.remainder(3)) * position.view({-1, 1}) +
+                           of_sample(label.floor_divide(3)) * position +
+                           of_sample(hash.remainder(8)) + channel.view({-1, 1, 1});
+  return {phase.remainder(8).to(at::kFloat) / 4 - 1, label};
+}
 
 /// The flags of vit_train.
 struct Options {
@@ -100,8 +123,7 @@ struct Run {
     const StrictScope strict;  // implicit communication outside of parallel styles and FSDP throws
                                // Error
     meter.begin();
-    const vit::Images images =
-        vit::stripes(o.config, state.step, o.batch, mesh.local_rank("dp"), o.dp);
+    const Images images = stripes(o.config, state.step, o.batch, mesh.local_rank("dp"), o.dp);
     meter.data_ready();
     const training::StepResult result = training::step(
         state, mesh["dp"], {.batch = o.batch, .schedule = schedule}, [&](std::int64_t) {

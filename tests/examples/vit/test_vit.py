@@ -61,7 +61,7 @@ class VisionTransformer(nn.Module):
 
 
 def stripes(c, step, batch):
-    """The images of examples/vit/stripes.h, one by one."""
+    """The images of examples/vit/vit_train.cpp, one by one."""
     images, labels = torch.empty(batch, c["channels"], c["image_size"], c["image_size"]), []
     y, x = torch.meshgrid(torch.arange(c["image_size"]), torch.arange(c["image_size"]), indexing="ij")
     for row in range(batch):
