@@ -118,6 +118,13 @@ class InFolder(unittest.TestCase):
         self.config = write_config(self.folder, SMALL)
         self.tokens = write_tokens(self.folder / "t.bin", text_tokens(5000, 256))
 
+    def refuse(self, command, *parts, **kwargs):
+        """Runs a command of one process, which must end with one line that has these parts."""
+        done = run(command, **kwargs)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stdout + done.stderr)
+        for part in parts:
+            self.assertIn(str(part), done.stderr)
+
 
 class WithSharedFolder(unittest.TestCase):
     """Tests that share a folder, which setUpClass may fill for all of them."""

@@ -1,5 +1,6 @@
 """Runs of llama_train that are compared with one another."""
 import pathlib
+import shutil
 import subprocess
 
 import programs
@@ -27,6 +28,13 @@ class TrainingRuns(programs.InFolder):
     def train(self, name, flags=(), dp=2, tp=2, steps=STEPS, **kwargs):
         run = self.folder / name  # or `name` itself, where that is a path
         programs.train([*self.flags(run, steps), *flags], dp, tp, **kwargs)
+        return run
+
+    def broken_copy(self, name, unbroken, step=EVERY):
+        """The same run, as if it had been killed after it had saved this step."""
+        run = self.folder / name
+        shutil.copytree(unbroken / f"steps/step-{step:08}", run / f"steps/step-{step:08}")
+        shutil.copy(unbroken / "metrics.jsonl", run)
         return run
 
     def weights(self, run):

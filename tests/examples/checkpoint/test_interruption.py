@@ -45,11 +45,21 @@ class Signals(training_runs.TrainingRuns):
     def test_sigusr1_to_one_rank_stops_all(self):
         self.stop(lambda job: os.kill(job.ranks()[3], signal.SIGUSR1))
 
-    def test_sigterm_after_a_save_has_failed_still_saves_the_step(self):
+    def run_with_taken(self, step):
+        """A run's folder, in which a file takes the place of this step, so that its save fails."""
         run = self.folder / "run"
-        steps = run / "steps"
-        steps.mkdir(parents=True)
-        (steps / "step-00000100").write_text("no folder")
+        taken = run / f"steps/step-{step:08}"
+        taken.parent.mkdir(parents=True)
+        taken.write_text("no folder")
+        return run, taken
+
+    def held_out(self):
+        text = self.folder / "held_out.txt"
+        text.write_text("All work and no play makes Jack a dull boy. " * 200)
+        return ["--eval-text", text]
+
+    def test_sigterm_after_a_save_has_failed_still_saves_the_step(self):
+        run, taken = self.run_with_taken(100)
         arguments = [*self.flags(run, MANY), *self.checkpoints(run), "--checkpoint-every", 100]
         with training_runs.Job(arguments) as job:
             job.wait_for_line("checkpoint: ")
@@ -60,14 +70,11 @@ class Signals(training_runs.TrainingRuns):
         self.assertIn("step-00000100", errors)
         last = len(training_runs.figures(run / "metrics.jsonl"))
         self.assertLess(last, 200)
-        self.assertEqual([path.name for path in steps.glob("step-*") if path.is_dir()],
+        self.assertEqual([path.name for path in taken.parent.glob("step-*") if path.is_dir()],
                          [f"step-{last:08}"])
 
     def test_a_save_that_fails_ends_the_run_at_the_next(self):
-        run = self.folder / "run"
-        steps = run / "steps"
-        steps.mkdir(parents=True)
-        (steps / "step-00000002").write_text("no folder")
+        run, _ = self.run_with_taken(2)
         arguments = [*self.flags(run, 6), *self.checkpoints(run), "--checkpoint-every", 2]
         with training_runs.Job(arguments, dp=1, tp=1) as job:
             code, errors = job.end()
@@ -104,10 +111,7 @@ class Signals(training_runs.TrainingRuns):
         self.fail("the signal is not handled while a rank waits for the others")
 
     def test_a_last_save_that_fails_is_tried_again_and_costs_no_output(self):
-        run = self.folder / "run"
-        steps = run / "steps"
-        steps.mkdir(parents=True)
-        (steps / f"step-{training_runs.STEPS:08}").write_text("no folder")
+        run, _ = self.run_with_taken(training_runs.STEPS)
         with training_runs.Job([*self.flags(run), *self.checkpoints(run)]) as job:
             code, errors = job.end()
         self.assertEqual(code, 1, errors)
@@ -115,10 +119,7 @@ class Signals(training_runs.TrainingRuns):
         self.assertEqual(self.weights(run), self.weights(self.train("unbroken")))
 
     def test_a_last_save_that_fails_at_once_costs_no_output_either(self):
-        run = self.folder / "run"
-        steps = run / "steps"
-        steps.mkdir(parents=True)
-        (steps / "step-00000002").write_text("no folder")
+        run, _ = self.run_with_taken(2)
         with training_runs.Job([*self.flags(run, 2), *self.checkpoints(run), "--no-async"], dp=1, tp=1) as job:
             code, errors = job.end()
         self.assertEqual(code, 1, errors)
@@ -127,10 +128,7 @@ class Signals(training_runs.TrainingRuns):
         self.assertTrue((run / "run.json").exists())
 
     def test_sigterm_in_the_evaluation(self):
-        run = self.folder / "run"
-        text = self.folder / "held_out.txt"
-        text.write_text("All work and no play makes Jack a dull boy. " * 200)
-        evaluation = ["--eval-text", text]
+        run, evaluation = self.folder / "run", self.held_out()
         with training_runs.Job([*self.flags(run), *self.checkpoints(run), *evaluation]) as job:
             job.wait_for_line("checkpoint: ")  # of the last step
             job.process.send_signal(signal.SIGTERM)
@@ -140,13 +138,8 @@ class Signals(training_runs.TrainingRuns):
         self.go_on(run, training_runs.STEPS, evaluation)
 
     def test_sigterm_in_the_evaluation_after_the_last_save_has_failed_saves_it(self):
-        run = self.folder / "run"
-        taken = run / f"steps/step-{training_runs.STEPS:08}"
-        taken.parent.mkdir(parents=True)
-        taken.write_text("no folder")
-        text = self.folder / "held_out.txt"
-        text.write_text("All work and no play makes Jack a dull boy. " * 200)
-        with training_runs.Job([*self.flags(run), *self.checkpoints(run), "--eval-text", text]) as job:
+        run, taken = self.run_with_taken(training_runs.STEPS)
+        with training_runs.Job([*self.flags(run), *self.checkpoints(run), *self.held_out()]) as job:
             job.wait_for_line("checkpoint: ")
             job.process.send_signal(signal.SIGTERM)
             taken.unlink()
