@@ -19,9 +19,8 @@ RUN = EXPERIMENTS / "run"
 sys.path[:0] = [str(EXPERIMENTS), str(programs.ROOT / "tools")]
 experiment = importlib.import_module("experiment")
 jobs = importlib.import_module("jobs")
-last_bits = importlib.import_module("last_bits")
 plot = importlib.import_module("tessera_plot")
-verdict = importlib.import_module("verdict")
+results = importlib.import_module("results")
 
 MESHES = """
 [[run]]
@@ -59,7 +58,7 @@ class Experiments(programs.InFolder):
         row = self.row("TP 2")
         self.assertEqual((row["verdict"], row["rule"], row["ranks"]), ("same", "fp32", 2))
         self.assertGreater(row["loss"]["largest"] + row["grad_norm"]["largest"], 0)
-        self.assertLess(max(row[figure]["found_from"] for figure in verdict.FIGURES), 1e-5)
+        self.assertLess(max(row[figure]["found_from"] for figure in results.FIGURES), 1e-5)
         metrics = programs.read_metrics(self.folder / "out/runs" / jobs.folder_name("TP 2") / "metrics.jsonl")
         self.assertEqual(row["curves"]["loss"], [step["loss"] for step in metrics])
         self.assertEqual(row["comm_bytes"]["tp"], sum(call["bytes"] for call in metrics[-1]["comm"]["tp"].values()))
@@ -122,7 +121,7 @@ class Experiments(programs.InFolder):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         row = self.row("TP 2")
         self.assertEqual((row["rule"], row["verdict"], row["weak"]), ("bf16", "same", True))
-        self.assertGreater(row["grad_norm"]["found_from"], verdict.WEAK)
+        self.assertGreater(row["grad_norm"]["found_from"], results.WEAK)
         for part in ("one rank, of seed 2", "one rank, bf16's last bits 3", "(weak: finds faults from "):
             self.assertIn(part, done.stdout)
         self.assertIn("same, weak</span>", (self.folder / "out/report.html").read_text(encoding="utf-8"))
@@ -275,12 +274,12 @@ class Parts(unittest.TestCase):
         path.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<2000fif", *values, 7, 1.0))
         before = struct.unpack("<2000Iif", path.read_bytes()[8 + len(header):])
         for bit in (0, 16):
-            last_bits.flip(path, 1, bit)
+            jobs.flip(path, 1, bit)
             after = struct.unpack("<2000Iif", path.read_bytes()[8 + len(header):])
             self.assertEqual(after[-2:], (7, 1.0))
             self.assertEqual({a ^ b for a, b in zip(before[:-2], after[:-2])}, {0, 1 << bit})
             self.assertLess(abs(sum(a != b for a, b in zip(before, after)) - 1000), 150)
-            last_bits.flip(path, 1, bit)
+            jobs.flip(path, 1, bit)
 
     def test_rounding_of_metrics_hides_no_fault(self):
         flags = {"batch": 16, "seq": 4096}
@@ -288,15 +287,15 @@ class Parts(unittest.TestCase):
                                       [experiment.Run("one", flags, 0), experiment.Run("two", flags | {"dp": 2}, 0)])
         figures = {"one": 5.0, "one, last bits 1": 5.0 + 2.0 ** -21}
         outcomes = {name: jobs.Outcome([{"loss": value, "grad_norm": value}]) for name, value in figures.items()}
-        limit, = verdict.allowed_of(asked, asked.runs[1], outcomes)["loss"]
+        limit, = results.allowed_of(asked, asked.runs[1], outcomes)["loss"]
         self.assertLess(limit, 5e-4)
         self.assertGreater(limit, 2 * 256 * 5 * 2.0 ** -24)
 
     def test_a_difference_is_judged_at_its_worst_step(self):
-        found = verdict.compare([1.0, 2.0, 3.5], [1.0, 2.1, 3.0], [0.0, 0.2, 0.1])
+        found = results.compare([1.0, 2.0, 3.5], [1.0, 2.1, 3.0], [0.0, 0.2, 0.1])
         self.assertAlmostEqual(found["share"], 5)
         self.assertEqual((found["step"], found["first_beyond"], found["largest"]), (3, 3, 0.5))
-        self.assertEqual(verdict.compare([float("nan")], [1.0], [1e9])["share"], float("inf"))
+        self.assertEqual(results.compare([float("nan")], [1.0], [1e9])["share"], float("inf"))
 
     def test_curves_that_touch_zero_are_drawn(self):
         drawn = plot.runs_chart("x", "", [("a", 1, [0.0, 1e-7, None, 1e-3])], logarithmic=True)
