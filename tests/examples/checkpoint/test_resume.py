@@ -2,15 +2,13 @@
 import fcntl
 import json
 import shutil
-import unittest
 
 import programs
 import tokenizers_of_kinds as kinds
-import training_runs
-from training_runs import EVERY, STEPS
+from programs import EVERY, STEPS
 
 
-class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
+class Resume(programs.WithSharedFolder, programs.TrainingRuns):
     def setUp(self):
         """An unbroken run, the same for all tests, that has saved its steps 3, 6 and 8."""
         super().setUp()
@@ -33,11 +31,11 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
         self.assert_equal_runs(self.train("plain"), self.unbroken)
 
     def test_on_other_meshes_is_equal_but_for_rounding(self):
-        want = training_runs.figures(self.unbroken / "metrics.jsonl")
+        want = programs.figures(self.unbroken / "metrics.jsonl")
         for dp, tp in [(1, 1), (1, 4), (3, 1)]:
             with self.subTest(dp=dp, tp=tp):
                 run = self.resume(f"{dp}x{tp}", dp, tp)
-                got = training_runs.figures(run / "metrics.jsonl")
+                got = programs.figures(run / "metrics.jsonl")
                 self.assertEqual(got[:EVERY], want[:EVERY])
                 self.assertEqual(len(got), STEPS)
                 for ours, theirs in zip(got, want):
@@ -67,8 +65,8 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
     def test_moments_may_be_of_another_type_than_those_saved(self):
         run = self.broken_copy("narrow", self.unbroken)
         self.train("narrow", [*self.checkpoints(run), "--resume", "--moment-dtype", "bf16"])
-        got = training_runs.figures(run / "metrics.jsonl")
-        want = training_runs.figures(self.unbroken / "metrics.jsonl")
+        got = programs.figures(run / "metrics.jsonl")
+        want = programs.figures(self.unbroken / "metrics.jsonl")
         self.assertEqual(got[:EVERY + 1], want[:EVERY + 1])
         self.assertNotEqual(got[-1], want[-1])
         for ours, theirs in zip(got, want):
@@ -84,7 +82,7 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
         weights = self.weights(run)
         self.train("run", flags)  # nothing is left to train
         self.assertEqual(self.weights(run), weights)
-        self.assertEqual(len(training_runs.figures(run / "metrics.jsonl")), STEPS)
+        self.assertEqual(len(programs.figures(run / "metrics.jsonl")), STEPS)
 
     def test_resume_step_goes_back_where_later_steps_are_gone(self):
         run = self.folder / "back"
@@ -138,17 +136,17 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
 
     def test_initial_load_begins_with_other_data(self):
         entries = self.entries(self.unbroken / "steps/step-00000008")
-        self.assertEqual(entries["samples"], STEPS * training_runs.BATCH)
+        self.assertEqual(entries["samples"], STEPS * programs.BATCH)
         self.tokens = programs.write_tokens(self.folder / "new.bin", programs.text_tokens(4000, 256))
         run = self.folder / "tuned"
         self.train("tuned", [*self.checkpoints(run), "--initial-load", self.unbroken / "steps",
                              "--exclude", "optimizer,data"], steps=2)
         self.assertEqual(self.entries(run / "steps/step-00000002")["samples"],
-                         2 * training_runs.BATCH)
-        figures = training_runs.figures(run / "metrics.jsonl")
+                         2 * programs.BATCH)
+        figures = programs.figures(run / "metrics.jsonl")
         self.assertEqual([record[0] for record in figures], [1, 2])
         # What it has learnt, it keeps.
-        first = training_runs.figures(self.unbroken / "metrics.jsonl")[0]
+        first = programs.figures(self.unbroken / "metrics.jsonl")[0]
         self.assertLess(figures[0][1], first[1] - 0.1)
 
     def test_an_entry_excluded_at_the_start_is_loaded_on_resume(self):
@@ -164,7 +162,7 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
         return json.loads((step / "manifest.json").read_text())["entries"]
 
 
-class Refusals(training_runs.TrainingRuns):
+class Refusals(programs.TrainingRuns):
     def refuse(self, flags, *parts):
         """A later run in the folder of the first one."""
         done = programs.run([programs.BIN / "llama_train", *self.flags(self.run_folder, 4), *flags],
@@ -287,7 +285,7 @@ class Refusals(training_runs.TrainingRuns):
         self.save()
         programs.write_tokens(self.tokens, programs.text_tokens(4000, 256))
         self.train("run", [*self.steps, "--resume", "--exclude", "data"], 1, 1, steps=4)
-        self.assertEqual(len(training_runs.figures(self.run_folder / "metrics.jsonl")), 4)
+        self.assertEqual(len(programs.figures(self.run_folder / "metrics.jsonl")), 4)
 
     @staticmethod
     def add_metadata(file, key, value):

@@ -131,13 +131,13 @@ def test_run_continues_where_it_was_interrupted(packed, tmp_path):
 
 
 def test_stage_that_fails_stops_no_other(packed, tmp_path):
-    (packed / "configs" / "small.json").rename(packed / "away.json")
+    (packed / "text.txt").rename(packed / "away.txt")
     try:
         done, rows = run(packed, tmp_path, "parity", "ceilings")
     finally:
-        (packed / "away.json").rename(packed / "configs" / "small.json")
+        (packed / "away.txt").rename(packed / "text.txt")
     assert done.returncode == 1
-    assert "small.json" in done.stderr
+    assert "text.txt" in done.stderr
     assert [(row["stage"], row["ok"]) for row in rows if row["what"] == "stage"] == [
         ("parity", False), ("ceilings", True)]
 

@@ -4,7 +4,6 @@ import json
 import random
 import re
 import sys
-import unittest
 
 import transformers
 

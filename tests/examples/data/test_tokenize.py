@@ -6,7 +6,6 @@ import random
 import struct
 import sys
 import tempfile
-import unittest
 
 import numpy
 import programs

@@ -8,7 +8,6 @@ import pathlib
 import random
 import shutil
 import unicodedata
-import unittest
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 import regex

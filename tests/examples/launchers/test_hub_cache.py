@@ -2,7 +2,6 @@
 import json
 import os
 import pathlib
-import unittest
 
 import programs
 from huggingface_hub import snapshot_download, try_to_load_from_cache

@@ -1,7 +1,5 @@
 """Parts of a model are trained: adapters, and all but what is frozen."""
-import unittest
 
-import architectures
 import programs
 
 STEPS, BATCH, SEQUENCE = 3, 4, 32
@@ -13,7 +11,7 @@ class FineTuning(programs.InFolder):
     def setUp(self):
         super().setUp()
         self.base = self.folder / "base"
-        self.model = architectures.make(self.base, architectures.MODELS["qwen3"])
+        self.model = programs.make_architecture(self.base, programs.MODELS["qwen3"])
         self.data = ["--model", self.base, "--tokens", self.tokens, "--batch", BATCH, "--seq", SEQUENCE,
                      "--lr", 1e-2, "--seed", 5]
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import unittest
 
-import architectures
 import fake_cuda
 import programs
 import tokenizers_of_kinds as kinds
@@ -43,7 +42,7 @@ def greedy_tokens(model, prompt, **options):
 class Generation(programs.InFolder):
     def make(self, name):
         folder = self.folder / name
-        return folder, architectures.make(folder, architectures.MODELS[name])
+        return folder, programs.make_architecture(folder, programs.MODELS[name])
 
     def test_a_batch_has_each_prompts_greedy_text_on_any_mesh(self):
         # The window, which texts outgrow, on each; llama1 is below, with a penalty.
@@ -61,7 +60,7 @@ class Generation(programs.InFolder):
         import torch
         import transformers
         folder = self.folder / "few"
-        architectures.make(folder, architectures.MODELS["qwen3"] | {"num_key_value_heads": 2})
+        programs.make_architecture(folder, programs.MODELS["qwen3"] | {"num_key_value_heads": 2})
         losses, export = {}, self.folder / "out"
         for tp in (1, 4):
             metrics = self.folder / f"{tp}.jsonl"
@@ -179,7 +178,7 @@ class Generation(programs.InFolder):
         file.write_bytes(text)
         tokens = torch.tensor(list(text))
         for seq, stride, tp in ((24, 24, 1), (24, 10, 2), (32, 1, 1), (None, None, 4)):
-            window = seq or architectures.POSITIONS
+            window = seq or programs.POSITIONS
             total, foretold = 0.0, 1
             for begin in range(0, len(text), stride or window):
                 end = min(begin + window, len(text) - 1)
@@ -275,7 +274,7 @@ class Generation(programs.InFolder):
         empty.write_text("\n")
         one = self.folder / "one"
         one.write_text("a")
-        long = "x" * (architectures.POSITIONS + 1)
+        long = "x" * (programs.POSITIONS + 1)
         cases = [(["--prompt", long], 1, "a prompt has 33 tokens, but the model is made for 32 positions"),
                  (["--prompt", "a", "--max-tokens", 999999999999], 1,
                   "--max-tokens 999999999999 is more than the 32 positions"),

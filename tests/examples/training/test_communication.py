@@ -1,5 +1,4 @@
 """What a step sends, by llama_train's own metrics, against the formulas of ZeRO-2, ZeRO-3 and HSDP."""
-import unittest
 
 import programs
 

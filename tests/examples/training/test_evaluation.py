@@ -1,9 +1,7 @@
 """Held-out loss during training: --eval-every, --eval-text, --eval-tokens."""
 import re
-import unittest
 
 import programs
-import training_runs
 
 STEPS = 5
 
@@ -32,7 +30,7 @@ class Evaluation(programs.InFolder):
                 held_out = ["--eval-tokens", self.held_out, *flags]
                 want, weights, loss = self.run_with("without", held_out, dp=2, tp=2)
                 got, same_weights, same_loss = self.run_with("with", [*held_out, "--eval-every", 2], dp=2, tp=2)
-                self.assertEqual(training_runs.figures(got), training_runs.figures(want))
+                self.assertEqual(programs.figures(got), programs.figures(want))
                 traffic = [[r["comm"] for r in programs.read_metrics(m)] for m in (got, want)]
                 self.assertEqual(*traffic)
                 self.assertEqual(same_weights, weights)

@@ -3,14 +3,13 @@ import json
 
 import programs
 
-import training_runs
 
 # 16 x 4 divides all sizes but the vocabulary's.
 CONFIG = programs.SMALL | {"intermediate_size": 192, "vocab_size": 250}
 LAYERS = 14
 
 
-class Fp8(training_runs.TrainingRuns):
+class Fp8(programs.TrainingRuns):
     def setUp(self):
         super().setUp()
         self.config = programs.write_config(self.folder, CONFIG)
@@ -46,7 +45,7 @@ class Fp8(training_runs.TrainingRuns):
 
     def test_a_resumed_run_is_bit_equal(self):
         run, flags = self.folder / "unbroken", ["--fp8", "--param-dtype", "bf16"]
-        self.train(run, [*flags, *self.checkpoints(run), "--checkpoint-every", training_runs.EVERY])
+        self.train(run, [*flags, *self.checkpoints(run), "--checkpoint-every", programs.EVERY])
         broken = self.broken_copy("resumed", run)
         self.train(broken, [*flags, *self.checkpoints(broken), "--resume"])
         self.assert_equal_runs(broken, run)

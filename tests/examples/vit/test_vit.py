@@ -3,7 +3,6 @@ import json
 import pathlib
 import shutil
 import tempfile
-import unittest
 
 import programs
 import torch
