@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import fake_cuda
 import programs
 
-pytestmark = pytest.mark.skipif(not fake_cuda.LIBRARY.exists(),
+pytestmark = pytest.mark.skipif(not programs.FAKE_CUDA.exists(),
                                 reason="built without CUDA's headers")
 
 
@@ -98,7 +97,7 @@ def arguments(case, steps, folder):
 @functools.cache
 def on_cuda(case, steps):
     folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
-    run = fake_cuda.train(folder, arguments(case, steps, folder), **case.mesh)
+    run = programs.train_on_fake_cuda(folder, arguments(case, steps, folder), **case.mesh)
     run.metrics = folder / "m.jsonl"
     return run
 
@@ -146,7 +145,7 @@ def test_initial_weights_are_those_of_a_cpu(dp, tp):
     """The kernel that fills at random runs on the host here; that which fills with ones, for the norms, does not."""
     folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
     flags = ["--config", inputs()[1], "--seed", 3, "--steps", 0, "--save-hf"]
-    done = fake_cuda.train(folder, [*flags, folder / "cuda"], dp=dp, tp=tp).done
+    done = programs.train_on_fake_cuda(folder, [*flags, folder / "cuda"], dp=dp, tp=tp).done
     assert done.returncode == 0, done.stderr
     programs.train([*flags, folder / "cpu"])
     on_cuda, on_cpu = (load_file(folder / device / "model.safetensors") for device in ("cuda", "cpu"))
@@ -285,7 +284,7 @@ def test_step_stays_within_its_budget(budget):
         counts = {}
         for steps in (EARLY, LATE):
             flags = [*arguments(case, steps, folder), "--config", config]
-            counts[steps] = work(fake_cuda.train(folder, flags, **case.mesh).reports[0])
+            counts[steps] = work(programs.train_on_fake_cuda(folder, flags, **case.mesh).reports[0])
         of_layers[layers] = (counts[LATE] - counts[EARLY]) / (LATE - EARLY)
     layer = (of_layers[4] - of_layers[2]) / 2
     rest = of_layers[2] - 2 * layer
@@ -357,7 +356,7 @@ WINDOW = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sli
 def train_config(case, changes, *flags):
     folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
     config = programs.write_config(folder, programs.SMALL | changes)
-    return fake_cuda.train(folder, [*arguments(case, EARLY, folder), "--config", config, *flags], **case.mesh)
+    return programs.train_on_fake_cuda(folder, [*arguments(case, EARLY, folder), "--config", config, *flags], **case.mesh)
 
 
 @pytest.mark.parametrize("changes, flags", [
@@ -437,7 +436,7 @@ def test_every_exit_is_clean():
     case = Case("exit", dp=2, tp=2)
     folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
     for _ in range(count):
-        done = fake_cuda.train(folder, arguments(case, 1, folder), **case.mesh).done
+        done = programs.train_on_fake_cuda(folder, arguments(case, 1, folder), **case.mesh).done
         assert done.returncode == 0 and "warning" not in done.stderr.lower(), done.stderr
 
 
@@ -448,7 +447,7 @@ def test_every_exit_is_clean():
 def test_failed_call_ends_the_job_and_is_named(fault, said):
     case = Case("fault", dp=2)
     folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
-    done = fake_cuda.train(folder, arguments(case, 2, folder), fault=fault, **case.mesh).done
+    done = programs.train_on_fake_cuda(folder, arguments(case, 2, folder), fault=fault, **case.mesh).done
     assert done.returncode != 0
     assert said in done.stderr
 
@@ -459,11 +458,11 @@ def test_fake_offers_all_that_libtorch_links():
         names = subprocess.run(["nm", "-D", kind, library], capture_output=True, text=True, check=True)
         return {line.split()[-1].split("@")[0] for line in names.stdout.splitlines()}
 
-    offered = symbols(fake_cuda.LIBRARY, "--defined-only")
+    offered = symbols(programs.FAKE_CUDA, "--defined-only")
     libtorch = pathlib.Path(sysconfig.get_path("purelib"), "torch", "lib")
     wanted = set()
     for library in (libtorch / "libtorch_cuda.so", libtorch / "libc10_cuda.so",
-                    fake_cuda.LIBRARY.parents[1] / "libtessera_cuda.so"):
+                    programs.FAKE_CUDA.parents[1] / "libtessera_cuda.so"):
         wanted |= {name for name in symbols(library, "--undefined-only")
                    if re.match(r"(__cuda|cuda|cublas|nccl|cu[A-Z])", name)}
     assert wanted - offered == set()

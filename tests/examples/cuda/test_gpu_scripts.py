@@ -10,7 +10,6 @@ import tempfile
 
 import pytest
 
-import fake_cuda
 import programs
 
 SCRIPTS = programs.ROOT / "scripts" / "gpu"
@@ -19,7 +18,7 @@ import checks  # noqa: E402
 import context as stage_context  # noqa: E402
 import speeds  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not fake_cuda.LIBRARY.exists(),
+pytestmark = pytest.mark.skipif(not programs.FAKE_CUDA.exists(),
                                 reason="built without CUDA's headers")
 STAGES = ["versions", "train", "compare", "gpu_test", "parity", "ranks", "ceilings", "profile", "kernels", "peer",
           "sanitizer"]

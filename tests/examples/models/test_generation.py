@@ -6,7 +6,6 @@ import os
 import subprocess
 import unittest
 
-import fake_cuda
 import programs
 import tokenizers_of_kinds as kinds
 
@@ -217,11 +216,11 @@ class Generation(programs.InFolder):
         self.assertEqual(ours["tokens"], len(begun) - 1)
         self.assertAlmostEqual(ours["perplexity"] / want, 1, delta=1e-4)
 
-    @unittest.skipUnless(fake_cuda.LIBRARY.exists(), "built without CUDA's headers")
+    @unittest.skipUnless(programs.FAKE_CUDA.exists(), "built without CUDA's headers")
     def test_computes_on_the_device_alone(self):
         """On a fake one, whose kernels compute nothing: an operator of tensors on two devices is an error."""
         folder, _ = self.make("qwen3")
-        fake = dict(os.environ, LD_PRELOAD=str(fake_cuda.LIBRARY))
+        fake = dict(os.environ, LD_PRELOAD=str(programs.FAKE_CUDA))
         model = ["--model", folder, "--device", "cuda"]
         drawn = [*flag_of_each("--prompt", PROMPTS), "--max-tokens", 3, "--top-p", 0.9, "--repetition-penalty", 1.2]
         done = generate([*model, *drawn, "--json"], env=fake)
