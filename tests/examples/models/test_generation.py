@@ -19,9 +19,9 @@ def generate(arguments, tp=1, **kwargs):
     return programs.run(programs.on_ranks(tp, command), **kwargs)
 
 
-def texts(arguments, tp=1):
+def texts(arguments, tp=1, **kwargs):
     """The token ids that llama_generate makes, and how each text has ended."""
-    done = generate(["--json", *arguments], tp)
+    done = generate(["--json", *arguments], tp, **kwargs)
     assert done.returncode == 0, done.stderr
     return [(text["tokens"], text["finish"]) for text in map(json.loads, done.stdout.splitlines())]
 
@@ -140,7 +140,7 @@ class Generation(programs.InFolder):
                               capture_output=True, check=True)
         self.assertEqual(done.stdout, PROMPTS[0].encode() + whole[:at] + b"\n")
 
-    def test_several_texts_are_kept_apart(self):
+    def test_several_texts_are_kept_apart_also_from_standard_input(self):
         folder, _ = self.make("llama1")
         prompts = self.folder / "prompts.txt"
         prompts.write_text("A b\n\nC\n")
@@ -148,17 +148,9 @@ class Generation(programs.InFolder):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout.replace("\n", "|"), r"^--- 1 of 2 ---\|A b.*\|--- 2 of 2 ---\|C.*\|$")
         self.assertRegex(done.stderr, r"prompt: 4 tokens, [\d.]+ tokens/s; decoding: 2 tokens, [\d.]+ tokens/s\n$")
-
-    def test_prompts_come_from_standard_input_on_any_mesh(self):
-        folder, _ = self.make("llama1")
-        prompts = self.folder / "prompts.txt"
-        prompts.write_text("A b\n\nC\n")
         expected = texts(["--model", folder, "--prompts", prompts, *GREEDY])
         for tp in (1, 2):
-            done = generate(["--json", "--model", folder, "--prompts", "-", *GREEDY], tp, input=prompts.read_text())
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual([(text["tokens"], text["finish"]) for text in map(json.loads, done.stdout.splitlines())],
-                             expected)
+            self.assertEqual(texts(["--model", folder, "--prompts", "-", *GREEDY], tp, input=prompts.read_text()), expected)
 
     def test_attention_dropout_is_of_training_alone(self):
         folder, model = self.make("llama1")
@@ -253,10 +245,9 @@ class Generation(programs.InFolder):
 
     def test_refuses_what_differs_between_ranks(self):
         folder, _ = self.make("llama1")
-        for rank, text in enumerate(("one text", "two text")):
-            (self.folder / str(rank)).mkdir()
-            (self.folder / str(rank) / "text").write_text(text)
-        text = f"{self.folder}/$RANK/text"
+        for rank, words in enumerate(("one text", "two text")):
+            (self.folder / f"text{rank}").write_text(words)
+        text = f"{self.folder}/text$RANK"
         for flags, message in (
                 ("--prompt A --max-tokens $((RANK + 3))", "rank 1 has --max-tokens 4, but rank 0 has --max-tokens 3"),
                 (f"--prompts {text}", "rank 1 has other texts, as tokens, than rank 0; give all ranks the same files"),

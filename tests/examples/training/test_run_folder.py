@@ -44,16 +44,6 @@ class RunFolder(programs.InFolder):
         self.assertEqual(*texts)
         self.assertEqual(json.loads((self.run / "run.json").read_text())["configuration"]["--weight-decay"], "0.1")
 
-    def test_its_configuration_has_every_flag(self):
-        one = ["--config", self.config, "--tokens", self.tokens, "--steps", 1]
-        self.assert_ends_well(self.start(*one, "--output-dir", self.run, ranks=1))
-        text = (self.run / "config.toml").read_text()
-        usage = programs.succeed([programs.BIN / "llama_train", "--help-all"]).stdout
-        names = set(re.findall(r"^  (?:-\w,)?--([a-z0-9-]+)", usage, re.MULTILINE)) - {"help", "help-all", "config-file"}
-        self.assertGreater(len(names), 60)
-        listed = set(re.findall(r"^(?:# )?([a-z0-9-]+) (?:=|is not given)", text, re.MULTILINE))
-        self.assertEqual(names - listed, set())
-
     def test_another_run_leaves_it_alone(self):
         one = ["--config", self.config, "--tokens", self.tokens, "--steps", 2, "--output-dir", self.run]
         self.assert_ends_well(self.start(*one, ranks=1))
@@ -104,10 +94,8 @@ class RunFolder(programs.InFolder):
         self.assertEqual([path.name for path in again.glob("*.toml")], ["config.toml"])
 
     def test_a_folder_that_cannot_be_made_is_said(self):
-        done = self.start("--config", self.config, "--tokens", self.tokens, "--output-dir", self.tokens / "run", ranks=1)
-        self.assertEqual(done.returncode, 1)
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        self.assertIn(str(self.tokens / "run"), done.stderr)
+        self.refuse([programs.BIN / "llama_train", "--config", self.config, "--tokens", self.tokens, "--output-dir",
+                     self.tokens / "run"], self.tokens / "run")
 
 
 class TensorBoard(programs.InFolder):
@@ -216,19 +204,13 @@ class TestMetricsToWandb(programs.InFolder):
         self.assertEqual((init["config"]["lr"], init["config"]["dp"]), (0.002, 2))
         self.assertIn("3 steps are in wandb/offline-run-1\n", out)
 
-    def test_is_offline_by_default(self):
-        file = self.write('{"step": 1, "loss": 2.5}\n')
-        self.assertEqual(self.calls(file)[0]["mode"], "offline")
-        self.assertEqual(self.calls(file, WANDB_MODE="online")[0]["mode"], "online")
-
-    def test_leaves_out_what_is_not_known(self):
+    def test_what_is_sent(self):
         file = self.write('{"step": 1, "loss": null, "mfu": null, "lr": 0.5, "skipped": false}\n',
                           '{"step": 2, "loss": NaN, "lr": 0.25}\n', '{"step": 3, "lo')
-        self.assertEqual(self.calls(file)[0]["log"], [[1, {"lr": 0.5, "skipped": False}], [2, {"lr": 0.25}]])
-
-    def test_continues_a_run(self):
-        init = self.calls(self.write('{"step": 1, "loss": 2.5}\n'), "--id", "abc")[0]["init"]
-        self.assertEqual((init["id"], init["resume"], init["config"]), ("abc", "allow", {}))
+        sent, _ = self.calls(file, "--id", "abc")
+        self.assertEqual((sent["mode"], sent["log"]), ("offline", [[1, {"lr": 0.5, "skipped": False}], [2, {"lr": 0.25}]]))
+        self.assertEqual([sent["init"][name] for name in ("id", "resume", "config")], ["abc", "allow", {}])
+        self.assertEqual(self.calls(file, WANDB_MODE="online")[0]["mode"], "online")
 
     def test_errors_are_one_line(self):
         good = '{"step": 1, "loss": 2.5}\n'
