@@ -22,6 +22,27 @@ namespace llama {
 
 using namespace tessera;
 
+namespace {
+
+/// The FSDP options of the flags. With ZeRO-3, FSDP frees the gathered parameters after forward and
+/// gathers the parameters again for backward. With ZeRO-2, the parameters stay gathered until
+/// backward.
+fsdp::Options fsdp_options(const TrainOptions& o) {
+  return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
+                        .reduce_dtype = scalar_type(o.reduce_dtype)},
+          .offload_policy = o.offload ? std::make_optional<fsdp::OffloadPolicy>() : std::nullopt,
+          .reshard_after_forward = o.zero == 3};
+}
+
+ActivationMemory activation_memory(const std::string& ac) {
+  if (ac == "full") {
+    return ActivationMemory::kInputs;
+  }
+  return ac == "selective" ? ActivationMemory::kMatmuls : ActivationMemory::kAll;
+}
+
+}  // namespace
+
 void choose_kernels(const TrainOptions& o) {
   nn::allow_math_attention(o.allow_math_attention);
   if (o.deterministic) {
@@ -42,23 +63,6 @@ nn::LoraOptions lora_options(const TrainOptions& o) {
 }
 
 namespace {
-
-/// The FSDP options of the flags. With ZeRO-3, FSDP frees the gathered parameters after forward and
-/// gathers the parameters again for backward. With ZeRO-2, the parameters stay gathered until
-/// backward.
-fsdp::Options fsdp_options(const TrainOptions& o) {
-  return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
-                        .reduce_dtype = scalar_type(o.reduce_dtype)},
-          .offload_policy = o.offload ? std::make_optional<fsdp::OffloadPolicy>() : std::nullopt,
-          .reshard_after_forward = o.zero == 3};
-}
-
-ActivationMemory activation_memory(const std::string& ac) {
-  if (ac == "full") {
-    return ActivationMemory::kInputs;
-  }
-  return ac == "selective" ? ActivationMemory::kMatmuls : ActivationMemory::kAll;
-}
 
 /// Creates the mesh (dp, tp) of the run, with dp_replicate and cp if they are above 1. Throws
 /// tessera::Error unless the product of the degrees equals the number of ranks.
