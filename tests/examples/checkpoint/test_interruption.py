@@ -116,15 +116,6 @@ class Signals(programs.TrainingRuns):
         self.assertIn("warning: a checkpoint was not saved: ", errors)
         self.assertEqual(self.weights(run), self.weights(self.train("unbroken")))
 
-    def test_a_last_save_that_fails_at_once_costs_no_output_either(self):
-        run, _ = self.run_with_taken(2)
-        with programs.Job([*self.flags(run, 2), *self.checkpoints(run), "--no-async"], dp=1, tp=1) as job:
-            code, errors = job.end()
-        self.assertEqual(code, 1, errors)
-        self.assertIn("step-00000002", errors)
-        self.assertTrue((run / "model/model.safetensors").exists())
-        self.assertTrue((run / "run.json").exists())
-
     def test_sigterm_in_the_evaluation(self):
         run, evaluation = self.folder / "run", self.held_out()
         with programs.Job([*self.flags(run), *self.checkpoints(run), *evaluation]) as job:

@@ -207,26 +207,6 @@ class Refusals(programs.TrainingRuns):
         (self.folder / "file").write_text("")
         self.refuse(["--checkpoint", self.folder / "file/steps"], "--checkpoint", "file/steps")
 
-    def test_steps_of_two_runs(self):
-        self.save()
-        self.train("other", ["--checkpoint", self.folder / "other/steps"], 1, 1, steps=4)
-        shutil.copytree(self.folder / "other/steps/step-00000004", self.run_folder / "steps/step-00000004")
-        self.refuse([*self.steps, "--resume"], "has steps of two runs: step-00000004 of run", "step-00000003 of run")
-        shutil.rmtree(self.run_folder / "steps/step-00000004")
-        self.train("run", [*self.steps, "--resume"], 1, 1, steps=4)
-        runs = {json.loads(file.read_text())["run_id"] for file in (self.run_folder / "steps").glob("*/manifest.json")}
-        self.assertEqual(len(runs), 1)
-
-    def test_remains_of_an_unfinished_save(self):
-        left = self.run_folder / "steps/step-00000001"
-        left.mkdir(parents=True)
-        (left / "INCOMPLETE").write_text("before")
-        (left / "shard").write_text("")
-        self.refuse(self.steps, "step-00000001' is the unfinished save of another run", "remove it first")
-        self.assertTrue((left / "shard").exists())
-        self.train("run", [*self.steps, "--resume", "auto"], 1, 1, steps=1)
-        self.assertEqual(json.loads((left / "manifest.json").read_text())["run_id"], "before")
-
     def test_folder_that_has_a_run(self):
         self.save()
         self.refuse(self.steps, "has steps of a run", "--resume")
@@ -286,23 +266,3 @@ class Refusals(programs.TrainingRuns):
         programs.write_tokens(self.tokens, programs.text_tokens(4000, 256))
         self.train("run", [*self.steps, "--resume", "--exclude", "data"], 1, 1, steps=4)
         self.assertEqual(len(programs.figures(self.run_folder / "metrics.jsonl")), 4)
-
-    @staticmethod
-    def add_metadata(file, key, value):
-        data = file.read_bytes()
-        end = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:end])
-        header["__metadata__"][key] = value
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
-
-    def test_checkpoint_of_another_program(self):
-        self.save()
-        shards = self.run_folder / "steps/step-00000003"
-        (shards / "manifest.json").unlink()
-        for file in shards.glob("*.safetensors"):  # as PyTorch writes them
-            self.add_metadata(file, "DCP_VERSION", "1.0")
-        new = ["--checkpoint", self.folder / "new", "--initial-load", shards]
-        self.refuse(new, "is not of llama_train", "--exclude optimizer,data")
-        self.train("new", [*new, "--exclude", "optimizer,data"], 1, 1, steps=1)

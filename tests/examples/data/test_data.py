@@ -201,14 +201,6 @@ class Prompts(LossesOfTransformers):
         self.assert_close(self.losses([*flags, "--truncate"], 2, 2)[:1], [want])
         self.refuse([*flags, "--seq", 16, "--batch", 12], "p.jsonl:", "a sequence and its last target have 17")
 
-    def test_begin_and_end_with_all_tokens_of_the_template(self):
-        model = self.model(programs.SMALL)
-        tokenizer = self.folder / "letters.json"
-        kinds.of_letters("<1> <2> $A <3> <4>").save(str(tokenizer))
-        pairs = [(self.text(0, 7), self.text(1, 6)) for _ in range(12)]
-        flags = ["--jsonl", self.write_lines(pairs), "--tokenizer", tokenizer]
-        self.check(flags, own_loss(model, self.rows(pairs, begin=[1, 2], end=[3, 4])))
-
     def test_begin_alike_however_the_tokenizer_is_named(self):
         import shutil
         config = self.folder / "config.json"

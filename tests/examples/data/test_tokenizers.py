@@ -61,34 +61,10 @@ class TrainedHere(Comparison):
         learnt = kinds.multilingual(200_000, seed=1) + kinds.code(programs.ROOT / "docs", 100_000)
         cls.tokenizers = kinds.save_all(cls.shared, learnt)
 
-    def compare_kind(self, kind):
-        theirs = self.tokenizers[kind]
-        self.compare(self.shared / f"{kind}.json",
-                     lambda text: theirs.encode(text, add_special_tokens=False).ids, theirs.decode)
-
-    def test_llama2(self):
-        self.compare_kind("llama2")
-
-    def test_llama3(self):
-        self.compare_kind("llama3")
-
-    def test_mistral(self):
-        self.compare_kind("mistral")
-
-    def test_qwen(self):
-        self.compare_kind("qwen")
-
-    def test_gpt2(self):
-        self.compare_kind("gpt2")
-
-    def test_patterns_of_words(self):
-        self.compare_kind("words")
-
-    def test_steps_that_no_kind_has(self):
-        self.compare_kind("digits")
-
-    def test_steps_behind_bytes(self):
-        self.compare_kind("behind_bytes")
+    def test_each_kind(self):
+        for kind, theirs in self.tokenizers.items():
+            self.compare(self.shared / f"{kind}.json",
+                         lambda text, of=theirs: of.encode(text, add_special_tokens=False).ids, theirs.decode)
 
 
 class SentencePiece(Comparison):

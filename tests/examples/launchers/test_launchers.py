@@ -132,17 +132,6 @@ class TestSbatch(programs.InFolder):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("start this script with sbatch", done.stderr)
 
-    def test_srun_of_launchers_that_number_their_ranks(self):
-        """The page's command: one torchrun on each node."""
-        port = 20000 + os.getpid() % 10000
-        done = subprocess.run([self.place / "srun", "--ntasks-per-node=1", sys.executable, "-m", "torch.distributed.run", "--nnodes", "2",
-                               "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
-                               "--no-python", "sh",
-                               "-c", "echo $RANK"], capture_output=True, text=True, timeout=60,
-                              env=os.environ | {"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "1"})
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(sorted(done.stdout.splitlines()), ["0", "1", "2", "3"])
-
 
 LAUNCH = programs.ROOT / "examples" / "launch"
 TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"

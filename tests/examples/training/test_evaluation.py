@@ -40,16 +40,6 @@ class Evaluation(programs.InFolder):
                 self.assertEqual(list(evaluated), [2, 4, STEPS])
                 self.assertAlmostEqual(evaluated[STEPS], loss, delta=1e-4)
 
-    def test_a_step_has_the_loss_that_a_run_of_as_many_steps_ends_with(self):
-        flags = ["--eval-tokens", self.held_out, "--ema", 0.5]
-        metrics = self.run_with("all", [*flags, "--eval-every", 1], dp=2)[0]
-        evaluated = self.evaluations(metrics)
-        self.assertEqual(list(evaluated), list(range(1, STEPS + 1)))
-        for steps in (1, 3):
-            with self.subTest(steps):
-                loss = self.run_with(f"{steps}", flags, dp=2, steps=steps)[2]
-                self.assertAlmostEqual(evaluated[steps], loss, delta=1e-4)
-
     def test_bytes_of_a_text_are_tokens(self):
         text = self.folder / "held_out.txt"
         text.write_bytes(b"a text that is held out, " * 40)

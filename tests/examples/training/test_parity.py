@@ -257,28 +257,3 @@ class HalfPrecision(programs.InFolder):
                 for more in ([], ["--no-sp-regather"], ["--ac", "selective"], ["--ac", "full"])]
         for run in runs[1:]:
             self.assertEqual(run, runs[0])
-
-    # A token a rank: its gradient is not divided by a number of tokens, and the first scales are
-    # too large for it.
-    OVERFLOWING = ["--seq", 1, "--batch", 2, "--param-dtype", "fp16"]
-
-    def test_the_scale_falls_until_steps_count(self):
-        for mesh in ((2, 1), (1, 2, 2)):
-            with self.subTest(mesh):
-                rows = self.rows([*self.OVERFLOWING, "--steps", 6], *mesh)
-                self.assertTrue(rows[0]["skipped"])
-                self.assertFalse(rows[-1]["skipped"])
-                scale = INITIAL_SCALE
-                for row in rows:
-                    self.assertEqual(row["loss_scale"], scale)
-                    self.assertEqual(row["grad_norm"] is None, row["skipped"])
-                    scale *= 0.5 if row["skipped"] else 1
-
-    def test_a_step_left_out_changes_no_weight(self):
-        files = []
-        for steps in (0, 1):
-            out = self.folder / f"after-{steps}"
-            programs.train(["--config", self.config, "--tokens", self.tokens, "--save-hf", out,
-                            *self.OVERFLOWING, "--steps", steps], 2)
-            files.append((out / "model.safetensors").read_bytes())
-        self.assertEqual(*files)

@@ -3,7 +3,6 @@ tools/metrics_to_wandb.py, with a module in wandb's place that writes down how i
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -129,19 +128,6 @@ class TensorBoard(programs.InFolder):
         evaluated = self.scalars()["validation_metrics/loss"]
         self.assertEqual([step for step, _ in evaluated], [2, 4])
         self.assertAlmostEqual(evaluated[1][1], records[3]["eval_loss"], delta=1e-5)
-
-    def test_a_resumed_run_shows_each_step_once_and_keeps_the_older_file(self):
-        saved = ["--checkpoint", self.folder / "steps", "--checkpoint-every", 2]
-        self.train("--steps", 6, *saved)
-        first = {path: path.read_bytes() for path in (self.folder / "tb").iterdir()}
-        shutil.rmtree(self.folder / "steps/step-00000006")  # as if the run had been killed in step 6
-        self.train("--steps", 7, *saved, "--resume", "--lr", 1e-4)
-        self.assertEqual(len(list((self.folder / "tb").iterdir())), 2)
-        for path, text in first.items():
-            self.assertEqual(path.read_bytes(), text)
-        records = programs.read_metrics(self.folder / "m.jsonl")
-        self.assertEqual(len(records), 7)
-        self.assert_shows("loss_metrics/global_avg_loss", [record["loss"] for record in records])
 
 
 TO_WANDB = programs.ROOT / "tools" / "metrics_to_wandb.py"
