@@ -59,7 +59,7 @@ class Context:
     def config(self, name):
         """The config.json of a model; a rehearsal's models are all small."""
         name = "small" if self.rehearse else name
-        path = self.results.parent / f"{name}.json"
+        path = self.results.parent.resolve() / f"{name}.json"
         path.write_text(json.dumps(MODELS[name]))
         return path
 
