@@ -89,6 +89,16 @@ class Generation(programs.InFolder):
             self.assertEqual(texts(drawn, tp), one)
         self.assertNotEqual(texts([*drawn[:-3], 4, *drawn[-2:]]), one)
 
+    def test_begins_and_ends_a_text_as_the_models_files_say(self):
+        folder, model = self.make("llama1")
+        config = folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"bos_token_id": 7}))
+        tokens = greedy_tokens(model, "\x07" + PROMPTS[0])
+        at = next(i for i, token in enumerate(tokens) if i >= 2 and token not in tokens[:i])
+        other = next(token for token in range(256) if token not in tokens)
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [other, tokens[at]]}))
+        self.assertEqual(texts(["--model", folder, "--prompt", PROMPTS[0], *GREEDY]), [(tokens[:at], "end")])
+
     def test_half_precision_follows_transformers(self):
         import torch
         folder, model = self.make("llama1")
