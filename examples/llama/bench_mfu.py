@@ -128,6 +128,12 @@ def one_of(*names):
     return read
 
 
+def checkpointing(text):
+    """The value of --ac: a kind, and what may follow it after a colon, which llama_train checks."""
+    one_of("none", "full", "selective", "auto")(text.partition(":")[0])
+    return text
+
+
 def peak(text):
     if text != "measure" and not 1e6 <= float(text) <= 1e18:
         raise argparse.ArgumentTypeError(f"{text} is neither measure nor a number of FLOP/s, such as 989e12")
@@ -145,8 +151,8 @@ def make_parser():
                        help="Shapes with published figures, which are printed beside ours; their --seq, and their --batch on each "
                             f"rank, unless given: {', '.join(SHAPES)}")
     parallelism = parser.add_argument_group("parallelism")
-    parallelism.add_argument("--ac", metavar="AC[,AC]", type=several(one_of("none", "full", "selective", "auto")),
-                             action="extend", help="Activation checkpointing: none, selective, full, auto (none)")
+    parallelism.add_argument("--ac", metavar="AC[,AC]", type=several(checkpointing), action="extend",
+                             help="Activation checkpointing: none, selective, full, auto (none)")
     parallelism.add_argument("--mesh", metavar="DPxTP[,DPxTP]", type=several(str), action="extend",
                              help="Degrees of FSDP and of tensor parallelism (1x1), or DPxCPxTP: of context parallelism "
                                   "between them")
