@@ -51,11 +51,6 @@ class Signals(programs.TrainingRuns):
         taken.write_text("no folder")
         return run, taken
 
-    def held_out(self):
-        text = self.folder / "held_out.txt"
-        text.write_text("All work and no play makes Jack a dull boy. " * 200)
-        return ["--eval-text", text]
-
     def test_sigterm_after_a_save_has_failed_still_saves_the_step(self):
         run, taken = self.run_with_taken(100)
         arguments = [*self.flags(run, MANY), *self.checkpoints(run), "--checkpoint-every", 100]
@@ -117,7 +112,9 @@ class Signals(programs.TrainingRuns):
         self.assertEqual(self.weights(run), self.weights(self.train("unbroken")))
 
     def test_sigterm_in_the_evaluation(self):
-        run, evaluation = self.folder / "run", self.held_out()
+        run, text = self.folder / "run", self.folder / "held_out.txt"
+        text.write_text("All work and no play makes Jack a dull boy. " * 200)
+        evaluation = ["--eval-text", text]
         with programs.Job([*self.flags(run), *self.checkpoints(run), *evaluation]) as job:
             job.wait_for_line("checkpoint: ")  # of the last step
             job.process.send_signal(signal.SIGTERM)
@@ -125,16 +122,6 @@ class Signals(programs.TrainingRuns):
         self.assertEqual(code, STOPPED, errors)
         self.assertFalse((run / "model").exists())
         self.go_on(run, programs.STEPS, evaluation)
-
-    def test_sigterm_in_the_evaluation_after_the_last_save_has_failed_saves_it(self):
-        run, taken = self.run_with_taken(programs.STEPS)
-        with programs.Job([*self.flags(run), *self.checkpoints(run), *self.held_out()]) as job:
-            job.wait_for_line("checkpoint: ")
-            job.process.send_signal(signal.SIGTERM)
-            taken.unlink()
-            code, errors = job.end()
-        self.assertEqual(code, STOPPED, errors)
-        self.assertTrue((taken / "manifest.json").exists())
 
 
 class Kills(programs.TrainingRuns):

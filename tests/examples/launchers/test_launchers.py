@@ -222,20 +222,6 @@ class TestCommandLines(programs.InFolder):
                 self.assertEqual(code, 0, err)
                 self.assertIn("16", out)
 
-    def test_trains_on_two_nodes_of_one_host(self):
-        for kind, environments in JOBS:
-            with self.subTest(kind):
-                job = manifest(kind)
-                container = container_of(job)
-                words = container["command"] + container["args"]
-                for flag, value in (("--dp", "2"), ("--tp", "1"), ("--steps", "2"), ("--batch", "2"), ("--seq", "16"),
-                                    ("--metrics", f"/data/{kind}.jsonl"), ("--checkpoint", f"/data/{kind}-steps")):
-                    words[words.index(flag) + 1] = value
-                here = {"PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": self.port(kind)}
-                for (_, err), code in self.launch(words, *(each | here for each in environments(job))):
-                    self.assertEqual(code, 0, err)
-                self.assertEqual(len(programs.read_metrics(self.folder / f"{kind}.jsonl")), 2)
-
 
 # Open MPI refuses root, and more ranks than cores, without these options.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np"]
