@@ -11,3 +11,11 @@ function(tessera_distribution_libraries result)
   endif()
   set(${result} ${others} PARENT_SCOPE)
 endfunction()
+
+# cmake -D FOLDER=PACK -P cmake/TesseraLibraries.cmake: copies the libraries that the programs of a
+# pack (scripts/gpu/pack) need to its lib/.
+if(CMAKE_SCRIPT_MODE_FILE STREQUAL CMAKE_CURRENT_LIST_FILE)
+  file(GLOB ours ${FOLDER}/bin/* ${FOLDER}/lib/*.so.* ${FOLDER}/lib/fake_cuda/*)
+  tessera_distribution_libraries(others ${ours})
+  file(INSTALL ${others} DESTINATION ${FOLDER}/lib TYPE SHARED_LIBRARY FOLLOW_SYMLINK_CHAIN)
+endif()

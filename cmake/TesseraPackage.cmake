@@ -4,7 +4,7 @@
 set(tree ${CMAKE_INSTALL_PREFIX})
 set(libraries ${tree}/${TESSERA_LIBDIR})
 file(GLOB ours ${tree}/bin/* ${libraries}/libtessera_*.so.*)
-list(FILTER ours EXCLUDE REGEX "[.]py$")
+list(FILTER ours EXCLUDE REGEX "([.]py|/bench_mfu)$")  # programs in Python
 
 # The package includes the distribution's libraries that are used.
 include(${CMAKE_CURRENT_LIST_DIR}/TesseraLibraries.cmake)

@@ -7,18 +7,20 @@ import hashlib
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 import subprocess
 import time
 
-import last_bits
 from experiment import BadFile, check
 
 
 MOST_LETTERS = 60  # maximum letters of a run's name in its folder's name
 END_S = 60  # seconds that the launcher has to end its ranks
 MADE_HERE = ".experiments-run"  # marks a run's folder as created by this script
+# Large enough for speed, small enough for any machine's memory.
+FLIPPED_AT_ONCE = 1 << 24
 
 
 @dataclasses.dataclass
@@ -115,6 +117,29 @@ def read_metrics(path):
         return []
 
 
+def flip(path, seed, bit=0):
+    """Flips one bit of the mantissa (0: the last) of every second fp32 value of the matrices in a safetensors file: a model
+    that differs only by rounding. `seed` determines which values are flipped. Norm weights are not changed: they are often 1, whose last bit
+    would change all of them in the same direction.
+    """
+    draw = random.Random(f"{seed} {path.name}")
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        for name, tensor in header.items():
+            if name == "__metadata__" or tensor["dtype"] != "F32" or len(tensor["shape"]) < 2:
+                continue
+            begin, end = tensor["data_offsets"]
+            for at in range(begin, end, FLIPPED_AT_ONCE):
+                length = min(FLIPPED_AT_ONCE, end - at)
+                lowest = int.from_bytes((1 << bit).to_bytes(4, "little") * (length // 4), "little")
+                bits = int.from_bytes(draw.randbytes(length), "little") & lowest
+                file.seek(8 + size + at)
+                value = int.from_bytes(file.read(length), "little") ^ bits
+                file.seek(8 + size + at)
+                file.write(value.to_bytes(length, "little"))
+
+
 def folder_name(name):
     """The folder name of a run: unique for each name, and without path separators."""
     readable = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:MOST_LETTERS].strip("-")
@@ -199,7 +224,7 @@ class Folder:
             if error:
                 return error
             for file in sorted(weights.glob("*.safetensors")):
-                last_bits.flip(file, job.flipped, job.bit)
+                flip(file, job.flipped, job.bit)
             flags.pop("config", None)
             flags["model"] = str(weights)
         flags["metrics"] = str(folder / "metrics.jsonl")

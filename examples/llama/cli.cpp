@@ -247,12 +247,88 @@ class Entries {
   std::vector<CLI::ConfigItem> take() { return std::move(items_); }
 
  private:
-  void check_section(const std::string& section) const;
-  void add_flag(const std::string& key, const toml::node& node, const std::string& section);
+  void check_section(const std::string& section) const {
+    FlagNames known = app_.get_groups();
+    std::erase(known, app_.get_help_ptr()->get_group());
+    TESSERA_CHECK(!known.empty(), file_, " has a section [", section,
+                  "], but the flags of this program are in none; leave that line out");
+    TESSERA_CHECK(std::ranges::find(known, section) != known.end(), "unknown section [", section,
+                  "] in ", file_, "; did you mean [", nearest(section, known), "]?");
+  }
+
+  void add_flag(const std::string& key, const toml::node& node, const std::string& section) {
+    const CLI::Option* option = app_.get_option_no_throw("--" + key);
+    if (option == nullptr) {
+      const std::string place = (section.empty() ? "" : "[" + section + "] of ") + file_;
+      fail_unknown("name \"" + key + "\" in " + place, key, app_);
+    }
+    TESSERA_CHECK(option->get_configurable(), file_, ": \"", key,
+                  "\" is for the command line alone; leave it out here");
+    TESSERA_CHECK(section.empty() || section == option->get_group(), file_, ": \"", key,
+                  "\" is in [", section, "], but belongs to [", option->get_group(),
+                  "]; move it there");
+    TESSERA_CHECK(seen_.insert(option).second, file_, ": \"", key,
+                  "\" is given twice; leave one of them out");
+    std::vector<std::string> values = inputs(key, node, *option);
+    if (!values.empty() && !is_decided(*option)) {
+      items_.push_back({.name = key, .inputs = std::move(values)});
+    }
+  }
+
+  /// The inputs of a flag in CLI11's form. Empty if the flag counts as not given: the value false
+  /// for a switch without a --no- form.
   std::vector<std::string> inputs(const std::string& key, const toml::node& node,
-                                  const CLI::Option& option) const;
-  std::string text(const std::string& key, const toml::node& node) const;
-  bool is_decided(const CLI::Option& option) const;
+                                  const CLI::Option& option) const {
+    if (const auto* flag = node.as_boolean()) {
+      TESSERA_CHECK(option.get_expected_min() == 0, file_, ": \"", key, "\" takes a value");
+      if (flag->get()) {
+        return {"{}"};  // CLI11's notation for a flag without a value
+      }
+      return option.check_lname("no-" + key) ? FlagNames{"false"} : FlagNames{};
+    }
+    TESSERA_CHECK(option.get_items_expected_max() > 0, file_, ": \"", key,
+                  "\" must be true or false, without quotes");
+    const auto* list = node.as_array();
+    if (list == nullptr) {
+      return {text(key, node)};
+    }
+    TESSERA_CHECK(option.get_items_expected_max() > 1, file_, ": \"", key,
+                  "\" takes one value, no list");
+    TESSERA_CHECK(!list->empty(), file_, ": \"", key,
+                  "\" is an empty list; give a value, or leave the name out");
+    std::vector<std::string> values;
+    for (const toml::node& value : *list) {
+      values.push_back(text(key, value));
+    }
+    return values;
+  }
+
+  /// A value of the file as command-line text, so that values of a file pass the checks of the
+  /// command line.
+  std::string text(const std::string& key, const toml::node& node) const {
+    if (const auto* text = node.as_string()) {
+      return text->get();
+    }
+    if (const auto* integer = node.as_integer()) {
+      return std::to_string(integer->get());
+    }
+    if (const auto* real = node.as_floating_point()) {
+      return number_text(real->get());
+    }
+    tessera::fail(
+        file_, ": \"", key,
+        "\" must be a string, a number, true or false, or an array of strings or numbers");
+  }
+
+  /// Whether the command line has the flag `option`, or a flag that excludes this flag.
+  bool is_decided(const CLI::Option& option) const {
+    return option.count() > 0 || std::ranges::any_of(alternatives_, [&](const FlagNames& names) {
+             return std::ranges::find(names, option.get_single_name()) != names.end() &&
+                    std::ranges::any_of(names, [&](const std::string& name) {
+                      return app_.get_option("--" + name)->count() > 0;
+                    });
+           });
+  }
 
   const CLI::App& app_;
   const std::vector<FlagNames>& alternatives_;
@@ -260,87 +336,6 @@ class Entries {
   std::set<const CLI::Option*> seen_;
   std::vector<CLI::ConfigItem> items_;
 };
-
-void Entries::check_section(const std::string& section) const {
-  FlagNames known = app_.get_groups();
-  std::erase(known, app_.get_help_ptr()->get_group());
-  TESSERA_CHECK(!known.empty(), file_, " has a section [", section,
-                "], but the flags of this program are in none; leave that line out");
-  TESSERA_CHECK(std::ranges::find(known, section) != known.end(), "unknown section [", section,
-                "] in ", file_, "; did you mean [", nearest(section, known), "]?");
-}
-
-void Entries::add_flag(const std::string& key, const toml::node& node, const std::string& section) {
-  const CLI::Option* option = app_.get_option_no_throw("--" + key);
-  if (option == nullptr) {
-    const std::string place = (section.empty() ? "" : "[" + section + "] of ") + file_;
-    fail_unknown("name \"" + key + "\" in " + place, key, app_);
-  }
-  TESSERA_CHECK(option->get_configurable(), file_, ": \"", key,
-                "\" is for the command line alone; leave it out here");
-  TESSERA_CHECK(section.empty() || section == option->get_group(), file_, ": \"", key, "\" is in [",
-                section, "], but belongs to [", option->get_group(), "]; move it there");
-  TESSERA_CHECK(seen_.insert(option).second, file_, ": \"", key,
-                "\" is given twice; leave one of them out");
-  std::vector<std::string> values = inputs(key, node, *option);
-  if (!values.empty() && !is_decided(*option)) {
-    items_.push_back({.name = key, .inputs = std::move(values)});
-  }
-}
-
-/// The inputs of a flag in CLI11's form. Empty if the flag counts as not given: the value false for
-/// a switch without a --no- form.
-std::vector<std::string> Entries::inputs(const std::string& key, const toml::node& node,
-                                         const CLI::Option& option) const {
-  if (const auto* flag = node.as_boolean()) {
-    TESSERA_CHECK(option.get_expected_min() == 0, file_, ": \"", key, "\" takes a value");
-    if (flag->get()) {
-      return {"{}"};  // CLI11's notation for a flag without a value
-    }
-    return option.check_lname("no-" + key) ? FlagNames{"false"} : FlagNames{};
-  }
-  TESSERA_CHECK(option.get_items_expected_max() > 0, file_, ": \"", key,
-                "\" must be true or false, without quotes");
-  const auto* list = node.as_array();
-  if (list == nullptr) {
-    return {text(key, node)};
-  }
-  TESSERA_CHECK(option.get_items_expected_max() > 1, file_, ": \"", key,
-                "\" takes one value, no list");
-  TESSERA_CHECK(!list->empty(), file_, ": \"", key,
-                "\" is an empty list; give a value, or leave the name out");
-  std::vector<std::string> values;
-  for (const toml::node& value : *list) {
-    values.push_back(text(key, value));
-  }
-  return values;
-}
-
-/// A value of the file as command-line text, so that values of a file pass the checks of the
-/// command line.
-std::string Entries::text(const std::string& key, const toml::node& node) const {
-  if (const auto* text = node.as_string()) {
-    return text->get();
-  }
-  if (const auto* integer = node.as_integer()) {
-    return std::to_string(integer->get());
-  }
-  if (const auto* real = node.as_floating_point()) {
-    return number_text(real->get());
-  }
-  tessera::fail(file_, ": \"", key,
-                "\" must be a string, a number, true or false, or an array of strings or numbers");
-}
-
-/// Whether the command line has the flag `option`, or a flag that excludes this flag.
-bool Entries::is_decided(const CLI::Option& option) const {
-  return option.count() > 0 || std::ranges::any_of(alternatives_, [&](const FlagNames& names) {
-           return std::ranges::find(names, option.get_single_name()) != names.end() &&
-                  std::ranges::any_of(names, [&](const std::string& name) {
-                    return app_.get_option("--" + name)->count() > 0;
-                  });
-         });
-}
 
 class TomlFile : public CLI::ConfigBase {
  public:

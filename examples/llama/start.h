@@ -1,16 +1,16 @@
-// Short names for library types, and checks of values that must be equal on all ranks or in a
-// resumed run.
+// Short names for library types, and a check of values that must be equal on all ranks.
 #pragma once
 
 #include <c10/core/ScalarType.h>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
-#include "tessera/data/text.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/parallelize.h"
 #include "tessera/models/tokenizer.h"
@@ -35,33 +35,22 @@ using Tokens = std::vector<std::int64_t>;
 
 /// A host-memory process group of all ranks, for comparisons before the first step. Collective at
 /// the first call.
-tessera::comm::CommunicatorPtr start_group(tessera::comm::World& world);
+inline tessera::comm::CommunicatorPtr start_group(tessera::comm::World& world) {
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world.host_group(ranks, "start");
+}
 
 /// Throws Error on every rank if ranks have different options (training::check_same_options) or
 /// different configurations; the message has the first difference. Call it before any other
 /// collective over `world`. Collective.
-void check_same_start(tessera::comm::World& world, std::map<std::string, std::string> options,
-                      const Config& config);
-
-/// Throws Error on every rank if the texts of a rank differ from the texts of rank 0. Collective.
-void check_same_texts(tessera::comm::World& world, const std::vector<Tokens>& texts);
-
-/// A file's fingerprint as JSON: {"name", "bytes", "sampled_crc32c"}.
-nlohmann::json to_json(const tessera::data::FileFingerprint& file);
-/// A list of file fingerprints, each as {"name", "bytes", "sampled_crc32c"}.
-nlohmann::json to_json(const std::vector<tessera::data::FileFingerprint>& files);
-
-/// Describes the first value of `now` that differs from `saved`, and its path:
-/// "files["t.bin"].bytes is 4 instead of 3"; "" if they are equal. `at`: the path of both values.
-std::string first_difference(const nlohmann::json& saved, const nlohmann::json& now,
-                             const std::string& at = "");
-
-/// Removes the JSON field "beside" of a tokenizer from `now` if `saved` lacks this field, because
-/// older programs did not save the field.
-void adapt_older_tokenizer(const nlohmann::json& saved, nlohmann::json& now);
-
-/// The fingerprint of a tokenizer: to_json() of its file, with its further files as "beside". Null
-/// for "", which means the byte tokenizer.
-nlohmann::json tokenizer_fingerprint(const std::string& tokenizer);
+inline void check_same_start(tessera::comm::World& world,
+                             std::map<std::string, std::string> options, const Config& config) {
+  const auto values = nlohmann::json::parse(config.json);
+  for (const auto& [key, value] : values.items()) {
+    options["config.json with " + key] = value.dump();
+  }
+  tessera::training::check_same_options(world, options);
+}
 
 }  // namespace llama

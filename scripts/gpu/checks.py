@@ -39,7 +39,7 @@ def initial_weights(context, flags):
 def small_run(context):
     """The flags of a run that is short enough to be repeated on a CPU in seconds."""
     steps, seq = (2, 16) if context.rehearse else (20, 128)
-    return ["--config", HERE / "configs" / "small.json", "--batch", 8, "--seq", seq], ["--steps", steps]
+    return ["--config", context.config("small"), "--batch", 8, "--seq", seq], ["--steps", steps]
 
 
 FP32 = ["--device", "cuda", "--param-dtype", "fp32"]
@@ -127,7 +127,7 @@ def sanitizer(context):
     if tool is None or context.rehearse:
         context.add("sanitizer", "memcheck, racecheck", "not run: " + ("rehearsal" if context.rehearse else "no compute-sanitizer"))
         return
-    llama_train(context, ["--config", HERE / "configs" / "small.json", "--device", "cuda", "--steps", 1, "--batch", 1,
+    llama_train(context, ["--config", context.config("small"), "--device", "cuda", "--steps", 1, "--batch", 1,
                           "--seq", 32], prefix=[tool, "--tool", "memcheck", "--error-exitcode", 9])
     context.add("sanitizer", "memcheck", "clean", ok=True)
     done = subprocess.run([tool, "--tool", "racecheck", "--error-exitcode", "9", HERE / "bin" / "gpu_test",

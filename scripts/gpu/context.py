@@ -12,6 +12,18 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 FAKE = HERE / "lib" / "fake_cuda" / "libcuda.so.1"
 
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_act": "silu",
+         "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "initializer_range": 0.02,
+         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+         "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}
+MODELS = {
+    "1b": LLAMA,
+    "3b": LLAMA | {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "head_dim": 128},
+    "8b-4-layers": LLAMA | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 4, "head_dim": 128,
+                            "tie_word_embeddings": False},
+    "small": LLAMA | {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4,
+                      "num_attention_heads": 8, "head_dim": 32, "tie_word_embeddings": False}}
+
 
 def read(results):
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
@@ -45,7 +57,11 @@ class Context:
         return environment
 
     def config(self, name):
-        return HERE / "configs" / ("small.json" if self.rehearse else f"{name}.json")
+        """The config.json of a model; a rehearsal's models are all small."""
+        name = "small" if self.rehearse else name
+        path = self.results.parent.resolve() / f"{name}.json"
+        path.write_text(json.dumps(MODELS[name]))
+        return path
 
 
 def torch_folders():

@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import shutil
 import struct
 import subprocess
 import sys
@@ -118,6 +119,13 @@ class InFolder(unittest.TestCase):
         self.config = write_config(self.folder, SMALL)
         self.tokens = write_tokens(self.folder / "t.bin", text_tokens(5000, 256))
 
+    def refuse(self, command, *parts, **kwargs):
+        """Runs a command of one process, which must end with one line that has these parts."""
+        done = run(command, **kwargs)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stdout + done.stderr)
+        for part in parts:
+            self.assertIn(str(part), done.stderr)
+
 
 class WithSharedFolder(unittest.TestCase):
     """Tests that share a folder, which setUpClass may fill for all of them."""
@@ -127,3 +135,168 @@ class WithSharedFolder(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         cls.addClassCleanup(temporary.cleanup)
         cls.shared = pathlib.Path(temporary.name)
+
+
+# ---- Small random models of each kind, written by transformers.
+
+POSITIONS = 32
+COMMON = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2,
+          "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 12,
+          "max_position_embeddings": POSITIONS, "rope_theta": 500.0, "initializer_range": 0.2,
+          "bos_token_id": None, "eos_token_id": None}
+LLAMA = COMMON | {"model_type": "llama"}
+
+
+def scaled(kind, **values):
+    return LLAMA | {"rope_scaling": {"rope_type": kind, "factor": 4.0, **values}}
+
+
+MODELS = {
+    "llama1": LLAMA | {"num_key_value_heads": 8},
+    "llama2_with_biases": LLAMA | {"attention_bias": True, "mlp_bias": True},
+    "llama3": scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0,
+                     original_max_position_embeddings=POSITIONS)
+              | {"tie_word_embeddings": True, "max_position_embeddings": 4 * POSITIONS},
+    "linear": scaled("linear"),
+    "dynamic": scaled("dynamic"),
+    "yarn": scaled("yarn", original_max_position_embeddings=POSITIONS),
+    "yarn_with_all": scaled("yarn", original_max_position_embeddings=POSITIONS, beta_fast=16.0,
+                            beta_slow=2.0, mscale=0.8, mscale_all_dim=1.2, truncate=False),
+    "mistral": COMMON | {"model_type": "mistral", "sliding_window": None},
+    "mistral_with_window": COMMON | {"model_type": "mistral", "sliding_window": 20},
+    "qwen2": COMMON | {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": COMMON | {"model_type": "qwen3"},
+}
+
+
+def make_architecture(folder, values):
+    """A random model, far enough from zeros and ones that each weight is seen."""
+    import torch
+    import transformers
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(**values)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):
+                weight.normal_(std=0.3)
+            elif "norm" in name:
+                weight.uniform_(0.5, 1.5)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+# ---- Runs of llama_train that are compared with one another.
+
+STEPS, EVERY, BATCH = 8, 3, 12
+SAME = ("step", "loss", "grad_norm", "lr")
+
+
+def figures(metrics):
+    """What of the metrics does not depend on the time."""
+    return [[record[key] for key in SAME] for record in read_metrics(metrics)]
+
+
+class TrainingRuns(InFolder):
+    """Every run has a folder: its checkpoints, metrics, report and exported weights."""
+
+    def flags(self, run, steps=STEPS):
+        return ["--config", self.config, "--tokens", self.tokens, "--steps", steps, "--batch", BATCH,
+                "--seq", 16, "--schedule", "cosine", "--warmup", 2, "--dropout", 0.1, "--metrics",
+                run / "metrics.jsonl", "--save-hf", run / "model"]
+
+    def checkpoints(self, run):
+        return ["--checkpoint", run / "steps"]
+
+    def train(self, name, flags=(), dp=2, tp=2, steps=STEPS, **kwargs):
+        run = self.folder / name  # or `name` itself, where that is a path
+        train([*self.flags(run, steps), *flags], dp, tp, **kwargs)
+        return run
+
+    def broken_copy(self, name, unbroken, step=EVERY):
+        """The same run, as if it had been killed after it had saved this step."""
+        run = self.folder / name
+        shutil.copytree(unbroken / f"steps/step-{step:08}", run / f"steps/step-{step:08}")
+        shutil.copy(unbroken / "metrics.jsonl", run)
+        return run
+
+    def weights(self, run):
+        return (run / "model/model.safetensors").read_bytes()
+
+    def assert_equal_runs(self, run, other):
+        self.assertEqual(figures(run / "metrics.jsonl"), figures(other / "metrics.jsonl"))
+        self.assertEqual(self.weights(run), self.weights(other))
+
+
+class Job:
+    """llama_train under tessera-run, in the background."""
+
+    def __init__(self, arguments, dp=2, tp=2, launcher=()):
+        command = [BIN / "tessera-run", "--nproc", dp * tp, *launcher, "--",
+                   BIN / "llama_train", "--dp", dp, "--tp", tp, *arguments]
+        self.process = subprocess.Popen(words(command), stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    def wait_for_line(self, part):
+        for line in self.process.stdout:
+            if part in line:
+                return
+        raise AssertionError(f"no line with {part}: {self.process.stderr.read()}")
+
+    def ranks(self):
+        """The processes of the ranks, by number; those that have ended are missing."""
+        found = {}
+        children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        for pid in children.read_text().split():
+            try:
+                process = pathlib.Path("/proc", pid)
+                is_rank = b"llama_train" in process.joinpath("cmdline").read_bytes().split(b"\0")[0]
+                variables = process.joinpath("environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if is_rank:
+                rank = next(v for v in variables if v.startswith(b"RANK="))
+                found[int(rank[len(b"RANK="):])] = int(pid)
+        return found
+
+    def end(self, timeout=120):
+        """(exit code, standard error)"""
+        errors = self.process.communicate(timeout=timeout)[1]
+        return self.process.returncode, errors
+
+
+# ---- Programs on the fake CUDA (tests/fake_cuda), and its reports.
+
+FAKE_CUDA = BIN.parent / "lib" / "fake_cuda" / "libcuda.so.1"
+
+
+class FakeRun:
+    """A finished run: its process and the reports of its ranks, by rank."""
+    def __init__(self, done, reports):
+        self.done = done
+        self.reports = reports
+
+
+def train_on_fake_cuda(folder, arguments, dp=1, tp=1, replicas=1, cp=1, fault=""):
+    """llama_train on a mesh of processes, each with a fake device."""
+    command = [BIN / "llama_train", "--device", "cuda", "--dp", dp, "--cp", cp, "--tp", tp,
+               "--dp-replicate", replicas, *arguments]
+    return run_on_fake_cuda(folder, command, dp * cp * tp * replicas, fault)
+
+
+def run_on_fake_cuda(folder, command, ranks, fault=""):
+    """A program on so many processes. Its exit code may be any; ranks that were killed have no report."""
+    stem = folder / "report"
+    environment = dict(os.environ, LD_PRELOAD=str(FAKE_CUDA), TESSERA_FAKE_CUDA_REPORT=str(stem),
+                       TESSERA_FAKE_CUDA_FAULT=fault, OMP_NUM_THREADS="1")
+    done = run(on_ranks(ranks, command), env=environment, timeout=100)
+    files = {rank: stem.with_name(f"report.{rank}.json") for rank in range(ranks)}
+    return FakeRun(done, {rank: json.loads(file.read_text())
+                      for rank, file in files.items() if file.exists()})

@@ -2,10 +2,9 @@
 import json
 import unittest
 
-import architectures
 import programs
 
-SEQUENCE = 3 * architectures.POSITIONS
+SEQUENCE = 3 * programs.POSITIONS
 
 
 def loss_of(model, rows, x):
@@ -30,11 +29,11 @@ def losses_of_training(model, rows, x, steps):
 
 
 class Architectures(programs.InFolder):
-    def each(self, names=architectures.MODELS):
+    def each(self, names=programs.MODELS):
         for name in names:
             with self.subTest(name):
                 folder = self.folder / name
-                yield name, folder, architectures.make(folder, architectures.MODELS[name])
+                yield name, folder, programs.make_architecture(folder, programs.MODELS[name])
 
     def test_logits_are_those_of_transformers(self):
         import torch
@@ -79,7 +78,7 @@ class Architectures(programs.InFolder):
             with self.subTest(message):
                 folder = self.folder / "refused"
                 folder.mkdir(exist_ok=True)
-                (folder / "config.json").write_text(json.dumps(architectures.LLAMA | values))
+                (folder / "config.json").write_text(json.dumps(programs.LLAMA | values))
                 done = programs.run([programs.BIN / "llama_logits", folder, self.folder / "x", 1])
                 self.assertEqual(done.returncode, 1)
                 self.assertIn(message, done.stderr)

@@ -1,4 +1,4 @@
-// Generates texts with a model.
+// Sampling, stop strings and prompts of llama_generate.
 
 #include "examples/llama/generate/generate.h"
 
@@ -10,25 +10,16 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/GradMode.h>
-#include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstddef>
-#include <iostream>
-#include <iterator>
 #include <limits>
 #include <sstream>
 #include <utility>
 
-#include "examples/llama/start.h"
-#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/data/text.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace llama {
 
@@ -176,73 +167,6 @@ std::size_t StopStrings::held_back() const {
   return most;
 }
 
-// ---- The texts of a batch.
-
-GrowingText::GrowingText(std::string prompt, const Tokens& tokens,
-                         const tessera::data::TokenizerPtr& tokenizer,
-                         const std::vector<std::string>& stops)
-    : prompt_(std::move(prompt)), decoder_(tokenizer, tokens), stops_(stops) {}
-
-std::string GrowingText::push(std::int64_t token) {
-  tokens_.push_back(token);
-  return show(stops_.push(decoder_.push(token)));
-}
-
-std::string GrowingText::finish() {
-  const std::string before = stops_.push(decoder_.finish());
-  return show(before + stops_.finish());
-}
-
-std::string GrowingText::show(std::string piece) {
-  text_ += piece;
-  return piece;
-}
-
-TextWriter::TextWriter(std::ostream& out, std::vector<GrowingText> texts, bool json,
-                       std::int64_t max_tokens)
-    : out_(out), texts_(std::move(texts)), json_(json), max_tokens_(max_tokens) {
-  if (streams()) {
-    out_ << texts_.front().prompt() << std::flush;
-  }
-}
-
-bool TextWriter::push(std::size_t index, std::int64_t token) {
-  GrowingText& text = texts_[index];
-  const std::string piece = text.push(token);
-  if (streams()) {
-    out_ << piece << std::flush;
-  }
-  // Generation also stops if the output stream has failed.
-  return !text.stopped() && out_.good();
-}
-
-void TextWriter::finish() {
-  for (std::size_t i = 0; i < texts_.size(); ++i) {
-    GrowingText& text = texts_[i];
-    const std::string rest = text.finish();
-    if (json_) {
-      out_ << json_of(text) << '\n';
-    } else if (streams()) {
-      out_ << rest << '\n';
-    } else {
-      out_ << "--- " << i + 1 << " of " << texts_.size() << " ---\n"
-           << text.prompt() << text.text() << '\n';
-    }
-  }
-  out_ << std::flush;
-}
-
-std::string TextWriter::json_of(const GrowingText& text) const {
-  const bool full = std::ssize(text.tokens()) == max_tokens_;
-  const char* ended = full ? "length" : "end";
-  const nlohmann::ordered_json json = {{"prompt", text.prompt()},
-                                       {"text", text.text()},
-                                       {"tokens", text.tokens()},
-                                       {"finish", text.stopped() ? "stop" : ended}};
-  // Invalid UTF-8 is replaced, because tokens may be single bytes.
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-}
-
 // ---- Prompts.
 
 namespace {
@@ -274,12 +198,6 @@ std::vector<PromptText> prompts_of(const std::string& file, const std::string& c
   return prompts;
 }
 
-/// The --prompts value that stands for standard input.
-constexpr const char* kStandardInput = "-";
-
-/// The maximum of --max-tokens for a model without max_position_embeddings.
-constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
-
 }  // namespace
 
 std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::string& input) {
@@ -294,218 +212,6 @@ std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::
     prompts.insert(prompts.end(), some.begin(), some.end());
   }
   return prompts;
-}
-
-std::string standard_input(const GenerateOptions& options, const tessera::DeviceMesh& mesh) {
-  if (std::ranges::find(options.prompts, kStandardInput) == options.prompts.end()) {
-    return "";
-  }
-  std::string text;
-  if (mesh.local_rank() == 0) {
-    text.assign(std::istreambuf_iterator<char>(std::cin), {});
-  }
-  return mesh.size() == 1
-             ? text
-             : tessera::comm::gather_texts(mesh.group(), c10::Device(options.device), text).front();
-}
-
-std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens) {
-  const std::int64_t most = config.max_positions;
-  // --max-tokens is checked before the cache is allocated. Its default is always accepted.
-  const std::int64_t limit = most == 0 ? kMostTokensWithoutPositions : most;
-  TESSERA_CHECK(max_tokens <= std::max(limit, SamplingOptions{}.max_tokens), "--max-tokens ",
-                max_tokens, " is more than the ", limit,
-                " positions that the model is made for; take fewer");
-  TESSERA_CHECK(most == 0 || longest <= most, "a prompt has ", longest,
-                " tokens, but the model is made for ", most, " positions; shorten it");
-  if (most == 0 || longest + max_tokens <= most) {
-    return "";
-  }
-  return fmt::format(
-      "warning: a text may have {} tokens, but the model is made for {} positions; what "
-      "follows them may be poor",
-      longest + max_tokens, most);
-}
-
-PromptEncoder::PromptEncoder(const std::string& folder, const std::string& file,
-                             const Config& config)
-    : tokenizer_(open_tokenizer(file, folder, config, /*new_to_text=*/false)),
-      special_(read_special_tokens(folder, config)),
-      begin_(text_begin(*tokenizer_, special_)) {}
-
-Tokens PromptEncoder::with_begin_tokens(const Tokens& tokens) const {
-  Tokens all = begin_;
-  all.insert(all.end(), tokens.begin(), tokens.end());
-  return all;
-}
-
-// ---- The generation loop.
-
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-/// Prompts as one batch, padded on the left, so that all prompts end at the same position.
-struct Batch {
-  explicit Batch(const std::vector<Tokens>& prompts);
-
-  std::int64_t longest = 0, tokens_in_all = 0;
-  std::vector<std::int64_t> padding;
-  at::Tensor tokens;  ///< the padded prompts, (texts, longest prompt)
-};
-
-Batch::Batch(const std::vector<Tokens>& prompts) {
-  TESSERA_CHECK(!prompts.empty(), "no prompt is given; pass at least one");
-  for (const Tokens& prompt : prompts) {
-    TESSERA_CHECK(!prompt.empty(), "the prompt is empty; pass at least one character");
-    longest = std::max(longest, std::ssize(prompt));
-    tokens_in_all += std::ssize(prompt);
-  }
-  tokens = at::zeros({std::ssize(prompts), longest}, c10::kLong);
-  for (std::size_t i = 0; i < prompts.size(); ++i) {
-    padding.push_back(longest - std::ssize(prompts[i]));
-    tokens[static_cast<std::int64_t>(i)]
-        .slice(0, padding[i])
-        .copy_(at::tensor(prompts[i], c10::kLong));
-  }
-}
-
-/// Rank 0's decisions after each forward: the next tokens, and which texts continue.
-class Chooser {
- public:
-  Chooser(const SamplingOptions& options, const std::vector<Tokens>& prompts, const Tokens& end,
-          const TokenSink& sink)
-      : sampler_(options, prompts), end_(end), sink_(sink), goes_on_(prompts.size(), true) {}
-
-  /// A finished text retains its row of the batch; its further tokens are dropped.
-  Tokens next(const at::Tensor& logits) {
-    Tokens tokens = sampler_.next(logits);
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      if (goes_on_[i]) {
-        goes_on_[i] = std::ranges::find(end_, tokens[i]) == end_.end();
-        if (goes_on_[i]) {
-          ++given_;
-          goes_on_[i] = sink_(i, tokens[i]);
-        }
-      }
-    }
-    return tokens;
-  }
-  bool any_goes_on() const { return std::ranges::find(goes_on_, true) != goes_on_.end(); }
-  std::int64_t given() const { return given_; }
-
- private:
-  Sampler sampler_;
-  const Tokens& end_;
-  const TokenSink& sink_;
-  std::vector<bool> goes_on_;
-  std::int64_t given_ = 0;
-};
-
-/// Broadcasts rank 0's tokens. The tokens are not computed on each rank, because the arithmetic of
-/// sampling may differ between hosts with different processors, and the ranks would not notice that
-/// their texts differ.
-Tokens of_rank_0(Tokens own, tessera::comm::Communicator* ranks, c10::Device device) {
-  if (ranks == nullptr || ranks->size() == 1) {
-    return own;
-  }
-  const at::Tensor shared = at::tensor(own, c10::kLong).to(device);
-  ranks->broadcast(shared, 0)->wait();
-  const at::Tensor on_host = shared.to(c10::kCPU);
-  std::copy_n(on_host.const_data_ptr<std::int64_t>(), own.size(), own.begin());
-  return own;
-}
-
-}  // namespace
-
-GenerationTimes generate(Llama& model, const std::vector<Tokens>& prompts,
-                         const SamplingOptions& options, const Tokens& end, const TokenSink& sink,
-                         tessera::comm::Communicator* ranks) {
-  // No gradients are recorded, because the cache would otherwise retain the autograd graph of every
-  // token.
-  const c10::NoGradGuard no_grad;
-  const Batch batch(prompts);
-  const c10::Device device = model.device();
-  const bool chooses = ranks == nullptr || ranks->rank() == 0;
-  Chooser chooser(options, prompts, end, sink);
-  KvCache cache = model.new_cache(batch.longest + options.max_tokens, batch.padding);
-  GenerationTimes times{.prompt_tokens = batch.tokens_in_all};
-  at::Tensor input = batch.tokens.to(device);
-  const Clock::time_point start = Clock::now();
-  std::int64_t first_tokens = 0;
-  for (std::int64_t n = 0; n < options.max_tokens; ++n) {
-    const at::Tensor logits = model(input, &cache);
-    Tokens next = chooses ? chooser.next(logits) : Tokens(prompts.size());
-    next.push_back(chooser.any_goes_on() ? 1 : 0);
-    next = of_rank_0(std::move(next), ranks, device);
-    if (n == 0) {
-      times.prompt_s = seconds_since(start);
-      first_tokens = chooser.given();
-    }
-    if (next.back() == 0) {
-      break;
-    }
-    next.pop_back();
-    // From now on each call has one token per text; the cache has the earlier tokens.
-    input = at::tensor(next, c10::kLong).unsqueeze(1).to(device);
-  }
-  times.decoding_s = seconds_since(start) - times.prompt_s;
-  times.tokens = chooser.given() - first_tokens;
-  return times;
-}
-
-// ---- Perplexity.
-
-TextWindows perplexity_windows(const GenerateOptions& options, const Config& config) {
-  constexpr std::int64_t kDefault = 2048;
-  const std::int64_t most = config.max_positions;
-  TESSERA_CHECK(most == 0 || options.seq <= most, "--seq ", options.seq, " is more than the ", most,
-                " positions that the model is made for; take fewer");
-  const std::int64_t by_default = most == 0 ? kDefault : std::min(most, kDefault);
-  const std::int64_t size = options.seq > 0 ? options.seq : by_default;
-  const std::int64_t stride = options.stride > 0 ? options.stride : size;
-  TESSERA_CHECK(stride <= size, "--stride ", stride, " is more than --seq, which is ", size,
-                ": tokens between two windows would be left out");
-  return {size, stride};
-}
-
-TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride) {
-  const tessera::tensor_parallel::CrossEntropyOptions options{
-      .reduction = tessera::tensor_parallel::Reduction::kSum};
-  const c10::NoGradGuard no_grad;
-  TESSERA_CHECK(text.size() >= 2,
-                "a text for perplexity must have two tokens or more, as the first "
-                "is not predicted, but this one has ",
-                text.size(), "; give a longer one");
-  const at::Tensor tokens = at::tensor(text, c10::kLong);
-  const std::int64_t last = std::ssize(text) - 1;
-  double sum = 0;
-  // The loss includes tokens [1, predicted); token 0 is never predicted.
-  std::int64_t predicted = 1;
-  for (std::int64_t begin = 0; predicted <= last; begin += stride) {
-    const std::int64_t end = std::min(begin + window, last);
-    const at::Tensor inputs = tokens.slice(0, begin, end).unsqueeze(0).to(model.device());
-    const at::Tensor targets = tokens.slice(0, begin + 1, end + 1).clone();
-    targets.slice(0, 0, predicted - begin - 1).fill_(options.ignore_index);
-    // The loss is computed in chunks of tokens (HeadLoss), because the logits of a window may take
-    // gigabytes.
-    const HeadLoss head{targets.to(model.device()), {.loss = options}, {}};
-    sum += model(inputs, head).item<double>();
-    predicted = end + 1;
-  }
-  return {last, sum / static_cast<double>(last)};
-}
-
-void print_perplexity(const TextLoss& loss, bool json) {
-  const double perplexity = std::exp(loss.mean);
-  std::cout << (json ? fmt::format(R"({{"tokens": {}, "perplexity": {:.8g}}})", loss.tokens,
-                                   perplexity)
-                     : fmt::format("tokens: {}  perplexity: {:.6f}", loss.tokens, perplexity))
-            << std::endl;
 }
 
 }  // namespace llama

@@ -1,54 +1,424 @@
 // llama_generate: continues texts, or prints the perplexity of a text.
 
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <iostream>
+#include <iterator>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "examples/llama/cli.h"
 #include "examples/llama/generate/generate.h"
 #include "examples/llama/generate/generate_options.h"
 #include "examples/llama/start.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/comm/communicator.h"
 #include "tessera/comm/world.h"
+#include "tessera/core/error.h"
 #include "tessera/data/text.h"
+#include "tessera/data/tokenizer.h"
 #include "tessera/kernels/products.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/freeze.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tessera.hpp"
 
-namespace llama {
-
-/// Creates the mesh ("tp") of a run. Throws tessera::Error unless --tp equals the number of ranks
-/// that the launcher has started.
-tessera::DeviceMesh make_generation_mesh(const GenerateOptions& options,
-                                         const tessera::comm::WorldPtr& world);
-
-/// Loads the weights of options.model in the type options.dtype. Each rank loads only its own
-/// weights. The rotary tables have `positions` rows. With `split_logits`, the model returns logits
-/// that are split over the vocabulary, which the loss takes. Without, each rank gets all logits.
-/// Collective.
-std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& config,
-                                  std::int64_t positions, const tessera::DeviceMesh& mesh,
-                                  bool split_logits);
+namespace {
 
 using namespace tessera;
+using namespace llama;
 
+// ---- The texts of a batch.
+
+/// A prompt and the text that is generated after it.
+class GrowingText {
+ public:
+  /// `tokens`: the prompt's tokens.
+  GrowingText(std::string prompt, const Tokens& tokens, const data::TokenizerPtr& tokenizer,
+              const std::vector<std::string>& stops)
+      : prompt_(std::move(prompt)), decoder_(tokenizer, tokens), stops_(stops) {}
+
+  /// Adds a token. Returns the text that may now be shown.
+  std::string push(std::int64_t token) {
+    tokens_.push_back(token);
+    return show(stops_.push(decoder_.push(token)));
+  }
+  /// Returns the withheld text, if no further token follows.
+  std::string finish() {
+    const std::string before = stops_.push(decoder_.finish());
+    return show(before + stops_.finish());
+  }
+  bool stopped() const { return stops_.stopped(); }
+
+  const std::string& prompt() const { return prompt_; }
+  /// All text returned so far.
+  const std::string& text() const { return text_; }
+  const Tokens& tokens() const { return tokens_; }
+
+ private:
+  std::string show(std::string piece) {
+    text_ += piece;
+    return piece;
+  }
+
+  std::string prompt_, text_;
+  Tokens tokens_;
+  data::StreamDecoder decoder_;
+  StopStrings stops_;
+};
+
+/// Writes generated texts: a single text while it is generated; several texts, or JSON, after all
+/// texts have ended.
+class TextWriter {
+ public:
+  /// Writes the prompt of a single text. Does nothing without texts.
+  TextWriter(std::ostream& out, std::vector<GrowingText> texts, bool json, std::int64_t max_tokens)
+      : out_(out), texts_(std::move(texts)), json_(json), max_tokens_(max_tokens) {
+    if (streams()) {
+      out_ << texts_.front().prompt() << std::flush;
+    }
+  }
+
+  /// Returns whether the text continues: no stop string was found, and the stream has not failed.
+  bool push(std::size_t index, std::int64_t token) {
+    GrowingText& text = texts_[index];
+    const std::string piece = text.push(token);
+    if (streams()) {
+      out_ << piece << std::flush;
+    }
+    // Generation also stops if the output stream has failed.
+    return !text.stopped() && out_.good();
+  }
+
+  void finish() {
+    for (std::size_t i = 0; i < texts_.size(); ++i) {
+      GrowingText& text = texts_[i];
+      const std::string rest = text.finish();
+      if (json_) {
+        out_ << json_of(text) << '\n';
+      } else if (streams()) {
+        out_ << rest << '\n';
+      } else {
+        out_ << "--- " << i + 1 << " of " << texts_.size() << " ---\n"
+             << text.prompt() << text.text() << '\n';
+      }
+    }
+    out_ << std::flush;
+  }
+
+ private:
+  bool streams() const { return texts_.size() == 1 && !json_; }
+
+  std::string json_of(const GrowingText& text) const {
+    const bool full = std::ssize(text.tokens()) == max_tokens_;
+    const char* ended = full ? "length" : "end";
+    const nlohmann::ordered_json json = {{"prompt", text.prompt()},
+                                         {"text", text.text()},
+                                         {"tokens", text.tokens()},
+                                         {"finish", text.stopped() ? "stop" : ended}};
+    // Invalid UTF-8 is replaced, because tokens may be single bytes.
+    return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  }
+
+  std::ostream& out_;
+  std::vector<GrowingText> texts_;
+  bool json_;
+  std::int64_t max_tokens_;
+};
+
+// ---- Prompts.
+
+/// Returns rank 0's standard input on all ranks of `mesh`; "" without --prompts -. Collective.
+std::string standard_input(const GenerateOptions& options, const DeviceMesh& mesh) {
+  if (std::ranges::find(options.prompts, kStandardInput) == options.prompts.end()) {
+    return "";
+  }
+  std::string text;
+  if (mesh.local_rank() == 0) {
+    text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  }
+  return mesh.size() == 1
+             ? text
+             : comm::gather_texts(mesh.group(), c10::Device(options.device), text).front();
+}
+
+/// The maximum of --max-tokens for a model without max_position_embeddings.
+constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
+
+/// Throws Error if the model cannot compute a prompt of `longest` tokens followed by `max_tokens`
+/// tokens. Beyond its positions a model still computes, as in `transformers`; the function then
+/// returns a warning, otherwise "".
+std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens) {
+  const std::int64_t most = config.max_positions;
+  // --max-tokens is checked before the cache is allocated. Its default is always accepted.
+  const std::int64_t limit = most == 0 ? kMostTokensWithoutPositions : most;
+  TESSERA_CHECK(max_tokens <= std::max(limit, SamplingOptions{}.max_tokens), "--max-tokens ",
+                max_tokens, " is more than the ", limit,
+                " positions that the model is made for; take fewer");
+  TESSERA_CHECK(most == 0 || longest <= most, "a prompt has ", longest,
+                " tokens, but the model is made for ", most, " positions; shorten it");
+  if (most == 0 || longest + max_tokens <= most) {
+    return "";
+  }
+  return fmt::format(
+      "warning: a text may have {} tokens, but the model is made for {} positions; what "
+      "follows them may be poor",
+      longest + max_tokens, most);
+}
+
+/// Converts texts to tokens according to a model's files.
+class PromptEncoder {
+ public:
+  /// `folder`: the model's folder. `file`: the tokenizer's file, or "" for the tokenizer in the
+  /// model's folder.
+  PromptEncoder(const std::string& folder, const std::string& file, const Config& config)
+      : tokenizer_(open_tokenizer(file, folder, config, /*new_to_text=*/false)),
+        special_(read_special_tokens(folder, config)),
+        begin_(text_begin(*tokenizer_, special_)) {}
+
+  const data::TokenizerPtr& tokenizer() const { return tokenizer_; }
+  /// The tokens at each of which a generated text ends.
+  const Tokens& end_tokens() const { return special_.end; }
+  /// The tokens of a text, without begin tokens.
+  Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }
+  /// Returns `tokens` preceded by the tokens that begin a text, if the model has begin tokens.
+  Tokens with_begin_tokens(const Tokens& tokens) const {
+    Tokens all = begin_;
+    all.insert(all.end(), tokens.begin(), tokens.end());
+    return all;
+  }
+
+ private:
+  data::TokenizerPtr tokenizer_;
+  SpecialTokens special_;
+  Tokens begin_;
+};
+
+/// Throws Error on every rank if the texts of a rank differ from the texts of rank 0. Collective.
+void check_same_texts(comm::World& world, const std::vector<Tokens>& texts) {
+  const std::vector<std::string> all =
+      comm::texts_that_differ(*start_group(world), nlohmann::json(texts).dump());
+  const auto other = std::ranges::find_if(all, [&](auto& text) { return text != all.front(); });
+  TESSERA_CHECK(other == all.end(), "rank ", other - all.begin(),
+                " has other texts, as tokens, than rank 0; give all ranks the same files");
+}
+
+// ---- The generation loop.
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Prompts as one batch, padded on the left, so that all prompts end at the same position.
+struct Batch {
+  explicit Batch(const std::vector<Tokens>& prompts) {
+    TESSERA_CHECK(!prompts.empty(), "no prompt is given; pass at least one");
+    for (const Tokens& prompt : prompts) {
+      TESSERA_CHECK(!prompt.empty(), "the prompt is empty; pass at least one character");
+      longest = std::max(longest, std::ssize(prompt));
+      tokens_in_all += std::ssize(prompt);
+    }
+    tokens = at::zeros({std::ssize(prompts), longest}, c10::kLong);
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      padding.push_back(longest - std::ssize(prompts[i]));
+      tokens[static_cast<std::int64_t>(i)]
+          .slice(0, padding[i])
+          .copy_(at::tensor(prompts[i], c10::kLong));
+    }
+  }
+
+  std::int64_t longest = 0, tokens_in_all = 0;
+  std::vector<std::int64_t> padding;
+  at::Tensor tokens;  ///< the padded prompts, (texts, longest prompt)
+};
+
+/// The time that a generation took.
+struct GenerationTimes {
+  std::int64_t prompt_tokens = 0;  ///< tokens of all prompts
+  double prompt_s = 0;             ///< seconds until the first token of each text
+  std::int64_t tokens = 0;         ///< number of tokens after the first token of each text
+  double decoding_s = 0;
+};
+
+/// A function that receives each generated token of text `index`, and returns whether the text
+/// continues.
+using TokenSink = std::function<bool(std::size_t index, std::int64_t token)>;
+
+/// Rank 0's decisions after each forward: the next tokens, and which texts continue.
+class Chooser {
+ public:
+  Chooser(const SamplingOptions& options, const std::vector<Tokens>& prompts, const Tokens& end,
+          const TokenSink& sink)
+      : sampler_(options, prompts), end_(end), sink_(sink), goes_on_(prompts.size(), true) {}
+
+  /// A finished text retains its row of the batch; its further tokens are dropped.
+  Tokens next(const at::Tensor& logits) {
+    Tokens tokens = sampler_.next(logits);
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      if (goes_on_[i]) {
+        goes_on_[i] = std::ranges::find(end_, tokens[i]) == end_.end();
+        if (goes_on_[i]) {
+          ++given_;
+          goes_on_[i] = sink_(i, tokens[i]);
+        }
+      }
+    }
+    return tokens;
+  }
+  bool any_goes_on() const { return std::ranges::find(goes_on_, true) != goes_on_.end(); }
+  std::int64_t given() const { return given_; }
+
+ private:
+  Sampler sampler_;
+  const Tokens& end_;
+  const TokenSink& sink_;
+  std::vector<bool> goes_on_;
+  std::int64_t given_ = 0;
+};
+
+/// Broadcasts rank 0's tokens. The tokens are not computed on each rank, because the arithmetic of
+/// sampling may differ between hosts with different processors, and the ranks would not notice that
+/// their texts differ.
+Tokens of_rank_0(Tokens own, comm::Communicator* ranks, c10::Device device) {
+  if (ranks == nullptr || ranks->size() == 1) {
+    return own;
+  }
+  const at::Tensor shared = at::tensor(own, c10::kLong).to(device);
+  ranks->broadcast(shared, 0)->wait();
+  const at::Tensor on_host = shared.to(c10::kCPU);
+  std::copy_n(on_host.const_data_ptr<std::int64_t>(), own.size(), own.begin());
+  return own;
+}
+
+/// Continues `prompts` (at least one token each) as one batch with a key-value cache. Each text
+/// ends at one of the tokens `end`, which is not passed to `sink`, or after options.max_tokens. A
+/// text depends on the other texts of the batch only by rounding and by its index in the batch,
+/// which determines its random numbers. `ranks`: the process group of the ranks that compute the
+/// model together; nullptr for one rank. With a group, the call is collective: rank 0 chooses the
+/// tokens and calls `sink`, which may be empty on the other ranks. Throws Error for a prompt
+/// without tokens, and the model's errors.
+GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
+                               const SamplingOptions& options, const Tokens& end,
+                               const TokenSink& sink, comm::Communicator* ranks) {
+  // No gradients are recorded, because the cache would otherwise retain the autograd graph of every
+  // token.
+  const c10::NoGradGuard no_grad;
+  const Batch batch(prompts);
+  const c10::Device device = model.device();
+  const bool chooses = ranks == nullptr || ranks->rank() == 0;
+  Chooser chooser(options, prompts, end, sink);
+  KvCache cache = model.new_cache(batch.longest + options.max_tokens, batch.padding);
+  GenerationTimes times{.prompt_tokens = batch.tokens_in_all};
+  at::Tensor input = batch.tokens.to(device);
+  const Clock::time_point start = Clock::now();
+  std::int64_t first_tokens = 0;
+  for (std::int64_t n = 0; n < options.max_tokens; ++n) {
+    const at::Tensor logits = model(input, &cache);
+    Tokens next = chooses ? chooser.next(logits) : Tokens(prompts.size());
+    next.push_back(chooser.any_goes_on() ? 1 : 0);
+    next = of_rank_0(std::move(next), ranks, device);
+    if (n == 0) {
+      times.prompt_s = seconds_since(start);
+      first_tokens = chooser.given();
+    }
+    if (next.back() == 0) {
+      break;
+    }
+    next.pop_back();
+    // From now on each call has one token per text; the cache has the earlier tokens.
+    input = at::tensor(next, c10::kLong).unsqueeze(1).to(device);
+  }
+  times.decoding_s = seconds_since(start) - times.prompt_s;
+  times.tokens = chooser.given() - first_tokens;
+  return times;
+}
+
+// ---- Perplexity.
+
+/// The windows in which a text is read for its perplexity.
+struct TextWindows {
+  std::int64_t size = 0, stride = 0;  ///< size and stride of a window, in tokens
+};
+
+/// The windows that --seq and --stride request, or the defaults for the model. Throws Error for
+/// values that the model or the text cannot use.
+TextWindows perplexity_windows(const GenerateOptions& options, const Config& config) {
+  constexpr std::int64_t kDefault = 2048;
+  const std::int64_t most = config.max_positions;
+  TESSERA_CHECK(most == 0 || options.seq <= most, "--seq ", options.seq, " is more than the ", most,
+                " positions that the model is made for; take fewer");
+  const std::int64_t by_default = most == 0 ? kDefault : std::min(most, kDefault);
+  const std::int64_t size = options.seq > 0 ? options.seq : by_default;
+  const std::int64_t stride = options.stride > 0 ? options.stride : size;
+  TESSERA_CHECK(stride <= size, "--stride ", stride, " is more than --seq, which is ", size,
+                ": tokens between two windows would be left out");
+  return {size, stride};
+}
+
+/// How well a model predicts a text.
+struct TextLoss {
+  std::int64_t tokens = 0;  ///< number of predicted tokens
+  double mean = 0;          ///< mean negative log likelihood, in nats; its exp is the perplexity
+};
+
+/// The loss of every token of a text except the first. The text is read in windows of `window`
+/// tokens that start `stride` tokens apart; the last window may be shorter. Each token is predicted
+/// once, in the first window that contains it as a target, from the preceding tokens of this
+/// window. With stride == window, a window's first prediction uses only one token of context; a
+/// smaller stride costs more, and gives each prediction at least window - stride tokens of context.
+/// Collective if logits are split over the vocabulary. Throws Error for fewer than two tokens.
+TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride) {
+  const tensor_parallel::CrossEntropyOptions options{.reduction = tensor_parallel::Reduction::kSum};
+  const c10::NoGradGuard no_grad;
+  TESSERA_CHECK(text.size() >= 2,
+                "a text for perplexity must have two tokens or more, as the first "
+                "is not predicted, but this one has ",
+                text.size(), "; give a longer one");
+  const at::Tensor tokens = at::tensor(text, c10::kLong);
+  const std::int64_t last = std::ssize(text) - 1;
+  double sum = 0;
+  // The loss includes tokens [1, predicted); token 0 is never predicted.
+  std::int64_t predicted = 1;
+  for (std::int64_t begin = 0; predicted <= last; begin += stride) {
+    const std::int64_t end = std::min(begin + window, last);
+    const at::Tensor inputs = tokens.slice(0, begin, end).unsqueeze(0).to(model.device());
+    const at::Tensor targets = tokens.slice(0, begin + 1, end + 1).clone();
+    targets.slice(0, 0, predicted - begin - 1).fill_(options.ignore_index);
+    // The loss is computed in chunks of tokens (HeadLoss), because the logits of a window may take
+    // gigabytes.
+    const HeadLoss head{targets.to(model.device()), {.loss = options}, {}};
+    sum += model(inputs, head).item<double>();
+    predicted = end + 1;
+  }
+  return {last, sum / static_cast<double>(last)};
+}
+
+// ---- The run.
+
+/// Creates the mesh ("tp") of a run. Throws Error unless --tp equals the number of ranks that the
+/// launcher has started.
 DeviceMesh make_generation_mesh(const GenerateOptions& o, const comm::WorldPtr& world) {
   TESSERA_CHECK(o.tp == world->size(), "--tp ", o.tp, " is ", o.tp, o.tp == 1 ? " rank" : " ranks",
                 ", but ", world->size(), world->size() == 1 ? " is" : " are", " running; start ",
                 o.tp, " (tessera-run --nproc ", o.tp, ") or change --tp");
   return init_device_mesh(world, {o.tp}, {"tp"});
 }
-
-namespace {
 
 /// Freezes the weights, because generation has no backward. First runs one forward with gradients,
 /// because in its autograd graph the parallel styles detect gaps of the tensor-parallel plan.
@@ -58,8 +428,10 @@ void check_plan_and_freeze(Llama& model, const c10::Device& device) {
   nn::freeze(model, {"**"});
 }
 
-}  // namespace
-
+/// Loads the weights of options.model in the type options.dtype. Each rank loads only its own
+/// weights. The rotary tables have `positions` rows. With `split_logits`, the model returns logits
+/// that are split over the vocabulary, which the loss takes. Without, each rank gets all logits.
+/// Collective.
 std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& config,
                                   std::int64_t positions, const DeviceMesh& mesh,
                                   bool split_logits) {
@@ -80,18 +452,11 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   return model;
 }
 
-}  // namespace llama
-
-namespace {
-
-using namespace tessera;
-using llama::GenerateOptions;
-
 /// What is known of a run before the model is loaded.
 struct Run {
   const GenerateOptions& options;
-  llama::Config config;
-  llama::PromptEncoder encoder;
+  Config config;
+  PromptEncoder encoder;
   DeviceMesh mesh;
 
   bool prints() const { return mesh.local_rank() == 0; }
@@ -110,45 +475,43 @@ double per_second(std::int64_t tokens, double seconds) {
 
 /// The prompts of a run: as the model's tokens, and as the printed texts.
 struct Prompts {
-  std::vector<llama::Tokens> inputs;
-  std::vector<llama::GrowingText> texts;
+  std::vector<Tokens> inputs;
+  std::vector<GrowingText> texts;
   std::int64_t longest = 0;
 };
 
 Prompts read_prompts(const Run& run) {
   Prompts prompts;
   for (const auto& [text, is_whole] :
-       llama::prompt_texts(run.options, llama::standard_input(run.options, run.mesh))) {
-    const llama::Tokens tokens = run.encoder.encode(text);
+       prompt_texts(run.options, standard_input(run.options, run.mesh))) {
+    const Tokens tokens = run.encoder.encode(text);
     prompts.inputs.push_back(is_whole ? tokens : run.encoder.with_begin_tokens(tokens));
     prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));
     if (run.prints()) {
       prompts.texts.emplace_back(text, tokens, run.encoder.tokenizer(), run.options.stop);
     }
   }
-  llama::check_same_texts(*run.mesh.world(), prompts.inputs);
+  check_same_texts(*run.mesh.world(), prompts.inputs);
   return prompts;
 }
 
-void generate(const Run& run) {
+void continue_prompts(const Run& run) {
   Prompts prompts = read_prompts(run);
-  const llama::SamplingOptions& sampling = run.options.sampling;
-  if (const std::string warning =
-          llama::check_positions(run.config, prompts.longest, sampling.max_tokens);
+  const SamplingOptions& sampling = run.options.sampling;
+  if (const std::string warning = check_positions(run.config, prompts.longest, sampling.max_tokens);
       !warning.empty()) {
     note(run, warning);
   }
   const auto model =
-      llama::load_model(run.options, run.config, prompts.longest + sampling.max_tokens, run.mesh,
-                        /*split_logits=*/false);
-  llama::TextWriter writer(std::cout, std::move(prompts.texts), run.options.json,
-                           sampling.max_tokens);
+      load_model(run.options, run.config, prompts.longest + sampling.max_tokens, run.mesh,
+                 /*split_logits=*/false);
+  TextWriter writer(std::cout, std::move(prompts.texts), run.options.json, sampling.max_tokens);
   const auto sink = [&](std::size_t index, std::int64_t token) {
     return writer.push(index, token);
   };
-  const llama::GenerationTimes times =
-      llama::generate(*model, prompts.inputs, sampling, run.encoder.end_tokens(), sink,
-                      run.mesh.size() > 1 ? &run.mesh.group() : nullptr);
+  const GenerationTimes times =
+      generate_texts(*model, prompts.inputs, sampling, run.encoder.end_tokens(), sink,
+                     run.mesh.size() > 1 ? &run.mesh.group() : nullptr);
   writer.finish();
   note(run, fmt::format("prompt: {} tokens, {:.1f} tokens/s; decoding: {} tokens, {:.1f} tokens/s",
                         times.prompt_tokens, per_second(times.prompt_tokens, times.prompt_s),
@@ -157,38 +520,41 @@ void generate(const Run& run) {
 
 void measure_perplexity(const Run& run) {
   const GenerateOptions& options = run.options;
-  const llama::TextWindows windows = llama::perplexity_windows(options, run.config);
-  const llama::Tokens text =
+  const TextWindows windows = perplexity_windows(options, run.config);
+  const Tokens text =
       run.encoder.with_begin_tokens(run.encoder.encode(data::read_text(options.perplexity)));
-  llama::check_same_texts(*run.mesh.world(), {text});
-  const auto model =
-      llama::load_model(options, run.config, windows.size, run.mesh, /*split_logits=*/true);
-  const llama::TextLoss loss = llama::text_loss(*model, text, windows.size, windows.stride);
-  TESSERA_CHECK(std::isfinite(std::exp(loss.mean)), "the perplexity of '", options.perplexity,
+  check_same_texts(*run.mesh.world(), {text});
+  const auto model = load_model(options, run.config, windows.size, run.mesh, /*split_logits=*/true);
+  const TextLoss loss = text_loss(*model, text, windows.size, windows.stride);
+  const double perplexity = std::exp(loss.mean);
+  TESSERA_CHECK(std::isfinite(perplexity), "the perplexity of '", options.perplexity,
                 "' is no number, as its mean loss is ", loss.mean,
                 "; look at the weights of the model, or take --dtype fp32");
   if (run.prints()) {
-    llama::print_perplexity(loss, options.json);
+    std::cout << (options.json
+                      ? fmt::format(R"({{"tokens": {}, "perplexity": {:.8g}}})", loss.tokens,
+                                    perplexity)
+                      : fmt::format("tokens: {}  perplexity: {:.6f}", loss.tokens, perplexity))
+              << std::endl;
   }
 }
 
 int run_generate(std::vector<std::string> arguments) {
-  const GenerateOptions options = llama::parse_generate_options(std::move(arguments));
+  const GenerateOptions options = parse_generate_options(std::move(arguments));
   const comm::WorldScope scope(comm::world_from_environment(
       {.device = options.device, .backend = options.device == "cuda" ? "nccl" : "gloo"}));
-  llama::Config config = llama::read_config(std::filesystem::path(options.model) / "config.json");
-  llama::check_same_start(*scope.world(), options.shared, config);
+  Config config = read_config(std::filesystem::path(options.model) / "config.json");
+  check_same_start(*scope.world(), options.shared, config);
   const Run run{options,
                 config,
                 {options.model, options.tokenizer, config},
-                llama::make_generation_mesh(options, scope.world())};
-  if (const std::string copies = llama::describe_key_value_copies(config, options.tp);
-      !copies.empty()) {
+                make_generation_mesh(options, scope.world())};
+  if (const std::string copies = describe_key_value_copies(config, options.tp); !copies.empty()) {
     note(run, copies);
   }
   const StrictScope strict;
   try {
-    (options.perplexity.empty() ? generate : measure_perplexity)(run);
+    (options.perplexity.empty() ? continue_prompts : measure_perplexity)(run);
   } catch (const c10::Error& error) {
     // c10::Error is, for example, out of memory. what() would include the stack trace.
     fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());

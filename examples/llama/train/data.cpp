@@ -222,7 +222,67 @@ std::shared_ptr<const data::BatchLoader> held_out_loader(
   }
 }
 
+/// A file's fingerprint as JSON: {"name", "bytes", "sampled_crc32c"}.
+Json to_json(const data::FileFingerprint& file) {
+  return {{"name", file.name}, {"bytes", file.bytes}, {"sampled_crc32c", file.sum}};
+}
+
+Json to_json(const std::vector<data::FileFingerprint>& files) {
+  Json list = Json::array();
+  for (const data::FileFingerprint& file : files) {
+    list.push_back(to_json(file));
+  }
+  return list;
+}
+
+/// The fingerprint of a tokenizer: to_json() of its file, with its further files as "beside". Null
+/// for "", which means the byte tokenizer.
+Json tokenizer_fingerprint(const std::string& tokenizer) {
+  if (tokenizer.empty()) {
+    return {};
+  }
+  Json files = to_json(data::fingerprints(data::tokenizer_files(tokenizer)));
+  Json result = files[0];
+  files.erase(0);
+  result["beside"] = files;
+  return result;
+}
+
 }  // namespace
+
+std::string first_difference(const Json& saved, const Json& now, const std::string& at) {
+  if (saved == now) {
+    return "";
+  }
+  if (saved.is_object() && now.is_object()) {
+    Json all = saved;
+    all.update(now);
+    for (const auto& [key, unused] : all.items()) {
+      const std::string found = first_difference(saved.value(key, Json()), now.value(key, Json()),
+                                                 at.empty() ? key : at + "." + key);
+      if (!found.empty()) {
+        return found;
+      }
+    }
+  }
+  if (saved.is_array() && now.is_array() && saved.size() == now.size()) {
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      const bool has_name = now[i].is_object() && now[i].contains("name");
+      const std::string index = has_name ? now[i].at("name").dump() : std::to_string(i);
+      if (std::string found = first_difference(saved[i], now[i], at + "[" + index + "]");
+          !found.empty()) {
+        return found;
+      }
+    }
+  }
+  if (saved.is_array() && now.is_array() && saved.size() != now.size()) {
+    return fmt::format("{} has {} entries instead of {}", at, now.size(), saved.size());
+  }
+  const auto text = [](const Json& value) {
+    return value.is_null() ? std::string("left out") : value.dump();
+  };
+  return fmt::format("{} is {} instead of {}", at, text(now), text(saved));
+}
 
 TrainingData open_training_data(const TrainOptions& options, const Config& config) {
   if (options.planned) {
@@ -305,7 +365,6 @@ void adapt_older_record(Json& saved, Json& now) {
       now["samples"].erase("end");
     }
   }
-  adapt_older_tokenizer(saved, now);
 }
 
 }  // namespace
@@ -345,92 +404,6 @@ void check_same_data(const TrainOptions& options, const TrainingData& data, comm
   fail("the data of rank ", other - all.begin(), " are not those of rank 0: ",
        first_difference(Json::parse(all.front()), Json::parse(*other)),
        "; give all ranks the same files");
-}
-
-// Evaluation on held-out data.
-
-using namespace tessera;
-
-namespace {
-
-/// The maximum number of batches of an evaluation: enough text for a stable loss, in a short time.
-constexpr std::int64_t kMaxEvalBatches = 32;
-
-std::int64_t held_out_batches(const LlamaRun& run) {
-  return std::min(run.data.eval_loader->samples() / run.options.batch, kMaxEvalBatches);
-}
-
-/// The name of the first parameter, on any rank, with a value that is not finite; "" if there is
-/// none. Collective.
-std::string nonfinite_parameter(LlamaRun& run) {
-  std::string own;
-  for (const auto& [name, slot] : run.model->named_slots()) {
-    if (own.empty() && !local_tensor(slot->persistent()).isfinite().all().item<bool>()) {
-      own = name;
-    }
-  }
-  const std::vector<std::string> all = comm::gather_texts(*start_group(*run.world), c10::kCPU, own);
-  const auto found = std::ranges::find_if_not(all, &std::string::empty);
-  return found == all.end() ? "" : *found;
-}
-
-/// The text of the evaluated tokens except the first token, which is not predicted.
-std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
-  std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens) + 1);
-  run.data.eval_text->read(0, ids);
-  const std::size_t first = run.data.tokenizer->decode({ids.front()}).size();
-  return run.data.tokenizer->decode(ids).substr(first);
-}
-
-}  // namespace
-
-std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // number of targets with a loss per rank, if some are ignored
-  const auto loss_of_batch = [&](std::int64_t i) {
-    const data::BatchLoader& loader = *run.data.eval_loader;
-    const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
-    tensor_parallel::CrossEntropyOptions options;
-    if (loader.ignores_targets()) {
-      options.tokens = tensor_parallel::tokens_per_rank(batch.targets, run.data_ranks);
-    }
-    at::Tensor sum = run.loss_of(batch, 0, options);
-    for (std::int64_t k = 1; k < run.options.accumulate; ++k) {
-      sum = sum + run.loss_of(batch, k, options);
-    }
-    if (!options.tokens.defined()) {
-      return sum / run.options.accumulate;
-    }
-    counted += options.tokens.item<double>();
-    return sum * options.tokens;
-  };
-  const std::int64_t batches = held_out_batches(run);
-  const std::optional<double> mean =
-      training::evaluate(*run.model, run.data_ranks, batches, loss_of_batch, stop);
-  if (mean && !std::isfinite(*mean)) {
-    const std::string name = nonfinite_parameter(run);
-    fail("the held-out loss after step ", run.state.step, " is ", *mean, "; ",
-         name.empty() ? "all parameters are finite" : "the parameter " + name + " is not finite",
-         "; take the weights of an earlier step");
-  }
-  return mean && counted > 0 ? *mean * static_cast<double>(batches) / counted : mean;
-}
-
-void print_held_out_loss(const LlamaRun& run, double loss) {
-  const TrainOptions& options = run.options;
-  const std::int64_t tokens = held_out_batches(run) * options.batch * options.seq;
-  if (!run.data.eval_text) {
-    std::cout << fmt::format("held-out loss: {:.4f} a token ({} tokens of {})", loss, tokens,
-                             fmt::join(options.eval_tokens, ", "))
-              << std::endl;
-    return;
-  }
-  // The loss per byte of the text allows comparing models with different tokenizers.
-  const std::string text = evaluated_text(run, tokens);
-  const double bytes = std::max<double>(static_cast<double>(text.size()), 1);
-  std::cout << fmt::format("held-out loss: {:.4f} nats/byte ({:.4f} a token, {} tokens of {})",
-                           loss * static_cast<double>(tokens) / bytes, loss, tokens,
-                           fmt::join(options.eval_text, ", "))
-            << std::endl;
 }
 
 }  // namespace llama

@@ -1,17 +1,37 @@
 // Trains a Llama on a mesh of dp_replicate x dp x cp x tp ranks. train(), the last function in this
-// file, is the whole run. LlamaRun is the model and its training step; run.h creates mesh, model
-// and optimizer from the flags; all other parts are in the library (docs/training.md). All
-// ranks make all collective calls in the same order; only rank 0 prints and writes.
+// file, is the whole run. LlamaRun is the model and its training step; run.cpp creates mesh, model
+// and optimizer from the flags; this file has the outputs, the checks of checkpoints and the loop.
+// All other parts are in the library (docs/training.md). All ranks make all collective calls in the
+// same order; only rank 0 prints and writes.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "examples/llama/start.h"
+#include "examples/llama/train/options.h"
 #include "examples/llama/train/run.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/core/atomic_file.h"
+#include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 #include "tessera/core/process.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/training/checkpointer.h"
 #include "tessera/training/recording.h"
 #include "tessera/training/step.h"
@@ -19,8 +39,464 @@
 namespace llama {
 
 using namespace tessera;
+using Json = nlohmann::json;
 
 namespace {
+
+// ---- The folder of --output-dir.
+
+/// The name of a file that an earlier run has written to the folder; "" if there is none.
+std::string file_of_a_run(const std::filesystem::path& folder) {
+  for (const char* name : {"config.toml", "metrics.jsonl", "run.json"}) {
+    if (std::filesystem::exists(folder / name)) {
+      return name;
+    }
+  }
+  return "";
+}
+
+std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
+  return "# The flags of a run of llama_train, given or not. " + to_use_it + options.resolved;
+}
+
+/// The flags in a config.toml except --resume, which may differ between starts of a run.
+std::string flags_of(const std::string& text) {
+  std::istringstream lines(text);
+  std::string kept;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("resume") == std::string::npos) {
+      kept += line + "\n";
+    }
+  }
+  return kept;
+}
+
+/// Whether the file `config` was written by a run with equal flags.
+bool has_flags(const std::filesystem::path& config, const std::string& text) {
+  constexpr std::uint64_t kMostBytes = 1 << 20;
+  return std::filesystem::exists(config) &&
+         flags_of(files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
+}
+
+/// Claims a folder for a new run. With --resume auto, the new run may repeat a run that ended
+/// before its first save.
+void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
+                        bool may_begin_again) {
+  const std::filesystem::path config = folder / "config.toml";
+  const bool begins_again = may_begin_again && has_flags(config, text);
+  std::string found = begins_again ? "" : file_of_a_run(folder);
+  // If two runs start at the same time, only one run creates the file.
+  if (found.empty() && !files::write_new_file(config, text) && !begins_again) {
+    found = "config.toml";
+  }
+  TESSERA_CHECK(found.empty(), "--output-dir ", folder.string(), " has a run already (", found, ")",
+                may_begin_again
+                    ? " with other flags, and no checkpoint that --resume auto continues; "
+                      "give a new folder"
+                    : "; give a new folder, or --resume to continue that run");
+}
+
+/// Claims the folder of --output-dir for this run, and writes the flags to config.toml, or for a
+/// resumed run to config-2.toml and so on. `goes_on`: whether a step was loaded. With --resume
+/// auto, a run that ended before its first save starts again with the same flags. Throws
+/// tessera::Error if the folder belongs to another run, including a run that starts at the same
+/// time, or if the folder cannot be written. Call take_run_folder() on rank 0.
+void take_run_folder(const TrainOptions& options, bool goes_on) {
+  const std::filesystem::path folder(options.output_dir);
+  files::create_folders(folder);
+  const std::string text =
+      text_of("To make it again:\n# llama_train --config-file THIS_FILE --output-dir NEW_FOLDER\n",
+              options);
+  if (!goes_on) {
+    take_for_a_new_run(folder, text, /*may_begin_again=*/resumes(options));
+    return;
+  }
+  if (files::write_new_file(folder / "config.toml", text)) {
+    return;
+  }
+  const std::string resumed = text_of(
+      "To continue it once more:\n# llama_train --config-file THIS_FILE --output-dir THIS_FOLDER\n",
+      options);
+  const auto name = [](int i) { return "config-" + std::to_string(i) + ".toml"; };
+  for (int i = 2; !files::write_new_file(folder / name(i), resumed); ++i) {
+  }
+}
+
+// ---- Outputs.
+
+/// The files that --save-hf copies next to the weights: the files of --model, with the tokenizer of
+/// --tokenizer instead of the model's own. nullopt if neither flag is given: the folder's own files
+/// are unchanged.
+std::optional<checkpoint::FilesBesideWeights> files_beside_weights(const TrainOptions& o) {
+  if (o.model.empty() && o.tokenizer.empty()) {
+    return std::nullopt;
+  }
+  checkpoint::FilesBesideWeights files;
+  if (!o.model.empty()) {
+    files = checkpoint::files_beside_weights(o.model);
+  }
+  if (o.tokenizer.empty()) {
+    return files;
+  }
+  const std::filesystem::path tokenizer(o.tokenizer);
+  checkpoint::FilesBesideWeights chosen = checkpoint::files_beside_weights(
+      std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
+  chosen.erase("generation_config.json");
+  if (!std::filesystem::is_directory(tokenizer)) {
+    // The tokenizer of --tokenizer replaces the model's tokenizer: the file gets its usual name,
+    // and other tokenizer files of the model are dropped.
+    for (const char* form : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
+      chosen.erase(form);
+    }
+    chosen[data::is_tokenizer_json(o.tokenizer) ? "tokenizer.json" : "tokenizer.model"] = tokenizer;
+  }
+  chosen.insert(files.extract("generation_config.json"));
+  return chosen;
+}
+
+/// The folder or name of the base model, for an export of adapters.
+std::string base_model(const TrainOptions& options) {
+  return options.model.empty() ? std::filesystem::path(options.config).parent_path().string()
+                               : options.model;
+}
+
+void open_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
+                  training::MetricLog& log) {
+  const TrainOptions& options = run.options;
+  if (!options.save_hf.empty()) {
+    checkpoint::check_save_hugging_face(*run.model, options.save_hf, run.config.json,
+                                        scalar_type(options.save_hf_dtype));
+    if (const auto beside = files_beside_weights(options)) {
+      checkpoint::check_beside_weights(*beside, options.save_hf);
+    }
+  }
+  if (!options.save_lora.empty()) {
+    checkpoint::check_save_lora(*run.model, options.save_lora, base_model(options));
+  }
+  checkpoints.make_folder();
+  if (!options.output_dir.empty()) {
+    take_run_folder(options, checkpoints.resumes());
+  }
+  log.open(run.state.step);
+}
+
+/// A text about the attention kernel of this rank, so that the log shows a slow kernel before the
+/// first step.
+std::string attention_of_a_rank(const LlamaRun& run) {
+  const TrainOptions& options = run.options;
+  const Config& config = run.config;
+  const std::int64_t tp = run.mesh.size("tp");
+  const bool window = config.sliding_window > 0 && options.seq > config.sliding_window;
+  nn::AttentionKernel kernel = nn::attention_kernel(
+      at::device(c10::Device(options.device)).dtype(scalar_type(options.param_dtype)),
+      config.num_attention_heads / tp,
+      config.num_key_value_heads * key_value_copies(config, tp) / tp, options.seq, config.head_dim,
+      /*masked=*/options.cp > 1 && window);
+  if (options.cp == 1 && (options.document_mask || window)) {
+    kernel = nn::packed_kernel(kernel);
+  }
+  return nn::to_string(kernel) + (options.deterministic ? ", deterministic" : "");
+}
+
+/// A text about how many parameters are trained; "" if all parameters are trained.
+std::string trained_share(const Llama& model) {
+  std::int64_t trained = 0;
+  bool all = true;
+  for (const nn::SlotPtr& slot : optim::slots_of(model)) {
+    const at::Tensor& parameter = slot->persistent();
+    trained += parameter.requires_grad() ? parameter.numel() : 0;
+    all = all && parameter.requires_grad();
+  }
+  return all ? "" : fmt::format("  trained: {}", trained);
+}
+
+std::string fp8_share(const Llama& model) {
+  std::int64_t linears = 0;
+  nn::visit_modules(model, [&](const std::string&, const nn::ModuleBase& module) {
+    const auto* linear = dynamic_cast<const nn::Linear*>(&module);
+    linears += linear != nullptr && !linear->weight.slot()->role.of_adapter;
+  });
+  return fmt::format("fp8: {} of {} linear layers", nn::fp8_weights(model).size(), linears);
+}
+
+/// Creates or checks all outputs before the training. Collective. Rank 0 does the work. All ranks
+/// throw if rank 0 fails: otherwise the other ranks would continue without rank 0.
+void prepare_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
+                     training::MetricLog& log) {
+  comm::run_or_fail_together(*start_group(*run.world), c10::kCPU, [&] {
+    if (run.is_main()) {
+      open_outputs(run, checkpoints, log);
+    }
+  });
+}
+
+/// Prints the mesh, the model, and the first step of the run.
+void print_start(const LlamaRun& run, const training::Checkpointer& checkpoints,
+                 std::optional<double> peak_flops) {
+  if (!run.is_main()) {
+    return;
+  }
+  const TrainOptions& options = run.options;
+  std::cout << to_string(run.mesh) << "  parameters: " << count_parameters(run.config).total
+            << trained_share(*run.model) << "  device: " << options.device << " ("
+            << options.param_dtype << ")"
+            << "  attention: " << attention_of_a_rank(run) << std::endl;
+  if (const std::string copies = describe_key_value_copies(run.config, run.mesh.size("tp"));
+      !copies.empty()) {
+    std::cout << copies << std::endl;
+  }
+  if (options.fp8) {
+    std::cout << fp8_share(*run.model) << std::endl;
+  }
+  if (peak_flops && !options.peak_flops.empty()) {
+    std::cout << fmt::format("peak: {:.4g} TFLOP/s a rank in {}{}", *peak_flops / 1e12,
+                             options.param_dtype,
+                             options.peak_flops == "measure" ? ", measured" : "")
+              << std::endl;
+  }
+  if (checkpoints.loads()) {
+    std::cout << "loaded " << checkpoints.source().string() << ", step "
+              << checkpoints.loaded_step() << ": " << run.state.step << " steps are done"
+              << std::endl;
+  }
+}
+
+/// Exports the weights as --save-lora, --merge-lora and --save-hf request. Collective.
+void export_weights(LlamaRun& run) {
+  const TrainOptions& options = run.options;
+  if (!options.save_lora.empty()) {
+    checkpoint::save_lora(*run.model, *run.world, options.save_lora, base_model(options));
+  }
+  if (options.merge_lora) {
+    nn::merge_lora(*run.model);
+  }
+  if (!options.save_hf.empty()) {
+    if (const auto beside = files_beside_weights(options); run.is_main() && beside) {
+      checkpoint::copy_beside_weights(*beside, options.save_hf);
+    }
+    checkpoint::save_hugging_face(*run.model, *run.world, options.save_hf, run.config.json,
+                                  scalar_type(options.save_hf_dtype));
+  }
+}
+
+/// Writes run.json, the record of the run, next to the file of --metrics.
+void write_record(const LlamaRun& run) {
+  const bool has_place =
+      std::filesystem::is_regular_file(run.options.metrics) || !run.options.output_dir.empty();
+  if (!run.is_main() || run.options.metrics.empty() || !has_place) {
+    return;  // metrics that go to a pipe have no folder for run.json
+  }
+  observe::write_run_record({.title = "llama_train on " + to_string(run.mesh),
+                             .configuration = run.options.listing,
+                             .sharding = observe::sharding_table(*run.model)},
+                            record_file(run.options));
+}
+
+// ---- Checkpoints.
+
+/// The flags, other than the model's config.json, on which a step and the optimizer's state depend:
+/// a JSON object of names and values, without flags that are off. Saved in checkpoints.
+Json fine_tuning_record(const TrainOptions& o) {
+  Json record = Json::object();
+  if (o.lora_rank > 0) {
+    const tessera::nn::LoraOptions lora = lora_options(o);
+    record = {{"--lora-rank", lora.rank},
+              {"--lora-alpha", lora.alpha},
+              {"--lora-targets", lora.targets},
+              {"--lora-dropout", lora.dropout}};
+  }
+  if (!o.freeze.empty()) {
+    record["--freeze"] = o.freeze;
+  }
+  record["--optimizer"] = o.optimizer;
+  if (o.ema) {
+    record["--ema"] = *o.ema;
+  }
+  return record;
+}
+
+/// The first of the given flags whose value differs between `saved` and `now`.
+std::string change_of(const Json& saved, const Json& now,
+                      std::initializer_list<const char*> flags) {
+  for (const char* flag : flags) {
+    const std::string change =
+        first_difference(saved.value(flag, Json()), now.value(flag, Json()), flag);
+    if (!change.empty()) {
+      return change;
+    }
+  }
+  return "";
+}
+
+/// The first of --optimizer and --ema, which determine the optimizer's state, whose value has
+/// changed. Checkpoints of older programs have no --optimizer.
+std::string optimizer_change(const Json& saved, const Json& now) {
+  const std::string change =
+      saved.contains("--optimizer") ? change_of(saved, now, {"--optimizer"}) : "";
+  return change.empty() ? change_of(saved, now, {"--ema"}) : change;
+}
+
+/// The JSON entries that each saved step contains. Reads a part of each data file.
+Json checkpoint_entries(const LlamaRun& run) {
+  return {{"data", run.options.steps > 0 ? data_fingerprint(run.options, run.data) : Json()},
+          {"model", Json::parse(run.config.json)},
+          {"fine_tuning", fine_tuning_record(run.options)}};
+}
+
+/// Checks the flags of a run that begins with --initial-load: other flags may differ, but the
+/// tensors must fit.
+void check_flags_of_begin(const Json& saved, const training::Checkpointer& checkpoints,
+                          const TrainOptions& options) {
+  const std::string source = checkpoints.source().string();
+  // A different --lora-alpha would change the merged weights.
+  const std::string change = change_of(saved, fine_tuning_record(options),
+                                       {"--lora-rank", "--lora-targets", "--lora-alpha"});
+  TESSERA_CHECK(
+      change.empty(), "--initial-load: the adapters are not those of '", source, "': ", change,
+      "; give the same, or begin with its weights by --model: llama_train --steps 0 "
+      "--resume --save-hf DIR writes them, and of a step with adapters --merge-lora as well");
+  const std::string of_optimizer =
+      checkpoints.excludes("optimizer") ? "" : optimizer_change(saved, fine_tuning_record(options));
+  TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer is not that of '", source,
+                "': ", of_optimizer, "; give the same, or --exclude optimizer");
+}
+
+/// Compares fine-tuning flags before tensors are loaded: with different adapters or another
+/// average, the load's error would be a list of missing names.
+void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
+                             const TrainOptions& options) {
+  // Checkpoints of older programs lack the record of fine-tuning flags.
+  if (!entries.contains("fine_tuning")) {
+    return;
+  }
+  const Json& saved = entries.at("fine_tuning");
+  if (!checkpoints.resumes()) {
+    check_flags_of_begin(saved, checkpoints, options);
+    return;
+  }
+  const std::string source = checkpoints.source().string();
+  const Json now = fine_tuning_record(options);
+  // The LoRA rank is compared first, because the record of a run without LoRA lacks all LoRA flags.
+  std::string change =
+      change_of(saved, now, {"--lora-rank", "--lora-alpha", "--lora-targets", "--lora-dropout"});
+  if (change.empty() && !checkpoints.excludes("optimizer")) {
+    const std::string frozen = change_of(saved, now, {"--freeze"});
+    change = frozen.empty() ? optimizer_change(saved, now) : frozen;
+  }
+  TESSERA_CHECK(change.empty(), "the flags are not those of the checkpoint '", source,
+                "': ", change, "; give the same, or begin a run with --initial-load");
+}
+
+void check_data_and_model(const Json& saved, const training::Checkpointer& checkpoints,
+                          const LlamaRun& run, const Json& entries) {
+  const std::string source = checkpoints.source().string();
+  if (!checkpoints.excludes("data") && run.options.steps > 0) {
+    const std::string change = data_change(saved.at("data"), entries.at("data"));
+    TESSERA_CHECK(change.empty(), "the data are not those of the checkpoint '", source,
+                  "': ", change, "; give the same, or --exclude data to begin with other data");
+  }
+  if (checkpoints.resumes()) {
+    const std::string change = checkpoint::config_change(saved.at("model").dump(), run.config.json);
+    TESSERA_CHECK(change.empty(), "the model is not that of the checkpoint '", source,
+                  "': ", change, "; give the same config.json, or begin a run with --initial-load");
+  }
+}
+
+/// Loads the run's state. Throws tessera::Error if the checkpoint's data, model or fine-tuning
+/// flags differ from the run's `entries`. Collective.
+void load_checkpoint(LlamaRun& run, training::Checkpointer& checkpoints, const Json& entries) {
+  check_fine_tuning_flags(checkpoints.peek(run.state), checkpoints, run.options);
+  const checkpoint::LoadReport report = checkpoints.load(run.state);
+  try {
+    check_data_and_model(report.entries, checkpoints, run, entries);
+  } catch (const Json::exception&) {
+    checkpoints.fail_as_foreign();
+  }
+}
+
+// ---- Evaluation on held-out data.
+
+/// The maximum number of batches of an evaluation: enough text for a stable loss, in a short time.
+constexpr std::int64_t kMaxEvalBatches = 32;
+
+std::int64_t held_out_batches(const LlamaRun& run) {
+  return std::min(run.data.eval_loader->samples() / run.options.batch, kMaxEvalBatches);
+}
+
+/// The name of the first parameter, on any rank, with a value that is not finite; "" if there is
+/// none. Collective.
+std::string nonfinite_parameter(LlamaRun& run) {
+  std::string own;
+  for (const auto& [name, slot] : run.model->named_slots()) {
+    if (own.empty() && !local_tensor(slot->persistent()).isfinite().all().item<bool>()) {
+      own = name;
+    }
+  }
+  const std::vector<std::string> all = comm::gather_texts(*start_group(*run.world), c10::kCPU, own);
+  const auto found = std::ranges::find_if_not(all, &std::string::empty);
+  return found == all.end() ? "" : *found;
+}
+
+/// The text of the evaluated tokens except the first token, which is not predicted.
+std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens) + 1);
+  run.data.eval_text->read(0, ids);
+  const std::size_t first = run.data.tokenizer->decode({ids.front()}).size();
+  return run.data.tokenizer->decode(ids).substr(first);
+}
+
+/// The mean loss of the held-out data with the current weights; nullopt if `stop`, which is called
+/// after each batch, returns true. Collective.
+std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
+  double counted = 0;  // number of targets with a loss per rank, if some are ignored
+  const auto loss_of_batch = [&](std::int64_t i) {
+    const data::BatchLoader& loader = *run.data.eval_loader;
+    const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
+    tensor_parallel::CrossEntropyOptions options;
+    if (loader.ignores_targets()) {
+      options.tokens = tensor_parallel::tokens_per_rank(batch.targets, run.data_ranks);
+    }
+    at::Tensor sum = run.loss_of(batch, 0, options);
+    for (std::int64_t k = 1; k < run.options.accumulate; ++k) {
+      sum = sum + run.loss_of(batch, k, options);
+    }
+    if (!options.tokens.defined()) {
+      return sum / run.options.accumulate;
+    }
+    counted += options.tokens.item<double>();
+    return sum * options.tokens;
+  };
+  const std::int64_t batches = held_out_batches(run);
+  const std::optional<double> mean =
+      training::evaluate(*run.model, run.data_ranks, batches, loss_of_batch, stop);
+  if (mean && !std::isfinite(*mean)) {
+    const std::string name = nonfinite_parameter(run);
+    fail("the held-out loss after step ", run.state.step, " is ", *mean, "; ",
+         name.empty() ? "all parameters are finite" : "the parameter " + name + " is not finite",
+         "; take the weights of an earlier step");
+  }
+  return mean && counted > 0 ? *mean * static_cast<double>(batches) / counted : mean;
+}
+
+void print_held_out_loss(const LlamaRun& run, double loss) {
+  const TrainOptions& options = run.options;
+  const std::int64_t tokens = held_out_batches(run) * options.batch * options.seq;
+  if (!run.data.eval_text) {
+    std::cout << fmt::format("held-out loss: {:.4f} a token ({} tokens of {})", loss, tokens,
+                             fmt::join(options.eval_tokens, ", "))
+              << std::endl;
+    return;
+  }
+  // The loss per byte of the text allows comparing models with different tokenizers.
+  const std::string text = evaluated_text(run, tokens);
+  const double bytes = std::max<double>(static_cast<double>(text.size()), 1);
+  std::cout << fmt::format("held-out loss: {:.4f} nats/byte ({:.4f} a token, {} tokens of {})",
+                           loss * static_cast<double>(tokens) / bytes, loss, tokens,
+                           fmt::join(options.eval_text, ", "))
+            << std::endl;
+}
+
+// ---- The loop.
 
 const training::RunNames kNames{.program = "llama_train", .dashes = "--"};
 

@@ -54,6 +54,18 @@ void choose_kernels(const TrainOptions& o) {
   }
 }
 
+nn::LoraOptions lora_options(const TrainOptions& o) {
+  return {.rank = o.lora_rank,
+          .alpha = o.lora_alpha.value_or(static_cast<double>(o.lora_rank)),
+          .targets = o.lora_targets.empty() ? std::vector<std::string>{"model.layers.*.*.*_proj"}
+                                            : o.lora_targets,
+          .dropout = o.lora_dropout};
+}
+
+namespace {
+
+/// Creates the mesh (dp, tp) of the run, with dp_replicate and cp if they are above 1. Throws
+/// tessera::Error unless the product of the degrees equals the number of ranks.
 DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
   const std::int64_t ranks = o.ranks();
   TESSERA_CHECK(
@@ -76,6 +88,8 @@ DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
   return init_device_mesh(world, std::move(sizes), std::move(names));
 }
 
+/// With context parallelism, returns this rank's tokens of `batch` with the positions of all
+/// tokens; otherwise returns `batch`.
 data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::Batch batch) {
   if (const auto& split = model.context_parallel()) {
     batch.inputs = split->shard(batch.inputs, 1);
@@ -83,8 +97,6 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
   }
   return batch;
 }
-
-namespace {
 
 /// Converts linear layers to fp8. The head and adapters stay unchanged: the head is usually not
 /// converted, and adapters are added later.
@@ -139,8 +151,8 @@ ParallelOptions parallel_options(const TrainOptions& options) {
           .activations = activation_memory(options.ac)};
 }
 
-}  // namespace
-
+/// Creates the model on the meta device, not yet parallelized, with adapters and frozen parameters
+/// according to the flags.
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config) {
   std::shared_ptr<Llama> model;
   {
@@ -155,6 +167,8 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config
   add_adapters_and_freeze(*model, options);
   return model;
 }
+
+}  // namespace
 
 Config model_config(const TrainOptions& o) {
   const std::filesystem::path file = o.model.empty()
@@ -180,6 +194,9 @@ void check_model(const TrainOptions& options) {
   }
 }
 
+namespace {
+
+/// Creates the parallelized model with memory for this rank's shards, whose values are not yet set.
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
                                   const DeviceMesh& mesh) {
   std::shared_ptr<Llama> model = make_meta_model(options, config);
@@ -193,6 +210,8 @@ std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& con
   return model;
 }
 
+/// Creates the model of the run for one rank, on the meta device, with parameters of the type in
+/// which the mesh computes.
 std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config& config) {
   std::shared_ptr<Llama> model = make_meta_model(options, config);
   for (const auto& [name, slot] : model->named_slots()) {
@@ -200,8 +219,6 @@ std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config&
   }
   return model;
 }
-
-namespace {
 
 /// The maximum size of the logits of one chunk of the loss. Chunks of some thousand tokens keep a
 /// GPU busy; the logits of 2048 tokens with a vocabulary of 128,256 take 525 MB in bf16.
@@ -228,8 +245,8 @@ nn::DocumentsPtr documents_of(const TrainOptions& o, const data::BatchLoader::Ba
              : nullptr;
 }
 
-}  // namespace
-
+/// The loss of `rows`, computed in chunks of tokens if --loss-chunks or the size of the logits
+/// requires it. Collective with tp > 1.
 at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const data::BatchLoader::Batch& rows,
                         const tensor_parallel::CrossEntropyOptions& loss) {
@@ -247,8 +264,6 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
           : model(rows.inputs);
   return tensor_parallel::cross_entropy(logits, targets, loss);
 }
-
-namespace {
 
 /// The parameter groups of the optimizer: with --decay-matrices-only two groups, with and without
 /// weight decay; otherwise one group.
@@ -306,8 +321,7 @@ std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Ll
       std::make_shared<optim::Muon>(split.matrices, options), adamw(o, split.rest)});
 }
 
-}  // namespace
-
+/// Creates the optimizer that --optimizer and its further flags describe.
 std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& o, const Llama& model) {
   std::unique_ptr<optim::Optimizer> base = base_optimizer(o, model);
   if (!o.ema) {
@@ -315,6 +329,17 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& o, const Ll
   }
   return std::make_unique<optim::Ema>(std::move(base), *o.ema);
 }
+
+/// The learning-rate schedule that --schedule and its further flags describe.
+optim::LrSchedule make_schedule(const TrainOptions& o) {
+  return optim::LrSchedule({.schedule = optim::parse_schedule(o.schedule),
+                            .warmup = o.warmup,
+                            .steps = o.steps,
+                            .decay_ratio = o.decay_ratio,
+                            .min_factor = o.lr > 0 ? o.min_lr / o.lr : 0});
+}
+
+}  // namespace
 
 std::optional<double> peak_flops_of(const TrainOptions& o, comm::World& world) {
   const c10::ScalarType type = scalar_type(o.param_dtype);
@@ -324,43 +349,6 @@ std::optional<double> peak_flops_of(const TrainOptions& o, comm::World& world) {
   return o.peak_flops == "measure" ? observe::measure_peak_flops(world, type)
                                    : std::stod(o.peak_flops);
 }
-
-optim::LrSchedule make_schedule(const TrainOptions& o) {
-  return optim::LrSchedule({.schedule = optim::parse_schedule(o.schedule),
-                            .warmup = o.warmup,
-                            .steps = o.steps,
-                            .decay_ratio = o.decay_ratio,
-                            .min_factor = o.lr > 0 ? o.min_lr / o.lr : 0});
-}
-
-std::optional<checkpoint::FilesBesideWeights> files_beside_weights(const TrainOptions& o) {
-  if (o.model.empty() && o.tokenizer.empty()) {
-    return std::nullopt;
-  }
-  checkpoint::FilesBesideWeights files;
-  if (!o.model.empty()) {
-    files = checkpoint::files_beside_weights(o.model);
-  }
-  if (o.tokenizer.empty()) {
-    return files;
-  }
-  const std::filesystem::path tokenizer(o.tokenizer);
-  checkpoint::FilesBesideWeights chosen = checkpoint::files_beside_weights(
-      std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
-  chosen.erase("generation_config.json");
-  if (!std::filesystem::is_directory(tokenizer)) {
-    // The tokenizer of --tokenizer replaces the model's tokenizer: the file gets its usual name,
-    // and other tokenizer files of the model are dropped.
-    for (const char* form : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
-      chosen.erase(form);
-    }
-    chosen[data::is_tokenizer_json(o.tokenizer) ? "tokenizer.json" : "tokenizer.model"] = tokenizer;
-  }
-  chosen.insert(files.extract("generation_config.json"));
-  return chosen;
-}
-
-using namespace tessera;
 
 namespace {
 
@@ -441,8 +429,6 @@ observe::ModelFlops flops_of(const TrainOptions& o, const Config& config) {
   const double attention = attention_of(config, o.seq, first);
   return {products + attention, products + attention / 2};
 }
-
-using namespace tessera;
 
 namespace {
 
@@ -538,8 +524,6 @@ observe::StepMetrics LlamaRun::step() {
   return meter_.end(state, result, options.lr * result.lr_factor);
 }
 
-using namespace tessera;
-
 namespace {
 
 observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions& o) {
@@ -581,8 +565,6 @@ std::string verify(LlamaRun& run) {
   report.check();
   return report.text();
 }
-
-using namespace tessera;
 
 namespace {
 

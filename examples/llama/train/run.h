@@ -2,10 +2,8 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,7 +11,6 @@
 
 #include "examples/llama/start.h"
 #include "examples/llama/train/options.h"
-#include "tessera/checkpoint/hugging_face.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/process.h"
 #include "tessera/data/batch_loader.h"
@@ -21,8 +18,6 @@
 #include "tessera/nn/lora.h"
 #include "tessera/planning/plan.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
-#include "tessera/training/checkpointer.h"
-#include "tessera/training/recording.h"
 #include "tessera/training/step.h"
 
 namespace llama {
@@ -30,10 +25,6 @@ namespace llama {
 /// Selects the kernels of this process according to the flags. Call choose_kernels() before the
 /// first use of a device.
 void choose_kernels(const TrainOptions& options);
-
-/// Creates the mesh (dp, tp) of the run, with dp_replicate and cp if they are above 1. Throws
-/// tessera::Error unless the product of the degrees equals the number of ranks.
-tessera::DeviceMesh make_mesh(const TrainOptions& options, const tessera::comm::WorldPtr& world);
 
 /// The configuration of --model or --config, cut to --layers layers. Throws tessera::Error, before
 /// memory is allocated, for a --seq above both a million tokens and the model's positions, and for
@@ -51,46 +42,12 @@ void check_model(const TrainOptions& options);
 /// with --ac auto.
 TrainOptions with_chosen_ac(TrainOptions options, tessera::comm::World& world);
 
-/// Creates the parallelized model with memory for this rank's shards, whose values are not yet set.
-std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
-                                  const tessera::DeviceMesh& mesh);
-
-/// Creates the model on the meta device, not yet parallelized, with adapters and frozen parameters
-/// according to the flags.
-std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config);
-
-/// Creates the model of the run for one rank, on the meta device, with parameters of the type in
-/// which the mesh computes.
-std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config& config);
-
-/// With context parallelism, returns this rank's tokens of `batch` with the positions of all
-/// tokens; otherwise returns `batch`.
-tessera::data::BatchLoader::Batch tokens_of_rank(const Llama& model,
-                                                 tessera::data::BatchLoader::Batch batch);
-
-/// The loss of `rows`, computed in chunks of tokens if --loss-chunks or the size of the logits
-/// requires it. Collective with tp > 1.
-at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
-                        const tessera::data::BatchLoader::Batch& rows,
-                        const tessera::tensor_parallel::CrossEntropyOptions& loss);
-
-/// Creates the optimizer that --optimizer and its further flags describe.
-std::unique_ptr<tessera::optim::Optimizer> make_optimizer(const TrainOptions& options,
-                                                          const Llama& model);
 /// FLOPs per token of a training step. Gradients that are not computed are not counted: of weights
 /// that --freeze or --lora-rank leaves untrained, and of inputs before the first trained weight.
 tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config& config);
 /// FLOP/s of a rank's device, from --peak-flops or the data sheet; nullopt if unknown. Measuring is
 /// collective over `world`.
 std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::World& world);
-/// The learning-rate schedule that --schedule and its further flags describe.
-tessera::optim::LrSchedule make_schedule(const TrainOptions& options);
-
-/// The files that --save-hf copies next to the weights: the files of --model, with the tokenizer of
-/// --tokenizer instead of the model's own. nullopt if neither flag is given: the folder's own files
-/// are unchanged.
-std::optional<tessera::checkpoint::FilesBesideWeights> files_beside_weights(
-    const TrainOptions& options);
 
 /// The tokens of a run, in batches.
 struct TrainingData {
@@ -117,6 +74,11 @@ nlohmann::json data_fingerprint(const TrainOptions& options, const TrainingData&
 /// The first difference between a checkpoint's and a run's data, by their fingerprints; "" if there
 /// is none.
 std::string data_change(nlohmann::json saved, nlohmann::json now);
+
+/// Describes the first value of `now` that differs from `saved`, and its path:
+/// "files["t.bin"].bytes is 4 instead of 3"; "" if they are equal. `at`: the path of both values.
+std::string first_difference(const nlohmann::json& saved, const nlohmann::json& now,
+                             const std::string& at = "");
 
 /// Throws tessera::Error unless all ranks have the same data, including the held-out text. The
 /// message has the first rank whose data differ from rank 0's, and the difference. Collective over
@@ -162,11 +124,6 @@ struct LlamaRun {
   tessera::training::StepMeter meter_;
 };
 
-/// The mean loss of the held-out data with the current weights; nullopt if `stop`, which is called
-/// after each batch, returns true. Collective.
-std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop);
-void print_held_out_loss(const LlamaRun& run, double loss);
-
 /// Implements --verify: compares forward and backward on the mesh with the one-rank model, with one
 /// sample per data-parallel rank. Returns a description of what was compared. Throws tessera::Error
 /// if the mesh's results differ from one rank's. Collective.
@@ -178,42 +135,8 @@ std::string verify(LlamaRun& run);
 tessera::planning::Run planned_run(const TrainOptions& options,
                                    const tessera::comm::WorldPtr& world);
 
-/// Creates or checks all outputs before the training. Collective; a failure on rank 0 is an error
-/// on all ranks.
-void prepare_outputs(const LlamaRun& run, tessera::training::Checkpointer& checkpoints,
-                     tessera::training::MetricLog& log);
-
-/// Prints the mesh, the model, and the first step of the run.
-void print_start(const LlamaRun& run, const tessera::training::Checkpointer& checkpoints,
-                 std::optional<double> peak_flops);
-
-/// Exports the weights as --save-lora, --merge-lora and --save-hf request. Collective.
-void export_weights(LlamaRun& run);
-
-/// Writes run.json, the record of the run, next to the file of --metrics.
-void write_record(const LlamaRun& run);
-
-/// Claims the folder of --output-dir for this run, and writes the flags to config.toml, or for a
-/// resumed run to config-2.toml and so on. `goes_on`: whether a step was loaded. With --resume
-/// auto, a run that ended before its first save starts again with the same flags. Throws
-/// tessera::Error if the folder belongs to another run, including a run that starts at the same
-/// time, or if the folder cannot be written. Call take_run_folder() on rank 0.
-void take_run_folder(const TrainOptions& options, bool goes_on);
-
-/// The JSON entries that each saved step contains. Reads a part of each data file.
-nlohmann::json checkpoint_entries(const LlamaRun& run);
-
-/// Loads the run's state. Throws tessera::Error if the checkpoint's data, model or fine-tuning
-/// flags differ from the run's `entries`. Collective.
-void load_checkpoint(LlamaRun& run, tessera::training::Checkpointer& checkpoints,
-                     const nlohmann::json& entries);
-
 /// The LoRA options that --lora-rank and its further flags describe.
 tessera::nn::LoraOptions lora_options(const TrainOptions& options);
-
-/// The flags, other than the model's config.json, on which a step and the optimizer's state depend:
-/// a JSON object of names and values, without flags that are off. Saved in checkpoints.
-nlohmann::json fine_tuning_record(const TrainOptions& options);
 
 /// Runs llama_train with all its outputs. `signals`: after a signal, the run finishes the current
 /// step or evaluation batch, saves a checkpoint and ends; nullptr: signals are ignored. Returns

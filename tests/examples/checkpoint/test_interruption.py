@@ -7,10 +7,8 @@ import signal
 import socket
 import subprocess
 import time
-import unittest
 
 import programs
-import training_runs
 
 # The long form: TESSERA_KILLS=50.
 KILLS = int(os.environ.get("TESSERA_KILLS", "3"))
@@ -18,7 +16,7 @@ STOPPED = 75
 MANY = 100_000
 
 
-class Signals(training_runs.TrainingRuns):
+class Signals(programs.TrainingRuns):
     def go_on(self, run, steps, flags=()):
         """From where the run was stopped, and the same without a break."""
         self.train(run.name, [*self.checkpoints(run), "--resume", *flags], steps=steps)
@@ -30,12 +28,12 @@ class Signals(training_runs.TrainingRuns):
         # A constant rate: the schedule does not know how many steps there will be.
         constant = ["--schedule", "constant"]
         arguments = [*self.flags(run, MANY), *self.checkpoints(run), *constant, "--log-every", 1]
-        with training_runs.Job(arguments) as job:
+        with programs.Job(arguments) as job:
             job.wait_for_line("step:  3 ")
             send(job)
             code, errors = job.end()
         self.assertEqual(code, STOPPED, errors)
-        steps = len(training_runs.figures(run / "metrics.jsonl"))
+        steps = len(programs.figures(run / "metrics.jsonl"))
         self.assertEqual([path.name for path in (run / "steps").glob("step-*")], [f"step-{steps:08}"])
         self.go_on(run, steps + 2, constant)
 
@@ -45,31 +43,33 @@ class Signals(training_runs.TrainingRuns):
     def test_sigusr1_to_one_rank_stops_all(self):
         self.stop(lambda job: os.kill(job.ranks()[3], signal.SIGUSR1))
 
-    def test_sigterm_after_a_save_has_failed_still_saves_the_step(self):
+    def run_with_taken(self, step):
+        """A run's folder, in which a file takes the place of this step, so that its save fails."""
         run = self.folder / "run"
-        steps = run / "steps"
-        steps.mkdir(parents=True)
-        (steps / "step-00000100").write_text("no folder")
+        taken = run / f"steps/step-{step:08}"
+        taken.parent.mkdir(parents=True)
+        taken.write_text("no folder")
+        return run, taken
+
+    def test_sigterm_after_a_save_has_failed_still_saves_the_step(self):
+        run, taken = self.run_with_taken(100)
         arguments = [*self.flags(run, MANY), *self.checkpoints(run), "--checkpoint-every", 100]
-        with training_runs.Job(arguments) as job:
+        with programs.Job(arguments) as job:
             job.wait_for_line("checkpoint: ")
             job.process.send_signal(signal.SIGTERM)
             code, errors = job.end()
         self.assertEqual(code, STOPPED, errors)
         self.assertIn("warning: a checkpoint was not saved: ", errors)
         self.assertIn("step-00000100", errors)
-        last = len(training_runs.figures(run / "metrics.jsonl"))
+        last = len(programs.figures(run / "metrics.jsonl"))
         self.assertLess(last, 200)
-        self.assertEqual([path.name for path in steps.glob("step-*") if path.is_dir()],
+        self.assertEqual([path.name for path in taken.parent.glob("step-*") if path.is_dir()],
                          [f"step-{last:08}"])
 
     def test_a_save_that_fails_ends_the_run_at_the_next(self):
-        run = self.folder / "run"
-        steps = run / "steps"
-        steps.mkdir(parents=True)
-        (steps / "step-00000002").write_text("no folder")
+        run, _ = self.run_with_taken(2)
         arguments = [*self.flags(run, 6), *self.checkpoints(run), "--checkpoint-every", 2]
-        with training_runs.Job(arguments, dp=1, tp=1) as job:
+        with programs.Job(arguments, dp=1, tp=1) as job:
             code, errors = job.end()
         self.assertEqual(code, 1, errors)
         for part in ("step-00000004' was not saved: the one before", "step-00000002' is where the step goes, and is "
@@ -91,7 +91,7 @@ class Signals(training_runs.TrainingRuns):
                 self.wait_for_handler(ranks[0].pid, signal.SIGUSR1)
                 ranks[0].send_signal(signal.SIGUSR1)
         self.assertEqual([rank.wait(timeout=120) for rank in ranks], [STOPPED, STOPPED])
-        self.assertEqual(training_runs.figures(run / "metrics.jsonl"), [])
+        self.assertEqual(programs.figures(run / "metrics.jsonl"), [])
         self.assertEqual(list((run / "steps").glob("step-*")), [])
 
     def wait_for_handler(self, pid, number):
@@ -104,58 +104,27 @@ class Signals(training_runs.TrainingRuns):
         self.fail("the signal is not handled while a rank waits for the others")
 
     def test_a_last_save_that_fails_is_tried_again_and_costs_no_output(self):
-        run = self.folder / "run"
-        steps = run / "steps"
-        steps.mkdir(parents=True)
-        (steps / f"step-{training_runs.STEPS:08}").write_text("no folder")
-        with training_runs.Job([*self.flags(run), *self.checkpoints(run)]) as job:
+        run, _ = self.run_with_taken(programs.STEPS)
+        with programs.Job([*self.flags(run), *self.checkpoints(run)]) as job:
             code, errors = job.end()
         self.assertEqual(code, 1, errors)
         self.assertIn("warning: a checkpoint was not saved: ", errors)
         self.assertEqual(self.weights(run), self.weights(self.train("unbroken")))
 
-    def test_a_last_save_that_fails_at_once_costs_no_output_either(self):
-        run = self.folder / "run"
-        steps = run / "steps"
-        steps.mkdir(parents=True)
-        (steps / "step-00000002").write_text("no folder")
-        with training_runs.Job([*self.flags(run, 2), *self.checkpoints(run), "--no-async"], dp=1, tp=1) as job:
-            code, errors = job.end()
-        self.assertEqual(code, 1, errors)
-        self.assertIn("step-00000002", errors)
-        self.assertTrue((run / "model/model.safetensors").exists())
-        self.assertTrue((run / "run.json").exists())
-
     def test_sigterm_in_the_evaluation(self):
-        run = self.folder / "run"
-        text = self.folder / "held_out.txt"
+        run, text = self.folder / "run", self.folder / "held_out.txt"
         text.write_text("All work and no play makes Jack a dull boy. " * 200)
         evaluation = ["--eval-text", text]
-        with training_runs.Job([*self.flags(run), *self.checkpoints(run), *evaluation]) as job:
+        with programs.Job([*self.flags(run), *self.checkpoints(run), *evaluation]) as job:
             job.wait_for_line("checkpoint: ")  # of the last step
             job.process.send_signal(signal.SIGTERM)
             code, errors = job.end()
         self.assertEqual(code, STOPPED, errors)
         self.assertFalse((run / "model").exists())
-        self.go_on(run, training_runs.STEPS, evaluation)
-
-    def test_sigterm_in_the_evaluation_after_the_last_save_has_failed_saves_it(self):
-        run = self.folder / "run"
-        taken = run / f"steps/step-{training_runs.STEPS:08}"
-        taken.parent.mkdir(parents=True)
-        taken.write_text("no folder")
-        text = self.folder / "held_out.txt"
-        text.write_text("All work and no play makes Jack a dull boy. " * 200)
-        with training_runs.Job([*self.flags(run), *self.checkpoints(run), "--eval-text", text]) as job:
-            job.wait_for_line("checkpoint: ")
-            job.process.send_signal(signal.SIGTERM)
-            taken.unlink()
-            code, errors = job.end()
-        self.assertEqual(code, STOPPED, errors)
-        self.assertTrue((taken / "manifest.json").exists())
+        self.go_on(run, programs.STEPS, evaluation)
 
 
-class Kills(training_runs.TrainingRuns):
+class Kills(programs.TrainingRuns):
     def test_kills_at_random_moments_change_no_bit(self):
         seed = random.randrange(1 << 30)
         draw = random.Random(seed)
@@ -164,11 +133,11 @@ class Kills(training_runs.TrainingRuns):
                      "--checkpoint-every", 5]
         killed = 0
         for _ in range(KILLS):
-            with training_runs.Job(arguments) as job:
+            with programs.Job(arguments) as job:
                 killed += self.kill_one(job, run, draw)
                 code, errors = job.end(timeout=1800)
             self.assertEqual(code, 128 + signal.SIGKILL, errors)
-        with training_runs.Job(arguments) as job:
+        with programs.Job(arguments) as job:
             code, errors = job.end(timeout=1800)
         self.assertEqual(code, 0, errors)
         self.assertEqual(killed, KILLS, f"seed {seed}")

@@ -2,15 +2,13 @@
 import fcntl
 import json
 import shutil
-import unittest
 
 import programs
 import tokenizers_of_kinds as kinds
-import training_runs
-from training_runs import EVERY, STEPS
+from programs import EVERY, STEPS
 
 
-class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
+class Resume(programs.WithSharedFolder, programs.TrainingRuns):
     def setUp(self):
         """An unbroken run, the same for all tests, that has saved its steps 3, 6 and 8."""
         super().setUp()
@@ -18,16 +16,8 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
         if not self.unbroken.exists():
             self.train(self.unbroken, [*self.checkpoints(self.unbroken), "--checkpoint-every", EVERY])
 
-    def broken_copy(self, name, unbroken=None):
-        """The same run, as if it had been killed after it had saved step 3."""
-        run, unbroken = self.folder / name, unbroken or self.unbroken
-        shutil.copytree(unbroken / f"steps/step-0000000{EVERY}",
-                        run / f"steps/step-0000000{EVERY}")
-        shutil.copy(unbroken / "metrics.jsonl", run)
-        return run
-
     def resume(self, name, dp, tp):
-        run = self.broken_copy(name)
+        run = self.broken_copy(name, self.unbroken)
         return self.train(name, [*self.checkpoints(run), "--resume"], dp, tp)
 
     def test_on_the_same_mesh_is_bit_equal_with_dropout(self):
@@ -41,11 +31,11 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
         self.assert_equal_runs(self.train("plain"), self.unbroken)
 
     def test_on_other_meshes_is_equal_but_for_rounding(self):
-        want = training_runs.figures(self.unbroken / "metrics.jsonl")
+        want = programs.figures(self.unbroken / "metrics.jsonl")
         for dp, tp in [(1, 1), (1, 4), (3, 1)]:
             with self.subTest(dp=dp, tp=tp):
                 run = self.resume(f"{dp}x{tp}", dp, tp)
-                got = training_runs.figures(run / "metrics.jsonl")
+                got = programs.figures(run / "metrics.jsonl")
                 self.assertEqual(got[:EVERY], want[:EVERY])
                 self.assertEqual(len(got), STEPS)
                 for ours, theirs in zip(got, want):
@@ -66,19 +56,17 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
                 ("sgd", {"dp": 2}, ["--optimizer", "sgd", "--schedule", "wsd", "--offload"]),
                 ("moments", {"dp": 3}, ["--moment-dtype", "bf16"])):
             with self.subTest(name):
-                run, copy = self.folder / name, self.folder / f"{name}-resumed"
-                few = {**mesh, "tp": 1, "steps": 4}
+                run, few = self.folder / name, {**mesh, "tp": 1, "steps": 4}
                 self.train(name, [*flags, *self.checkpoints(run), "--checkpoint-every", 2], **few)
-                shutil.copytree(run / "steps/step-00000002", copy / "steps/step-00000002")
-                shutil.copy(run / "metrics.jsonl", copy)
+                copy = self.broken_copy(f"{name}-resumed", run, step=2)
                 self.train(copy, [*flags, *self.checkpoints(copy), "--resume"], **few)
                 self.assert_equal_runs(copy, run)
 
     def test_moments_may_be_of_another_type_than_those_saved(self):
-        run = self.broken_copy("narrow")
+        run = self.broken_copy("narrow", self.unbroken)
         self.train("narrow", [*self.checkpoints(run), "--resume", "--moment-dtype", "bf16"])
-        got = training_runs.figures(run / "metrics.jsonl")
-        want = training_runs.figures(self.unbroken / "metrics.jsonl")
+        got = programs.figures(run / "metrics.jsonl")
+        want = programs.figures(self.unbroken / "metrics.jsonl")
         self.assertEqual(got[:EVERY + 1], want[:EVERY + 1])
         self.assertNotEqual(got[-1], want[-1])
         for ours, theirs in zip(got, want):
@@ -94,7 +82,7 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
         weights = self.weights(run)
         self.train("run", flags)  # nothing is left to train
         self.assertEqual(self.weights(run), weights)
-        self.assertEqual(len(training_runs.figures(run / "metrics.jsonl")), STEPS)
+        self.assertEqual(len(programs.figures(run / "metrics.jsonl")), STEPS)
 
     def test_resume_step_goes_back_where_later_steps_are_gone(self):
         run = self.folder / "back"
@@ -104,43 +92,34 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
         self.assertEqual(self.weights(run), self.weights(self.unbroken))
 
     def test_damaged_steps_are_passed_over_and_saved_again(self):
-        run = self.folder / "damaged"
-        shutil.copytree(self.unbroken, run)
-        steps = run / "steps"
-        shard = next(steps.glob("step-00000008/shard-00002-*"))
-        data = bytearray(shard.read_bytes())
-        data[-1] ^= 1
-        shard.write_bytes(data)
-        next(steps.glob("step-00000006/shard-00001-*")).unlink()
-        train = [*self.checkpoints(run), "--checkpoint-every", EVERY]
-        refused = programs.run(programs.on_ranks(4, [
-            programs.BIN / "llama_train", "--dp", 2, "--tp", 2, *self.flags(run), *train,
-            "--resume-step", STEPS]))
-        self.assertEqual(refused.returncode, 1)
-        self.assertIn(f"{shard.name}' are not those that were written", refused.stderr)
-        done = programs.train([*self.flags(run), *train, "--resume"], 2, 2)
-        for step, wrong in ((8, shard.name), (6, "shard-00001-")):
-            lines = [line for line in done.stderr.splitlines() if f"step {step} is damaged" in line]
-            self.assertEqual(len(lines), 1, done.stderr)
-            self.assertIn(wrong, lines[0])
-        self.assert_equal_runs(run, self.unbroken)
-        for step in (6, 8):
-            programs.succeed([programs.BIN / "tessera-ckpt", "verify", steps / f"step-0000000{step}"])
-
-    def test_steps_with_damaged_manifests_are_passed_over_and_saved_again(self):
-        run = self.folder / "manifests"
-        shutil.copytree(self.unbroken, run)
-        (run / "steps/step-00000008/manifest.json").write_text("{}")
-        # Behind it is one whose bytes are damaged.
-        next((run / "steps").glob("step-00000006/shard-00001-*")).write_bytes(b"")
-        train = [*self.checkpoints(run), "--checkpoint-every", EVERY, "--resume"]
-        done = programs.train([*self.flags(run), *train], 2, 2)
-        self.assertIn("step-00000008/manifest.json' is not valid", done.stderr)
-        self.assertIn("step 6 is damaged and passed over", done.stderr)
-        self.assert_equal_runs(run, self.unbroken)
-        for step in (6, 8):
-            programs.succeed([programs.BIN / "tessera-ckpt", "verify",
-                              run / f"steps/step-0000000{step}"])
+        for name in ("shards", "manifests"):
+            with self.subTest(name):
+                run = self.folder / name
+                shutil.copytree(self.unbroken, run)
+                steps = run / "steps"
+                train = [*self.flags(run), *self.checkpoints(run), "--checkpoint-every", EVERY]
+                if name == "shards":
+                    shard = next(steps.glob("step-00000008/shard-00002-*"))
+                    data = bytearray(shard.read_bytes())
+                    data[-1] ^= 1
+                    shard.write_bytes(data)
+                    next(steps.glob("step-00000006/shard-00001-*")).unlink()
+                    refused = programs.run(programs.on_ranks(4, [
+                        programs.BIN / "llama_train", "--dp", 2, "--tp", 2, *train, "--resume-step", STEPS]))
+                    self.assertEqual(refused.returncode, 1)
+                    self.assertIn(f"{shard.name}' are not those that were written", refused.stderr)
+                    said = [("step 8 is damaged", shard.name), ("step 6 is damaged", "shard-00001-")]
+                else:
+                    (steps / "step-00000008/manifest.json").write_text("{}")
+                    next(steps.glob("step-00000006/shard-00001-*")).write_bytes(b"")
+                    said = [("step-00000008/manifest.json' is not valid",), ("step 6 is damaged and passed over",)]
+                done = programs.train([*train, "--resume"], 2, 2)
+                for words in said:
+                    lines = [line for line in done.stderr.splitlines() if all(word in line for word in words)]
+                    self.assertEqual(len(lines), 1, done.stderr)
+                self.assert_equal_runs(run, self.unbroken)
+                for step in (6, 8):
+                    programs.succeed([programs.BIN / "tessera-ckpt", "verify", steps / f"step-0000000{step}"])
 
     def test_later_folders_that_are_not_of_the_run_are_refused_and_nothing_is_withdrawn(self):
         run = self.folder / "other"
@@ -157,17 +136,17 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
 
     def test_initial_load_begins_with_other_data(self):
         entries = self.entries(self.unbroken / "steps/step-00000008")
-        self.assertEqual(entries["samples"], STEPS * training_runs.BATCH)
+        self.assertEqual(entries["samples"], STEPS * programs.BATCH)
         self.tokens = programs.write_tokens(self.folder / "new.bin", programs.text_tokens(4000, 256))
         run = self.folder / "tuned"
         self.train("tuned", [*self.checkpoints(run), "--initial-load", self.unbroken / "steps",
                              "--exclude", "optimizer,data"], steps=2)
         self.assertEqual(self.entries(run / "steps/step-00000002")["samples"],
-                         2 * training_runs.BATCH)
-        figures = training_runs.figures(run / "metrics.jsonl")
+                         2 * programs.BATCH)
+        figures = programs.figures(run / "metrics.jsonl")
         self.assertEqual([record[0] for record in figures], [1, 2])
         # What it has learnt, it keeps.
-        first = training_runs.figures(self.unbroken / "metrics.jsonl")[0]
+        first = programs.figures(self.unbroken / "metrics.jsonl")[0]
         self.assertLess(figures[0][1], first[1] - 0.1)
 
     def test_an_entry_excluded_at_the_start_is_loaded_on_resume(self):
@@ -183,7 +162,7 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
         return json.loads((step / "manifest.json").read_text())["entries"]
 
 
-class Refusals(training_runs.TrainingRuns):
+class Refusals(programs.TrainingRuns):
     def refuse(self, flags, *parts):
         """A later run in the folder of the first one."""
         done = programs.run([programs.BIN / "llama_train", *self.flags(self.run_folder, 4), *flags],
@@ -205,44 +184,28 @@ class Refusals(training_runs.TrainingRuns):
         self.refuse([*self.steps, "--resume"], "has no step that was saved whole", "--resume auto")
         self.refuse([*self.steps, "--resume-step", 5], "no checkpoint in", "step-00000005")
 
-    def test_another_optimizer_or_average(self):
-        self.save()
-        self.refuse([*self.steps, "--resume", "--optimizer", "sgd"], '--optimizer is "sgd" instead of "adamw"')
-        step = ["--initial-load", self.run_folder / "steps/step-00000003"]
-        self.refuse([*step, "--ema", 0.9], "the optimizer is not that of", "--ema is 0.9 instead of left out",
-                    "--exclude optimizer")
-        self.refuse([*step, "--optimizer", "muon"], '--optimizer is "muon" instead of "adamw"')
-        programs.train([*self.flags(self.folder / "other", 4), *step, "--optimizer", "sgd", "--exclude", "optimizer"])
-
-    def test_what_is_loaded_is_no_output(self):
+    def test_flags_and_models_that_are_others(self):
         self.save()
         step = self.run_folder / "steps/step-00000003"
-        for output in (["--metrics", step / "manifest.json"], ["--save-hf", step]):
-            self.refuse(["--initial-load", step, *output], "--initial-load", "are both", "give each its own path")
+        resume, load = [*self.steps, "--resume"], ["--initial-load", step]
+        for flags, words in (
+                ([*resume, "--optimizer", "sgd"], ['--optimizer is "sgd" instead of "adamw"']),
+                ([*load, "--ema", 0.9], ["the optimizer is not that of", "--ema is 0.9 instead of left out", "--exclude optimizer"]),
+                ([*load, "--optimizer", "muon"], ['--optimizer is "muon" instead of "adamw"']),
+                ([*load, "--metrics", step / "manifest.json"], ["--initial-load", "are both", "give each its own path"]),
+                ([*load, "--save-hf", step], ["--initial-load", "are both", "give each its own path"])):
+            with self.subTest(words):
+                self.refuse(flags, *words)
+        programs.train([*self.flags(self.folder / "other", 4), *load, "--optimizer", "sgd", "--exclude", "optimizer"])
+        for changes, words in (({"rope_theta": 500.0}, ['"rope_theta" is 500.0 instead of 10000.0', "the same config.json"]),
+                               ({"hidden_size": 32}, ["does not fit the model", "(checkpoint [256, 64], here"])):
+            with self.subTest(changes):
+                programs.write_config(self.folder, programs.SMALL | changes)
+                self.refuse(resume, *words)
 
     def test_folder_that_cannot_be_made(self):
         (self.folder / "file").write_text("")
         self.refuse(["--checkpoint", self.folder / "file/steps"], "--checkpoint", "file/steps")
-
-    def test_steps_of_two_runs(self):
-        self.save()
-        self.train("other", ["--checkpoint", self.folder / "other/steps"], 1, 1, steps=4)
-        shutil.copytree(self.folder / "other/steps/step-00000004", self.run_folder / "steps/step-00000004")
-        self.refuse([*self.steps, "--resume"], "has steps of two runs: step-00000004 of run", "step-00000003 of run")
-        shutil.rmtree(self.run_folder / "steps/step-00000004")
-        self.train("run", [*self.steps, "--resume"], 1, 1, steps=4)
-        runs = {json.loads(file.read_text())["run_id"] for file in (self.run_folder / "steps").glob("*/manifest.json")}
-        self.assertEqual(len(runs), 1)
-
-    def test_remains_of_an_unfinished_save(self):
-        left = self.run_folder / "steps/step-00000001"
-        left.mkdir(parents=True)
-        (left / "INCOMPLETE").write_text("before")
-        (left / "shard").write_text("")
-        self.refuse(self.steps, "step-00000001' is the unfinished save of another run", "remove it first")
-        self.assertTrue((left / "shard").exists())
-        self.train("run", [*self.steps, "--resume", "auto"], 1, 1, steps=1)
-        self.assertEqual(json.loads((left / "manifest.json").read_text())["run_id"], "before")
 
     def test_folder_that_has_a_run(self):
         self.save()
@@ -252,6 +215,8 @@ class Refusals(training_runs.TrainingRuns):
         with open(self.run_folder / "steps/.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.refuse([*self.steps, "--resume"], "is in use by another run; stop it")
+            # A step that the other run may be about to save.
+            self.refuse([*self.steps, "--resume-step", 4], "is in use by another run")
         for step in (self.run_folder / "steps").glob("step-*"):
             (step / "manifest.json").write_text("{}")
         done = programs.run([programs.BIN / "llama_train", *self.flags(self.run_folder), *self.steps,
@@ -277,10 +242,8 @@ class Refusals(training_runs.TrainingRuns):
         self.refuse(resume, 'files["t2.bin"].name is "t2.bin" instead of "t.bin"')
         text = self.folder / "text"
         text.write_text("All work and no play makes Jack a dull boy. " * 100)
-        arguments = [str(part) for part in self.flags(self.run_folder, 4)]
-        where = arguments.index("--tokens")
-        arguments[where:where + 2] = ["--text", text]
-        done = programs.run([programs.BIN / "llama_train", *arguments, *resume])
+        flags = ["--text" if part == "--tokens" else text if part == self.tokens else part for part in self.flags(self.run_folder, 4)]
+        done = programs.run([programs.BIN / "llama_train", *flags, *resume])
         self.assertIn("text instead of tokens", done.stderr)
 
     def test_another_file_beside_the_tokenizer(self):
@@ -298,46 +261,8 @@ class Refusals(training_runs.TrainingRuns):
         (self.folder / "tokenizer_config.json").unlink()
         programs.train([*flags, "--steps", 2, "--resume"])
 
-    def test_another_model(self):
-        self.save()
-        programs.write_config(self.folder, programs.SMALL | {"rope_theta": 500.0})
-        self.refuse([*self.steps, "--resume"], '"rope_theta" is 500.0 instead of 10000.0',
-                    "the same config.json")
-
     def test_other_data_are_taken_when_they_are_excluded(self):
         self.save()
         programs.write_tokens(self.tokens, programs.text_tokens(4000, 256))
         self.train("run", [*self.steps, "--resume", "--exclude", "data"], 1, 1, steps=4)
-        self.assertEqual(len(training_runs.figures(self.run_folder / "metrics.jsonl")), 4)
-
-    @staticmethod
-    def add_metadata(file, key, value):
-        data = file.read_bytes()
-        end = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:end])
-        header["__metadata__"][key] = value
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
-
-    def test_the_lock_is_taken_before_the_folder_is_read(self):
-        self.save()
-        with open(self.run_folder / "steps/.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # Which the other run may be about to save.
-            self.refuse([*self.steps, "--resume-step", 4], "is in use by another run")
-
-    def test_checkpoint_of_another_program(self):
-        self.save()
-        shards = self.run_folder / "steps/step-00000003"
-        (shards / "manifest.json").unlink()
-        for file in shards.glob("*.safetensors"):  # as PyTorch writes them
-            self.add_metadata(file, "DCP_VERSION", "1.0")
-        new = ["--checkpoint", self.folder / "new", "--initial-load", shards]
-        self.refuse(new, "is not of llama_train", "--exclude optimizer,data")
-        self.train("new", [*new, "--exclude", "optimizer,data"], 1, 1, steps=1)
-
-    def test_checkpoint_of_another_model(self):
-        self.save()
-        self.config = programs.write_config(self.folder, programs.SMALL | {"hidden_size": 32})
-        self.refuse([*self.steps, "--resume"], "does not fit the model", "(checkpoint [256, 64], here")
+        self.assertEqual(len(programs.figures(self.run_folder / "metrics.jsonl")), 4)

@@ -1,7 +1,6 @@
 """Sharded checkpoints in both directions between Tessera and torch.distributed.checkpoint."""
 import pathlib
 import sys
-import unittest
 
 import torch
 from safetensors.torch import load_file

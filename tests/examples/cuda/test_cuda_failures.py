@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-import fake_cuda
 import programs
 
-pytestmark = pytest.mark.skipif(not fake_cuda.LIBRARY.exists(),
+pytestmark = pytest.mark.skipif(not programs.FAKE_CUDA.exists(),
                                 reason="built without CUDA's headers")
 
 
@@ -28,7 +27,7 @@ def train(folder, monkeypatch, fault="", timeout=4, flags=()):
     text = folder / "text"
     text.write_text("All work and no play makes Jack a dull boy. " * 1000)
     config = programs.ROOT / "examples/llama/configs/tiny.json"
-    return fake_cuda.train(folder, ["--config", config, "--text", text, "--steps", 2, "--batch", 4,
+    return programs.train_on_fake_cuda(folder, ["--config", config, "--text", text, "--steps", 2, "--batch", 4,
                                     "--seq", 32, *flags], dp=2, tp=2, fault=fault)
 
 
@@ -77,14 +76,14 @@ def traffic(report):
 def test_groups_whose_ranks_do_not_all_come_at_once_are_made_each_by_itself(folder, monkeypatch):
     """Ranks 2 and 3 do not wait for rank 1 to split the groups of tp from one, and all is as if they had."""
     monkeypatch.setenv("TESSERA_TIMEOUT", "60")
-    run = fake_cuda.run(folder, [programs.BIN / "late_rank", 5], 4)
+    run = programs.run_on_fake_cuda(folder, [programs.BIN / "late_rank", 5], 4)
     assert run.done.returncode == 0, run.done.stderr
     for report in run.reports.values():
         assert made(report) == [("init", 2), ("init", 4), ("split", 2), ("split", 4)]
         assert [group["ended"] for group in report["communicators"]] == [3, 2, 1, 0]
         assert all(group["ended_by"] == "destroy" for group in report["communicators"])
         assert not report["violations"]
-    split = fake_cuda.run(folder, [programs.BIN / "late_rank", 0], 4)
+    split = programs.run_on_fake_cuda(folder, [programs.BIN / "late_rank", 0], 4)
     assert made(split.reports[0]) == [("init", 4), ("split", 2), ("split", 2), ("split", 4)]
     for rank, report in run.reports.items():
         of_tp, of_all, *others = traffic(report)

@@ -10,7 +10,6 @@ import tempfile
 
 import pytest
 
-import fake_cuda
 import programs
 
 SCRIPTS = programs.ROOT / "scripts" / "gpu"
@@ -19,7 +18,7 @@ import checks  # noqa: E402
 import context as stage_context  # noqa: E402
 import speeds  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not fake_cuda.LIBRARY.exists(),
+pytestmark = pytest.mark.skipif(not programs.FAKE_CUDA.exists(),
                                 reason="built without CUDA's headers")
 STAGES = ["versions", "train", "compare", "gpu_test", "parity", "ranks", "ceilings", "profile", "kernels", "peer",
           "sanitizer"]
@@ -116,6 +115,8 @@ def test_run_out_of_memory_is_a_result(packed, tmp_path):
 
 
 def test_run_continues_where_it_was_interrupted(packed, tmp_path):
+    done, _ = run(packed, tmp_path, "trian")
+    assert done.returncode == 2 and "no stage is named trian; there are versions" in done.stderr
     done, rows = run(packed, tmp_path, "ceilings", "versions", "--budget", 1)
     assert (done.returncode, rows) == (0, []), done.stderr
     assert "Left for the next run: versions; ceilings" in done.stdout
@@ -131,31 +132,23 @@ def test_run_continues_where_it_was_interrupted(packed, tmp_path):
 
 
 def test_stage_that_fails_stops_no_other(packed, tmp_path):
-    (packed / "configs" / "small.json").rename(packed / "away.json")
+    (packed / "text.txt").rename(packed / "away.txt")
     try:
         done, rows = run(packed, tmp_path, "parity", "ceilings")
     finally:
-        (packed / "away.json").rename(packed / "configs" / "small.json")
+        (packed / "away.txt").rename(packed / "text.txt")
     assert done.returncode == 1
-    assert "small.json" in done.stderr
+    assert "text.txt" in done.stderr
     assert [(row["stage"], row["ok"]) for row in rows if row["what"] == "stage"] == [
         ("parity", False), ("ceilings", True)]
 
 
-def test_unknown_stage_is_named(packed):
-    done = programs.run([sys.executable, packed / "run", "trian"])
-    assert done.returncode == 2
-    assert "no stage is named trian; there are versions" in done.stderr
-
-
 def test_library_path_is_extended(monkeypatch):
     """The driver's libraries may be found by it."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")
-    paths = stage_context.for_programs(stage_context.Context(None, "", rehearse=False))["LD_LIBRARY_PATH"].split(":")
-    assert paths[0] == str(SCRIPTS / "lib") and paths[-1] == "/usr/local/nvidia/lib64"
-    monkeypatch.delenv("LD_LIBRARY_PATH")
-    paths = stage_context.for_programs(stage_context.Context(None, "", rehearse=False))["LD_LIBRARY_PATH"].split(":")
-    assert "" not in paths
+    for before, last in (("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib64"), ("", None)):
+        monkeypatch.setenv("LD_LIBRARY_PATH", before)
+        paths = stage_context.for_programs(stage_context.Context(None, "", rehearse=False))["LD_LIBRARY_PATH"].split(":")
+        assert paths[0] == str(SCRIPTS / "lib") and last in (None, paths[-1]) and "" not in paths
 
 
 def test_batch_is_halved_until_it_fits(tmp_path, monkeypatch):

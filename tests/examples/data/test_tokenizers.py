@@ -1,15 +1,20 @@
-"""Token ids and texts compared with other packages, for every kind of tokenizer and every code point of Unicode 3.2."""
+"""Token ids and texts compared with other packages, for every kind of tokenizer and every code point of Unicode 3.2.
+llama_tokenize beside a writer in Python: the same shards, byte for byte."""
 
 import array
+import gzip
 import importlib.util
 import itertools
 import json
 import pathlib
 import random
 import shutil
+import struct
+import sys
+import tempfile
 import unicodedata
-import unittest
 
+import numpy
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 import regex
 
@@ -56,34 +61,10 @@ class TrainedHere(Comparison):
         learnt = kinds.multilingual(200_000, seed=1) + kinds.code(programs.ROOT / "docs", 100_000)
         cls.tokenizers = kinds.save_all(cls.shared, learnt)
 
-    def compare_kind(self, kind):
-        theirs = self.tokenizers[kind]
-        self.compare(self.shared / f"{kind}.json",
-                     lambda text: theirs.encode(text, add_special_tokens=False).ids, theirs.decode)
-
-    def test_llama2(self):
-        self.compare_kind("llama2")
-
-    def test_llama3(self):
-        self.compare_kind("llama3")
-
-    def test_mistral(self):
-        self.compare_kind("mistral")
-
-    def test_qwen(self):
-        self.compare_kind("qwen")
-
-    def test_gpt2(self):
-        self.compare_kind("gpt2")
-
-    def test_patterns_of_words(self):
-        self.compare_kind("words")
-
-    def test_steps_that_no_kind_has(self):
-        self.compare_kind("digits")
-
-    def test_steps_behind_bytes(self):
-        self.compare_kind("behind_bytes")
+    def test_each_kind(self):
+        for kind, theirs in self.tokenizers.items():
+            self.compare(self.shared / f"{kind}.json",
+                         lambda text, of=theirs: of.encode(text, add_special_tokens=False).ids, theirs.decode)
 
 
 class SentencePiece(Comparison):
@@ -263,3 +244,200 @@ class Unicode(programs.WithSharedFolder):
                     want += text[last:begin]
                     last = end
                 self.compare(got, want + text[last:])
+
+
+# ---- llama_tokenize.
+
+TOKENIZE = programs.BIN / "llama_tokenize"
+PIECE = 1 << 20
+# Runs a command and prints its peak in KiB. From a small process: a child begins with the peak of the one that forks it.
+PEAK_OF = """
+import os, subprocess, sys
+_, status, used = os.wait4(subprocess.Popen(sys.argv[1:]).pid, 0)
+print(used.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def zstd(data, window=0x70):
+    """A frame of blocks that are not compressed (RFC 8878)."""
+    blocks = [data[i:i + 100_000] for i in range(0, len(data), 100_000)] or [b""]
+    frame = struct.pack("<IBB", 0xFD2FB528, 0, window)
+    for i, block in enumerate(blocks):
+        frame += struct.pack("<I", (len(block) << 3) | (i == len(blocks) - 1))[:3] + block
+    return frame
+
+
+class Tokenize(programs.WithSharedFolder):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.tokenizer = kinds.llama3(kinds.multilingual(100_000, seed=1))
+        cls.path = cls.shared / "tokenizer.json"
+        cls.tokenizer.save(str(cls.path))
+        cls.eos, cls.bos = (cls.tokenizer.token_to_id(name) for name in ("<|eot|>", "<s>"))
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        self.out = self.folder / "out/t"
+        self.out.parent.mkdir()
+
+    def write(self, name, data):
+        path = self.folder / name
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        return path
+
+    def command(self, *arguments, tokenizer=None):
+        return [TOKENIZE, "--tokenizer", tokenizer or self.path, "--out", self.out, *arguments]
+
+    def tokenize(self, *arguments, **kwargs):
+        flags = [] if "--no-eos" in arguments else ["--eos-token", "<|eot|>"]
+        return programs.succeed(self.command(*flags, *arguments, **kwargs))
+
+    def refuse(self, arguments, *parts, leaves=()):
+        done = programs.run(self.command("--eos-token", "<|eot|>", *arguments))
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        for part in parts:
+            self.assertIn(str(part), done.stderr)
+        self.assertEqual(sorted(path.name for path in self.out.parent.iterdir()), sorted(leaves))
+
+    def ids(self, text):
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def expect(self, documents, shard_tokens=100_000_000, begin=(), end=None):
+        """What a writer in Python makes of lists of texts, each tokenized by itself."""
+        end = [self.eos] if end is None else end
+        tokens = [token for document in documents
+                  for token in [*begin, *(t for text in document for t in self.ids(text)), *end]]
+        shards = [tokens[i:i + shard_tokens] for i in range(0, len(tokens), shard_tokens)]
+        header = numpy.zeros(256, "<i4")
+        for i, shard in enumerate(shards):
+            header[:3] = 20240520, 1, len(shard)
+            want = header.tobytes() + numpy.array(shard, "<u2").tobytes()
+            self.assertTrue(self.out.with_name(f"t_{i:06}.bin").read_bytes() == want, f"shard {i} differs")
+        self.assertEqual(len(list(self.out.parent.glob("*.bin"))), len(shards))
+
+    def documents(self, count, seed=5):
+        rng = random.Random(seed)
+        text = kinds.multilingual(200_000, seed)
+        return [text[(at := rng.randrange(len(text) - 900)):at + rng.randrange(1, 900)] for _ in range(count)]
+
+    def lines(self, documents, field="text"):
+        return "".join(json.dumps({"id": 1, field: text}) + "\n" for text in documents)
+
+    def test_texts_and_jsonl_plain_and_compressed(self):
+        docs = self.documents(60)
+        self.write("a[1].txt", docs[0])
+        self.write("b.txt", "")
+        self.write("c.txt.gz", gzip.compress(docs[1].encode()) + gzip.compress(docs[2].encode()))
+        self.write("d.jsonl", self.lines(docs[3:20]) + "\n  \n" + self.lines(["", docs[20]]).rstrip())
+        self.write("e.json.gz", gzip.compress(self.lines(docs[21:40]).encode()))
+        self.write("f.jsonl.zst", zstd(self.lines(docs[40:50]).encode()) + zstd(self.lines(docs[50:]).encode()))
+        self.tokenize(self.folder / "a[1].txt", self.folder / "[b-f].*", "--threads", 3)
+        self.expect([[docs[0]], [docs[1] + docs[2]], *([doc] for doc in docs[3:])])
+
+    def test_shards_of_so_many_tokens_whatever_the_threads(self):
+        docs = self.documents(200)
+        path = self.write("d.jsonl", self.lines(docs, "content"))
+        self.tokenize(path, "--field", "content", "--shard-tokens", 1000, "--threads", 1, "--bos")
+        self.expect([[doc] for doc in docs], 1000, begin=[self.bos])
+        one = [shard.read_bytes() for shard in sorted(self.out.parent.glob("*.bin"))]
+        self.out = self.folder / "four/t"
+        self.out.parent.mkdir()
+        self.tokenize(path, "--field", "content", "--shard-tokens", 1000, "--threads", 4, "--bos")
+        self.assertEqual([shard.read_bytes() for shard in sorted(self.out.parent.glob("*.bin"))], one)
+        self.out = self.folder / "bare/t"
+        self.out.parent.mkdir()
+        self.tokenize(path, "--field", "content", "--no-eos")
+        self.expect([[doc] for doc in docs], end=[])
+
+    def test_a_large_vocabulary_takes_32_bits(self):
+        large = json.loads(self.path.read_text())
+        large["added_tokens"].append({"id": 70_000, "content": "<far>", "special": True, "single_word": False,
+                                      "lstrip": False, "rstrip": False, "normalized": False})
+        tokenizer = self.write("large.json", json.dumps(large))
+        self.tokenize(self.write("a.txt", "a b <far>"), tokenizer=tokenizer)
+        data = self.out.with_name("t_000000.bin").read_bytes()
+        want = [*self.ids("a b "), 70_000, self.eos]
+        self.assertEqual(struct.unpack_from("<3i", data), (20240801, 7, len(want)))
+        self.assertEqual(numpy.frombuffer(data, "<u4", offset=1024).tolist(), want)
+
+    def test_a_long_text_is_cut_between_lines_where_its_tokens_stay_the_same(self):
+        text = (kinds.code(programs.ROOT / "tests", 600_000) * 10)[:2 * PIECE + 100_000]
+        self.tokenize(self.write("a.txt", text))
+        self.expect([[text]])
+
+    def test_the_end_token_comes_from_the_folder_of_the_model(self):
+        (self.folder / "tokenizer.json").write_bytes(self.path.read_bytes())
+        programs.write_config(self.folder, programs.SMALL | {"vocab_size": 4000, "eos_token_id": [7, 8]})
+        path = self.write("a.txt", "some text")
+        programs.succeed(self.command(path, tokenizer=self.folder))
+        self.expect([["some text"]], end=[7])
+
+    def test_documents_begin_and_end_with_all_tokens_of_the_template(self):
+        tokenizer = kinds.of_letters("<1> <2> $A <3> <4> <3>")
+        path = self.folder / "letters.json"
+        tokenizer.save(str(path))
+        docs = ["ab c", "d", "<1> e"]
+        flags = ["--bos", self.write("a.jsonl", self.lines(docs))]
+        programs.succeed(self.command(*flags, tokenizer=path))
+        whole = [token for doc in docs for token in tokenizer.encode(doc).ids]
+        self.assertEqual(numpy.fromfile(self.out.with_name("t_000000.bin"), "<u2", offset=1024).tolist(), whole)
+
+    def test_takes_a_file_once_however_often_it_is_named(self):
+        docs = self.documents(4)
+        files = [self.write(f"{i}.txt", doc) for i, doc in enumerate(docs)]
+        self.tokenize(files[2], self.folder / "*.txt", self.folder / "out/../2.txt", self.folder / "[0-2].txt")
+        self.expect([[docs[i]] for i in (2, 0, 1, 3)])
+
+    def test_refuses_shards_of_an_earlier_run(self):
+        path = self.write("a.txt", "some text")
+        self.assertRegex(self.tokenize(path).stdout, r": \d+ tokens in 1 shard of 1 file\n$")
+        self.refuse([path], "t_000000.bin", "exists", leaves=["t_000000.bin"])
+
+    def test_takes_gzip_with_zeros_behind_it(self):
+        docs = self.documents(2)
+        packed = [gzip.compress(doc.encode()) for doc in docs]
+        self.tokenize(self.write("a.gz", packed[0] + b"\0" * 300_000),
+                      self.write("b.gz", packed[1] + b"\0" * 3 + packed[0]))
+        self.expect([[docs[0]], [docs[1] + docs[0]]])
+
+    def test_reads_long_windows_of_zstd(self):
+        """Windows of 256 MiB, as with zstd --long=28."""
+        self.tokenize(self.write("a.zst", zstd(b"words and words", window=0x90)), "--no-eos")
+        self.expect([["words and words"]], end=[])
+
+    def test_refuses_bad_input(self):
+        good = self.write("good.jsonl", self.lines(["a", "b"]))
+        self.refuse([self.folder / "none*"], "FILES: no file matches", "none*", "name files that exist")
+        self.refuse(["a" * 300], "FILES: no file matches", "File name too long", "name files that exist")
+        packed = gzip.compress(self.lines(self.documents(50)).encode())
+        self.refuse([self.write("cut.jsonl.gz", packed[:-20])], "cut.jsonl.gz", "ends too early")
+        self.refuse([self.write("bad.jsonl.gz", packed[:200] + b"\xff" * 50 + packed[250:])], "is damaged gzip data")
+        self.refuse([self.write("cut.jsonl.zst", zstd(b"{}" * 100)[:-20])], "cut.jsonl.zst", "ends too early")
+        self.refuse([self.write("bad.jsonl", self.lines(["a"]) + "\n{\"text\": 3\n")], "bad.jsonl:3:", "not JSON")
+        self.refuse([good, "--field", "body"], "good.jsonl:1:", 'no field "body"')
+        self.refuse([self.write("number.jsonl", '{"text": 3}')], "number.jsonl:1:", "of the kind number")
+        self.refuse([self.write("list.jsonl", '[3]')], "list.jsonl:1:", "no JSON object")
+        self.refuse([self.write("none.jsonl", "\n \n")], "hold no token")
+        self.refuse([self.write("marked.jsonl", "\ufeff" + self.lines(["a"]))], "marked.jsonl:1:", "a byte order mark")
+        self.refuse([self.write("nan.jsonl", '{"text": NaN}')], "nan.jsonl:1:", "NaN and Infinity, which Python writes")
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
+        self.refuse([self.write("a.txt", pointer)], "a.txt' is a pointer of git-lfs", "git lfs pull")
+        self.refuse([good, "--eos-token", "two words"], "tokens of the tokenizer")
+        self.refuse([good, "--eos-token", 99999], "outside the tokenizer's vocabulary")
+        self.refuse([self.folder], "not a regular file")
+        done = programs.run([*self.command(good), "--out", f"{self.out.parent}/"])
+        self.assertIn("is a folder; add the PREFIX", done.stderr)
+        done = programs.run(self.command(good))
+        self.assertIn("names no token that ends a document", done.stderr)
+
+    def test_takes_little_memory_for_much_text(self):
+        """A line of 25 MB, and compressed text of 60 MB."""
+        line = json.dumps({"text": "words and words again " * 1_200_000}) + "\n"
+        path = self.write("a.jsonl.gz", gzip.compress((line + self.lines(["x" * 60]) * 400_000).encode(), 1))
+        done = programs.succeed([sys.executable, "-c", PEAK_OF, *self.command(path, "--no-eos", "--threads", 2)])
+        self.assertLess(int(done.stdout.splitlines()[-1]), 512 << 10, "KiB")

@@ -1,12 +1,15 @@
-"""Flags, links and commands in the documents are those of the programs; the commands of two pages run."""
+"""Flags, links and commands in the documents are those of the programs; the commands of two pages run, and so do the
+tutorials, alone and on several ranks."""
 
 import json
 import os
+import pathlib
 import re
 import shutil
+import sys
+import tempfile
 import unittest
 
-import architectures
 import programs
 import tokenizers_of_kinds as kinds
 
@@ -85,7 +88,7 @@ class FromFilesToText(programs.InFolder):
         text = "".join(SENTENCE.format(i) for i in range(600))
         tokenizer = kinds.llama3(text)
         folder = self.folder / "Llama-3.2-1B"
-        architectures.make(folder, architectures.MODELS["llama3"] | {
+        programs.make_architecture(folder, programs.MODELS["llama3"] | {
             "vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 256,
             "bos_token_id": tokenizer.token_to_id("<s>"), "eos_token_id": tokenizer.token_to_id("<|eot|>")})
         tokenizer.save(str(folder / "tokenizer.json"))
@@ -131,3 +134,98 @@ class PlanA70bRun(programs.InFolder):
                         # The last digit of a throughput depends on the processor's libm.
                         self.assertIn(re.sub(r"\d\d$", "", line), said)
         self.assertIn("Time line", (self.folder / "plan.html").read_text())
+
+
+class TorchExport(programs.InFolder):
+    def test_the_exported_program_computes_the_logits_of_transformers(self):
+        """The program of docs/programs/exporting.md that exports a model with torch.export."""
+        import torch
+        import transformers
+        config = programs.write_config(self.folder, programs.SMALL | {"num_key_value_heads": 2})
+        programs.train(["--config", config, "--tokens", self.tokens, "--seq", 32, "--batch", 4, "--steps", 2,
+                        "--save-hf", self.folder / "run/model"], dp=2, tp=2)
+        code = re.search(r"(?ms)^```python\n(.*?)^```$", (programs.ROOT / "docs/programs/exporting.md").read_text())[1]
+        programs.succeed([sys.executable, "-c", code], cwd=self.folder)
+        exported = torch.export.load(self.folder / "run/exported.pt2").module()
+        model = transformers.AutoModelForCausalLM.from_pretrained(self.folder / "run/model", dtype=torch.float32)
+        # Sizes other than those of the export.
+        tokens = torch.tensor(programs.text_tokens(3 * 29, 256)).view(3, 29)
+        with torch.no_grad():
+            torch.testing.assert_close(exported(tokens), model(tokens).logits)
+
+
+# ---- The tutorials.
+
+def losses_of(output):
+    return [float(loss) for loss in re.findall(r"\bloss:? +(-?\d\S*)", output)]
+
+
+class Tutorials(unittest.TestCase):
+    def run_tutorial(self, name, *arguments, on=(1, 4)):
+        """The outputs on these numbers of ranks."""
+        for ranks in on:
+            with self.subTest(name, ranks=ranks):
+                program = [programs.BIN / f"tutorial_{name}", *arguments]
+                yield programs.succeed(programs.on_ranks(ranks, program), timeout=120).stdout
+
+    def test_each_prints_what_it_found(self):
+        equal = "every gradient is as one rank computes it"
+        with tempfile.TemporaryDirectory() as folder:
+            for name, arguments, on, patterns in (
+                    ("02_distributed_tensor", (), (1,), ["row sum 0"]),
+                    ("02_distributed_tensor", (), (4,), [r"\(dp=2, tp=2\)", r"\[Partial\(sum\)\] -> \[Shard\(0\)\]"]),
+                    ("04_operators", (), (1,), ["the product is"]),
+                    ("04_operators", (), (4,), [r"the product is \[Partial\(sum\)\], the softmax \[Shard\(1\)\], "
+                                                r"the gradients \[Shard\(1\)\] and \[Shard\(0\)\]"]),
+                    ("06_fsdp", (), (1, 4), ["(?m)^up: ", "(?m)^down: "]),
+                    ("07_communicator", (), (1, 4), ["summed by ordered_sums"]),
+                    ("11_experts", (), (2,), [r"one of \d+ alike", "(?m)^ +ep +all_gather "]),
+                    # A rank of ep has no experts.
+                    ("11_experts", (3, 4), (4,), ["step 20 loss"]),
+                    ("12_losses", (), (1, 2, 4), [equal]),
+                    ("13_own_parameters", (), (1, 2, 4), [equal]),
+                    ("16_plain_inference", (folder,), (1, 3), ["the plain model computes the same bits"])):
+                for output in self.run_tutorial(name, *arguments, on=on):
+                    for pattern in patterns:
+                        self.assertRegex(output, pattern)
+
+    def test_losses_fall(self):
+        for name in ("03_train_2d", "06_fsdp", "08_your_own_module"):
+            for output in self.run_tutorial(name):
+                losses = losses_of(output)
+                self.assertEqual(len(losses), 20)
+                self.assertLess(losses[-1], losses[0])
+
+    def test_losses_are_those_of_one_rank(self):
+        """`fall`: the last loss as a share of the first one. `early`: the tolerance of the first three steps, before rounding
+        has been multiplied by the steps."""
+        for name, on, count, fall, early, late in (
+                ("01_data_parallel", (2, 3, 4), 5, 0.8, 1e-4, 1e-4), ("09_gpt2", (4,), 20, 0.9, 2e-5, 2e-3),
+                ("11_experts", (4,), 20, 1, 1e-3, 1e-3), ("14_your_own_program", (2, 4), 10, 0.2, 2e-2, 2e-2),
+                ("15_torch_nn", (2, 4), 20, 0.8, 1e-3, 1e-3)):
+            alone, *others = self.run_tutorial(name, on=(1, *on))
+            want = losses_of(alone)
+            self.assertEqual(len(want), count)
+            self.assertLess(want[-1], fall * want[0])
+            for output in others:
+                for step, (one, same) in enumerate(zip(want, losses_of(output), strict=True)):
+                    self.assertAlmostEqual(one, same, delta=(early if step < 3 else late) * one, msg=f"{name}, step {step}")
+
+    def test_initial_weights_of_gpt2_are_those_of_one_rank(self):
+        alone, four = (re.search(r"sum of parameters (-?\d+\.\d{10}\d*)", output)[1] for output in self.run_tutorial("09_gpt2"))
+        self.assertEqual(alone, four)
+
+    def test_gpt2_refuses_ranks_that_do_not_divide_its_batch(self):
+        done = programs.run(programs.on_ranks(3, [programs.BIN / "tutorial_09_gpt2"]), timeout=120)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("a batch of 8 rows can't be split over dp=3", done.stderr)
+        self.assertNotIn("loss", done.stdout)
+
+    def test_your_own_program_writes_the_requested_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            list(self.run_tutorial("14_your_own_program", folder, on=(2,)))
+            out = pathlib.Path(folder)
+            events = json.loads((out / "profile.json").read_text())["traceEvents"]
+            names = {event.get("name") for event in events}
+            self.assertIn("Curve: forward", names)
+            self.assertEqual(len(list((out / "board").iterdir())), 1)

@@ -1,11 +1,227 @@
-"""Data parallelism under each launcher, and a world of the ranks that MPI has started."""
+"""Data parallelism under each launcher, and a world of the ranks that MPI has started. The batch script for Slurm, run by
+stand-ins for sbatch and srun that start real tasks. The command lines of the manifests for Kubernetes."""
+
 import os
+import pathlib
+import re
 import shutil
 import socket
+import stat
+import subprocess
+import sys
 import sysconfig
 import unittest
 
+import yaml
+
 import programs
+
+SCRIPT = programs.ROOT / "examples" / "launch" / "llama_train.sbatch"
+# Long options of sbatch(1) that a script may have.
+SBATCH = {"job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time", "output",
+          "open-mode", "requeue", "signal", "mem", "account", "partition", "exclusive"}
+# One host is all nodes here. What is given to it that srun(1) does not have is an error.
+SRUN = '''#!{python}
+import argparse, os, subprocess, sys, time
+parser = argparse.ArgumentParser(allow_abbrev=False)
+for option in ("--kill-on-bad-exit", "--wait", "--cpus-per-task", "--ntasks-per-node", "--nodes"):
+    parser.add_argument(option)
+parser.add_argument("command", nargs=argparse.REMAINDER)
+arguments = parser.parse_args()
+nodes = int(os.environ["SLURM_NNODES"])
+each = int(arguments.ntasks_per_node or os.environ["SLURM_NTASKS_PER_NODE"])
+count = nodes * each
+tasks = [subprocess.Popen(arguments.command, env=os.environ | {{
+    "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % each), "SLURM_NODEID": str(rank // each),
+    "SLURM_STEP_NUM_TASKS": str(count), "SLURM_NTASKS": str(count), "SLURM_STEP_NUM_NODES": str(nodes),
+    "SLURM_STEP_ID": "0", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}}) for rank in range(count)]
+while any(task.poll() is None for task in tasks):
+    if arguments.kill_on_bad_exit == "1" and any(task.returncode for task in tasks):
+        for task in tasks:
+            task.terminate()
+    time.sleep(0.01)
+codes = [task.wait() for task in tasks]
+sys.exit(max(code if code >= 0 else 128 - code for code in codes))
+'''
+SCONTROL = '''#!/bin/sh
+echo "$@" >> "$SCONTROL_CALLS"
+'''
+
+
+def directives():
+    """What the script asks sbatch for; sbatch stops to read at the first command."""
+    found = {}
+    for line in SCRIPT.read_text().splitlines()[1:]:
+        if line.startswith("#SBATCH"):
+            name, _, value = re.fullmatch(r"#SBATCH --([a-z-]+)(=(\S+))?", line).groups()
+            found[name] = (value or "").removeprefix("=")
+        elif line and not line.startswith("#"):
+            break
+    return found
+
+
+def make_program(path, text):
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+class TestSbatch(programs.InFolder):
+    def setUp(self):
+        super().setUp()
+        self.place = self.folder / "slurm"
+        self.place.mkdir()
+        make_program(self.place / "srun", SRUN.format(python=sys.executable))
+        make_program(self.place / "scontrol", SCONTROL)
+
+    def sbatch(self, *arguments, **variables):
+        """As sbatch runs a script: a copy, in the folder of the submission, with the allocation's variables. Two nodes of
+        one task each."""
+        copy = self.folder / "slurm_script"
+        copy.write_bytes(SCRIPT.read_bytes())
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        environment |= {"PATH": f"{self.place}:{environment['PATH']}", "SLURM_JOB_ID": str(os.getpid()), "SLURM_NNODES": "2",
+                        "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_CPUS_PER_TASK": "1",
+                        "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0",
+                        "SLURM_SUBMIT_DIR": str(self.folder), "TESSERA_BIN": str(programs.BIN),
+                        "SCONTROL_CALLS": str(self.folder / "scontrol")} | variables
+        return subprocess.run(["bash", copy, *map(str, arguments)], env=environment, cwd="/", capture_output=True,
+                              text=True, timeout=300)
+
+    def train(self, *arguments, **variables):
+        return self.sbatch("--config", self.config, "--tokens", "t.bin", "--batch", 2, "--seq", 16, "--dp", 2, *arguments,
+                           **variables)
+
+    def test_directives_are_known_to_sbatch(self):
+        found = directives()
+        self.assertEqual(set(found) - SBATCH, set())
+        self.assertEqual((found["nodes"], found["ntasks-per-node"], found["signal"]), ("2", "8", "USR1@300"))
+        self.assertEqual(subprocess.run(["bash", "-n", SCRIPT], capture_output=True).stderr, b"")
+
+    def test_trains_on_two_tasks(self):
+        done = self.train("--steps", 3, "--metrics", "by_slurm.jsonl")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        programs.train(["--config", self.config, "--tokens", self.tokens, "--batch", 2, "--seq", 16, "--steps", 3,
+                        "--metrics", self.folder / "by_run.jsonl"], dp=2)
+        losses = [[step["loss"] for step in programs.read_metrics(self.folder / name)]
+                  for name in ("by_slurm.jsonl", "by_run.jsonl")]
+        self.assertEqual(*losses)
+        self.assertFalse((self.folder / "scontrol").exists())
+
+    def test_a_job_whose_time_is_over_is_queued_again(self):
+        # What Slurm sends, to each task when it gets to it.
+        make_program(self.place / "llama_train", '#!/bin/sh\n(until [ -s first.jsonl ]; do sleep 0.1; done; kill -USR1 $$) &\n'
+                     f'exec {programs.BIN}/llama_train "$@"\n')
+        done = self.train("--steps", 100000, "--checkpoint", "steps", "--resume", "auto", "--metrics", "first.jsonl",
+                          TESSERA_BIN=str(self.place))
+        self.assertEqual(done.returncode, 75, done.stderr)
+        self.assertEqual((self.folder / "scontrol").read_text(), f"requeue {os.getpid()}\n")
+        saved = max(int(re.search(r"\d+", path.name)[0]) for path in (self.folder / "steps").glob("*step*"))
+        again = self.train("--steps", saved + 1, "--checkpoint", "steps", "--resume", "auto", "--metrics", "again.jsonl")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual([step["step"] for step in programs.read_metrics(self.folder / "again.jsonl")], [saved + 1])
+
+    def test_a_failed_run_fails_the_job(self):
+        done = self.train("--steps", 1, "--lr", "x")
+        self.assertNotIn(done.returncode, (0, 75))
+        self.assertIn("--lr", done.stderr)
+        self.assertFalse((self.folder / "scontrol").exists())
+
+    def test_outside_of_sbatch_is_refused(self):
+        done = subprocess.run(["bash", SCRIPT], capture_output=True, text=True, timeout=60,
+                              env={name: value for name, value in os.environ.items() if not name.startswith("SLURM_")})
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("start this script with sbatch", done.stderr)
+
+
+LAUNCH = programs.ROOT / "examples" / "launch"
+TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"
+
+
+def manifest(name):
+    return yaml.safe_load((LAUNCH / name).read_text())
+
+
+def environments_of_train_job(job):
+    """As pkg/runtime/framework/plugins/torch/torch.go of kubeflow/trainer sets them, a node each."""
+    name, trainer = job["metadata"]["name"], job["spec"]["trainer"]
+    return [{"PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+             "PET_NODE_RANK": str(node), "PET_MASTER_ADDR": f"{name}-node-0-0.{name}", "PET_MASTER_PORT": "29500"}
+            for node in range(trainer["numNodes"])]
+
+
+def environments_of_pytorch_job(job):
+    """As pkg/controller.v1/pytorch/envvar.go of kubeflow/training-operator v1.9.0 sets them, a pod each."""
+    spec = job["spec"]
+    replicas = spec["pytorchReplicaSpecs"]
+    nodes = sum(each["replicas"] for each in replicas.values())
+    port, = (port["containerPort"] for port in replicas["Master"]["template"]["spec"]["containers"][0]["ports"]
+             if port["name"] == "pytorchjob-port")
+    place = {"ADDR": f"{job['metadata']['name']}-master-0", "PORT": str(port)}
+    return [{"PYTHONUNBUFFERED": "1", "PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": spec["nprocPerNode"],
+             "PET_NODE_RANK": str(node), "RANK": str(node), "WORLD_SIZE": str(nodes * int(spec["nprocPerNode"])),
+             **{f"{prefix}MASTER_{what}": value for prefix in ("", "PET_") for what, value in place.items()}}
+            for node in range(nodes)]
+
+
+def container_of(job):
+    if job["kind"] == "TrainJob":
+        return job["spec"]["trainer"]
+    return job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+
+
+JOBS = (("train_job.yaml", environments_of_train_job), ("pytorch_job.yaml", environments_of_pytorch_job))
+
+
+class TestCommandLines(programs.InFolder):
+    def setUp(self):
+        super().setUp()
+        # The model's name, as HF_HOME of the manifests would have it.
+        snapshot = self.folder / "hub" / "models--meta-llama--Llama-3.2-1B" / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        refs = snapshot.parents[1] / "refs"
+        refs.mkdir()
+        (refs / "main").write_text(snapshot.name)
+        programs.train(["--config", self.config, "--steps", 0, "--save-hf", snapshot])
+        (self.folder / "book.txt").write_text("It was the best of times. " * 200)
+
+    def port(self, kind):
+        return str(20000 + (os.getpid() + len(kind)) % 10000)
+
+    def launch(self, command, *environments):
+        """The command on each node, all on this host: programs and /data are those of the test."""
+        command = [str(programs.BIN / word) if word in ("llama_train", "llama_plan") else str(TORCHRUN) if word == "torchrun" else
+                   word.replace("/data", str(self.folder)) for word in command]
+        own = {name: value for name, value in os.environ.items()
+               if not name.startswith(("PET_", "MASTER_", "HF_")) and name not in ("RANK", "WORLD_SIZE")}
+        nodes = [subprocess.Popen(command, env=own | {"HF_HOME": str(self.folder)} | environment, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE) for environment in environments]
+        return [(node.communicate(timeout=300), node.returncode) for node in nodes]
+
+    def test_ranks_are_those_that_the_operator_means(self):
+        for kind, environments in JOBS:
+            with self.subTest(kind):
+                job = manifest(kind)
+                container = container_of(job)
+                words = container["command"] + container["args"]
+                start = words.index("llama_train")
+                here = {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": self.port(kind)}
+                nodes = self.launch(words[:start] + ["sh", "-c", "echo $RANK $WORLD_SIZE $MASTER_ADDR"],
+                                    *(each | here for each in environments(job)))
+                lines = []
+                for (out, err), code in nodes:
+                    self.assertEqual(code, 0, err)
+                    lines.append(sorted(out.splitlines()))
+                self.assertEqual(lines, [sorted(f"{rank} 16 localhost" for rank in ranks) for ranks in (range(8), range(8, 16))])
+
+    def test_flags_are_llama_trains(self):
+        for kind, _ in JOBS:
+            with self.subTest(kind):
+                words = container_of(manifest(kind))["args"]
+                flags = words[words.index("llama_train"):]
+                (out, err), code = self.launch(["llama_plan", *flags[1:], "--gpu", "h100"], {})[0]
+                self.assertEqual(code, 0, err)
+                self.assertIn("16", out)
+
 
 # Open MPI refuses root, and more ranks than cores, without these options.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np"]
@@ -42,7 +258,3 @@ class Launchers(unittest.TestCase):
         done = programs.run([*MPIRUN, "3", MPI_RANKS], timeout=120, env=environment())
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("well", done.stdout)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -28,22 +28,17 @@ TEST(GenerateOptions, TakeSeveralPromptsAndStops) {
   EXPECT_EQ(options.dtype, "fp32");
 }
 
-TEST(GenerateOptions, TakeListsOfTheConfigFileUnlessFlagsGiveThem) {
+TEST(GenerateOptions, TakeListsAndSectionsOfTheConfigFileUnlessFlagsGiveThem) {
   const tessera::testing::TemporaryFolder folder;
   const std::string file = (folder.path() / "run.toml").string();
-  tessera::testing::WriteFile(file, "model = \"m\"\nprompt = [\"a\", \"b\"]\nstop = [\"x\"]\n");
+  tessera::testing::WriteFile(file,
+                              "model = \"m\"\n[text]\nprompt = [\"a\", \"b\"]\nstop = "
+                              "[\"x\"]\n[sampling]\ntop-k = 3\n");
   EXPECT_EQ(parse_generate_options({"--config-file", file}).prompt, (Texts{"a", "b"}));
   const GenerateOptions options = parse_generate_options({"--config-file", file, "--prompt", "c"});
   EXPECT_EQ(options.prompt, Texts{"c"});
   EXPECT_EQ(options.stop, Texts{"x"});
-}
-
-TEST(GenerateOptions, TakeSections) {
-  const tessera::testing::TemporaryFolder folder;
-  const std::string file = (folder.path() / "run.toml").string();
-  tessera::testing::WriteFile(
-      file, "[model]\nmodel = \"m\"\n[text]\nprompt = \"a\"\n[sampling]\ntop-k = 3\n");
-  EXPECT_EQ(parse_generate_options({"--config-file", file}).sampling.top_k, 3);
+  EXPECT_EQ(options.sampling.top_k, 3);
   tessera::testing::WriteFile(file, "[text]\ntop-k = 3\n");
   EXPECT_ERROR(parse_generate_options({"--config-file", file}),
                "\"top-k\" is in [text], but belongs to [sampling]");
@@ -106,9 +101,6 @@ TEST(PromptTexts, AreALineEachOrOfJson) {
   EXPECT_ERROR(read("d.jsonl", "{\"prompt\": \"\"}\n"), "d.jsonl:1", "\"prompt\"");
   EXPECT_ERROR(read("c.jsonl", "hello\n"), "c.jsonl:1", "JSON");
 }
-
-}  // namespace
-namespace {
 
 at::Tensor OneText(std::initializer_list<double> logits) {
   return at::tensor(std::vector<double>(logits)).unsqueeze(0);
@@ -182,46 +174,34 @@ TEST(TokenProbabilities, MultipliesANegativeLogitByThePenalty) {
   EXPECT_NEAR(p[0][0].item<double>(), 0.5, 1e-12);
 }
 
-}  // namespace
-namespace {
-
-/// What is shown at each piece, and at the end.
-std::vector<std::string> Shown(StopStrings stops, const std::vector<std::string>& pieces) {
-  std::vector<std::string> shown;
-  for (const std::string& piece : pieces) {
-    shown.push_back(stops.push(piece));
-  }
-  shown.push_back(stops.finish());
-  return shown;
-}
-
 using Pieces = std::vector<std::string>;
 
-TEST(StopStrings, EndATextBeforeTheFirstOne) {
-  EXPECT_EQ(Shown(StopStrings({"END", "."}), {"one. two END"}), (Pieces{"one", ""}));
-  EXPECT_EQ(Shown(StopStrings({".", "END"}), {"two END one."}), (Pieces{"two ", ""}));
-}
+/// Stop strings, the pieces of a text, and what is shown at each piece and at the end.
+struct Stops {
+  Pieces stops, pieces, shown;
+};
 
-TEST(StopStrings, ShowNoPartOfOne) {
-  EXPECT_EQ(Shown(StopStrings({"<end>"}), {"a<", "e", "nd", ">b", "c"}),
-            (Pieces{"a", "", "", "", "", ""}));
-}
-
-TEST(StopStrings, ShowTextThatTurnsOutToBeNoStopString) {
-  EXPECT_EQ(Shown(StopStrings({"<end>"}), {"a<e", "l", "se<en"}),
-            (Pieces{"a", "<el", "se", "<en"}));
-}
-
-TEST(StopStrings, MayBeginAgainWithinAPartialMatch) {
-  EXPECT_EQ(Shown(StopStrings({"aab"}), {"a", "a", "a", "b"}), (Pieces{"", "", "a", "", ""}));
-}
-
-TEST(StopStrings, HoldBackTheLongestPartialMatch) {
-  EXPECT_EQ(Shown(StopStrings({"bx", "abcd"}), {"zab", "c", "e"}), (Pieces{"z", "", "abce", ""}));
-}
-
-TEST(StopStrings, PassAllWithoutAny) {
-  EXPECT_EQ(Shown(StopStrings({}), {"a", "b"}), (Pieces{"a", "b", ""}));
+TEST(StopStrings, EndATextAndShowNoPartOfOne) {
+  const std::vector<Stops> rows{
+      {{"END", "."}, {"one. two END"}, {"one", ""}},
+      {{".", "END"}, {"two END one."}, {"two ", ""}},
+      {{"<end>"}, {"a<", "e", "nd", ">b", "c"}, {"a", "", "", "", "", ""}},
+      // A text that turns out to be no stop string.
+      {{"<end>"}, {"a<e", "l", "se<en"}, {"a", "<el", "se", "<en"}},
+      // A stop string that begins again within a partial match.
+      {{"aab"}, {"a", "a", "a", "b"}, {"", "", "a", "", ""}},
+      // The longest of two partial matches.
+      {{"bx", "abcd"}, {"zab", "c", "e"}, {"z", "", "abce", ""}},
+      {{}, {"a", "b"}, {"a", "b", ""}}};
+  for (const Stops& row : rows) {
+    StopStrings stops(row.stops);
+    Pieces shown;
+    for (const std::string& piece : row.pieces) {
+      shown.push_back(stops.push(piece));
+    }
+    shown.push_back(stops.finish());
+    EXPECT_EQ(shown, row.shown);
+  }
 }
 
 }  // namespace

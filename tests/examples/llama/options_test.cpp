@@ -62,17 +62,6 @@ TEST(TrainOptions, ResumeHasAnOptionalValue) {
   EXPECT_EQ(ParseFlags({"--checkpoint", "run", "--resume", "auto"}).resume, "auto");
 }
 
-TEST(TrainOptions, FlagsWinOverTheConfigFile) {
-  const TemporaryFolder folder;
-  const std::string file = (folder.path() / "run.toml").string();
-  WriteFile(file, "steps = 7\nlr = 0.25\nsp = false\nconfig = \"c.json\"\ntext = \"t\"\n");
-  const TrainOptions options = parse_train_options({"--lr", "0.5", "--config-file", file});
-  EXPECT_EQ(options.steps, 7);
-  EXPECT_EQ(options.lr, 0.5);
-  EXPECT_FALSE(options.sp);
-  EXPECT_EQ(options.config, "c.json");
-}
-
 TEST(Nearest, FindsTheFewestEdits) {
   EXPECT_EQ(nearest("stpes", {"seq", "steps", "seed"}), "steps");
   EXPECT_EQ(nearest("x", {}), "");

@@ -6,8 +6,6 @@ import os
 import subprocess
 import unittest
 
-import architectures
-import fake_cuda
 import programs
 import tokenizers_of_kinds as kinds
 
@@ -21,9 +19,9 @@ def generate(arguments, tp=1, **kwargs):
     return programs.run(programs.on_ranks(tp, command), **kwargs)
 
 
-def texts(arguments, tp=1):
+def texts(arguments, tp=1, **kwargs):
     """The token ids that llama_generate makes, and how each text has ended."""
-    done = generate(["--json", *arguments], tp)
+    done = generate(["--json", *arguments], tp, **kwargs)
     assert done.returncode == 0, done.stderr
     return [(text["tokens"], text["finish"]) for text in map(json.loads, done.stdout.splitlines())]
 
@@ -43,7 +41,7 @@ def greedy_tokens(model, prompt, **options):
 class Generation(programs.InFolder):
     def make(self, name):
         folder = self.folder / name
-        return folder, architectures.make(folder, architectures.MODELS[name])
+        return folder, programs.make_architecture(folder, programs.MODELS[name])
 
     def test_a_batch_has_each_prompts_greedy_text_on_any_mesh(self):
         # The window, which texts outgrow, on each; llama1 is below, with a penalty.
@@ -61,7 +59,7 @@ class Generation(programs.InFolder):
         import torch
         import transformers
         folder = self.folder / "few"
-        architectures.make(folder, architectures.MODELS["qwen3"] | {"num_key_value_heads": 2})
+        programs.make_architecture(folder, programs.MODELS["qwen3"] | {"num_key_value_heads": 2})
         losses, export = {}, self.folder / "out"
         for tp in (1, 4):
             metrics = self.folder / f"{tp}.jsonl"
@@ -90,6 +88,16 @@ class Generation(programs.InFolder):
         for tp in (2, 4):
             self.assertEqual(texts(drawn, tp), one)
         self.assertNotEqual(texts([*drawn[:-3], 4, *drawn[-2:]]), one)
+
+    def test_begins_and_ends_a_text_as_the_models_files_say(self):
+        folder, model = self.make("llama1")
+        config = folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"bos_token_id": 7}))
+        tokens = greedy_tokens(model, "\x07" + PROMPTS[0])
+        at = next(i for i, token in enumerate(tokens) if i >= 2 and token not in tokens[:i])
+        other = next(token for token in range(256) if token not in tokens)
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [other, tokens[at]]}))
+        self.assertEqual(texts(["--model", folder, "--prompt", PROMPTS[0], *GREEDY]), [(tokens[:at], "end")])
 
     def test_half_precision_follows_transformers(self):
         import torch
@@ -142,7 +150,7 @@ class Generation(programs.InFolder):
                               capture_output=True, check=True)
         self.assertEqual(done.stdout, PROMPTS[0].encode() + whole[:at] + b"\n")
 
-    def test_several_texts_are_kept_apart(self):
+    def test_several_texts_are_kept_apart_also_from_standard_input(self):
         folder, _ = self.make("llama1")
         prompts = self.folder / "prompts.txt"
         prompts.write_text("A b\n\nC\n")
@@ -150,17 +158,9 @@ class Generation(programs.InFolder):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout.replace("\n", "|"), r"^--- 1 of 2 ---\|A b.*\|--- 2 of 2 ---\|C.*\|$")
         self.assertRegex(done.stderr, r"prompt: 4 tokens, [\d.]+ tokens/s; decoding: 2 tokens, [\d.]+ tokens/s\n$")
-
-    def test_prompts_come_from_standard_input_on_any_mesh(self):
-        folder, _ = self.make("llama1")
-        prompts = self.folder / "prompts.txt"
-        prompts.write_text("A b\n\nC\n")
         expected = texts(["--model", folder, "--prompts", prompts, *GREEDY])
         for tp in (1, 2):
-            done = generate(["--json", "--model", folder, "--prompts", "-", *GREEDY], tp, input=prompts.read_text())
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual([(text["tokens"], text["finish"]) for text in map(json.loads, done.stdout.splitlines())],
-                             expected)
+            self.assertEqual(texts(["--model", folder, "--prompts", "-", *GREEDY], tp, input=prompts.read_text()), expected)
 
     def test_attention_dropout_is_of_training_alone(self):
         folder, model = self.make("llama1")
@@ -179,7 +179,7 @@ class Generation(programs.InFolder):
         file.write_bytes(text)
         tokens = torch.tensor(list(text))
         for seq, stride, tp in ((24, 24, 1), (24, 10, 2), (32, 1, 1), (None, None, 4)):
-            window = seq or architectures.POSITIONS
+            window = seq or programs.POSITIONS
             total, foretold = 0.0, 1
             for begin in range(0, len(text), stride or window):
                 end = min(begin + window, len(text) - 1)
@@ -218,11 +218,11 @@ class Generation(programs.InFolder):
         self.assertEqual(ours["tokens"], len(begun) - 1)
         self.assertAlmostEqual(ours["perplexity"] / want, 1, delta=1e-4)
 
-    @unittest.skipUnless(fake_cuda.LIBRARY.exists(), "built without CUDA's headers")
+    @unittest.skipUnless(programs.FAKE_CUDA.exists(), "built without CUDA's headers")
     def test_computes_on_the_device_alone(self):
         """On a fake one, whose kernels compute nothing: an operator of tensors on two devices is an error."""
         folder, _ = self.make("qwen3")
-        fake = dict(os.environ, LD_PRELOAD=str(fake_cuda.LIBRARY))
+        fake = dict(os.environ, LD_PRELOAD=str(programs.FAKE_CUDA))
         model = ["--model", folder, "--device", "cuda"]
         drawn = [*flag_of_each("--prompt", PROMPTS), "--max-tokens", 3, "--top-p", 0.9, "--repetition-penalty", 1.2]
         done = generate([*model, *drawn, "--json"], env=fake)
@@ -255,10 +255,9 @@ class Generation(programs.InFolder):
 
     def test_refuses_what_differs_between_ranks(self):
         folder, _ = self.make("llama1")
-        for rank, text in enumerate(("one text", "two text")):
-            (self.folder / str(rank)).mkdir()
-            (self.folder / str(rank) / "text").write_text(text)
-        text = f"{self.folder}/$RANK/text"
+        for rank, words in enumerate(("one text", "two text")):
+            (self.folder / f"text{rank}").write_text(words)
+        text = f"{self.folder}/text$RANK"
         for flags, message in (
                 ("--prompt A --max-tokens $((RANK + 3))", "rank 1 has --max-tokens 4, but rank 0 has --max-tokens 3"),
                 (f"--prompts {text}", "rank 1 has other texts, as tokens, than rank 0; give all ranks the same files"),
@@ -275,7 +274,7 @@ class Generation(programs.InFolder):
         empty.write_text("\n")
         one = self.folder / "one"
         one.write_text("a")
-        long = "x" * (architectures.POSITIONS + 1)
+        long = "x" * (programs.POSITIONS + 1)
         cases = [(["--prompt", long], 1, "a prompt has 33 tokens, but the model is made for 32 positions"),
                  (["--prompt", "a", "--max-tokens", 999999999999], 1,
                   "--max-tokens 999999999999 is more than the 32 positions"),

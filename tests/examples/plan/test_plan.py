@@ -111,11 +111,6 @@ class Plan(programs.InFolder):
         self.assertEqual({(row["backward"], row["collective"]) for row in layers},
                          {(False, "all_gather"), (False, "reduce_scatter"), (True, "all_gather"), (True, "reduce_scatter")})
 
-    def test_ranks_of_uneven_shards_are_of_several_kinds(self):
-        kinds = self.plan(programs.ODD, STEP, dp=2, tp=2)["kinds"]
-        self.assertEqual(sum(kind["ranks"] for kind in kinds), 4)
-        self.assertGreater(len({kind["optimizer_bytes"] for kind in kinds}), 1)
-
     def test_narrow_moments_take_half_the_memory(self):
         wide, narrow = (self.plan(programs.ODD, [*STEP, "--moment-dtype", dtype], dp=2)["kinds"][0]["optimizer_bytes"]
                         for dtype in ("fp32", "bf16"))
@@ -138,15 +133,6 @@ class Plan(programs.InFolder):
         gathered = programs.SMALL["num_hidden_layers"] * 2 * 4 * 8192 * width
         self.assertLess(peaks[1] - peaks[0], 3 * gathered)
 
-    def test_thousands_of_ranks_are_planned_on_one_machine(self):
-        config = programs.ROOT / "examples/llama/configs/llama3.2-1b.json"
-        plan = self.plan(config, ["--batch", 2048, "--seq", 4096, "--gpu", "h100"], dp=2048, tp=8)
-        self.assertEqual(plan["ranks"], 16384)
-        self.assertEqual(plan["kinds"][0]["comm"]["dp"]["all_gather"]["calls"],
-                         plan["kinds"][-1]["comm"]["dp"]["all_gather"]["calls"])
-        self.assertGreater(plan["step_time_s"], 0)
-        self.assertLess(plan["mfu"], 100)
-
     def test_405b_takes_seconds_and_little_memory(self):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         plan = self.plan(programs.ROOT / "examples/llama/configs/llama3.1-405b.json",
@@ -155,18 +141,6 @@ class Plan(programs.InFolder):
         self.assertEqual(plan["ranks"], 512)
         self.assertLess(after.ru_utime - before.ru_utime, 10)
         self.assertLess(after.ru_maxrss << 10, 2e9)
-
-    def test_what_does_not_fit_comes_with_what_to_try(self):
-        config = programs.ROOT / "examples/llama/configs/llama3.2-3b.json"
-        plan = self.plan(config, ["--batch", 8, "--seq", 8192, "--gpu", "a100"])
-        self.assertFalse(plan["fits"])
-        self.assertIn("--ac selective", " ".join(plan["advice"]))
-
-    def test_a_file_says_what_a_machine_is(self):
-        file = pathlib.Path(self.folder, "machine.toml")
-        file.write_text('like = "h200"\nname = "half"\nmemory_bytes = 70e9\n')
-        plan = self.plan(programs.SMALL, [*STEP, "--gpu", file])
-        self.assertEqual((plan["gpu"], plan["device"]), ("half", "cuda"))
 
     def machine(self, **numbers):
         """A file of a machine that takes no time but for what `numbers` say."""
@@ -177,19 +151,6 @@ class Plan(programs.InFolder):
         file.write_text('name = "m"\n' + "".join(f"{key} = {value:.6e}\n" if isinstance(value, float) else
                                                  f"{key} = {value}\n" for key, value in fast.items()))
         return file
-
-    def test_products_take_their_flops(self):
-        tokens = 24 * 16
-        layer = 4 * 64 * 64 + 3 * 64 * 176
-        # Forward, and twice that in backward; attention over half of the scores, in backward 2.5 times.
-        products = 6 * tokens * (2 * layer + 256 * 64)
-        attention = 2 * 3.5 * (2 * 24 * 16 * 16 * 64)
-        machine = self.machine(flops_half=1e9, product_share=0.5, attention_share_64=0.125)
-        plan = self.plan(programs.SMALL, [*STEP, "--gpu", machine])
-        self.assertAlmostEqual(plan["flops"], products + attention, delta=1e-6 * products)
-        self.assertIn("aten::_scaled_dot_product_flash_attention", [row["name"] for row in plan["operators"]])
-        seconds = products / 0.5e9 + attention / 0.125e9
-        self.assertAlmostEqual(plan["step_time_s"], seconds, delta=1e-6 * seconds)
 
     def test_frozen_weights_have_no_gradient(self):
         # tflops is that of a rank, by the formula; in a step they are the same on any machine.
@@ -244,10 +205,7 @@ class Plan(programs.InFolder):
                               ('like = ', "machine.toml: "),
                               ('like = "h201"', 'like = "h201" is not known')]:
             file.write_text(text)
-            done = programs.run([programs.BIN / "llama_plan", "--config", path, "--gpu", file])
-            self.assertEqual(done.returncode, 1)
-            self.assertIn(message, done.stderr)
-            self.assertEqual(done.stderr.count("\n"), 1)
+            self.refuse([programs.BIN / "llama_plan", "--config", path, "--gpu", file], message)
         done = programs.run([programs.BIN / "llama_plan", "--config", path, "--gpu", "h201"])
         self.assertIn("--gpu h201 is not known", done.stderr)
         done = programs.run([programs.BIN / "llama_plan", "--config", path, "--gpu", self.folder / "no.toml"])

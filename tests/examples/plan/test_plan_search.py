@@ -93,10 +93,6 @@ class PlanSearch(programs.InFolder):
         self.assertEqual([each["accumulate"] for each in found["layouts"]], [1])
         self.assertNotIn("acc.", text)
 
-    def test_flags_that_are_given_stay(self):
-        layouts = self.search(8, "--tp", 2, "--ac", "full")[0]["layouts"]
-        self.assertEqual([(each["dp"], each["tp"], each["ac"]) for each in layouts], [(4, 2, "full")] * 2)
-
     def test_sequences_are_split_where_nothing_fits_otherwise(self):
         run = ["--batch", 2, "--seq", 64, "--ac", "full", "--zero", 3]  # 2 sequences for 8 ranks
         found, plan, text = self.search(8, *run, "--tp", 1)
@@ -119,17 +115,6 @@ class PlanSearch(programs.InFolder):
         self.assertEqual({each["cp"] for each in found["layouts"]}, {1, 2, 4})
         found, _, _ = self.search(8, *run, "--cp", 2)
         self.assertEqual({each["cp"] for each in found["layouts"]}, {2})
-
-    def test_layouts_that_sizes_forbid_are_named(self):
-        found, _, text = self.search(32)  # 16 rows
-        self.assertEqual([(each["dp"], each["tp"]) for each in found["refused"]], [(32, 1)])
-        self.assertIn("--batch 16 is not a multiple of 32", text)
-
-    def test_thousands_of_ranks(self):
-        config = programs.ROOT / "examples/llama/configs/llama3.2-1b.json"
-        done = programs.succeed([programs.BIN / "llama_plan", "--config", config, "--gpu", "h100", "--search", "--gpus",
-                                 4096, "--batch", 8192, "--seq", 4096, "--ac", "full"])
-        self.assertRegex(done.stdout, r"4096 ranks, batch 8192, sequences of 4096: 8 of 8 layouts fit")
 
     def test_bad_flags_are_one_line(self):
         for arguments, message in [(["--search"], "pass --gpus N"), (["--gpus", 8], "given without --search"),

@@ -1,9 +1,7 @@
 """Held-out loss during training: --eval-every, --eval-text, --eval-tokens."""
 import re
-import unittest
 
 import programs
-import training_runs
 
 STEPS = 5
 
@@ -32,7 +30,7 @@ class Evaluation(programs.InFolder):
                 held_out = ["--eval-tokens", self.held_out, *flags]
                 want, weights, loss = self.run_with("without", held_out, dp=2, tp=2)
                 got, same_weights, same_loss = self.run_with("with", [*held_out, "--eval-every", 2], dp=2, tp=2)
-                self.assertEqual(training_runs.figures(got), training_runs.figures(want))
+                self.assertEqual(programs.figures(got), programs.figures(want))
                 traffic = [[r["comm"] for r in programs.read_metrics(m)] for m in (got, want)]
                 self.assertEqual(*traffic)
                 self.assertEqual(same_weights, weights)
@@ -41,16 +39,6 @@ class Evaluation(programs.InFolder):
                 evaluated = self.evaluations(got)
                 self.assertEqual(list(evaluated), [2, 4, STEPS])
                 self.assertAlmostEqual(evaluated[STEPS], loss, delta=1e-4)
-
-    def test_a_step_has_the_loss_that_a_run_of_as_many_steps_ends_with(self):
-        flags = ["--eval-tokens", self.held_out, "--ema", 0.5]
-        metrics = self.run_with("all", [*flags, "--eval-every", 1], dp=2)[0]
-        evaluated = self.evaluations(metrics)
-        self.assertEqual(list(evaluated), list(range(1, STEPS + 1)))
-        for steps in (1, 3):
-            with self.subTest(steps):
-                loss = self.run_with(f"{steps}", flags, dp=2, steps=steps)[2]
-                self.assertAlmostEqual(evaluated[steps], loss, delta=1e-4)
 
     def test_bytes_of_a_text_are_tokens(self):
         text = self.folder / "held_out.txt"

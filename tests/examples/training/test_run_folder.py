@@ -1,14 +1,14 @@
-"""The files that a run writes: --output-dir, and --tensorboard, read by the package tensorboard."""
+"""The files that a run writes: --output-dir, and --tensorboard, read by the package tensorboard;
+tools/metrics_to_wandb.py, with a module in wandb's place that writes down how it is called."""
 
 import json
-import re
+import os
 import shutil
 import subprocess
-import unittest
+import sys
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 import programs
-import training_runs
 
 
 class RunFolder(programs.InFolder):
@@ -34,24 +34,14 @@ class RunFolder(programs.InFolder):
                          {"config.toml", "metrics.jsonl", "run.json", "tensorboard"})
         again = self.folder / "elsewhere/again"
         self.assert_ends_well(self.start("--config-file", self.run / "config.toml", "--output-dir", again, cwd="/"))
-        same = training_runs.figures(self.run / "metrics.jsonl")
+        same = programs.figures(self.run / "metrics.jsonl")
         self.assertEqual(len(same), 6)
-        self.assertEqual(training_runs.figures(again / "metrics.jsonl"), same)
+        self.assertEqual(programs.figures(again / "metrics.jsonl"), same)
         records = [programs.read_metrics(run / "metrics.jsonl") for run in (self.run, again)]
         self.assertEqual(*[[record.get("eval_loss") for record in run] for run in records])
         texts = [(run / "config.toml").read_text().replace(str(run), "RUN") for run in (self.run, again)]
         self.assertEqual(*texts)
         self.assertEqual(json.loads((self.run / "run.json").read_text())["configuration"]["--weight-decay"], "0.1")
-
-    def test_its_configuration_has_every_flag(self):
-        one = ["--config", self.config, "--tokens", self.tokens, "--steps", 1]
-        self.assert_ends_well(self.start(*one, "--output-dir", self.run, ranks=1))
-        text = (self.run / "config.toml").read_text()
-        usage = programs.succeed([programs.BIN / "llama_train", "--help-all"]).stdout
-        names = set(re.findall(r"^  (?:-\w,)?--([a-z0-9-]+)", usage, re.MULTILINE)) - {"help", "help-all", "config-file"}
-        self.assertGreater(len(names), 60)
-        listed = set(re.findall(r"^(?:# )?([a-z0-9-]+) (?:=|is not given)", text, re.MULTILINE))
-        self.assertEqual(names - listed, set())
 
     def test_another_run_leaves_it_alone(self):
         one = ["--config", self.config, "--tokens", self.tokens, "--steps", 2, "--output-dir", self.run]
@@ -103,10 +93,8 @@ class RunFolder(programs.InFolder):
         self.assertEqual([path.name for path in again.glob("*.toml")], ["config.toml"])
 
     def test_a_folder_that_cannot_be_made_is_said(self):
-        done = self.start("--config", self.config, "--tokens", self.tokens, "--output-dir", self.tokens / "run", ranks=1)
-        self.assertEqual(done.returncode, 1)
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        self.assertIn(str(self.tokens / "run"), done.stderr)
+        self.refuse([programs.BIN / "llama_train", "--config", self.config, "--tokens", self.tokens, "--output-dir",
+                     self.tokens / "run"], self.tokens / "run")
 
 
 class TensorBoard(programs.InFolder):
@@ -141,15 +129,86 @@ class TensorBoard(programs.InFolder):
         self.assertEqual([step for step, _ in evaluated], [2, 4])
         self.assertAlmostEqual(evaluated[1][1], records[3]["eval_loss"], delta=1e-5)
 
-    def test_a_resumed_run_shows_each_step_once_and_keeps_the_older_file(self):
-        saved = ["--checkpoint", self.folder / "steps", "--checkpoint-every", 2]
-        self.train("--steps", 6, *saved)
-        first = {path: path.read_bytes() for path in (self.folder / "tb").iterdir()}
-        shutil.rmtree(self.folder / "steps/step-00000006")  # as if the run had been killed in step 6
-        self.train("--steps", 7, *saved, "--resume", "--lr", 1e-4)
-        self.assertEqual(len(list((self.folder / "tb").iterdir())), 2)
-        for path, text in first.items():
-            self.assertEqual(path.read_bytes(), text)
-        records = programs.read_metrics(self.folder / "m.jsonl")
-        self.assertEqual(len(records), 7)
-        self.assert_shows("loss_metrics/global_avg_loss", [record["loss"] for record in records])
+
+TO_WANDB = programs.ROOT / "tools" / "metrics_to_wandb.py"
+STUB = '''
+import json, os, pathlib
+
+
+class Run:
+    def __init__(self, arguments):
+        self.dir = str(pathlib.Path(arguments["dir"] or ".", "wandb", "offline-run-1", "files"))
+        self.calls = {"init": arguments, "mode": os.environ.get("WANDB_MODE"), "log": []}
+    def log(self, numbers, step):
+        self.calls["log"].append([step, numbers])
+    def finish(self):
+        pathlib.Path(os.environ["CALLS"]).write_text(json.dumps(self.calls))
+
+def init(**arguments):
+    return Run(arguments)
+'''
+
+
+class TestMetricsToWandb(programs.InFolder):
+    def setUp(self):
+        super().setUp()
+        (self.folder / "wandb.py").write_text(STUB)
+
+    def send(self, *arguments, **variables):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+        environment |= {"PYTHONPATH": str(self.folder), "CALLS": str(self.folder / "calls.json"),
+                        "PYTHONDONTWRITEBYTECODE": "1"} | variables
+        return subprocess.run([sys.executable, TO_WANDB, *map(str, arguments)], env=environment, cwd=self.folder,
+                              capture_output=True, text=True, timeout=60)
+
+    def calls(self, *arguments, **variables):
+        done = self.send(*arguments, **variables)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads((self.folder / "calls.json").read_text()), done.stdout
+
+    def write(self, *lines):
+        file = self.folder / "metrics.jsonl"
+        file.write_text("".join(lines))
+        return file
+
+    def test_sends_a_run_of_llama_train(self):
+        run = self.folder / "run"
+        programs.train(["--config", self.config, "--tokens", self.tokens, "--steps", 3, "--batch", 2, "--seq", 16,
+                        "--lr", 0.002, "--output-dir", run], dp=2)
+        calls, out = self.calls(run, "--project", "p", "--name", "n")
+        records = programs.read_metrics(run / "metrics.jsonl")
+        self.assertEqual([step for step, _ in calls["log"]], [1, 2, 3])
+        for (_, numbers), record in zip(calls["log"], records):
+            self.assertEqual((numbers["loss"], numbers["lr"]), (record["loss"], record["lr"]))
+            traffic = {f"comm/{group}/{name}/{what}": number for group, names in record["comm"].items()
+                       for name, counts in names.items() for what, number in counts.items()}
+            self.assertEqual({name: number for name, number in numbers.items() if name.startswith("comm/")}, traffic)
+            self.assertIn("comm/dp/all_gather/bytes", traffic)
+            self.assertNotIn("step", numbers)
+        init = calls["init"]
+        self.assertEqual((init["project"], init["name"], init["id"], init["resume"]), ("p", "n", None, None))
+        self.assertEqual((init["config"]["lr"], init["config"]["dp"]), (0.002, 2))
+        self.assertIn("3 steps are in wandb/offline-run-1\n", out)
+
+    def test_what_is_sent(self):
+        file = self.write('{"step": 1, "loss": null, "mfu": null, "lr": 0.5, "skipped": false}\n',
+                          '{"step": 2, "loss": NaN, "lr": 0.25}\n', '{"step": 3, "lo')
+        sent, _ = self.calls(file, "--id", "abc")
+        self.assertEqual((sent["mode"], sent["log"]), ("offline", [[1, {"lr": 0.5, "skipped": False}], [2, {"lr": 0.25}]]))
+        self.assertEqual([sent["init"][name] for name in ("id", "resume", "config")], ["abc", "allow", {}])
+        self.assertEqual(self.calls(file, WANDB_MODE="online")[0]["mode"], "online")
+
+    def test_errors_are_one_line(self):
+        good = '{"step": 1, "loss": 2.5}\n'
+        (self.folder / "wandb.py").write_text("raise ImportError('No module named wandb')")
+        for lines, message in ((None, "there is no metrics file"),
+                               ([good, "x\n"], "line 2 of "),
+                               ([good, "[]\n"], "is no record of llama_train's metrics"),
+                               ([good, good], "is of step 1, after step 1"),
+                               (['{"step": 1, "lo'], "has no whole line yet"),
+                               ([good], "No module named wandb; install it for this Python with: ")):
+            with self.subTest(message):
+                done = self.send(self.write(*lines) if lines else self.folder / "none")
+                self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+                self.assertTrue(done.stderr.startswith("error: "), done.stderr)
+                self.assertIn(message, done.stderr)

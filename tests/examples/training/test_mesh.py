@@ -1,5 +1,7 @@
-"""What a step sends, by llama_train's own metrics, against the formulas of ZeRO-2, ZeRO-3 and HSDP."""
-import unittest
+"""What a mesh sends in a step, by llama_train's own metrics, against the formulas of ZeRO-2, ZeRO-3 and HSDP. --verify: before
+the first step, a mesh is compared with one rank."""
+import json
+import re
 
 import programs
 
@@ -97,3 +99,59 @@ class Communication(programs.InFolder):
                 (programs.SMALL, (1, 2), {"more": ["--no-sp-regather"]})):
             with self.subTest(mesh=mesh, options=options):
                 self.check(config, *mesh, **options)
+
+
+EQUAL = r"verify: 29 modules and 21 parameters equal one rank's \(largest difference (\S+) of the largest value\)"
+ADAPTERS = "verify: 57 modules and 28 parameters equal"  # these alone, where they alone are trained
+LOSS = "verify: the loss and 21 parameters equal one rank's"
+
+
+class Verify(programs.InFolder):
+    def setUp(self):
+        super().setUp()
+        text = self.folder / "text"
+        text.write_text("A mesh computes what one rank does.\n" * 200)
+        self.flags = ["--config", self.config, "--text", text, "--steps", 2, "--batch", 4, "--seq", 32]
+
+    def test_finds_every_mesh_equal(self):
+        few = self.folder / "few.json"
+        few.write_text(json.dumps(programs.SMALL | {"num_key_value_heads": 2}))
+        documents = ["--document-mask", "--eos-token", 10]
+        for mesh, flags, said in (
+                ({}, [], EQUAL),
+                ({"tp": 2}, ["--no-sp", "--no-loss-parallel"], EQUAL),
+                ({"dp": 2, "tp": 2}, ["--dropout", 0.1, "--zero", 2, "--accumulate", 2], EQUAL),
+                ({"replicas": 2, "tp": 2}, ["--ac", "selective", *documents], EQUAL),
+                ({"dp": 2, "tp": 2}, ["--param-dtype", "bf16", "--reduce-dtype", "bf16"], EQUAL),
+                ({"dp": 2, "tp": 2}, ["--param-dtype", "fp16"], EQUAL),
+                # Several ranks compute one head.
+                ({"tp": 4}, ["--config", few], EQUAL),
+                ({"tp": 4}, ["--config", few, "--lora-rank", 2], ADAPTERS),
+                ({"tp": 2}, ["--lora-rank", 2, "--lora-dropout", 0.1], ADAPTERS),
+                ({"cp": 2, "tp": 2}, [], LOSS),
+                ({"replicas": 2, "cp": 2}, [], LOSS),
+                ({"cp": 2, "dp": 2}, documents, "outputs are not compared")):
+            with self.subTest(mesh=mesh, flags=flags):
+                found = re.search(said, programs.train([*self.flags, "--verify", *flags], **mesh).stdout)
+                self.assertIsNotNone(found)
+                if said == EQUAL and not {"--param-dtype", "--config"} & set(flags):
+                    self.assertLess(float(found[1]), 1e-5)
+
+    def test_changes_nothing_of_the_training(self):
+        steps = []
+        for verified in ([], ["--verify"]):
+            metrics = self.folder / f"metrics{len(steps)}.jsonl"
+            programs.train([*self.flags, "--dropout", 0.1, "--metrics", metrics, *verified], dp=2, tp=2)
+            steps.append([(step["loss"], step["grad_norm"], step["comm"]) for step in programs.read_metrics(metrics)])
+        self.assertEqual(*steps)
+
+    def test_names_a_gradient_that_is_not_summed_on_every_rank(self):
+        done = programs.run(programs.on_ranks(2, [programs.BIN / "llama_unsummed_norm", "--tp", 2, *self.flags,
+                                                  "--verify"]))
+        self.assertEqual(done.returncode, 1)
+        errors = [line for line in done.stderr.splitlines() if "verify: " in line]
+        self.assertIn(len(errors), (1, 2), done.stderr)  # the launcher may end the other rank before it prints its line
+        self.assertRegex(errors[0], r"\[rank \d\] llama_unsummed_norm: verify: the gradient of parameter "
+                                    r"'model\.norm\.weight', \[64\] on \(dp=1, tp=2\) as .* is not one rank's: "
+                                    r"at \[.*; all outputs, .*are equal, so look at what computes this gradient")
+        self.assertNotIn("step:", done.stdout)
