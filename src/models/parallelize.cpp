@@ -29,18 +29,22 @@ nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
 }
 
 /// Applies activation checkpointing to the blocks, which are also FSDP units.
-void checkpoint_blocks(nn::ModuleBase& model, const Modules& blocks, ActivationMemory activations) {
-  if (activations == ActivationMemory::kAll) {
+void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOptions& options) {
+  const std::int64_t recomputed = options.recomputed_blocks.value_or(std::ssize(blocks));
+  TESSERA_CHECK(recomputed >= 0 && recomputed <= std::ssize(blocks), "activation checkpointing of ",
+                recomputed, " blocks was asked for, but the model has ", blocks.size());
+  blocks.resize(static_cast<std::size_t>(recomputed));
+  if (options.activations == ActivationMemory::kAll || blocks.empty()) {
     return;
   }
-  nn::CheckpointOptions options;
-  if (activations == ActivationMemory::kMatmuls) {
-    options.policy = keep_every_other_matmul;
+  nn::CheckpointOptions checkpoint;
+  if (options.activations == ActivationMemory::kMatmuls) {
+    checkpoint.policy = keep_every_other_matmul;
   }
-  const auto is_block = [&](const std::string&, const nn::ModuleBase& module) {
+  const auto is_recomputed = [&](const std::string&, const nn::ModuleBase& module) {
     return std::ranges::find(blocks, &module) != blocks.end();
   };
-  nn::apply_activation_checkpointing(model, {.select = is_block, .options = options});
+  nn::apply_activation_checkpointing(model, {.select = is_recomputed, .options = checkpoint});
 }
 
 /// The number of units, from the first, that are resharded after forward. By default the last block
@@ -123,7 +127,7 @@ void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOp
     declared->set_context_parallel(mesh["cp"]);
   }
   const Modules blocks = declared->blocks();
-  checkpoint_blocks(model, blocks, options.activations);
+  checkpoint_blocks(model, blocks, options);
   shard_units(declared->fsdp_units(), blocks, data_mesh(mesh), options);
 }
 

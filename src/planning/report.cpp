@@ -44,7 +44,7 @@ std::string column(bool shown, const std::string& text) {
 std::string row(const FoundLayout& found, bool has_cp, bool has_accumulation) {
   const TrainingLayout& layout = found.layout;
   const observe::StepMetrics& metrics = found.estimate.metrics;
-  return fmt::format("{} {:>5} {:>4}{}  {:<10} {:>4}{} {:>12} {:>11} {:>11} {:>7} {:>13}\n",
+  return fmt::format("{} {:>5} {:>4}{}  {:<12} {:>4}{} {:>12} {:>11} {:>11} {:>7} {:>13}\n",
                      found.frontier ? '*' : ' ', layout.dp, layout.tp,
                      column(has_cp, std::to_string(layout.cp)), layout.ac, layout.zero,
                      column(has_accumulation, std::to_string(layout.accumulate)),
@@ -93,7 +93,7 @@ Json json_of(const FoundLayout& found) {
 
 std::string to_text(const Search& search) {
   std::string text = heading(search);
-  text += fmt::format("  {:>5} {:>4}{}  {:<10} {:>4}{} {:>12} {:>11} {:>11} {:>7} {:>13}\n", "dp",
+  text += fmt::format("  {:>5} {:>4}{}  {:<12} {:>4}{} {:>12} {:>11} {:>11} {:>7} {:>13}\n", "dp",
                       "tp", column(search.has_cp(), "cp"), "ac", "zero",
                       column(search.has_accumulation(), "acc."), "peak", "step", "exposed", "MFU",
                       "tokens/s");

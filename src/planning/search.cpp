@@ -75,6 +75,7 @@ class MeshSearch {
                                                     s.batch_name, s.batch, parts)});
       return too_large_;
     }
+    first_ = std::ssize(search_.found);
     for (std::size_t ac = 0; ac < kActivations.size(); ++ac) {
       for (std::size_t zero = 0; zero < kZero.size(); ++zero) {
         if ((!s.fixed_ac || s.first.ac == kActivations[ac]) &&
@@ -83,6 +84,7 @@ class MeshSearch {
         }
       }
     }
+    add_partial();
     return too_large_;
   }
 
@@ -90,7 +92,7 @@ class MeshSearch {
   void visit(std::size_t ac, std::size_t zero) {
     const bool is_hopeless = std::ranges::any_of(
         too_large_, [&](const auto& other) { return other.first <= ac && other.second <= zero; });
-    if (is_hopeless) {
+    if (is_hopeless && !may_fit_in_part(ac, zero)) {
       ++search_.skipped;
       return;
     }
@@ -113,9 +115,59 @@ class MeshSearch {
     }
   }
 
+  /// Whether a layout without checkpointing is needed for the estimate of a layout that checkpoints
+  /// some blocks.
+  bool may_fit_in_part(std::size_t ac, std::size_t zero) const {
+    const auto fits = [&](const FoundLayout& all) {
+      return all.fits && all.layout.zero == kZero[zero];
+    };
+    return search_.space.blocks > 1 && ac + 1 == kActivations.size() &&
+           std::any_of(search_.found.begin() + first_, search_.found.end(), fits);
+  }
+
+  /// Adds layouts that checkpoint only some blocks, where all blocks checkpointed fit and none
+  /// checkpointed does not fit.
+  void add_partial() {
+    const std::vector<FoundLayout> own(search_.found.begin() + first_, search_.found.end());
+    for (const FoundLayout& none : own) {
+      for (const FoundLayout& all : own) {
+        if (none.layout.ac == "none" && !none.fits && all.fits &&
+            all.layout.zero == none.layout.zero) {
+          add_between(none, all);
+        }
+      }
+    }
+  }
+
+  void add_between(const FoundLayout& none, const FoundLayout& all) {
+    const std::int64_t blocks = search_.space.blocks;
+    const std::int64_t count = checkpointed_blocks(
+        none.estimate.peak_bytes, all.estimate.peak_bytes, search_.space.machine.room(), blocks);
+    if (count >= blocks) {
+      return;
+    }
+    const double share = static_cast<double>(count) / static_cast<double>(blocks);
+    FoundLayout some = all;
+    some.layout.ac += fmt::format(":{}", count);
+    some.estimate.peak_bytes =
+        std::llround(std::lerp(static_cast<double>(none.estimate.peak_bytes),
+                               static_cast<double>(all.estimate.peak_bytes), share));
+    some.estimate.exposed_s = std::lerp(none.estimate.exposed_s, all.estimate.exposed_s, share);
+    observe::StepMetrics& metrics = some.estimate.metrics;
+    metrics.step_time_s = std::lerp(none.estimate.metrics.step_time_s, metrics.step_time_s, share);
+    const double faster = all.estimate.metrics.step_time_s / metrics.step_time_s;
+    metrics.tokens_per_s *= faster;
+    metrics.tflops *= faster;
+    if (metrics.mfu) {
+      *metrics.mfu *= faster;
+    }
+    search_.found.push_back(std::move(some));
+  }
+
   Search& search_;
   TrainingLayout mesh_;
   TooLarge too_large_;
+  std::ptrdiff_t first_ = 0;  ///< index in `found` of the mesh's first layout
 };
 
 std::int64_t least_peak(const Search& search) {
@@ -140,6 +192,14 @@ std::string name_of(const TrainingLayout& layout) {
       "dp {} × tp {}{}, ac {}, ZeRO-{}{}", layout.dp, layout.tp,
       layout.cp > 1 ? fmt::format(" × cp {}", layout.cp) : "", layout.ac, layout.zero,
       layout.accumulate > 1 ? fmt::format(", {} micro-batches", layout.accumulate) : "");
+}
+
+std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
+                                 std::int64_t room, std::int64_t blocks) {
+  const double saved = static_cast<double>(peak_of_none - peak_of_all);
+  const double share = static_cast<double>(peak_of_none - room) / std::max(saved, 1.0);
+  const double count = std::ceil(share * static_cast<double>(blocks));
+  return static_cast<std::int64_t>(std::clamp(count, 1.0, static_cast<double>(blocks)));
 }
 
 bool Search::has_cp() const {

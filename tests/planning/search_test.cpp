@@ -57,6 +57,20 @@ TEST(Search, LayoutsLargerThanOneThatDoesNotFitAreSkippedAndMicroBatchesAreTried
   EXPECT_TRUE(small.has_accumulation());
 }
 
+TEST(Search, OnlyAsManyBlocksAsNeededAreCheckpointed) {
+  planning::SearchSpace asked = space(3100);
+  asked.fixed_tp = true;
+  asked.blocks = 10;
+  const planning::Search found = planning::search(asked);
+  // Of 4000 and 2000 bytes with ZeRO-3, and of 100 more with ZeRO-2.
+  EXPECT_EQ(planning::name_of(found.best().layout), "dp 8 × tp 1, ac selective:5, ZeRO-2");
+  EXPECT_EQ(found.best().estimate.peak_bytes, 3100);
+  EXPECT_EQ(planning::checkpointed_blocks(4000, 2000, 3001, 10), 5);
+  EXPECT_EQ(planning::checkpointed_blocks(4000, 2000, 2999, 10), 6);
+  EXPECT_EQ(planning::checkpointed_blocks(4000, 2000, 2000, 10), 10);
+  EXPECT_EQ(planning::checkpointed_blocks(4000, 4000, 3000, 10), 10);
+}
+
 TEST(Search, OfLayoutsThatTakeAsLongTheSmallestIsFirst) {
   planning::SearchSpace asked = space(1e6);
   asked.estimate = [](const TrainingLayout& layout) {

@@ -34,8 +34,8 @@
 namespace llama {
 
 /// Plans one rank of each kind. Replaces --ac auto by the least recomputation that fits the
-/// machine; if no choice fits, by "full". Throws tessera::Error for options that llama_train
-/// rejects.
+/// machine, which may be that of some blocks; if no choice fits, by "full". Throws tessera::Error
+/// for options that llama_train rejects.
 tessera::planning::RunPlan plan_llama(TrainOptions& options,
                                       const std::optional<tessera::planning::Machine>& machine);
 /// The collectives of one kind on one group that a module causes in a step.
@@ -193,14 +193,30 @@ planning::RunPlan plan_llama(TrainOptions& options,
   if (options.ac != "auto") {
     return plan();
   }
-  for (const char* ac : {"none", "selective"}) {
+  options.ac = "none";
+  planning::RunPlan run = plan();
+  const std::int64_t peak = run.largest().memory.peak_bytes;
+  for (const char* ac : {"selective", "full"}) {
+    if (run.fits()) {
+      break;
+    }
     options.ac = ac;
-    if (planning::RunPlan run = plan(); run.fits()) {
-      return run;
+    run = plan();
+    if (run.fits()) {
+      // All blocks checkpointed fit, so a part of them may fit, too.
+      const std::int64_t blocks = read_config(options.config).num_hidden_layers;
+      const std::int64_t count = planning::checkpointed_blocks(
+          peak, run.largest().memory.peak_bytes, machine->room(), blocks);
+      options.ac = fmt::format("{}:{}", ac, count);
+      if (count < blocks) {
+        if (planning::RunPlan part = plan(); part.fits()) {
+          return part;
+        }
+      }
+      options.ac = ac;
     }
   }
-  options.ac = "full";
-  return plan();
+  return run;
 }
 
 std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
@@ -246,6 +262,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                            .dp_replicate = o.dp_replicate,
                            .batch = o.batch,
                            .sequence = o.seq,
+                           .blocks = layers,
                            .first = {o.dp, o.tp, o.cp, o.ac, o.zero, o.accumulate},
                            .fixed_dp = is_given(o, "--dp"),
                            .fixed_tp = is_given(o, "--tp"),
@@ -323,6 +340,9 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
                 "example");
   TESSERA_CHECK(!options.memory || !flags.gpu.empty(),
                 "--memory is given without --gpu, which names the machine that the plan is for");
+  TESSERA_CHECK(!flags.search || options.ac.find(':') == std::string::npos,
+                "--search is given with ", "--ac ", options.ac,
+                ", but chooses the number of blocks itself; leave --ac out");
   TESSERA_CHECK(flags.search || flags.gpus == 0,
                 "--gpus is given without --search; pass --search, or --dp and --tp instead");
   TESSERA_CHECK(!flags.search || flags.gpus > 0,

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <filesystem>
 #include <numeric>
+#include <regex>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -82,6 +83,16 @@ std::string check_peak(const std::string& text) {
   const bool valid =
       text == "measure" || (is_decimal(text) && number_between(1e6, 1e18)(number).empty());
   return valid ? "" : text + " is neither measure nor a number of FLOP/s, such as 989e12";
+}
+
+/// Checks --ac. A number of blocks may follow "selective" and "full".
+std::string check_ac(const std::string& text) {
+  static const std::regex valid("none|auto|(selective|full)(:[1-9][0-9]{0,5})?");
+  return std::regex_match(text, valid)
+             ? ""
+             : text +
+                   " is not none, selective, full or auto, or selective:N or full:N, which "
+                   "recomputes the first N blocks only";
 }
 
 CLI::Validator degree_or_rest() {
@@ -265,8 +276,9 @@ std::vector<Section> make_table() {
       {"activation_checkpoint",
        {{"ac", &O::ac, "A", "none",
          "Activation checkpointing: none; full: recompute the blocks; selective: all but "
-         "attention and half of the matrix products; auto: the least of these whose plan fits",
-         one_of({"none", "full", "selective", "auto"}), {}, Form::kOne, true},
+         "attention and half of the matrix products; full:N, selective:N: of the first N blocks "
+         "only; auto: the least whose plan fits",
+         [](CLI::Option& option) { option.check(check_ac, ""); }, {}, Form::kOne, true},
         {"memory", &O::memory, "GIB", "the smallest GPU's, less a sixth and 3 GB",
          "Memory of a device that tensors may take with --ac auto, in GiB",
          by(number_above_0_to(1e6)), kAutoAc}}},

@@ -35,10 +35,17 @@ fsdp::Options fsdp_options(const TrainOptions& o) {
 }
 
 ActivationMemory activation_memory(const std::string& ac) {
-  if (ac == "full") {
+  if (ac.starts_with("full")) {
     return ActivationMemory::kInputs;
   }
-  return ac == "selective" ? ActivationMemory::kMatmuls : ActivationMemory::kAll;
+  return ac.starts_with("selective") ? ActivationMemory::kMatmuls : ActivationMemory::kAll;
+}
+
+/// The number of blocks in an --ac such as "selective:12"; nullopt for all blocks.
+std::optional<std::int64_t> recomputed_blocks(const std::string& ac) {
+  const std::size_t colon = ac.find(':');
+  return colon == std::string::npos ? std::nullopt
+                                    : std::make_optional(std::stoll(ac.substr(colon + 1)));
 }
 
 }  // namespace
@@ -148,7 +155,8 @@ ParallelOptions parallel_options(const TrainOptions& options) {
           .regather = options.sp_regather,
           .reshard_last = options.reshard_last,
           .fsdp = fsdp_options(options),
-          .activations = activation_memory(options.ac)};
+          .activations = activation_memory(options.ac),
+          .recomputed_blocks = recomputed_blocks(options.ac)};
 }
 
 /// Creates the model on the meta device, not yet parallelized, with adapters and frozen parameters

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "tessera/export.h"
@@ -56,6 +57,9 @@ struct ParallelOptions {
   /// gathered.
   fsdp::Options fsdp{};
   ActivationMemory activations = ActivationMemory::kAll;
+  /// The number of blocks, from the first, to which `activations` applies. The other blocks save
+  /// everything. Not given: all blocks. (Megatron-LM's --recompute-num-layers.)
+  std::optional<std::int64_t> recomputed_blocks{};
 };
 
 /// The submesh whose ranks have different sequences: "dp", together with "dp_replicate" if the mesh

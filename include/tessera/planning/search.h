@@ -39,7 +39,9 @@ Estimate estimate(const std::function<RankPlan(std::int64_t layers)>& plan_of,
 struct TrainingLayout {
   std::int64_t dp = 1;          ///< number of ranks that shard parameters, without replicas
   std::int64_t tp = 1, cp = 1;  ///< degrees of tensor and context parallelism
-  std::string ac{};             ///< activation checkpointing: "none", "selective" or "full"
+  /// Activation checkpointing: "none", "selective" or "full"; "selective:12" is that of the first
+  /// 12 blocks only.
+  std::string ac{};
   int zero = 3;                 ///< ZeRO stage: 3, or 2 (parameters stay gathered until backward)
   std::int64_t accumulate = 1;  ///< number of micro-batches per step
 };
@@ -51,6 +53,7 @@ struct SearchSpace {
   std::int64_t dp_replicate = 1;
   std::int64_t batch = 1;     ///< samples per step, over all ranks
   std::int64_t sequence = 0;  ///< tokens per sample; 0: samples are not sequences
+  std::int64_t blocks = 0;    ///< number of equal blocks of the model; 0: no layout splits them
   TrainingLayout first{};     ///< the fixed values, and the start values of cp and accumulate
   bool fixed_dp = false, fixed_tp = false, fixed_cp = false, fixed_ac = false, fixed_zero = false,
        fixed_accumulate = false;
@@ -102,6 +105,12 @@ struct Search {
 /// they are above 1.
 std::string name_of(const TrainingLayout& layout);
 
+/// The least number of `blocks` blocks to checkpoint so that the peak is at most `room`, from the
+/// peaks with none and with all of them checkpointed: 1 to `blocks`. The peak is convex in the
+/// number, so the result is not too small.
+std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
+                                 std::int64_t room, std::int64_t blocks);
+
 /// Returns a function for SearchSpace::estimate that estimates a layout on `ranks` with plans.
 /// `run_of(layout, layers)` creates the layout's run with that many layers (0: all layers).
 /// `options` are the options for the whole model.
@@ -110,9 +119,11 @@ std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);
 
 /// Estimates layouts with every tp within a node, each kind of activation checkpointing, and ZeRO-2
-/// and ZeRO-3. If no layout fits, tries more micro-batches. For sequences of 16384 tokens or more,
-/// or if still no layout fits, tries cp of 2, 4 and 8. Values that SearchSpace::first fixes are not
-/// changed. Throws Error if no layout can be planned.
+/// and ZeRO-3. Where checkpointing of all blocks fits and none does not, adds the layout with the
+/// fewest checkpointed blocks that fits; its estimate lies between the two. If no layout fits,
+/// tries more micro-batches. For sequences of 16384 tokens or more, or if still no layout fits,
+/// tries cp of 2, 4 and 8. Values that SearchSpace::first fixes are not changed. Throws Error if no
+/// layout can be planned.
 Search search(const SearchSpace& space);
 
 }  // namespace tessera::planning

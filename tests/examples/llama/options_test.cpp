@@ -167,6 +167,8 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
        {{"--param-dtype", "fp8"}, {"--param-dtype", "fp8"}},
        {{"--reduce-dtype", "int8"}, {"--reduce-dtype", "int8"}},
        {{"--ac", "sometimes"}, {"--ac", "sometimes"}},
+       {{"--ac", "full:0"}, {"--ac", "full:0"}},
+       {{"--ac", "none:2"}, {"--ac", "none:2"}},
        {{"--ac", "auto"}, {"--ac auto", "--memory"}},
        {{"--memory", "2"}, {"--memory", "--ac auto"}},
        {{"--ac", "auto", "--memory", "0"}, {"--memory", "0"}},

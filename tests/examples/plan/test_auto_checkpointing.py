@@ -42,11 +42,23 @@ class AutoCheckpointing(programs.InFolder):
         plan = self.plan("--ac", "auto", "--memory", 1e-6)
         self.assertEqual((plan["flags"]["--ac"], plan["fits"]), ("full", False))
 
+    def test_a_plan_recomputes_only_as_many_blocks_as_needed(self):
+        none, selective, full = self.limits().values()
+        for more, less, kind in ((none, selective, "selective"), (selective, full, "full")):
+            plan = self.plan("--ac", "auto", "--memory", repr((more + less) / 2))
+            self.assertRegex(plan["flags"]["--ac"], rf"^{kind}:[1-5]$")
+            self.assertTrue(plan["fits"])
+        peaks = [self.plan("--ac", f"selective:{count}")["peak_bytes"] for count in range(1, 7)]
+        self.assertEqual(peaks, sorted(set(peaks), reverse=True))
+        self.assertEqual(peaks[-1], self.plan("--ac", "selective")["peak_bytes"])
+
     def test_a_run_takes_what_its_plan_takes(self):
-        for kind, limit in self.limits(dp=2).items():
+        limits = self.limits(dp=2)
+        part = "selective:3", (limits["none"] + limits["selective"]) / 2
+        for kind, limit in [*limits.items(), part]:
             with self.subTest(kind):
                 chosen, said = self.train("--ac", "auto", "--memory", repr(limit), dp=2)
-                self.assertEqual(re.findall(r"^--ac auto: (\w+) ", said, re.MULTILINE), [kind])
+                self.assertEqual(re.findall(r"^--ac auto: (\S+) ", said, re.MULTILINE), [kind])
                 self.assertEqual(chosen, self.train("--ac", kind, dp=2)[0])
 
     def test_nothing_that_fits_is_said(self):

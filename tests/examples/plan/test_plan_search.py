@@ -66,11 +66,24 @@ class PlanSearch(programs.InFolder):
         found, plan, text = self.search(8, memory=limit)
         for each in found["layouts"]:
             self.assertEqual(each["fits"], each["peak_bytes"] <= limit)
-        self.assertEqual(sum(each["fits"] for each in found["layouts"]), sum(peak <= limit for peak in peaks))
+        whole = [each for each in found["layouts"] if ":" not in each["ac"]]
+        self.assertEqual(sum(each["fits"] for each in whole), sum(peak <= limit for peak in peaks))
         self.assertGreater(found["skipped"], 0)
-        self.assertEqual(len(found["layouts"]) + found["skipped"], 18)
+        self.assertEqual(len(whole) + found["skipped"], 18)
         self.assertTrue(plan["fits"])  # the fastest, in full
         self.assertIn("It fits", text)
+
+    def test_only_as_many_blocks_as_needed_are_recomputed(self):
+        every = {each["ac"]: each for each in self.search(2, "--tp", 1, "--zero", 3)[0]["layouts"]}
+        limit = (every["none"]["peak_bytes"] + every["selective"]["peak_bytes"]) / 2
+        found, plan, text = self.search(2, "--tp", 1, "--zero", 3, memory=limit)
+        best = found["layouts"][0]
+        self.assertRegex(best["ac"], "^selective:[1-8]$")
+        self.assertLess(best["step_time_s"], every["selective"]["step_time_s"])
+        self.assertIn(f"--ac {best['ac']} --zero 3, in full", text)
+        plan = plan["kinds"][0]
+        self.assertLessEqual(plan["peak_bytes"], best["peak_bytes"])
+        self.assertLess(abs(best["step_time_s"] / plan["step_time_s"] - 1), 0.01)
 
     def test_where_none_fits_it_says_by_how_much_and_what_to_try(self):
         found, plan, text = self.search(8, memory=1e5)
@@ -119,6 +132,7 @@ class PlanSearch(programs.InFolder):
     def test_bad_flags_are_one_line(self):
         for arguments, message in [(["--search"], "pass --gpus N"), (["--gpus", 8], "given without --search"),
                                    (["--search", "--gpus", 8, "--tp", 3], "can't be laid out"),
+                                   (["--search", "--gpus", 8, "--ac", "full:2"], "--ac full:2"),
                                    (["--search", "--gpus", 0], "--gpus"),
                                    (["--json", self.folder / "no" / "p.json"], "p.json"),
                                    (["--json", self.folder / "config.json"], "--config and --json are both ")]:

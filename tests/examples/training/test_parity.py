@@ -44,7 +44,7 @@ class Parity(programs.InFolder):
     def test_sizes_that_do_not_divide(self):
         self.run_case(programs.ODD, 80, [
             (1, 4, []), (2, 2, []), (2, 1, ["--zero", 2, "--accumulate", 3], 2), (1, 2, ["--ac", "full"], 2),
-            (2, 2, ["--zero", 2, "--offload", "--ac", "selective"]), (3, 1, ["--accumulate", 2, "--offload", "--ac", "full"])],
+            (2, 2, ["--zero", 2, "--offload", "--ac", "selective:1"]), (3, 1, ["--accumulate", 2, "--offload", "--ac", "full"])],
             steps=6, batch=12)
 
     def test_tied_embeddings_and_head_dim(self):
