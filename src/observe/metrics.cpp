@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
@@ -14,7 +16,6 @@
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/error.h"
-#include "tessera/observe/detail/progress.h"
 
 namespace tessera::observe {
 namespace {
@@ -115,6 +116,36 @@ std::string to_json(const StepMetrics& metrics) {
     json["eval_loss"] = *metrics.eval_loss;
   }
   return json.dump();
+}
+
+std::string grouped(double value, int decimals) {
+  std::string text = fmt::format("{:.{}f}", value, decimals);
+  // "inf" and "nan" have no digit groups.
+  if (!std::isfinite(value)) {
+    return text;
+  }
+  // Digit groups begin after the sign.
+  const std::size_t first = text.starts_with('-') ? 1 : 0;
+  std::size_t position = text.find('.');
+  if (position == std::string::npos) {
+    position = text.size();
+  }
+  while (position > first + 3) {
+    position -= 3;
+    text.insert(position, 1, ',');
+  }
+  return text;
+}
+
+/// A size is shown with about three significant digits, in bytes without decimals.
+std::string bytes_text(double bytes) {
+  constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  std::size_t unit = 0;
+  for (; std::fabs(bytes) >= 1024 && unit + 1 < kUnits.size(); ++unit) {
+    bytes /= 1024;
+  }
+  const int decimals = unit == 0 || bytes >= 100 ? 0 : bytes >= 10 ? 1 : 2;
+  return fmt::format("{:.{}f} {}", bytes, decimals, kUnits[unit]);
 }
 
 /// Uses torchtitan's log format, so that runs of both can be compared.

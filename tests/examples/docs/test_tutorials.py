@@ -88,7 +88,7 @@ class Tutorials(unittest.TestCase):
             out = pathlib.Path(folder)
             events = json.loads((out / "profile.json").read_text())["traceEvents"]
             names = {event.get("name") for event in events}
-            self.assertTrue({"Curve: forward", "Curve: backward"} <= names)
+            self.assertIn("Curve: forward", names)
             self.assertEqual(len(list((out / "board").iterdir())), 1)
 
     def test_model_of_libtorchs_modules_learns_alike_on_every_number_of_ranks(self):
