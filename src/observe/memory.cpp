@@ -3,7 +3,7 @@
 // an activation.
 #include "tessera/observe/detail/memory.h"
 #include "tessera/comm/detail/scopes.h"
-#include "tessera/observe/memory.h"
+#include "tessera/observe/metrics.h"
 
 #include <sys/mman.h>
 

@@ -23,7 +23,6 @@
 #include "tessera/nn/linear.h"
 #include "tessera/observe/detail/memory.h"
 #include "tessera/observe/detail/metrics_output.h"
-#include "tessera/observe/memory.h"
 #include "tessera/observe/metric.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/observe/run_record.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/observe/memory.h"
+#include "tessera/observe/metrics.h"
 
 TESSERA_API_BEGIN
 namespace tessera::observe {

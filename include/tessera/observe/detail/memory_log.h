@@ -16,7 +16,7 @@
 #include "tessera/comm/streams.h"
 #include "tessera/export.h"
 #include "tessera/observe/detail/memory.h"
-#include "tessera/observe/memory.h"
+#include "tessera/observe/metrics.h"
 
 TESSERA_API_BEGIN
 namespace tessera::observe {
