@@ -10,13 +10,11 @@
 #include <ATen/ops/bitwise_left_shift.h>
 #include <ATen/ops/bitwise_right_shift.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstdint>
-#include <limits>
 
 #include "device/quantize_fp8.h"
 #include "fused_dispatch.h"
@@ -52,24 +50,16 @@ Fp8Rows composed_quantized(const at::Tensor& x) {
   return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};
 }
 
-/// If rows are columns in memory, x is read twice: first for the rows' maxima, then to transpose.
 Fp8Rows quantized_on_cuda(const at::Tensor& x, const at::Tensor& factors) {
-  const bool turns = !factors.defined() && x.stride(1) != 1 && x.stride(0) == 1;
-  const at::Tensor in = turns || x.stride(1) == 1 ? x : x.contiguous();
+  const at::Tensor in = x.stride(1) == 1 ? x : x.contiguous();
   Fp8Rows rows{at::empty(x.sizes(), x.options().dtype(kFp8)),
                at::empty({x.size(0), 1}, x.options().dtype(at::kFloat))};
-  // Order of the norm: the largest absolute value.
-  constexpr double kLargest = std::numeric_limits<double>::infinity();
-  const at::Tensor maxima =
-      turns ? at::linalg_vector_norm(x, kLargest, at::IntArrayRef{1}).to(at::kFloat) : at::Tensor();
   const at::Tensor dense = factors.defined() ? factors.contiguous() : factors;
   const QuantizeFp8 call{.x = in.const_data_ptr(),
                          .factors = dense.defined() ? dense.const_data_ptr<float>() : nullptr,
-                         .turns = turns,
-                         .stride = in.stride(turns ? 1 : 0),
+                         .stride = in.stride(0),
                          .rows = in.size(0),
                          .columns = in.size(1),
-                         .maxima = turns ? maxima.const_data_ptr<float>() : nullptr,
                          .values = static_cast<std::uint8_t*>(rows.values.mutable_data_ptr()),
                          .scales = rows.scales.mutable_data_ptr<float>()};
   run_cuda_kernel(call, "tessera::quantize_fp8", {&in, 1}, {rows.values, rows.scales}, in);

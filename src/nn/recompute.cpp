@@ -141,7 +141,7 @@ using Results = OperatorMode::Results;
 /// An alias of the tensor without autograd state, because autograd attaches new state to every
 /// result.
 at::Tensor unrecorded(const at::Tensor& tensor) {
-  return tessera::detail::alias_tensor(tensor, /*allows_change=*/false);
+  return tessera::detail::alias_tensor(tensor);
 }
 
 Results unrecorded_all(const Results& results) {

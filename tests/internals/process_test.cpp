@@ -171,10 +171,10 @@ int number_in(Carried what) {
 
 TEST(CarriedSlotCanary, IsSeparateForEachValue) {
   const c10::DebugInfoGuard strict(kind_of(Carried::kStrict), std::make_shared<Number>(1));
-  const c10::DebugInfoGuard watch(kind_of(Carried::kModuleWatch), std::make_shared<Number>(2));
+  const c10::DebugInfoGuard mode(kind_of(Carried::kOperatorMode), std::make_shared<Number>(2));
   const c10::DebugInfoGuard libtorch(c10::DebugInfoKind::TEST_INFO, std::make_shared<Number>(3));
   EXPECT_EQ(number_in(Carried::kStrict), 1);
-  EXPECT_EQ(number_in(Carried::kModuleWatch), 2);
+  EXPECT_EQ(number_in(Carried::kOperatorMode), 2);
   EXPECT_EQ(number_in(Carried::kMemoryScope), 0);
 }
 

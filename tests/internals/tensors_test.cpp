@@ -84,7 +84,7 @@ TEST(TensorIdentityCanary, IsKeptWeakly) {
 
 TEST(AliasTensorCanary, SharesMemoryAndCountButNoHistory) {
   const at::Tensor x = at::ones({2}).requires_grad_() * 2;
-  const at::Tensor alias = alias_tensor(x, /*allows_change=*/true);
+  const at::Tensor alias = alias_tensor(x);
   EXPECT_FALSE(alias.requires_grad());
   EXPECT_TRUE(alias.is_alias_of(x));
   const std::uint32_t before = writes_of(x);

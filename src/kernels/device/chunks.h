@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "device/launch_sizes.h"
+#include "device/vectors.h"
 
 namespace tessera::kernels {
 

@@ -33,7 +33,6 @@ void launch(const AdamW& call, Element moments, cudaStream_t stream);
 void launch(const SquareSums& call, Element type, cudaStream_t stream);
 void launch(const SumKinds& call, cudaStream_t stream);
 void launch(const ClipNorm& call, cudaStream_t stream);
-/// Launches two kernels if the rows are columns in memory.
 void launch(const QuantizeFp8& call, Element type, cudaStream_t stream);
 
 }  // namespace tessera::kernels

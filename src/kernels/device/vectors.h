@@ -162,6 +162,10 @@ TESSERA_HOST_DEVICE inline void for_vectors(std::int64_t size, const Team& team,
   for_vectors_from<N, kAtOnce>(team.first() * N, team.width() * N, size, load, use);
 }
 
+inline std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
 /// a / b, with an error of at most 2 ulp.
 TESSERA_HOST_DEVICE inline float divide(float a, float b) {
 #ifdef __CUDA_ARCH__

@@ -29,33 +29,6 @@ Result by_rows(QuantizeFp8 call) {
   return result;
 }
 
-/// Tile by tile, with three threads each. `x`: (rows, columns), in memory (columns, rows).
-template <class T, int N>
-Result by_columns(QuantizeFp8 call, const at::Tensor& x) {
-  Result result{std::vector<std::uint8_t>(static_cast<std::size_t>(call.rows * call.columns)),
-                std::vector<float>(static_cast<std::size_t>(call.rows))};
-  const at::Tensor maxima =
-      at::linalg_vector_norm(x, std::numeric_limits<double>::infinity(), at::IntArrayRef{1})
-          .to(at::kFloat);
-  call.turns = true;
-  call.stride = x.stride(1);
-  call.maxima = maxima.const_data_ptr<float>();
-  call.values = result.values.data();
-  call.scales = result.scales.data();
-  Fp8Tile tile;
-  for (std::int64_t row = 0; row < call.rows; row += Fp8Tile::kSize) {
-    for (std::int64_t column = 0; column < call.columns; column += Fp8Tile::kSize) {
-      for (int thread = 0; thread < 3; ++thread) {
-        read_tile<T, N>(call, row, column, thread, 3, tile);
-      }
-      for (int thread = 0; thread < 3; ++thread) {
-        store_tile(call, row, column, thread, 3, tile);
-      }
-    }
-  }
-  return result;
-}
-
 /// `x` with the rows' elements multiplied by the factors, as the operators of libtorch quantise it:
 /// those are held against fp64 and the list of the format's values (fp8_test.cpp).
 void expect_as_composed(const Result& found, const at::Tensor& x) {
@@ -98,10 +71,6 @@ TEST_OF_ELEMENTS(QuantizeFp8OnDevice, IsThatOfTheComposedOperatorsForAnySize) {
       if (columns % kVector<T> == 0) {
         expect_as_composed(by_rows<T, kVector<T>>(call_of<T>(x)), x);
       }
-      expect_as_composed(by_columns<T, 1>(call_of<T>(x.t()), x.t()), x.t());
-      if (columns % kVector<T> == 0) {
-        expect_as_composed(by_columns<T, kVector<T>>(call_of<T>(x.t()), x.t()), x.t());
-      }
     }
   }
 }
@@ -110,7 +79,6 @@ TEST_OF_ELEMENTS(QuantizeFp8OnDevice, ReadsRowsThatAreApart) {
   const std::vector<T> values = normals<T>(4 * 48, 1, 3);
   const at::Tensor x = as_tensor(values, 4).narrow(1, 16, 16);
   expect_as_composed(by_rows<T, kVector<T>>(call_of<T>(x)), x);
-  expect_as_composed(by_columns<T, kVector<T>>(call_of<T>(x.t()), x.t()), x.t());
 }
 
 TEST_OF_ELEMENTS(QuantizeFp8OnDevice, MultipliesColumnsByFactors) {
@@ -143,8 +111,6 @@ TEST_OF_ELEMENTS(QuantizeFp8OnDevice, KeepsZerosAndMakesRowsThatAreNotFiniteNaN)
                               T(0.0F)};
   const at::Tensor x = as_tensor(values, 6);
   expect_as_composed(by_rows<T, 1>(call_of<T>(x)), x);
-  const at::Tensor columns = x.t().contiguous();
-  expect_as_composed(by_columns<T, 1>(call_of<T>(columns.t()), columns.t()), x);
 }
 
 }  // namespace

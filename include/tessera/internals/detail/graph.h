@@ -181,19 +181,12 @@ inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
 }
 
 // The sequence numbers of the nodes of autograd's graph. The engine first runs the ready node with
-// the highest number. The next numbers before and after a forward tell which nodes the forward has
-// made. at::RecordFunction gives the number of the running node; there is no public way to query
-// the next number.
-//
-// libtorch versions do not differ.
+// the highest number.
 //
 // Canary: SequenceNumberCanary.
 
-/// The sequence number of the node that this thread makes next.
-inline std::uint64_t next_sequence_number() {
-  return at::sequence_number::peek();
-}
-/// Like next_sequence_number(), but reserves the number: no other node gets it.
+/// Reserves the sequence number of the node that this thread would make next: no other node gets
+/// the number.
 inline std::uint64_t take_sequence_number() {
   return at::sequence_number::get_and_increment();
 }
