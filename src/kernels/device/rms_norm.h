@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "device/vectors.h"
-#include "tessera/kernels/detail/huge_rows.h"
+#include "rows/row_kernels.h"
 
 namespace tessera::kernels {
 

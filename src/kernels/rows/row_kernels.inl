@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "rows/row_kernels.h"
-#include "tessera/kernels/detail/huge_rows.h"
 
 namespace tessera::kernels::TESSERA_ISA {
 
@@ -201,24 +200,9 @@ void softmax(const T* x, T* out, std::int64_t n, float high, float low, float fa
 }
 
 template <class T>
-void add(const T* x, float* sum, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; i += kLanes) {
-    store(sum + i, load(sum + i, n - i) + load(x + i, n - i), n - i);
-  }
-}
-
-template <class T>
-void round(const float* sum, T* out, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; i += kLanes) {
-    store(out + i, load(sum + i, n - i), n - i);
-  }
-}
-
-template <class T>
 constexpr RowKernels<T> make_kernels() {
   return {&rms_norm<T>, &rms_norm_backward<T>, &silu_mul<T>, &silu_mul_backward<T>,
-          &rotary<T>,   &sums_of_logits<T>,    &softmax<T>,  &add<T>,
-          &round<T>};
+          &rotary<T>,   &sums_of_logits<T>,    &softmax<T>};
 }
 
 const RowKernelTable kTable{make_kernels<float>(), make_kernels<Bf16>()};

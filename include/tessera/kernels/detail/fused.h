@@ -26,12 +26,6 @@ struct RmsNormResult {
 /// RMSNorm (Zhang and Sennrich 2019) over the last dimension. weight: (last size), or undefined for
 /// ones.
 RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
-/// Returns the gradients of x and, if weight is defined, of weight. The weight's gradient is summed
-/// over the rows of this tensor.
-std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
-                                                    const at::Tensor& weight,
-                                                    const at::Tensor& rstd);
-
 /// The results of add_rms_norm().
 struct AddRmsNormResult {
   at::Tensor out;   ///< the norm of `sum`, with the sizes and type of x
@@ -42,14 +36,15 @@ struct AddRmsNormResult {
 /// `residual` has the sizes and type of x.
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                               const at::Tensor& weight, double eps);
-/// The backward of add_rms_norm(), which returns a sum and a norm. `x` is the sum. `sum_grad` is
-/// the gradient of the returned sum, with the sizes and type of x, or undefined. The gradient of
-/// the norm is rounded before `sum_grad` is added. The first result is the gradient of both inputs
-/// of add_rms_norm(), `x` and `residual`.
+/// Returns the gradients of x and, if weight is defined, of weight. The weight's gradient is summed
+/// over the rows of this tensor. For add_rms_norm(), `x` is the sum and `sum_grad`, if defined, is
+/// the gradient of the returned sum, with the sizes and type of x. The gradient of the norm is
+/// rounded before `sum_grad` is added. The first result is then the gradient of both inputs of
+/// add_rms_norm(), `x` and `residual`.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd,
-                                                    const at::Tensor& sum_grad);
+                                                    const at::Tensor& sum_grad = {});
 
 /// silu(gate) * up for tensors of one shape (SwiGLU, Shazeer 2020).
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
