@@ -16,7 +16,6 @@
 #include "device/embedding.h"
 #include "float_types.h"
 #include "fused_dispatch.h"
-#include "parallel.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/detail/fused.h"

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "box_rows.h"
 #include "device/adamw.h"
 #include "device/norm.h"
+#include "extents.h"
 #include "fused_dispatch.h"
-#include "parallel.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/detail/adamw.h"
 #include "tessera/kernels/detail/fake_state.h"

@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "box_rows.h"
+#include "extents.h"
 #include "fused_dispatch.h"
 
 namespace tessera::kernels {

@@ -10,10 +10,8 @@
 #include <atomic>
 #include <variant>
 
-#include "box_rows.h"
-#include "cuda_kernels.h"
 #include "float_types.h"
-#include "parallel.h"
+#include "fused_dispatch.h"
 #include "random_elements.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/detail/distribution.h"
@@ -27,6 +25,67 @@ namespace {
 std::atomic<const CudaKernels*> registered = nullptr;
 
 constexpr std::int64_t kGrain = 4096;  // minimum number of elements for a thread
+
+/// The rows of a box, that is, its lines of elements along the last dimension. A range of the box's
+/// elements, numbered in row-major order, is a list of whole and partial rows (runs), so threads
+/// can divide a box evenly.
+class BoxRows {
+ public:
+  // The object refers to its arguments, which must outlive it. A box without dimensions is one
+  // element.
+  BoxRows(const Box& box, c10::IntArrayRef global_sizes, c10::IntArrayRef local_strides)
+      : box_(box), strides_(local_strides), global_strides_(box.sizes.size(), 1) {
+    for (std::size_t d = box.sizes.size(); d-- > 1;) {
+      global_strides_[d - 1] = global_strides_[d] * global_sizes[d];
+    }
+    columns_ = box.sizes.empty() ? 1 : box.sizes.back();
+    for (const std::int64_t size : box.sizes) {
+      numel_ *= size;
+    }
+  }
+
+  std::int64_t numel() const { return numel_; }
+
+  /// Calls run(local offset, global index, length) for the runs of the elements [begin, end). A run
+  /// ends at the end of its row, because the next row begins elsewhere in memory and in the global
+  /// tensor.
+  template <class Run>
+  void for_range(std::int64_t begin, std::int64_t end, Run&& run) const {
+    while (begin < end) {
+      const std::int64_t column = begin % columns_;
+      const std::int64_t length = std::min(end - begin, columns_ - column);
+      const auto [local, global] = locate(begin);
+      run(local, global, length);
+      begin += length;
+    }
+  }
+
+ private:
+  struct Position {
+    std::int64_t local;
+    std::int64_t global;
+  };
+
+  // The position of an element of the box. Divides for each dimension, so it is called once per run
+  // and not once per element.
+  Position locate(std::int64_t element) const {
+    Position position{0, 0};
+    for (std::size_t d = box_.sizes.size(); d-- > 0;) {
+      const std::int64_t i = element % box_.sizes[d];
+      element /= box_.sizes[d];
+      position.local += (box_.local_offset[d] + i) * strides_[d];
+      position.global += (box_.global_offset[d] + i) * global_strides_[d];
+    }
+    return position;
+  }
+
+  const Box& box_;
+  c10::IntArrayRef strides_;
+  std::vector<std::int64_t> global_strides_;
+  // Strides for counting the elements of the box itself, not of the tensor.
+  std::int64_t columns_ = 1;
+  std::int64_t numel_ = 1;
+};
 
 /// Calls run(local offset, global index, length) for every run of elements, in parallel. The global
 /// index selects the random number.

@@ -19,7 +19,6 @@
 #include "device/rotary.h"
 #include "device/silu_mul.h"
 #include "fused_dispatch.h"
-#include "parallel.h"
 #include "tessera/kernels/detail/fused.h"
 
 namespace tessera::kernels {

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <string>
 
-#include "box_rows.h"
+#include "extents.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {

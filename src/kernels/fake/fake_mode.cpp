@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "fake/fake_operators.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/libtorch_kernels.h"
@@ -289,6 +288,16 @@ bool has(const c10::OperatorHandle& op, c10::DispatchKey key) {
   return op.hasKernelForDispatchKey(key);
 }
 
+/// How an operator on floating-point tensors is run without values.
+enum class FakeKind : std::uint8_t {
+  kThrough,  ///< runs unchanged, because it is composed of other operators, or reads only sizes
+  kInPlace,  ///< does not run, because it only writes to its arguments
+  kOut,      ///< does not run; its out= arguments are resized
+  kMeta,     ///< runs on the meta device to find the results' sizes
+  kOwnRule,  ///< does not run; make_fake_results() has a rule for its results
+  kItem,     ///< returns the value of a single-element tensor, which is 1
+  kUnknown,
+};
 FakeKind classify(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   if (schema.name() == "aten::_local_scalar_dense") {
@@ -314,8 +323,7 @@ FakeKind classify(const c10::OperatorHandle& op) {
   return has(op, c10::DispatchKey::Meta) ? FakeKind::kMeta : FakeKind::kUnknown;
 }
 
-}  // namespace
-
+/// The kind of an operator; determined once for each operator.
 FakeKind fake_kind(const c10::OperatorHandle& op) {
   thread_local std::unordered_map<const c10::FunctionSchema*, FakeKind> known;
   const auto [entry, is_new] = known.try_emplace(&op.schema());
@@ -325,6 +333,7 @@ FakeKind fake_kind(const c10::OperatorHandle& op) {
   return entry->second;
 }
 
+/// Replaces the arguments on the stack by results, for an operator of kind kOwnRule.
 void make_fake_results(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
   std::vector<at::Tensor> results = rule_of(op)->rule(torch::jit::last(stack, count));
@@ -333,8 +342,6 @@ void make_fake_results(const c10::OperatorHandle& op, Stack& stack) {
     stack.emplace_back(std::move(result));
   }
 }
-
-namespace {
 
 void run_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   make_fake_results(op, *stack);
@@ -382,16 +389,11 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   }
 }
 
-}  // namespace
-
 // The FakeMode's dispatch key is between autograd and the CPU's kernels. libtorch reserves it for
 // other libraries, and only a FakeMode includes it. Every operator that a program runs arrives
 // here, with local tensors.
 
-namespace {
-
 using tessera::detail::kFakeModeKey;
-using torch::jit::Stack;
 
 struct Mode {
   c10::DeviceType device;
