@@ -9,6 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include "device/quantize_fp8.h"
+#include "kernels/host_kernels.h"
 #include "tessera/kernels/fake_mode.h"
 #include "testing/errors.h"
 #include "testing/values.h"
@@ -141,6 +143,55 @@ TEST(QuantizeFp8, TakesMatricesWithoutElements) {
   EXPECT_TRUE(fp8_linear(at::zeros({2, 0}), at::zeros({3, 0})).equal(at::zeros({2, 3})));
   EXPECT_TRUE(
       fp8_linear_weight_grad(at::zeros({0, 3}), at::zeros({0, 2})).equal(at::zeros({3, 2})));
+}
+
+/// Codes, in which the sign of a NaN is not fixed.
+at::Tensor codes_of(const Fp8Rows& rows) {
+  const at::Tensor codes = rows.values.view(at::kByte);
+  const at::Tensor magnitudes = codes.remainder(128);
+  return at::where(magnitudes.eq(127), magnitudes, codes);
+}
+
+TEST(QuantizeFp8, HasTheSameBitsOnDevice) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto& sizes : {std::vector<std::int64_t>{3, 64}, {2, 1}, {5, 37}, {130, 72}}) {
+      for (const double scale : {1.0, 1e-3, 1e4}) {
+        const at::Tensor x = normal_values(sizes, 7).mul(scale).to(type);
+        x[0][0].fill_(scale == 1.0 ? kNaN : scale > 1 ? kInfinity : 0.0);
+        for (const at::Tensor& matrix : {x, x.t(), x.narrow(0, 1, 1)}) {
+          const Fp8Rows expected = quantize_fp8(matrix);
+          const KernelsOnHost kernels;
+          const Fp8Rows found = quantize_fp8(matrix);
+          EXPECT_TRUE(found.scales.equal(expected.scales)) << matrix.sizes() << " " << scale;
+          EXPECT_TRUE(codes_of(found).equal(codes_of(expected))) << matrix.sizes() << " " << scale;
+        }
+      }
+    }
+  }
+}
+
+TEST(QuantizeFp8, MultipliesColumnsByFactorsOnDevice) {
+  struct Alone {
+    static std::int64_t first() { return 0; }
+    static std::int64_t width() { return 1; }
+    static std::uint32_t max(std::uint32_t x) { return x; }
+  } team;
+  const at::Tensor x = normal_values({3, 32}, 5);
+  const at::Tensor factors = at::arange(32).remainder(7).sub(3).to(at::kFloat).exp2();
+  const Fp8Rows expected = quantize_fp8(x * factors);
+  const Fp8Rows found{at::empty({3, 32}, at::kFloat8_e4m3fn), at::empty({3, 1})};
+  const QuantizeFp8 call{.x = x.const_data_ptr(),
+                         .factors = factors.const_data_ptr<float>(),
+                         .stride = 32,
+                         .rows = 3,
+                         .columns = 32,
+                         .values = static_cast<std::uint8_t*>(found.values.mutable_data_ptr()),
+                         .scales = found.scales.mutable_data_ptr<float>()};
+  for (std::int64_t row = 0; row < 3; ++row) {
+    quantize_fp8_row<float, 4>(call, row, team);
+  }
+  EXPECT_TRUE(found.scales.equal(expected.scales));
+  EXPECT_TRUE(codes_of(found).equal(codes_of(expected)));
 }
 
 struct Sizes {

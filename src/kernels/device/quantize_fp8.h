@@ -101,4 +101,9 @@ TESSERA_HOST_DEVICE void quantize_fp8_row(const QuantizeFp8& p, std::int64_t row
                     });
 }
 
+inline bool is_aligned(const QuantizeFp8& call, Element type) {
+  return is_aligned(call.x, /*rows=*/2, call.stride, type) &&
+         is_aligned(call.factors, 1, 0, Element::kFloat);
+}
+
 }  // namespace tessera::kernels

@@ -1,7 +1,6 @@
 // Operators on rows on a GPU. The sources in this folder use only libtorch's half types, so nvcc
 // compiles them within seconds.
 #include <algorithm>
-#include <iterator>
 
 #include "device/launch.h"
 #include "device/launches.h"
@@ -121,22 +120,11 @@ void with_kernel(const RmsNorm& call, Element type, bool aligned, std::int64_t s
   });
 }
 
-bool rows_are_aligned(const RmsNorm& call, const void* data, Element type) {
-  return is_aligned(data, call.rows, call.size, type);
-}
-
-bool inputs_are_aligned(const RmsNorm& call, Element type) {
-  return rows_are_aligned(call, call.x, type) && rows_are_aligned(call, call.residual, type) &&
-         is_aligned(call.weight, 1, 0, type);
-}
-
 }  // namespace
 
 void launch(const RmsNorm& call, Element type, cudaStream_t stream) {
-  const bool aligned = inputs_are_aligned(call, type) && rows_are_aligned(call, call.sum, type) &&
-                       rows_are_aligned(call, call.out, type);
   with_kernel<kRmsNormThreads>(
-      call, type, aligned, kShortRow, [&]<class T, class W, int N, int kWidth>() {
+      call, type, is_aligned(call, type), kShortRow, [&]<class T, class W, int N, int kWidth>() {
         const unsigned grid = blocks_for(call.rows, kRmsNormThreads / kWidth);
         rms_norm_kernel<T, W, N, kWidth><<<grid, kRmsNormThreads, 0, stream>>>(call);
       });
@@ -144,12 +132,10 @@ void launch(const RmsNorm& call, Element type, cudaStream_t stream) {
 
 void launch(const RmsNormBackward& call, Element type, cudaStream_t stream) {
   const RmsNorm& in = call.forward;
-  const bool aligned = inputs_are_aligned(in, type) && rows_are_aligned(in, call.grad, type) &&
-                       rows_are_aligned(in, call.sum_grad, type) &&
-                       rows_are_aligned(in, call.x_grad, type);
   const auto blocks = static_cast<unsigned>(rms_norm_blocks(in.rows, in.size));
   with_kernel<kRmsNormBackwardThreads>(
-      in, type, aligned, kShortBackwardRow, [&]<class T, class W, int N, int kWidth>() {
+      in, type, is_aligned(call, type), kShortBackwardRow,
+      [&]<class T, class W, int N, int kWidth>() {
         const std::int64_t bytes = kRmsNormBackwardThreads / kWidth * in.size * 4;
         const bool in_shared = call.weight_grad != nullptr && bytes <= kSharedBytes;
         rms_norm_backward_kernel<T, W, N, kWidth>
@@ -186,17 +172,10 @@ dim3 grid_of_rows(std::int64_t rows, std::int64_t vectors) {
   return {blocks_for(vectors, kThreads), static_cast<unsigned>(std::min(rows, kMostRows))};
 }
 
-bool inputs_are_aligned(const SiluMul& call, Element type) {
-  return is_aligned(call.gate, call.rows, call.gate_stride, type) &&
-         is_aligned(call.up, call.rows, call.up_stride, type);
-}
-
 }  // namespace
 
 void launch(const SiluMul& call, Element type, cudaStream_t stream) {
-  const bool aligned =
-      inputs_are_aligned(call, type) && is_aligned(call.out, call.rows, call.size, type);
-  with_vectors(type, aligned, [&]<class T, int N>() {
+  with_vectors(type, is_aligned(call, type), [&]<class T, int N>() {
     const dim3 grid = grid_of_rows(call.rows, divide_up(call.size, N));
     silu_mul_kernel<T, N><<<grid, kThreads, 0, stream>>>(call);
   });
@@ -204,11 +183,7 @@ void launch(const SiluMul& call, Element type, cudaStream_t stream) {
 
 void launch(const SiluMulBackward& call, Element type, cudaStream_t stream) {
   const SiluMul& in = call.forward;
-  const bool aligned = inputs_are_aligned(in, type) && is_aligned(in.out, in.rows, in.size, type) &&
-                       is_aligned(call.grad, in.rows, in.size, type) &&
-                       is_aligned(call.gate_grad, in.rows, call.gate_grad_stride, type) &&
-                       is_aligned(call.up_grad, in.rows, call.up_grad_stride, type);
-  with_vectors(type, aligned, [&]<class T, int N>() {
+  with_vectors(type, is_aligned(call, type), [&]<class T, int N>() {
     const dim3 grid = grid_of_rows(in.rows, divide_up(in.size, N));
     silu_mul_backward_kernel<T, N><<<grid, kThreads, 0, stream>>>(call);
   });
@@ -228,21 +203,6 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(const __grid_constant_
        position < positions; position += static_cast<std::int64_t>(gridDim.x) * blockDim.z) {
     rotate_position<T, N>(call, position, share);
   }
-}
-
-bool are_aligned(const void* data, const HeadStrides& s, Element type) {
-  const std::int64_t all = s.batch | s.position | s.head;
-  return is_aligned(data, 2, all, type);
-}
-
-/// Whether both halves of every head, and of the tables, are aligned for vector accesses.
-bool halves_are_aligned(const Rotary& call, Element type) {
-  return call.half * bytes_of(type) % kVectorBytes == 0 && is_aligned(call.cos, 1, 0, type) &&
-         is_aligned(call.sin, 1, 0, type) &&
-         std::all_of(std::begin(call.parts), std::end(call.parts), [&](const RotaryHeads& part) {
-           return part.heads == 0 ||
-                  (are_aligned(part.x, part.from, type) && are_aligned(part.out, part.to, type));
-         });
 }
 
 std::int64_t most_heads(const Rotary& call) {
@@ -268,7 +228,7 @@ dim3 threads_of_positions(std::int64_t vectors, std::int64_t heads) {
 }  // namespace
 
 void launch(const Rotary& call, Element type, cudaStream_t stream) {
-  with_vectors(type, halves_are_aligned(call, type), [&]<class T, int N>() {
+  with_vectors(type, is_aligned(call, type), [&]<class T, int N>() {
     const dim3 block = threads_of_positions(divide_up(call.half, N), most_heads(call));
     const unsigned grid = blocks_for(call.batch * call.sequence, block.z);
     rotary_kernel<T, N><<<grid, block, 0, stream>>>(call);
@@ -315,16 +275,10 @@ __global__ void __launch_bounds__(kThreads) check_indices_kernel(CheckIndices ca
   }
 }
 
-bool rows_are_aligned(const void* data, std::int64_t size, Element type) {
-  return is_aligned(data, /*rows=*/2, size, type);
-}
-
 }  // namespace
 
 void launch(const Embedding& call, Element type, cudaStream_t stream) {
-  const bool aligned =
-      rows_are_aligned(call.table, call.size, type) && rows_are_aligned(call.out, call.size, type);
-  with_vectors(type, aligned, [&]<class T, int N>() {
+  with_vectors(type, is_aligned(call, type), [&]<class T, int N>() {
     unsigned of_row = 1;
     while (of_row < kThreads && of_row < divide_up(call.size, N)) {
       of_row *= 2;
@@ -335,9 +289,7 @@ void launch(const Embedding& call, Element type, cudaStream_t stream) {
 }
 
 void launch(const EmbeddingBackward& call, Element type, cudaStream_t stream) {
-  const bool aligned = rows_are_aligned(call.grad, call.size, type) &&
-                       rows_are_aligned(call.weight_grad, call.size, type);
-  with_vectors(type, aligned, [&]<class T, int N>() {
+  with_vectors(type, is_aligned(call, type), [&]<class T, int N>() {
     const dim3 grid(static_cast<unsigned>(embedding_tiles(call.count)),
                     static_cast<unsigned>(divide_up(call.size, kThreads * N)));
     embedding_backward_kernel<T, N><<<grid, kThreads, 0, stream>>>(call);
@@ -401,13 +353,7 @@ void launch(const CrossEntropy& call, Element type, cudaStream_t stream) {
 
 void launch(const CrossEntropyBackward& call, Element type, cudaStream_t stream) {
   const Logits& in = call.logits;
-  // Vectors are possible only if the rows of logits and gradient have equal offsets from a multiple
-  // of 16 bytes.
-  const auto apart =
-      reinterpret_cast<std::uintptr_t>(in.data) - reinterpret_cast<std::uintptr_t>(call.gradient);
-  const bool alike = apart % kVectorBytes == 0 &&
-                     (in.stride - call.gradient_stride) * bytes_of(type) % kVectorBytes == 0;
-  with_vectors(type, alike, [&]<class T, int N>() {
+  with_vectors(type, is_aligned(call, type), [&]<class T, int N>() {
     const std::int64_t of_block = kThreads * kVectorsOfThread * N;
     const dim3 grid(blocks_for(in.columns, of_block),
                     static_cast<unsigned>(std::min(in.rows, kMostRows)));
@@ -416,8 +362,7 @@ void launch(const CrossEntropyBackward& call, Element type, cudaStream_t stream)
 }
 
 void launch(const Scale& call, Element type, cudaStream_t stream) {
-  const bool aligned = is_aligned(call.x, 1, 0, type) && is_aligned(call.out, 1, 0, type);
-  with_vectors(type, aligned, [&]<class T, int N>() {
+  with_vectors(type, is_aligned(call, type), [&]<class T, int N>() {
     const unsigned grid = blocks_for(call.size, kThreads * N);
     if (call.x_is_float) {
       scale_kernel<float, T, N><<<grid, kThreads, 0, stream>>>(call);
@@ -442,9 +387,7 @@ __global__ void __launch_bounds__(kThreads) quantize_fp8_kernel(QuantizeFp8 call
 }  // namespace
 
 void launch(const QuantizeFp8& call, Element type, cudaStream_t stream) {
-  const bool aligned = is_aligned(call.x, /*rows=*/2, call.stride, type) &&
-                       is_aligned(call.factors, 1, 0, Element::kFloat);
-  with_vectors(type, aligned, [&]<class T, int N>() {
+  with_vectors(type, is_aligned(call, type), [&]<class T, int N>() {
     quantize_fp8_kernel<T, N><<<blocks_for(call.rows, 1), kThreads, 0, stream>>>(call);
   });
 }
