@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "device/pack.h"
+#include "device/lists.h"
 #include "tessera/export.h"
 
 TESSERA_API_FOR_TEST_BEGIN

@@ -1,8 +1,8 @@
 // Row-wise scaling as in torchao's "rowwise" recipe: e4m3 for all factors, with scales that are
 // powers of two. Such a scale changes the bits of a value only if the value is subnormal, so a
 // row's values are the same on a rank that has only a part of the row.
-#include "tessera/kernels/detail/fp8.h"
 #include "tessera/kernels/detail/fake_state.h"
+#include "tessera/kernels/detail/fused.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_mm.h>

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "device/adamw.h"
-#include "device/norm.h"
+#include "device/lists.h"
 #include "extents.h"
 #include "fused_dispatch.h"
 #include "tessera/core/error.h"
@@ -14,7 +14,7 @@
 
 namespace tessera::kernels {
 
-// Splits lists of tensors into launches of the kernels of device/norm.h.
+// Splits lists of tensors into launches of the kernels of device/lists.h.
 
 namespace {
 

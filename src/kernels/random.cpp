@@ -14,7 +14,6 @@
 #include "fused_dispatch.h"
 #include "random_elements.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/detail/distribution.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {

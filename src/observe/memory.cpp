@@ -20,7 +20,6 @@
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/devices.h"
-#include "tessera/observe/detail/memory_log.h"
 
 namespace tessera::observe {
 

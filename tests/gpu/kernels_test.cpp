@@ -10,7 +10,6 @@
 
 #include "tessera/kernels/detail/adamw.h"
 #include "tessera/kernels/detail/cross_entropy.h"
-#include "tessera/kernels/detail/fp8.h"
 #include "tessera/kernels/detail/fused.h"
 #include "tessera/kernels/detail/pack.h"
 #include "tessera/observe/metrics.h"

@@ -1,6 +1,6 @@
 // The oracle of a rounding is the list of all values of the format; that of a product is fp64.
 
-#include "tessera/kernels/detail/fp8.h"
+#include "tessera/kernels/detail/fused.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

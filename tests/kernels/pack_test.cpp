@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "device/norm.h"
+#include "device/lists.h"
 #include "extents.h"
 #include "kernels/host_kernels.h"
 #include "tessera/kernels/fake_mode.h"

@@ -33,7 +33,7 @@ struct Fp8Conversion {
 ///
 /// Makes the Linears below `module`, including FusedLinears, compute their three products in
 /// float8_e4m3fn: forward, the input's gradient and the weight's gradient. Each row along which a
-/// product sums has its own scale (kernels/fp8.h; docs/fp8.md has error bounds). Parameters keep
+/// product sums has its own scale (docs/fp8.md has error bounds). Parameters keep
 /// their type in files and in the optimizer. Call it before apply_lora (the adapters' matrices are
 /// not converted), parallelize_module and fully_shard.
 ///

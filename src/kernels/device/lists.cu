@@ -1,5 +1,4 @@
 // Norms and copies of lists of tensors on a GPU: one block for each chunk.
-#include "device/launch.h"
 #include "device/launches.h"
 
 namespace tessera::kernels {

@@ -2,7 +2,6 @@
 // compiles them within seconds.
 #include <algorithm>
 
-#include "device/launch.h"
 #include "device/launches.h"
 
 namespace tessera::kernels {
