@@ -66,14 +66,16 @@ Fp8Rows quantized_on_cuda(const at::Tensor& x, const at::Tensor& factors) {
   return rows;
 }
 
-/// Quantises the rows of x times `factors`, which are (1, columns) powers of two, or undefined for
-/// ones.
-Fp8Rows quantized(const at::Tensor& x, const at::Tensor& factors = {}) {
+}  // namespace
+
+Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors) {
   if (has_cuda_kernels(x) && x.numel() > 0) {
     return quantized_on_cuda(x, factors);
   }
   return composed_quantized(factors.defined() ? x * factors.to(x.scalar_type()) : x);
 }
+
+namespace {
 
 /// Pads x with rows of zeros to a multiple of 16 rows. The zeros do not change sums over rows.
 at::Tensor with_rows_for_gpu(const at::Tensor& x) {
@@ -116,28 +118,25 @@ at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
 
 }  // namespace
 
-Fp8Rows quantize_fp8(const at::Tensor& x) {
-  return quantized(x);
-}
-
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
-  const at::Tensor y = product(quantized(as_rows(x)), quantized(weight), x.scalar_type(), true);
+  const at::Tensor y =
+      product(quantize_fp8(as_rows(x)), quantize_fp8(weight), x.scalar_type(), true);
   return shaped(y, x);
 }
 
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight) {
-  const Fp8Rows w = quantized(weight);
+  const Fp8Rows w = quantize_fp8(weight);
   const c10::ScalarType type = weight.scalar_type();
   const Fp8Rows columns{w.values.t().contiguous(),
                         at::ones({weight.size(1), 1}, w.scales.options())};
-  const Fp8Rows scaled = quantized(as_rows(grad.to(type)), w.scales.t());
+  const Fp8Rows scaled = quantize_fp8(as_rows(grad.to(type)), w.scales.t());
   return shaped(product(scaled, columns, type, false), grad);
 }
 
 at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x) {
   const at::Tensor rows = with_rows_for_gpu(as_rows(grad.to(x.scalar_type())));
   const at::Tensor inputs = with_rows_for_gpu(as_rows(x));
-  return product(quantized(rows.t()), quantized(inputs.t()), x.scalar_type(), false);
+  return product(quantize_fp8(rows.t()), quantize_fp8(inputs.t()), x.scalar_type(), false);
 }
 
 }  // namespace tessera::kernels

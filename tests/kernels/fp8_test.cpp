@@ -7,9 +7,9 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
-#include "device/quantize_fp8.h"
 #include "kernels/host_kernels.h"
 #include "tessera/kernels/fake_mode.h"
 #include "testing/errors.h"
@@ -170,28 +170,21 @@ TEST(QuantizeFp8, HasTheSameBitsOnDevice) {
   }
 }
 
-TEST(QuantizeFp8, MultipliesColumnsByFactorsOnDevice) {
-  struct Alone {
-    static std::int64_t first() { return 0; }
-    static std::int64_t width() { return 1; }
-    static std::uint32_t max(std::uint32_t x) { return x; }
-  } team;
-  const at::Tensor x = normal_values({3, 32}, 5);
-  const at::Tensor factors = at::arange(32).remainder(7).sub(3).to(at::kFloat).exp2();
-  const Fp8Rows expected = quantize_fp8(x * factors);
-  const Fp8Rows found{at::empty({3, 32}, at::kFloat8_e4m3fn), at::empty({3, 1})};
-  const QuantizeFp8 call{.x = x.const_data_ptr(),
-                         .factors = factors.const_data_ptr<float>(),
-                         .stride = 32,
-                         .rows = 3,
-                         .columns = 32,
-                         .values = static_cast<std::uint8_t*>(found.values.mutable_data_ptr()),
-                         .scales = found.scales.mutable_data_ptr<float>()};
-  for (std::int64_t row = 0; row < 3; ++row) {
-    quantize_fp8_row<float, 4>(call, row, team);
+TEST(QuantizeFp8, MultipliesColumnsByFactors) {
+  const at::Tensor factors = at::arange(32).remainder(7).sub(3).to(at::kFloat).exp2().unsqueeze(0);
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = normal_values({3, 32}, 5).to(type);
+    const Fp8Rows expected = quantize_fp8(x * factors.to(type));
+    for (const bool on_device : {false, true}) {
+      std::optional<KernelsOnHost> kernels;
+      if (on_device) {
+        kernels.emplace();
+      }
+      const Fp8Rows found = quantize_fp8(x, factors);
+      EXPECT_TRUE(found.scales.equal(expected.scales)) << type << on_device;
+      EXPECT_TRUE(codes_of(found).equal(codes_of(expected))) << type << on_device;
+    }
   }
-  EXPECT_TRUE(found.scales.equal(expected.scales));
-  EXPECT_TRUE(codes_of(found).equal(codes_of(expected)));
 }
 
 struct Sizes {

@@ -87,7 +87,8 @@ struct Fp8Rows {
   at::Tensor scales;  ///< the scales of the rows: (rows, 1), fp32, powers of two
 };
 
-/// Quantises the rows of x, (rows, columns) of any floating-point type. The scale of a row is the
+/// Quantises the rows of x, (rows, columns) of any floating-point type, times `factors`, which are
+/// (1, columns) powers of two, or undefined for ones. The scale of a row is the
 /// smallest power of two, at least 2^-100, for which the largest element divided by the scale is at
 /// most 448. A value is x / scale, which is exact, rounded to nearest, ties to even. Therefore
 ///
@@ -96,7 +97,7 @@ struct Fp8Rows {
 /// and elements of 2^-6 scale or more do not depend on the scale. Quantising a second time changes
 /// nothing. Rows of zeros stay zeros. The format has no infinity; a row with a NaN or an infinity
 /// becomes NaN, and the corresponding row of a product too.
-Fp8Rows quantize_fp8(const at::Tensor& x);
+Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 
 /// The three products of a linear layer. On CUDA the functions use at::_scaled_mm with a scale for
 /// each row, which requires bf16, both sizes of the weight multiples of 16, and compute capability
