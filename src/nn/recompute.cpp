@@ -17,7 +17,7 @@
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/backward.h"
-#include "tessera/internals/detail/engine.h"
+#include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
 #include "tessera/nn/checkpoint.h"

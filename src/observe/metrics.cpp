@@ -42,25 +42,22 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
   return groups;
 }
 
-/// Calls `visit(line, record)` for the records of a metrics file up to step `last`.
-template <class Visit>
-void for_each_record(const std::filesystem::path& path, std::int64_t last, const Visit& visit) {
-  if (!std::filesystem::is_regular_file(path)) {
-    return;  // reading from a pipe would wait forever
-  }
+/// The records of a metrics file up to step `last`.
+std::string records_up_to(const std::filesystem::path& path, std::int64_t last) {
   std::ifstream in(path);
+  std::string kept;
   for (std::string line; std::getline(in, line) && !in.eof();) {
     try {
-      const json record = json::parse(line);
-      if (record.at("step").get<std::int64_t>() > last) {
-        return;  // the run will repeat all later steps of the file
+      if (json::parse(line).at("step").get<std::int64_t>() > last) {
+        break;  // the run will repeat all later steps of the file
       }
-      visit(line, record);
     } catch (const json::exception& error) {
       fail("the metrics file '", path.string(), "' has a line that is no record (", error.what(),
            "): name another file, or remove it");
     }
+    kept += line + '\n';
   }
+  return kept;
 }
 
 }  // namespace
@@ -167,12 +164,8 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
   if (resumed > 0 && std::filesystem::is_regular_file(path)) {
-    std::string kept;
-    for_each_record(path, resumed, [&kept](const std::string& line, const json& /*record*/) {
-      kept += line + '\n';
-    });
     // The file is replaced atomically, because the old records cannot be recreated.
-    files::write_file(path, kept);
+    files::write_file(path, records_up_to(path, resumed));
   }
   out_.open(path, resumed > 0 ? std::ios::app : std::ios::trunc);
   TESSERA_CHECK(out_, "cannot write the metrics file '", path.string(),
