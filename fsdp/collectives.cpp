@@ -16,7 +16,7 @@
 #include "buffers.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/detail/pack.h"
+#include "tessera/kernels/detail/lists.h"
 
 namespace tessera::fsdp {
 

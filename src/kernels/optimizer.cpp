@@ -8,9 +8,8 @@
 #include "extents.h"
 #include "fused_dispatch.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/detail/adamw.h"
 #include "tessera/kernels/detail/fake_state.h"
-#include "tessera/kernels/detail/pack.h"
+#include "tessera/kernels/detail/lists.h"
 
 namespace tessera::kernels {
 

@@ -1,6 +1,6 @@
 // Copies of many tensors. The CUDA kernel copies rows: for example between a tensor and the part of
 // a buffer with a row for each rank.
-#include "tessera/kernels/detail/pack.h"
+#include "tessera/kernels/detail/lists.h"
 
 #include <ATen/ops/_foreach_copy.h>
 

@@ -1,4 +1,4 @@
-#include "tessera/kernels/detail/pack.h"
+#include "tessera/kernels/detail/lists.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
