@@ -58,8 +58,6 @@ std::vector<std::pair<std::string, double>> titan_scalars(const StepMetrics& met
 
 /// Peak resident memory of this process, in bytes.
 std::int64_t peak_resident_bytes();
-/// Physical memory of this machine, in bytes.
-std::int64_t physical_memory_bytes();
 
 }  // namespace tessera::observe
 TESSERA_API_END
