@@ -21,14 +21,9 @@ struct QuantizeFp8 {
   float* scales = nullptr;         ///< (rows): the scale of each row
 };
 
-/// The bits of |x| as an integer, which are ordered like |x|; the bits of NaN are above all others.
-TESSERA_HOST_DEVICE inline std::uint32_t magnitude_bits(float x) {
-  return std::bit_cast<std::uint32_t>(x) & 0x7FFFFFFFU;
-}
-
+/// The scale of a row. The inverse is NaN if the row has a non-finite element.
 struct Fp8Scale {
-  float scale, inverse;  // scale of a row and its inverse; the inverse is NaN if the row has a
-                         // non-finite element
+  float scale, inverse;
 };
 
 /// The scale of a row, from the bits of the row's maximum. 448 is 1.75 * 2^8: adding 0x1FFFFF
@@ -87,7 +82,8 @@ TESSERA_HOST_DEVICE void quantize_fp8_row(const QuantizeFp8& p, std::int64_t row
   std::uint32_t maximum = 0;
   for_vectors<N, 1>(p.columns, team, elements, [&](auto, auto, const Floats<N>& v) {
     for (int k = 0; k < N; ++k) {
-      const std::uint32_t bits = magnitude_bits(v.at[k]);
+      // The bits of |x|, which are ordered like |x|; the bits of NaN are above all others.
+      const std::uint32_t bits = std::bit_cast<std::uint32_t>(v.at[k]) & 0x7FFFFFFFU;
       maximum = bits > maximum ? bits : maximum;
     }
   });
