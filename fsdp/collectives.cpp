@@ -8,7 +8,7 @@
 #include <bit>
 #include <iterator>
 
-#include "tessera/kernels/detail/pack.h"
+#include "tessera/kernels/detail/lists.h"
 
 namespace tessera::fsdp {
 

@@ -9,7 +9,7 @@
 
 #include "tessera/core/detail/environment.h"
 #include "tessera/internals/detail/tensors.h"
-#include "tessera/kernels/detail/pack.h"
+#include "tessera/kernels/detail/lists.h"
 
 namespace tessera::fsdp {
 

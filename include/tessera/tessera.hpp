@@ -82,7 +82,6 @@
 #include "tessera/nn/parameter.h"
 #include "tessera/nn/visit_modules.h"
 #include "tessera/nn/visit_tensors.h"
-#include "tessera/observe/memory.h"
 #include "tessera/observe/metric.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/observe/profile.h"

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "tessera/internals/detail/backward.h"
-#include "tessera/internals/detail/engine.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/internals/detail/tensors.h"

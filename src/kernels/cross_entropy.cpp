@@ -9,7 +9,6 @@
 #include "device/cross_entropy.h"
 #include "device/embedding.h"
 #include "fused_dispatch.h"
-#include "parallel.h"
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/fake_mode.h"

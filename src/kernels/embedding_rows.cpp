@@ -16,7 +16,6 @@
 #include "device/embedding.h"
 #include "float_types.h"
 #include "fused_dispatch.h"
-#include "parallel.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/detail/fused.h"
@@ -127,21 +126,6 @@ std::vector<std::int64_t> positions_by_row(const std::int64_t* indices, std::int
   return positions;
 }
 
-/// Replacements of RowKernels::add and RowKernels::round for types without row kernels.
-template <class T, class Compute>
-void add(const T* x, Compute* sum, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    sum[i] += static_cast<Compute>(x[i]);
-  }
-}
-
-template <class T, class Compute>
-void round(const Compute* sum, T* out, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    out[i] = static_cast<T>(sum[i]);
-  }
-}
-
 /// For each row, where its first entry is in `positions`, which is sorted by row. The last element
 /// is the size of `positions`.
 std::vector<std::size_t> run_starts(const std::int64_t* indices,
@@ -163,10 +147,9 @@ struct Backward {
   const std::int64_t* indices;
   std::int64_t first_row;
 
-  /// Adds the terms of each row with `add` and writes the sum with `round`.
+  /// Adds the terms of type T in the type Compute, and rounds each sum once.
   template <class T, class Compute>
-  void run(void (*add)(const T*, Compute*, std::int64_t),
-           void (*round)(const Compute*, T*, std::int64_t)) const {
+  void run() const {
     const std::int64_t dim = weight_grad.size(1);
     const auto positions = positions_by_row(indices, grad.numel() / std::max<std::int64_t>(dim, 1),
                                             first_row, weight_grad.size(0));
@@ -184,10 +167,13 @@ struct Backward {
                         row < static_cast<std::size_t>(end); ++row) {
                      std::fill(sum.begin(), sum.end(), Compute(0));
                      for (std::size_t i = starts[row]; i < starts[row + 1]; ++i) {
-                       add(from + positions[i] * dim, sum.data(), dim);
+                       const T* const term = from + positions[i] * dim;
+                       std::transform(sum.begin(), sum.end(), term, sum.begin(),
+                                      [](Compute a, T b) { return a + static_cast<Compute>(b); });
                      }
-                     round(sum.data(), to + (indices[positions[starts[row]]] - first_row) * dim,
-                           dim);
+                     std::transform(sum.begin(), sum.end(),
+                                    to + (indices[positions[starts[row]]] - first_row) * dim,
+                                    [](Compute each) { return static_cast<T>(each); });
                    }
                  });
   }
@@ -250,14 +236,9 @@ at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& ind
   const at::Tensor flat = indices.contiguous();
   at::Tensor weight_grad = at::zeros({rows, grad.size(-1)}, grad.options());
   const Backward backward{terms, weight_grad, in<std::int64_t>(flat), first_row};
-  if (has_row_kernels(grad)) {
-    with_row_kernels(grad,
-                     [&](const auto& kernels, auto) { backward.run(kernels.add, kernels.round); });
-  } else if (!in_fake_mode()) {
+  if (!in_fake_mode()) {
     with_float_type(grad.scalar_type(), "the gradient of an embedding", [&]<class T>() {
-      // This code is for fp16 and fp64, which have no row kernels.
-      using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
-      backward.run(&add<T, Compute>, &round<T, Compute>);
+      backward.run<T, std::conditional_t<std::is_same_v<T, double>, double, float>>();
     });
   }
   return weight_grad;

@@ -1,8 +1,8 @@
 // Row-wise scaling as in torchao's "rowwise" recipe: e4m3 for all factors, with scales that are
 // powers of two. Such a scale changes the bits of a value only if the value is subnormal, so a
 // row's values are the same on a rank that has only a part of the row.
-#include "tessera/kernels/detail/fp8.h"
 #include "tessera/kernels/detail/fake_state.h"
+#include "tessera/kernels/detail/fused.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_mm.h>
@@ -10,13 +10,11 @@
 #include <ATen/ops/bitwise_left_shift.h>
 #include <ATen/ops/bitwise_right_shift.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstdint>
-#include <limits>
 
 #include "device/quantize_fp8.h"
 #include "fused_dispatch.h"
@@ -52,38 +50,32 @@ Fp8Rows composed_quantized(const at::Tensor& x) {
   return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};
 }
 
-/// If rows are columns in memory, x is read twice: first for the rows' maxima, then to transpose.
 Fp8Rows quantized_on_cuda(const at::Tensor& x, const at::Tensor& factors) {
-  const bool turns = !factors.defined() && x.stride(1) != 1 && x.stride(0) == 1;
-  const at::Tensor in = turns || x.stride(1) == 1 ? x : x.contiguous();
+  const at::Tensor in = x.stride(1) == 1 ? x : x.contiguous();
   Fp8Rows rows{at::empty(x.sizes(), x.options().dtype(kFp8)),
                at::empty({x.size(0), 1}, x.options().dtype(at::kFloat))};
-  // Order of the norm: the largest absolute value.
-  constexpr double kLargest = std::numeric_limits<double>::infinity();
-  const at::Tensor maxima =
-      turns ? at::linalg_vector_norm(x, kLargest, at::IntArrayRef{1}).to(at::kFloat) : at::Tensor();
   const at::Tensor dense = factors.defined() ? factors.contiguous() : factors;
   const QuantizeFp8 call{.x = in.const_data_ptr(),
                          .factors = dense.defined() ? dense.const_data_ptr<float>() : nullptr,
-                         .turns = turns,
-                         .stride = in.stride(turns ? 1 : 0),
+                         .stride = in.stride(0),
                          .rows = in.size(0),
                          .columns = in.size(1),
-                         .maxima = turns ? maxima.const_data_ptr<float>() : nullptr,
                          .values = static_cast<std::uint8_t*>(rows.values.mutable_data_ptr()),
                          .scales = rows.scales.mutable_data_ptr<float>()};
   run_cuda_kernel(call, "tessera::quantize_fp8", {&in, 1}, {rows.values, rows.scales}, in);
   return rows;
 }
 
-/// Quantises the rows of x times `factors`, which are (1, columns) powers of two, or undefined for
-/// ones.
-Fp8Rows quantized(const at::Tensor& x, const at::Tensor& factors = {}) {
+}  // namespace
+
+Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors) {
   if (has_cuda_kernels(x) && x.numel() > 0) {
     return quantized_on_cuda(x, factors);
   }
   return composed_quantized(factors.defined() ? x * factors.to(x.scalar_type()) : x);
 }
+
+namespace {
 
 /// Pads x with rows of zeros to a multiple of 16 rows. The zeros do not change sums over rows.
 at::Tensor with_rows_for_gpu(const at::Tensor& x) {
@@ -126,28 +118,25 @@ at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
 
 }  // namespace
 
-Fp8Rows quantize_fp8(const at::Tensor& x) {
-  return quantized(x);
-}
-
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
-  const at::Tensor y = product(quantized(as_rows(x)), quantized(weight), x.scalar_type(), true);
+  const at::Tensor y =
+      product(quantize_fp8(as_rows(x)), quantize_fp8(weight), x.scalar_type(), true);
   return shaped(y, x);
 }
 
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight) {
-  const Fp8Rows w = quantized(weight);
+  const Fp8Rows w = quantize_fp8(weight);
   const c10::ScalarType type = weight.scalar_type();
   const Fp8Rows columns{w.values.t().contiguous(),
                         at::ones({weight.size(1), 1}, w.scales.options())};
-  const Fp8Rows scaled = quantized(as_rows(grad.to(type)), w.scales.t());
+  const Fp8Rows scaled = quantize_fp8(as_rows(grad.to(type)), w.scales.t());
   return shaped(product(scaled, columns, type, false), grad);
 }
 
 at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x) {
   const at::Tensor rows = with_rows_for_gpu(as_rows(grad.to(x.scalar_type())));
   const at::Tensor inputs = with_rows_for_gpu(as_rows(x));
-  return product(quantized(rows.t()), quantized(inputs.t()), x.scalar_type(), false);
+  return product(quantize_fp8(rows.t()), quantize_fp8(inputs.t()), x.scalar_type(), false);
 }
 
 }  // namespace tessera::kernels

@@ -4,12 +4,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
+#include <cstdint>
 #include <initializer_list>
 #include <vector>
 
 #include "cuda_kernels.h"
-#include "fake/fake_operators.h"
 #include "rows/row_kernels.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/detail/fake_state.h"
@@ -72,6 +73,12 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
     body(row_kernels().bf16, Bf16{});
   }
 }
+
+/// at::parallel_for on libtorch's threads: calls body(begin, end) for parts of [begin, end) with at
+/// least `grain` elements. Not inline, because the template needs OpenMP where it is compiled, and
+/// only parallel.cpp is compiled with it.
+void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
+                  c10::function_ref<void(std::int64_t, std::int64_t)> body);
 
 /// The address of the tensor's data as T. Cast, because data_ptr<T>() checks the scalar type, and
 /// Bf16 is only the bits of a bfloat16.

@@ -1,5 +1,5 @@
 // This is a separate file, because CMakeLists.txt compiles only this file with OpenMP.
-#include "parallel.h"
+#include "fused_dispatch.h"
 
 #include <ATen/Parallel.h>
 

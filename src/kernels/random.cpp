@@ -10,13 +10,10 @@
 #include <atomic>
 #include <variant>
 
-#include "box_rows.h"
-#include "cuda_kernels.h"
 #include "float_types.h"
-#include "parallel.h"
+#include "fused_dispatch.h"
 #include "random_elements.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/detail/distribution.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {
@@ -27,6 +24,67 @@ namespace {
 std::atomic<const CudaKernels*> registered = nullptr;
 
 constexpr std::int64_t kGrain = 4096;  // minimum number of elements for a thread
+
+/// The rows of a box, that is, its lines of elements along the last dimension. A range of the box's
+/// elements, numbered in row-major order, is a list of whole and partial rows (runs), so threads
+/// can divide a box evenly.
+class BoxRows {
+ public:
+  // The object refers to its arguments, which must outlive it. A box without dimensions is one
+  // element.
+  BoxRows(const Box& box, c10::IntArrayRef global_sizes, c10::IntArrayRef local_strides)
+      : box_(box), strides_(local_strides), global_strides_(box.sizes.size(), 1) {
+    for (std::size_t d = box.sizes.size(); d-- > 1;) {
+      global_strides_[d - 1] = global_strides_[d] * global_sizes[d];
+    }
+    columns_ = box.sizes.empty() ? 1 : box.sizes.back();
+    for (const std::int64_t size : box.sizes) {
+      numel_ *= size;
+    }
+  }
+
+  std::int64_t numel() const { return numel_; }
+
+  /// Calls run(local offset, global index, length) for the runs of the elements [begin, end). A run
+  /// ends at the end of its row, because the next row begins elsewhere in memory and in the global
+  /// tensor.
+  template <class Run>
+  void for_range(std::int64_t begin, std::int64_t end, Run&& run) const {
+    while (begin < end) {
+      const std::int64_t column = begin % columns_;
+      const std::int64_t length = std::min(end - begin, columns_ - column);
+      const auto [local, global] = locate(begin);
+      run(local, global, length);
+      begin += length;
+    }
+  }
+
+ private:
+  struct Position {
+    std::int64_t local;
+    std::int64_t global;
+  };
+
+  // The position of an element of the box. Divides for each dimension, so it is called once per run
+  // and not once per element.
+  Position locate(std::int64_t element) const {
+    Position position{0, 0};
+    for (std::size_t d = box_.sizes.size(); d-- > 0;) {
+      const std::int64_t i = element % box_.sizes[d];
+      element /= box_.sizes[d];
+      position.local += (box_.local_offset[d] + i) * strides_[d];
+      position.global += (box_.global_offset[d] + i) * global_strides_[d];
+    }
+    return position;
+  }
+
+  const Box& box_;
+  c10::IntArrayRef strides_;
+  std::vector<std::int64_t> global_strides_;
+  // Strides for counting the elements of the box itself, not of the tensor.
+  std::int64_t columns_ = 1;
+  std::int64_t numel_ = 1;
+};
 
 /// Calls run(local offset, global index, length) for every run of elements, in parallel. The global
 /// index selects the random number.
@@ -42,66 +100,16 @@ void for_each_row(const at::Tensor& local, const GlobalPlace& place, Run&& run) 
   }
 }
 
-// Size of a batch on the stack, for numbers that are drawn at once.
-constexpr std::int64_t kBatch = 64;
-
-/// Converts a batch of uniform numbers, with the same bits as draw(u) for each number. Computes the
-/// formula for the centre of the distribution for all numbers, which the compiler vectorises, and
-/// then recomputes the few numbers in the tails.
-template <class Draw>
-void draw_batch(const Draw& draw, double* values, std::int64_t n) {
-  // Only distributions with normal quantiles use batches; other distributions are cheap without
-  // batches.
-  if constexpr (requires { draw.probability(0.5); }) {
-    double p[kBatch];
-    for (std::int64_t i = 0; i < n; ++i) {
-      p[i] = draw.probability(values[i]);
-    }
-    for (std::int64_t i = 0; i < n; ++i) {
-      values[i] = central_quantile(p[i]);
-    }
-    for (std::int64_t i = 0; i < n; ++i) {
-      // The tails have a loop of their own, because a branch would prevent vectorisation of the
-      // first loop; few numbers are in the tails.
-      if (!is_central(p[i])) {
-        values[i] = tail_quantile(p[i]);
-      }
-    }
-    for (std::int64_t i = 0; i < n; ++i) {
-      values[i] = draw.from_quantile(values[i]);
-    }
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) {
-      values[i] = draw(values[i]);
-    }
-  }
-}
-
-/// Fills a batch of uniform numbers. The random number depends on the element's index, so a batch
-/// may begin anywhere.
-void uniform_batch(PhiloxKey key, std::uint64_t index, double* values, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    values[i] = uniform_at(key.seed, key.stream, index + static_cast<std::uint64_t>(i));
-  }
-}
-
-/// Fills elements in batches on the stack, so a fill of any size allocates no memory. Computes in
-/// fp64 and rounds once.
+/// Fills elements. Computes in fp64 and rounds once.
 template <class T, class Draw>
 void fill_as(const at::Tensor& local, const GlobalPlace& place, const Draw& draw, PhiloxKey key) {
   auto* data = static_cast<T*>(local.data_ptr());
   // Supports all strides, because a parameter may be a view.
   const std::int64_t stride = local.dim() == 0 ? 1 : local.strides().back();
   for_each_row(local, place, [&](std::int64_t offset, std::uint64_t index, std::int64_t length) {
-    double values[kBatch];
-    for (std::int64_t start = 0; start < length; start += kBatch) {
-      const std::int64_t n = std::min(kBatch, length - start);
-      uniform_batch(key, index + static_cast<std::uint64_t>(start), values, n);
-      draw_batch(draw, values, n);
-      T* out = data + offset + start * stride;
-      for (std::int64_t i = 0; i < n; ++i) {
-        out[i * stride] = narrow<T>(values[i]);
-      }
+    for (std::int64_t i = 0; i < length; ++i) {
+      const double u = uniform_at(key.seed, key.stream, index + static_cast<std::uint64_t>(i));
+      data[offset + i * stride] = narrow<T>(draw(u));
     }
   });
 }

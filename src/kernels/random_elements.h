@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "tessera/export.h"
-#include "tessera/kernels/detail/distribution.h"
 #include "tessera/kernels/detail/philox.h"
 #include "tessera/kernels/detail/random.h"
 

@@ -19,7 +19,6 @@
 #include "device/rotary.h"
 #include "device/silu_mul.h"
 #include "fused_dispatch.h"
-#include "parallel.h"
 #include "tessera/kernels/detail/fused.h"
 
 namespace tessera::kernels {
@@ -251,12 +250,6 @@ AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
 
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
-                                                    const at::Tensor& rstd) {
-  return rms_norm_backward(grad, x, weight, rstd, /*sum_grad=*/{});
-}
-
-std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
-                                                    const at::Tensor& weight,
                                                     const at::Tensor& rstd,
                                                     const at::Tensor& sum_grad) {
   if (!has_kernels(x)) {
@@ -369,52 +362,32 @@ void on_host(const RowKernels<T>& kernels, const SiluMulBackward& p) {
   });
 }
 
-/// The tensors of an operator, for the observer of a FakeMode.
-struct Observed {
-  const char* name;
-  std::initializer_list<at::Tensor> inputs;
-};
-
-void run_forward(const GateRows& rows, const at::Tensor& result, const Observed& observed) {
-  const SiluMul call = rows.call(result);
-  if (has_cuda_kernels(result)) {
-    return run_cuda_kernel(call, observed.name, observed.inputs, {result});
-  }
-  with_row_kernels(result, [&](const auto& kernels, auto) { on_host(kernels, call); });
-}
-
-/// Runs the backward. `product`: if defined, receives the recomputed result of forward.
-/// `gradients`: the operator's other results.
-void run_backward(const at::Tensor& grad, const GateRows& rows, const at::Tensor& gate_grad,
-                  const at::Tensor& up_grad, const at::Tensor& product, const Observed& observed,
-                  at::TensorList gradients) {
-  const SiluMulBackward call{.forward = rows.call(product),
-                             .grad = grad.const_data_ptr(),
-                             .gate_grad = gate_grad.mutable_data_ptr(),
-                             .up_grad = up_grad.mutable_data_ptr(),
-                             .gate_grad_stride = rows.stride_of(gate_grad),
-                             .up_grad_stride = rows.stride_of(up_grad)};
-  if (has_cuda_kernels(grad)) {
-    std::vector<at::Tensor> results = gradients.vec();
-    if (product.defined()) {
-      results.insert(results.begin(), product);
-    }
-    return run_cuda_kernel(call, observed.name, observed.inputs, results, results.front());
-  }
-  with_row_kernels(grad, [&](const auto& kernels, auto) { on_host(kernels, call); });
-}
-
-/// The gradients of gate and up. `product`: as in run_backward().
+/// The gradients of gate and up. `product`: if defined, receives the recomputed result of forward.
+/// `name`: the operator's name, for the observer of a FakeMode.
 std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at::Tensor& gate,
                                                const at::Tensor& up, const at::Tensor& product,
                                                const char* name) {
   // Converted, because under autocast a gradient may have another type.
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
+  const GateRows rows(gate, up);
   // Both gradients use one kernel, because `up` has the type and sizes of `gate`.
   const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
   const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
-  run_backward(g, {gate, up}, gate_grad, up_grad, product, {name, {g, gate, up}},
-               {gate_grad, up_grad});
+  const SiluMulBackward call{.forward = rows.call(product),
+                             .grad = g.const_data_ptr(),
+                             .gate_grad = gate_grad.mutable_data_ptr(),
+                             .up_grad = up_grad.mutable_data_ptr(),
+                             .gate_grad_stride = rows.stride_of(gate_grad),
+                             .up_grad_stride = rows.stride_of(up_grad)};
+  if (has_cuda_kernels(g)) {
+    std::vector<at::Tensor> results{gate_grad, up_grad};
+    if (product.defined()) {
+      results.insert(results.begin(), product);
+    }
+    run_cuda_kernel(call, name, {g, gate, up}, results, results.front());
+  } else {
+    with_row_kernels(g, [&](const auto& kernels, auto) { on_host(kernels, call); });
+  }
   return {gate_grad, up_grad};
 }
 
@@ -430,7 +403,13 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
     return composed(gate, up);
   }
   at::Tensor result = at::empty(gate.sizes(), gate.options());
-  run_forward({gate, up}, result, {"tessera::silu_mul", {gate, up}});
+  const GateRows rows(gate, up);
+  const SiluMul call = rows.call(result);
+  if (has_cuda_kernels(result)) {
+    run_cuda_kernel(call, "tessera::silu_mul", {gate, up}, {result});
+  } else {
+    with_row_kernels(result, [&](const auto& kernels, auto) { on_host(kernels, call); });
+  }
   return result;
 }
 

@@ -17,7 +17,7 @@
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/backward.h"
-#include "tessera/internals/detail/engine.h"
+#include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
 #include "tessera/nn/checkpoint.h"
@@ -141,7 +141,7 @@ using Results = OperatorMode::Results;
 /// An alias of the tensor without autograd state, because autograd attaches new state to every
 /// result.
 at::Tensor unrecorded(const at::Tensor& tensor) {
-  return tessera::detail::alias_tensor(tensor, /*allows_change=*/false);
+  return tessera::detail::alias_tensor(tensor);
 }
 
 Results unrecorded_all(const Results& results) {

@@ -23,7 +23,6 @@
 #include "tessera/internals/detail/devices.h"
 #include "tessera/observe/detail/memory.h"
 #include "tessera/observe/detail/metrics_output.h"
-#include "tessera/observe/memory.h"
 #include "tessera/observe/metrics.h"
 
 namespace tessera::observe {
@@ -54,12 +53,6 @@ bool ask_driver(const char* function, Results... results) {
   return answered;
 }
 
-std::string cuda_name() {
-  std::array<char, 256> name{};
-  return ask_driver("cuDeviceGetName", name.data(), static_cast<int>(name.size()) - 1) ? name.data()
-                                                                                       : "";
-}
-
 /// The CPU's name on Linux on x86; "" on other processors.
 std::string cpu_name() {
   std::ifstream in("/proc/cpuinfo");
@@ -72,24 +65,24 @@ std::string cpu_name() {
   return "";
 }
 
-/// The memory of the GPU. The result is cached, because asking for it stalls the device. A process
-/// uses one GPU.
-std::int64_t cuda_capacity(c10::Device device) {
-  static const std::int64_t bytes = detail::memory_capacity(device);
-  return bytes;
-}
-
 MemoryUse take_cuda_memory() {
   const c10::Device device = current_cuda_device();
+  // Cached, because asking for it stalls the device. A process uses one GPU.
+  static const std::int64_t capacity = detail::memory_capacity(device);
   const detail::CachedMemory memory = detail::take_cached_memory(device);
-  return {memory.peak_reserved, memory.peak_active, cuda_capacity(device)};
+  return {memory.peak_reserved, memory.peak_active, capacity};
 }
 
 }  // namespace
 
 /// The name of the device, as peak_flops() needs it.
 std::string device_name(const std::string& device_type) {
-  return device_type == "cuda" ? cuda_name() : cpu_name();
+  if (device_type != "cuda") {
+    return cpu_name();
+  }
+  std::array<char, 256> name{};
+  return ask_driver("cuDeviceGetName", name.data(), static_cast<int>(name.size()) - 1) ? name.data()
+                                                                                       : "";
 }
 
 int compute_capability() {
@@ -103,7 +96,8 @@ MemoryUse take_memory_use(const std::string& device_type) {
   if (device_type == "cuda") {
     return take_cuda_memory();
   }
-  return {peak_resident_bytes(), take_peak_tensor_bytes(), physical_memory_bytes()};
+  return {peak_resident_bytes(), take_peak_tensor_bytes(),
+          sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)};
 }
 
 std::int64_t peak_resident_bytes() {
@@ -111,10 +105,6 @@ std::int64_t peak_resident_bytes() {
   getrusage(RUSAGE_SELF, &usage);
   // Linux reports ru_maxrss in KiB.
   return usage.ru_maxrss * 1024;
-}
-
-std::int64_t physical_memory_bytes() {
-  return sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
 }
 
 namespace {

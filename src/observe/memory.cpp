@@ -3,7 +3,7 @@
 // an activation.
 #include "tessera/observe/detail/memory.h"
 #include "tessera/comm/detail/scopes.h"
-#include "tessera/observe/memory.h"
+#include "tessera/observe/metrics.h"
 
 #include <sys/mman.h>
 
@@ -20,7 +20,6 @@
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/devices.h"
-#include "tessera/observe/detail/memory_log.h"
 
 namespace tessera::observe {
 

@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
@@ -14,7 +16,6 @@
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/error.h"
-#include "tessera/observe/detail/progress.h"
 
 namespace tessera::observe {
 namespace {
@@ -41,25 +42,22 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
   return groups;
 }
 
-/// Calls `visit(line, record)` for the records of a metrics file up to step `last`.
-template <class Visit>
-void for_each_record(const std::filesystem::path& path, std::int64_t last, const Visit& visit) {
-  if (!std::filesystem::is_regular_file(path)) {
-    return;  // reading from a pipe would wait forever
-  }
+/// The records of a metrics file up to step `last`.
+std::string records_up_to(const std::filesystem::path& path, std::int64_t last) {
   std::ifstream in(path);
+  std::string kept;
   for (std::string line; std::getline(in, line) && !in.eof();) {
     try {
-      const json record = json::parse(line);
-      if (record.at("step").get<std::int64_t>() > last) {
-        return;  // the run will repeat all later steps of the file
+      if (json::parse(line).at("step").get<std::int64_t>() > last) {
+        break;  // the run will repeat all later steps of the file
       }
-      visit(line, record);
     } catch (const json::exception& error) {
       fail("the metrics file '", path.string(), "' has a line that is no record (", error.what(),
            "): name another file, or remove it");
     }
+    kept += line + '\n';
   }
+  return kept;
 }
 
 }  // namespace
@@ -117,6 +115,36 @@ std::string to_json(const StepMetrics& metrics) {
   return json.dump();
 }
 
+std::string grouped(double value, int decimals) {
+  std::string text = fmt::format("{:.{}f}", value, decimals);
+  // "inf" and "nan" have no digit groups.
+  if (!std::isfinite(value)) {
+    return text;
+  }
+  // Digit groups begin after the sign.
+  const std::size_t first = text.starts_with('-') ? 1 : 0;
+  std::size_t position = text.find('.');
+  if (position == std::string::npos) {
+    position = text.size();
+  }
+  while (position > first + 3) {
+    position -= 3;
+    text.insert(position, 1, ',');
+  }
+  return text;
+}
+
+/// A size is shown with about three significant digits, in bytes without decimals.
+std::string bytes_text(double bytes) {
+  constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  std::size_t unit = 0;
+  for (; std::fabs(bytes) >= 1024 && unit + 1 < kUnits.size(); ++unit) {
+    bytes /= 1024;
+  }
+  const int decimals = unit == 0 || bytes >= 100 ? 0 : bytes >= 10 ? 1 : 2;
+  return fmt::format("{:.{}f} {}", bytes, decimals, kUnits[unit]);
+}
+
 /// Uses torchtitan's log format, so that runs of both can be compared.
 std::string titan_line(const StepMetrics& metrics, int world_size) {
   const auto peak = static_cast<double>(metrics.peak_memory_bytes);
@@ -136,12 +164,8 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
   if (resumed > 0 && std::filesystem::is_regular_file(path)) {
-    std::string kept;
-    for_each_record(path, resumed, [&kept](const std::string& line, const json& /*record*/) {
-      kept += line + '\n';
-    });
     // The file is replaced atomically, because the old records cannot be recreated.
-    files::write_file(path, kept);
+    files::write_file(path, records_up_to(path, resumed));
   }
   out_.open(path, resumed > 0 ? std::ios::app : std::ios::trunc);
   TESSERA_CHECK(out_, "cannot write the metrics file '", path.string(),

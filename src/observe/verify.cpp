@@ -1,26 +1,424 @@
 // verify(): every rank runs the reference with its own samples. Of the reference's results, only
 // the mean of the gradients is communicated.
 #include "tessera/observe/verify.h"
-#include "tessera/comm/detail/agreement.h"
 
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 
 #include "tessera/comm/agreement.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/detail/transfers.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/calls.h"
+#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/slots.h"
+#include "tessera/nn/dropout.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/visit_modules.h"
 #include "verify_parts.h"
 
 namespace tessera::observe {
 namespace {
+
+/// A copy of a tensor, because the program may later write to the tensor. The copy is invisible to
+/// autograd and to selective activation checkpointing.
+at::Tensor copy_of(const at::Tensor& tensor) {
+  const c10::NoGradGuard no_grad;
+  const OperatorModePause no_mode;
+  return tensor.defined() ? tensor.detach().clone() : tensor;
+}
+
+class Recorder {
+ public:
+  void begin_call(const std::string& fqn, nn::TensorList inputs) {
+    const auto batch = std::ranges::find_if(
+        inputs, [](const at::Tensor* tensor) { return tensor->defined() && tensor->dim() > 0; });
+    if (fqn.empty() && batch != inputs.end()) {
+      run.rows = (*batch)->size(0);
+    }
+    const Call around = running_.empty() ? Call{} : running_.back();
+    running_.push_back({fqn, around.fqn, ++calls_, around.number, ++run.calls[fqn]});
+    note(running_.back(), inputs, /*is_input=*/true);
+  }
+  void end_call(nn::TensorList outputs) {
+    const Call call = running_.back();
+    running_.pop_back();
+    note(call, outputs, /*is_input=*/false);
+  }
+
+  /// The name of the innermost running module in quotes: "'layers.0.norm'"; empty if no module is
+  /// running.
+  std::string running() const {
+    return running_.empty() || running_.back().fqn.empty() ? "" : "'" + running_.back().fqn + "'";
+  }
+  SeenRun run;
+
+ private:
+  struct Call {
+    std::string fqn{}, caller{};
+    int number = 0, parent = 0;  ///< number of this call in the run, and of the enclosing call
+    int of_module = 0;           ///< number of this call among the module's calls
+  };
+
+  void note(const Call& call, nn::TensorList tensors, bool is_input) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::string number = tensors.size() == 1 ? "" : fmt::format(" {}", i);
+      const std::string module = call.fqn.empty() ? "the model" : "'" + call.fqn + "'";
+      const std::string again = call.of_module == 1 ? "" : fmt::format(", call {}", call.of_module);
+      run.tensors.push_back(
+          {fmt::format("{}{} of {}{}", is_input ? "input" : "output", number, module, again),
+           call.fqn, copy_of(*tensors[i]), call.caller, call.number, call.parent, is_input});
+    }
+  }
+
+  std::vector<Call> running_;
+  int calls_ = 0;
+};
+
+/// The hooks that record the calls of a module. Hooks cannot be removed; without a recorder these
+/// hooks do nothing.
+struct Watch {
+  Recorder* recorder = nullptr;
+  std::string fqn{};
+  bool records() const { return recorder != nullptr && !nn::is_recomputing(); }
+};
+
+Watch& watch_of(nn::ModuleBase& module) {
+  auto watch = module.attached<Watch>();
+  if (watch == nullptr) {
+    watch = std::make_shared<Watch>();
+    module.attach(watch);
+    module.add_forward_pre_hook([watch](nn::ModuleBase&, nn::TensorList inputs) {
+      if (watch->records()) {
+        watch->recorder->begin_call(watch->fqn, inputs);
+      }
+    });
+    module.add_forward_hook([watch](nn::ModuleBase&, nn::TensorList outputs) {
+      if (watch->records()) {
+        watch->recorder->end_call(outputs);
+      }
+    });
+  }
+  return *watch;
+}
+
+/// While this object exists, `recorder` records the calls of a module and its submodules.
+class RecordScope {
+ public:
+  RecordScope(nn::ModuleBase& module, Recorder& recorder) {
+    nn::visit_modules(module, [&](const std::string& fqn, nn::ModuleBase& each) {
+      watched_.push_back(&watch_of(each));
+      *watched_.back() = {&recorder, fqn};
+    });
+  }
+  ~RecordScope() {
+    for (Watch* watch : watched_) {
+      watch->recorder = nullptr;
+    }
+  }
+  RecordScope(const RecordScope&) = delete;
+  RecordScope& operator=(const RecordScope&) = delete;
+
+ private:
+  std::vector<Watch*> watched_;
+};
+
+/// Runs the step with backward if the result requires grad; returns whether backward ran.
+bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
+  const at::Tensor result = step(module);
+  const bool trains = result.defined() && result.requires_grad();
+  TESSERA_CHECK(!trains || result.numel() == 1, "it returned a tensor of sizes ",
+                result.defined() ? result.sizes() : at::IntArrayRef(),
+                " that has a gradient; return the loss, one number, or compute under a "
+                "c10::NoGradGuard");
+  recorder.run.tensors.push_back({trains ? "loss" : "result of the step", "", copy_of(result)});
+  if (trains) {
+    result.backward();
+  }
+  return trains;
+}
+
+/// The order in which backward reaches the parameters of the one-rank model. A mesh has no such
+/// order, because FSDP completes the gradients of a unit together.
+class BackwardOrder {
+ public:
+  explicit BackwardOrder(const nn::ModuleBase& module) {
+    for (const auto& [fqn, slot] : module.named_slots()) {
+      const at::Tensor& parameter = slot->persistent();
+      if (parameter.requires_grad() && parameter.is_leaf() && !tessera::is_distributed(parameter)) {
+        hooks_.emplace_back(parameter, parameter.register_hook([this, name = fqn](at::Tensor) {
+          const std::lock_guard lock(mutex_);
+          places_.emplace(name, places_.size());
+        }));
+      }
+    }
+  }
+  ~BackwardOrder() {
+    for (const auto& [parameter, hook] : hooks_) {
+      parameter.remove_hook(hook);
+    }
+  }
+  BackwardOrder(const BackwardOrder&) = delete;
+  BackwardOrder& operator=(const BackwardOrder&) = delete;
+
+  void sort(std::vector<SeenTensor>& gradients) const {
+    std::ranges::stable_sort(gradients, {}, [this](const SeenTensor& gradient) {
+      const auto found = places_.find(gradient.fqn);
+      return found == places_.end() ? places_.size() : found->second;
+    });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::size_t> places_;
+  std::vector<std::pair<at::Tensor, unsigned>> hooks_;
+};
+
+/// The gradients of the parameters that require grad. A missing gradient on one rank counts as
+/// zeros.
+std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
+  std::vector<SeenTensor> gradients;
+  for (const auto& [fqn, slot] : module.named_slots()) {
+    const at::Tensor& parameter = slot->persistent();
+    if (!parameter.requires_grad()) {
+      continue;
+    }
+    at::Tensor gradient = copy_of(parameter.grad());
+    if (!gradient.defined() && !tessera::is_distributed(parameter)) {
+      gradient = at::zeros_like(parameter.detach());
+    }
+    gradients.push_back({"gradient of parameter '" + fqn + "'", fqn, std::move(gradient)});
+    nn::drop_gradient(*slot);
+  }
+  return gradients;
+}
+
+/// The first line of a libtorch message, which may have several lines.
+std::string first_line(const std::string& message) {
+  return message.substr(0, message.find('\n'));
+}
+
+/// Runs `step` with `module`, and backward if the result requires grad. Parameters have no
+/// gradients before and after. Collective as the step is. An exception in the step becomes an Error
+/// with the name of the innermost running module; a PeerError is passed on.
+SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step) {
+  Recorder recorder;
+  const BackwardOrder order(module);
+  const auto where = [&] { return recorder.running().empty() ? "" : ", in " + recorder.running(); };
+  bool trained = false;
+  try {
+    const RecordScope recording(module, recorder);
+    trained = run(module, step, recorder);
+  } catch (const comm::PeerError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    fail("the step failed", where(), ": ", first_line(error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    fail("the step failed", where(), ": ", first_line(error.what()));
+  }
+  if (trained) {
+    recorder.run.gradients = take_gradients(module);
+    order.sort(recorder.run.gradients);
+  }
+  return std::move(recorder.run);
+}
+
+constexpr auto kMakeAnother =
+    "; pass a second instance of the same class and options, to which nothing was applied";
+
+void check_slot(const std::string& fqn, const nn::ParameterSlot& slot,
+                const nn::ParameterSlot& copy) {
+  TESSERA_CHECK(!tessera::is_distributed(copy.persistent()), "verify: '", fqn,
+                "' of the reference is distributed", kMakeAnother);
+  TESSERA_CHECK(slot.persistent().sizes() == copy.persistent().sizes(), "verify: '", fqn, "' is ",
+                slot.persistent().sizes(), ", but ", copy.persistent().sizes(), " in the reference",
+                kMakeAnother);
+  TESSERA_CHECK(!slot.distinct_along(), "verify: '", fqn,
+                "' is another parameter on each slice of a mesh (distinct_along), which no model "
+                "of one rank has; verify a model without it");
+}
+
+void check_slots(const nn::NamedSlots& slots, const nn::NamedSlots& copies) {
+  const auto name_of = [](const nn::NamedSlots& all, std::size_t i) {
+    return i < all.size() ? "'" + all[i].first + "'" : std::string("nothing");
+  };
+  for (std::size_t i = 0; i < std::max(slots.size(), copies.size()); ++i) {
+    TESSERA_CHECK(name_of(slots, i) == name_of(copies, i), "verify: the reference has ",
+                  name_of(copies, i), " where the module has ", name_of(slots, i), kMakeAnother);
+    check_slot(slots[i].first, *slots[i].second, *copies[i].second);
+  }
+}
+
+void copy_values(const nn::NamedSlots& slots, const nn::NamedSlots& copies) {
+  const c10::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const at::Tensor from = slots[i].second->persistent().detach();
+    const at::Tensor& to = copies[i].second->get();
+    to.detach().copy_(tessera::is_distributed(from) ? DistributedTensor(from).full_tensor() : from);
+    copies[i].second->set_initialized(true);
+    if (to.is_leaf() && (to.is_floating_point() || to.is_complex())) {
+      to.requires_grad_(slots[i].second->persistent().requires_grad());
+    }
+  }
+}
+
+bool has_no_memory(const nn::NamedSlots& slots) {
+  return std::ranges::any_of(slots, [](const auto& item) { return item.second->get().is_meta(); });
+}
+
+void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
+  std::unordered_map<std::string, torch::nn::Module*> copies;
+  nn::visit_modules(reference, [&](const std::string& fqn, torch::nn::Module& copy) {
+    copies.emplace(fqn, &copy);
+  });
+  // The modes of parents are set first, because train() also sets all submodules.
+  nn::visit_modules(module, [&](const std::string& fqn, torch::nn::Module& each) {
+    const auto found = copies.find(fqn);
+    if (found == copies.end()) {
+      return;
+    }
+    found->second->train(each.is_training());
+    auto* to = dynamic_cast<nn::Dropout*>(found->second);
+    const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
+    // Dropouts without an explicit key derive the same key from their name.
+    if (to != nullptr && dropout != nullptr && dropout->key()) {
+      to->set_key(*dropout->key());
+    }
+  });
+}
+
+/// Throws Error unless `reference` has the parameters and buffers of `module`, as plain tensors of
+/// equal sizes. Not collective.
+void check_reference(const nn::ModuleBase& module, const nn::ModuleBase& reference) {
+  TESSERA_CHECK(&module != &reference, "verify: the module itself is passed as the reference",
+                kMakeAnother);
+  check_slots(module.named_slots(), reference.named_slots());
+  check_slots(module.named_buffer_slots(), reference.named_buffer_slots());
+}
+
+/// Copies the values and modes of `module` to `reference`, allocating memory for `reference` if it
+/// is on the meta device. Collective over the meshes of the module's parameters.
+void copy_to_reference(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh) {
+  if (has_no_memory(reference.named_slots()) || has_no_memory(reference.named_buffer_slots())) {
+    nn::to_empty(reference, mesh.device());
+  }
+  copy_values(module.named_slots(), reference.named_slots());
+  copy_values(module.named_buffer_slots(), reference.named_buffer_slots());
+  copy_modes(module, reference);
+}
+
+/// Changes every weight of `reference` by about one unit in the last place, up or down at random;
+/// `draw` is the seed.
+void change_last_places(nn::ModuleBase& reference, std::uint64_t draw) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& [fqn, slot] : reference.named_slots()) {
+    const at::Tensor weight = slot->get().detach();
+    if (!weight.is_floating_point()) {
+      continue;
+    }
+    const at::Tensor up = at::empty_like(weight);
+    bernoulli_(up, 0.5, {.seed = draw, .stream = stream_of(fqn.c_str())});
+    weight.mul_(up.mul(2).sub(1).mul(epsilon_of(weight.scalar_type())).add(1));
+  }
+}
+
+/// How many random numbers were drawn on this rank: by each Dropout of a module, and by at::
+/// operators.
+struct DrawCounts {
+  RandomState state;
+  /// The number of calls of each Dropout, by FQN.
+  std::vector<std::pair<std::string, std::uint64_t>> dropouts;
+};
+
+DrawCounts draw_counts(const nn::ModuleBase& module) {
+  DrawCounts counts{random_state(), {}};
+  nn::visit_modules(module, [&](const std::string& fqn, const nn::ModuleBase& each) {
+    if (const auto* dropout = dynamic_cast<const nn::Dropout*>(&each)) {
+      counts.dropouts.emplace_back(fqn, dropout->calls());
+    }
+  });
+  return counts;
+}
+
+/// Sets the counts of `module` to `counts`, each increased by `ahead`.
+void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint64_t ahead = 0) {
+  set_random_state({counts.state.seed, counts.state.calls + ahead});
+  std::unordered_map<std::string, std::uint64_t> calls(counts.dropouts.begin(),
+                                                       counts.dropouts.end());
+  nn::visit_modules(module, [&](const std::string& fqn, nn::ModuleBase& each) {
+    if (auto* dropout = dynamic_cast<nn::Dropout*>(&each)) {
+      dropout->set_calls(calls[fqn] + ahead);
+    }
+  });
+}
+
+/// Whether random numbers were drawn since set_draw_counts(set, ahead): whether `counts` exceed the
+/// counts that it set.
+bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t ahead) {
+  return counts.state.calls != set.state.calls + ahead ||
+         !std::ranges::equal(counts.dropouts, set.dropouts, [&](const auto& now, const auto& then) {
+           return now.second == then.second + ahead;
+         });
+}
+
+/// Saves everything that a run changes in a module and in this thread; the destructor restores
+/// everything. Until then the parameters have no gradients.
+class SavedState {
+ public:
+  explicit SavedState(nn::ModuleBase& module)
+      : module_(module), counts_(draw_counts(module)), batch_ranks_(nn::batch_ranks()) {
+    const c10::NoGradGuard no_grad;
+    for (const auto& [fqn, slot] : module.named_slots()) {
+      gradients_.emplace_back(slot, slot->persistent().grad());
+      nn::drop_gradient(*slot);
+    }
+    for (const auto& [fqn, slot] : module.named_buffer_slots()) {
+      buffers_.emplace_back(slot, slot->get().detach().clone());
+    }
+  }
+  ~SavedState() {
+    const c10::NoGradGuard no_grad;
+    for (const auto& [slot, gradient] : gradients_) {
+      nn::drop_gradient(*slot);
+      slot->persistent().mutable_grad() = gradient;
+    }
+    for (const auto& [slot, values] : buffers_) {
+      slot->get().detach().copy_(values);
+    }
+    set_draw_counts(module_, counts_);
+    nn::set_batch_ranks(batch_ranks_);
+  }
+  SavedState(const SavedState&) = delete;
+  SavedState& operator=(const SavedState&) = delete;
+
+ private:
+  using Values = std::vector<std::pair<nn::SlotPtr, at::Tensor>>;
+  nn::ModuleBase& module_;
+  Values gradients_, buffers_;
+  DrawCounts counts_;
+  std::int64_t batch_ranks_;
+};
 
 /// Offset between the random-operator counts of the verification runs and of the program. FSDP
 /// assumes that a model draws no random numbers if the counts do not change between two forwards,

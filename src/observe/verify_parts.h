@@ -1,5 +1,4 @@
-// The parts of verify() that several source files use: the tensors of one run, the common start
-// state of both runs, and the comparison.
+// The parts of verify() that both source files use: the tensors of one run, and the comparison.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,12 +6,9 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/module.h"
 #include "tessera/observe/verify.h"
 
 namespace tessera::observe {
@@ -39,52 +35,6 @@ struct SeenRun {
                                       ///< backward
   std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
   std::int64_t rows = 0;              ///< dimension 0 of the first tensor passed to the module
-};
-
-/// Runs `step` with `module`, and backward if the result requires grad. Parameters have no
-/// gradients before and after. Collective as the step is. An exception in the step becomes an Error
-/// with the name of the innermost running module; a PeerError is passed on.
-SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step);
-
-/// Throws Error unless `reference` has the parameters and buffers of `module`, as plain tensors of
-/// equal sizes. Not collective.
-void check_reference(const nn::ModuleBase& module, const nn::ModuleBase& reference);
-/// Copies the values and modes of `module` to `reference`, allocating memory for `reference` if it
-/// is on the meta device. Collective over the meshes of the module's parameters.
-void copy_to_reference(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh);
-/// Changes every weight of `reference` by about one unit in the last place, up or down at random;
-/// `draw` is the seed.
-void change_last_places(nn::ModuleBase& reference, std::uint64_t draw);
-
-/// How many random numbers were drawn on this rank: by each Dropout of a module, and by at::
-/// operators.
-struct DrawCounts {
-  RandomState state;
-  /// The number of calls of each Dropout, by FQN.
-  std::vector<std::pair<std::string, std::uint64_t>> dropouts;
-};
-DrawCounts draw_counts(const nn::ModuleBase& module);
-/// Sets the counts of `module` to `counts`, each increased by `ahead`.
-void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint64_t ahead = 0);
-/// Whether random numbers were drawn since set_draw_counts(set, ahead): whether `counts` exceed the
-/// counts that it set.
-bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t ahead);
-
-/// Saves everything that a run changes in a module and in this thread; the destructor restores
-/// everything. Until then the parameters have no gradients.
-class SavedState {
- public:
-  explicit SavedState(nn::ModuleBase& module);
-  ~SavedState();
-  SavedState(const SavedState&) = delete;
-  SavedState& operator=(const SavedState&) = delete;
-
- private:
-  using Values = std::vector<std::pair<nn::SlotPtr, at::Tensor>>;
-  nn::ModuleBase& module_;
-  Values gradients_, buffers_;
-  DrawCounts counts_;
-  std::int64_t batch_ranks_;
 };
 
 /// By how much rounding alone changes each tensor of a one-rank run, in the order of SeenRun.

@@ -14,7 +14,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/kernels/detail/adamw.h"
+#include "tessera/kernels/detail/lists.h"
 
 namespace tessera::optim {
 namespace {

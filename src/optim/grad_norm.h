@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/kernels/detail/pack.h"
+#include "tessera/kernels/detail/lists.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/optim/clip_grad.h"

@@ -23,7 +23,6 @@
 #include "tessera/fsdp/detail/active_units.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/observe/detail/memory_log.h"
 #include "tessera/optim/adamw.h"
 
 namespace tessera::planning {

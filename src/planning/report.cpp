@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "tessera/observe/detail/progress.h"
+#include "tessera/observe/detail/metrics_output.h"
 #include "tessera/observe/metrics.h"
 
 namespace tessera::planning {

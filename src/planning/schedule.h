@@ -15,7 +15,7 @@
 #include "tessera/comm/streams.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/observe/detail/memory.h"
-#include "tessera/observe/memory.h"
+#include "tessera/observe/metrics.h"
 #include "tessera/planning/machine.h"
 #include "tessera/planning/plan.h"
 

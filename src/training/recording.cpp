@@ -21,11 +21,7 @@
 namespace tessera::training {
 
 MetricLog::MetricLog(MetricOptions options, comm::WorldPtr world)
-    : options_(std::move(options)), world_(std::move(world)) {
-  if (is_main()) {
-    progress_ = std::make_unique<observe::Progress>(options_.steps, stdout);
-  }
-}
+    : options_(std::move(options)), world_(std::move(world)) {}
 
 void MetricLog::open(std::int64_t done) {
   if (!is_main()) {
@@ -53,7 +49,6 @@ void MetricLog::write(observe::StepMetrics metrics, std::int64_t tokens) {
     tensorboard_->write(metrics.step, scalars);
   }
   print(metrics);
-  progress_->update(metrics.step, metrics.loss, metrics.tokens_per_s);
   world_->set_step(metrics.step);
   last_ = std::move(metrics);
 }
@@ -61,16 +56,14 @@ void MetricLog::write(observe::StepMetrics metrics, std::int64_t tokens) {
 void MetricLog::print(const observe::StepMetrics& metrics) {
   const bool last = metrics.step == options_.steps;
   if (metrics.step == 1 || metrics.step % options_.log_every == 0 || last) {
-    progress_->line(observe::titan_line(metrics, world_->size()));
+    line(observe::titan_line(metrics, world_->size()));
   }
   if (metrics.eval_loss) {
-    progress_->line(
-        fmt::format("validate step: {:2}  loss: {:7.4f}", metrics.step, *metrics.eval_loss));
+    line(fmt::format("validate step: {:2}  loss: {:7.4f}", metrics.step, *metrics.eval_loss));
   }
   if (metrics.skipped) {
-    progress_->line(
-        fmt::format("step: {:2}  left out: a gradient overflowed; the loss scale was {}",
-                    metrics.step, *metrics.loss_scale));
+    line(fmt::format("step: {:2}  left out: a gradient overflowed; the loss scale was {}",
+                     metrics.step, *metrics.loss_scale));
   }
 }
 
@@ -91,7 +84,7 @@ void MetricLog::end() {
 
 void MetricLog::line(const std::string& text) {
   if (is_main()) {
-    progress_->line(text);
+    std::cout << text << std::endl;
   }
 }
 

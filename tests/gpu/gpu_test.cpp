@@ -1,10 +1,12 @@
-// Results on a GPU compared with the CPU: random numbers bit by bit, the functions of nn and
-// attention within rounding.
+// Results on a GPU compared with the CPU: random numbers and kernels that run one formula in one
+// order bit by bit; the functions of nn, attention and other kernels within rounding.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -13,10 +15,17 @@
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/kernels/detail/cross_entropy.h"
+#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/detail/lists.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/functional.h"
+#include "tessera/observe/metrics.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/optim/clip_grad.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::nn {
 namespace {
@@ -225,3 +234,248 @@ TEST(LinearProduct, AddsToAnFp32GradientOfABf16Weight) {
 
 }  // namespace
 }  // namespace tessera::nn
+
+namespace tessera::kernels {
+namespace {
+
+/// The same numbers in each run.
+at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed, double scale = 1) {
+  at::manual_seed(static_cast<std::uint64_t>(seed));
+  return at::randn(sizes, at::kDouble).mul(scale);
+}
+
+/// max |found - expected| relative to max |expected|.
+double error(const at::Tensor& found, const at::Tensor& expected) {
+  const at::Tensor wanted = expected.cpu().to(at::kDouble);
+  return ((found.cpu().to(at::kDouble) - wanted).abs().max() / wanted.abs().max()).item<double>();
+}
+
+void expect_same_bits(const at::Tensor& on_gpu, const at::Tensor& on_cpu) {
+  EXPECT_TRUE(at::equal(on_gpu.cpu(), on_cpu)) << on_cpu.scalar_type() << " " << on_cpu.sizes();
+}
+
+/// Codes of fp8, in which the sign of a NaN is not fixed.
+at::Tensor codes_of(const Fp8Rows& rows) {
+  const at::Tensor codes = rows.values.cpu().view(at::kByte);
+  const at::Tensor magnitudes = codes.remainder(128);
+  return at::where(magnitudes.eq(127), magnitudes, codes);
+}
+
+TEST(QuantizeFp8OnGpu, HasTheCpusBits) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
+    for (const auto& sizes : {std::vector<std::int64_t>{1, 1}, {5, 37}, {130, 72}, {512, 4096}}) {
+      for (const double scale : {1.0, 1e-3, 1e-38, 1e30}) {
+        const at::Tensor x = numbers(sizes, 1, scale).to(type);
+        x[0][0].fill_(scale == 1.0 ? std::nan("") : 0.0);
+        for (const at::Tensor& matrix : {x, x.t(), x.narrow(0, 0, 1)}) {
+          const Fp8Rows expected = quantize_fp8(matrix), found = quantize_fp8(matrix.cuda());
+          expect_same_bits(found.scales, expected.scales);
+          EXPECT_TRUE(codes_of(found).equal(codes_of(expected))) << matrix.sizes() << " " << scale;
+        }
+      }
+    }
+  }
+}
+
+TEST(Fp8ProductsOnGpu, AreTheCpusWithinRounding) {
+  if (observe::compute_capability() < 89) {
+    GTEST_SKIP() << "products in 8 bits need compute capability 8.9";
+  }
+  const at::Tensor x = numbers({3, 37, 128}, 2).to(at::kBFloat16);
+  const at::Tensor weight = numbers({64, 128}, 3).to(at::kBFloat16);
+  const at::Tensor grad = numbers({3, 37, 64}, 4).to(at::kBFloat16);
+  EXPECT_LE(error(fp8_linear(x.cuda(), weight.cuda()), fp8_linear(x, weight)), 1e-2);
+  EXPECT_LE(
+      error(fp8_linear_input_grad(grad.cuda(), weight.cuda()), fp8_linear_input_grad(grad, weight)),
+      1e-2);
+  EXPECT_LE(error(fp8_linear_weight_grad(grad.cuda(), x.cuda()), fp8_linear_weight_grad(grad, x)),
+            1e-2);
+}
+
+/// Tensors of one update, on one device. Each begins at any element of a larger tensor.
+AdamWTensors update_of(std::int64_t size, c10::ScalarType moments, c10::Device device) {
+  const auto part = [&](std::int64_t seed, double scale) {
+    return numbers({size + 1}, seed, scale);
+  };
+  const auto at_odd = [&](const at::Tensor& x, c10::ScalarType type) {
+    return x.to(device, type).narrow(0, size % 2, size);
+  };
+  return {.parameter = at_odd(part(size, 1), at::kFloat),
+          .gradient = at_odd(part(size + 1, 1), at::kFloat),
+          .exp_avg = at_odd(part(size + 2, 0.1), moments),
+          .exp_avg_sq = at_odd(part(size + 3, 0.1).abs(), moments),
+          .step = at::full({}, 7, at::dtype(at::kFloat).device(device)),
+          .place = GlobalPlace::whole({size}),
+          .local_sizes = {size},
+          .stream = 11};
+}
+
+TEST(AdamWOnGpu, HasTheCpusBitsForBothTypesOfMoments) {
+  for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {
+    std::vector<std::vector<AdamWTensors>> updates;
+    for (const c10::Device device : {c10::Device(c10::kCPU), c10::Device(c10::kCUDA, 0)}) {
+      std::vector<AdamWTensors>& all = updates.emplace_back();
+      for (const std::int64_t size : {1, 171, 4096, 50000}) {
+        all.push_back(update_of(size, moments, device));
+      }
+      const auto number = [&](double x) {
+        return at::full({}, x, at::dtype(at::kDouble).device(device));
+      };
+      adamw(all, {.beta1 = 0.9,
+                  .beta2 = 0.95,
+                  .eps = 1e-8,
+                  .weight_decay = 0.1,
+                  .seed = 5,
+                  .lr = number(1e-2),
+                  .gradient_factor = number(0.25)});
+    }
+    for (std::size_t i = 0; i < updates[0].size(); ++i) {
+      expect_same_bits(updates[1][i].parameter, updates[0][i].parameter);
+      expect_same_bits(updates[1][i].exp_avg, updates[0][i].exp_avg);
+      expect_same_bits(updates[1][i].exp_avg_sq, updates[0][i].exp_avg_sq);
+    }
+  }
+}
+
+/// The parameter and the state after one step for each of `added`, a number that is added to an
+/// element of the gradient.
+std::vector<at::Tensor> after_steps(const std::vector<double>& added, c10::ScalarType type,
+                                    c10::ScalarType moments) {
+  const at::Tensor value = numbers({777}, 6).to(at::kCUDA, type).requires_grad_();
+  const auto slot = std::make_shared<nn::ParameterSlot>(value, true);
+  optim::AdamW optimizer({slot}, {.moment_dtype = moments});
+  for (const double each : added) {
+    slot->get().mutable_grad() = numbers({777}, 7).to(at::kCUDA, type);
+    slot->get().grad()[5].add_(each);
+    optimizer.step(optim::clip_factor({slot}, 0.5).factor);
+  }
+  std::vector<at::Tensor> end{slot->get().detach()};
+  for (const optim::StateTensor& each : optimizer.state()) {
+    end.push_back(each.tensor);
+  }
+  return end;
+}
+
+TEST(AdamWOnGpu, SkipsAStepWhoseGradientsAreNotFinite) {
+  for (const c10::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {
+      const std::vector<at::Tensor> expected = after_steps({0, 0}, type, moments);
+      for (const double bad : {std::nan(""), HUGE_VAL}) {
+        const std::vector<at::Tensor> found = after_steps({bad, 0, bad, 0}, type, moments);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(found[i].equal(expected[i])) << type << " " << moments << " " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(RmsNormOnGpu, TreatsHugeAndTinyRowsAsTheCpu) {
+  const at::Tensor scales = at::tensor({1e20, 1.0, 1e-25, 1e30, 3e37}, at::kDouble).unsqueeze(1);
+  const at::Tensor weight = numbers({16384}, 8).to(at::kFloat);
+  const at::Tensor x = (numbers({5, 16384}, 9) * scales).to(at::kFloat);
+  const at::Tensor grad = numbers({5, 16384}, 10).to(at::kFloat);
+  const RmsNormResult expected = rms_norm(x, weight, 1e-5);
+  const RmsNormResult found = rms_norm(x.cuda(), weight.cuda(), 1e-5);
+  const at::Tensor of_x = rms_norm_backward(grad, x, weight, expected.rstd).first;
+  const at::Tensor of_x_found =
+      rms_norm_backward(grad.cuda(), x.cuda(), weight.cuda(), found.rstd).first;
+  for (std::int64_t row = 0; row < x.size(0); ++row) {
+    EXPECT_LE(error(found.out[row], expected.out[row]), 1e-5) << row;
+    EXPECT_LE(error(of_x_found[row], of_x[row]), 1e-5) << row;
+  }
+}
+
+/// The columns of a vocabulary on three ranks, without the ranks: the reductions are made here.
+TEST(SplitCrossEntropyOnGpu, IsThatOfTheWholeVocabulary) {
+  constexpr std::int64_t kRows = 33, kVocabulary = 5003;
+  const RowLossOptions options{.label_smoothing = 0.1, .z_loss = 0.01};
+  const at::Tensor targets = at::arange(kRows, at::kLong).mul(151);
+  targets[3] = -100;
+  const at::Tensor logits = numbers({kRows, kVocabulary}, 11, 4).to(at::kBFloat16);
+  const LossRows whole{logits.to(at::kDouble), targets, kVocabulary, 0, options};
+  const RowLosses expected = empty_losses(whole.logits);
+  row_losses(whole, expected);
+  const at::Tensor gradient = at::empty_like(whole.logits);
+  logits_gradient(whole, expected.log_sum_exp, {}, gradient);
+
+  std::vector<LossRows> parts;
+  std::vector<RowTerms> terms;
+  for (std::int64_t first = 0; first < kVocabulary; first += 2001) {
+    const std::int64_t columns = std::min<std::int64_t>(2001, kVocabulary - first);
+    parts.push_back({logits.narrow(1, first, columns).contiguous().cuda(), targets.cuda(),
+                     kVocabulary, first, options});
+    terms.push_back(row_terms(parts.back()));
+  }
+  const at::Tensor maximum =
+      at::maximum(at::maximum(terms[0].maximum, terms[1].maximum), terms[2].maximum);
+  at::Tensor sums;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    terms[i].all_maximum.copy_(maximum);
+    make_relative(parts[i], terms[i]);
+    sums = i == 0 ? terms[i].terms.clone() : sums + terms[i].terms;
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    terms[i].terms.copy_(sums);
+    const RowLosses found = empty_losses(parts[i].logits);
+    losses_of_terms(parts[i], terms[i], found);
+    EXPECT_LE(error(found.losses, expected.losses), 1e-5) << i;
+    EXPECT_LE(error(found.log_sum_exp, expected.log_sum_exp), 1e-6) << i;
+    const at::Tensor of_part = at::empty_like(parts[i].logits);
+    logits_gradient(parts[i], found.log_sum_exp, {}, of_part);
+    const at::Tensor wanted = gradient.narrow(1, parts[i].first_column, of_part.size(1));
+    EXPECT_LE(error(of_part, wanted), 1e-2) << i;
+  }
+}
+
+/// The weight's gradient in chunks, whose sum on a GPU is that of products with an fp32 result.
+TEST(LinearCrossEntropyOnGpu, RoundsABf16WeightsGradientOnce) {
+  constexpr std::int64_t kTokens = 640, kVocabulary = 256, kFeatures = 64;
+  const at::Tensor hidden = numbers({kTokens, kFeatures}, 12).to(at::kBFloat16);
+  const at::Tensor targets = at::arange(kTokens, at::kLong).mul(91).remainder(kVocabulary);
+  // A weight of zeros, so that bf16 holds the gradient of the logits exactly.
+  const at::Tensor of_logits = at::full({kTokens, kVocabulary}, 1.0 / kVocabulary, at::kDouble);
+  of_logits.scatter_add_(1, targets.unsqueeze(1), at::full({kTokens, 1}, -1.0, at::kDouble));
+  const at::Tensor expected = of_logits.t().mm(hidden.to(at::kDouble));
+  const at::Tensor rounding = (expected.to(at::kBFloat16).to(at::kDouble) - expected).abs();
+  for (const std::int64_t chunks : {1, 3, 16, 17, 40}) {
+    const at::Tensor weight =
+        at::zeros({kVocabulary, kFeatures}, at::dtype(at::kBFloat16).device(at::kCUDA))
+            .requires_grad_();
+    tensor_parallel::linear_cross_entropy(
+        hidden.cuda(), weight, targets.cuda(),
+        {.loss = {.reduction = tensor_parallel::Reduction::kSum}, .chunks = chunks})
+        .backward();
+    const at::Tensor difference = (weight.grad().cpu().to(at::kDouble) - expected).abs();
+    EXPECT_LE((difference - rounding).max().item<double>(), 1e-5) << chunks;
+  }
+}
+
+TEST(CopyAllOnGpu, HasTheCpusBits) {
+  const std::vector<at::ScalarType> types{at::kFloat, at::kBFloat16, at::kHalf};
+  const at::Tensor x = numbers({64, 48, 5}, 13);
+  for (const at::ScalarType from_type : types) {
+    for (const at::ScalarType to_type : types) {
+      std::vector<std::vector<at::Tensor>> copies;
+      for (const c10::Device device : {c10::Device(c10::kCPU), c10::Device(c10::kCUDA, 0)}) {
+        const at::Tensor source = x.to(device, from_type);
+        std::vector<at::Tensor>& to = copies.emplace_back();
+        std::vector<at::Tensor> from;
+        for (const at::Tensor& each :
+             {source, source.narrow(1, 2, 40), source.select(2, 1),
+              source.flatten().narrow(0, 1, 999), source.narrow(0, 0, 0)}) {
+          from.push_back(each);
+          const at::Tensor room = at::zeros({each.numel() + 1}, source.options().dtype(to_type));
+          to.push_back(room.narrow(0, 1, each.numel()).view(each.sizes()));
+        }
+        copy_all(to, from);
+      }
+      for (std::size_t i = 0; i < copies[0].size(); ++i) {
+        expect_same_bits(copies[1][i], copies[0][i]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels

@@ -90,8 +90,7 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/nn/module.h": {"tessera/nn/detail/calls.h"},
                                  "tessera/nn/parameter.h": {"tessera/nn/detail/slot_role.h"},
                                  "tessera/planning/plan.h": {"tessera/observe/detail/memory.h"},
-                                 "tessera/training/recording.h": {"tessera/observe/detail/metrics_output.h",
-                                                                  "tessera/observe/detail/progress.h"}})
+                                 "tessera/training/recording.h": {"tessera/observe/detail/metrics_output.h"}})
 
 
 spec = importlib.util.spec_from_file_location("symbols", ROOT / "docs/api/symbols.py")

@@ -1,7 +1,7 @@
 // Canary: autograd asks the engine that the library has put in place. A separate program, since a
 // process has one engine.
 
-#include "tessera/internals/detail/engine.h"
+#include "tessera/internals/detail/graph.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,6 @@
 
 #include <memory>
 #include <vector>
-
-#include "tessera/internals/detail/graph.h"
 
 namespace tessera::detail {
 namespace {

@@ -1,14 +1,16 @@
 // The oracle of a rounding is the list of all values of the format; that of a product is fp64.
 
-#include "tessera/kernels/detail/fp8.h"
+#include "tessera/kernels/detail/fused.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
+#include "kernels/host_kernels.h"
 #include "tessera/kernels/fake_mode.h"
 #include "testing/errors.h"
 #include "testing/values.h"
@@ -141,6 +143,48 @@ TEST(QuantizeFp8, TakesMatricesWithoutElements) {
   EXPECT_TRUE(fp8_linear(at::zeros({2, 0}), at::zeros({3, 0})).equal(at::zeros({2, 3})));
   EXPECT_TRUE(
       fp8_linear_weight_grad(at::zeros({0, 3}), at::zeros({0, 2})).equal(at::zeros({3, 2})));
+}
+
+/// Codes, in which the sign of a NaN is not fixed.
+at::Tensor codes_of(const Fp8Rows& rows) {
+  const at::Tensor codes = rows.values.view(at::kByte);
+  const at::Tensor magnitudes = codes.remainder(128);
+  return at::where(magnitudes.eq(127), magnitudes, codes);
+}
+
+TEST(QuantizeFp8, HasTheSameBitsOnDevice) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto& sizes : {std::vector<std::int64_t>{3, 64}, {2, 1}, {5, 37}, {130, 72}}) {
+      for (const double scale : {1.0, 1e-3, 1e4}) {
+        const at::Tensor x = normal_values(sizes, 7).mul(scale).to(type);
+        x[0][0].fill_(scale == 1.0 ? kNaN : scale > 1 ? kInfinity : 0.0);
+        for (const at::Tensor& matrix : {x, x.t(), x.narrow(0, 1, 1)}) {
+          const Fp8Rows expected = quantize_fp8(matrix);
+          const KernelsOnHost kernels;
+          const Fp8Rows found = quantize_fp8(matrix);
+          EXPECT_TRUE(found.scales.equal(expected.scales)) << matrix.sizes() << " " << scale;
+          EXPECT_TRUE(codes_of(found).equal(codes_of(expected))) << matrix.sizes() << " " << scale;
+        }
+      }
+    }
+  }
+}
+
+TEST(QuantizeFp8, MultipliesColumnsByFactors) {
+  const at::Tensor factors = at::arange(32).remainder(7).sub(3).to(at::kFloat).exp2().unsqueeze(0);
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = normal_values({3, 32}, 5).to(type);
+    const Fp8Rows expected = quantize_fp8(x * factors.to(type));
+    for (const bool on_device : {false, true}) {
+      std::optional<KernelsOnHost> kernels;
+      if (on_device) {
+        kernels.emplace();
+      }
+      const Fp8Rows found = quantize_fp8(x, factors);
+      EXPECT_TRUE(found.scales.equal(expected.scales)) << type << on_device;
+      EXPECT_TRUE(codes_of(found).equal(codes_of(expected))) << type << on_device;
+    }
+  }
 }
 
 struct Sizes {

@@ -1,14 +1,16 @@
-#include "tessera/kernels/detail/pack.h"
+#include "tessera/kernels/detail/lists.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/randn.h>
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
+#include <utility>
 
-#include "box_rows.h"
+#include "device/lists.h"
+#include "extents.h"
+#include "kernels/host_kernels.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {
@@ -16,12 +18,10 @@ namespace {
 
 /// The kernel's body on the host, fp32 to bf16, beside what libtorch copies.
 void expect_copied(const at::Tensor& from, const at::Tensor& to) {
-  const std::optional<PackPiece> piece = pack_piece(from, to);
-  ASSERT_TRUE(piece);
-  Pack call{};
-  ASSERT_TRUE(call.list.add(*piece));
-  for (std::int32_t number = 0; number < call.list.chunks; ++number) {
-    copy_chunk<float, c10::BFloat16>(call, number, /*first=*/0, /*step=*/1);
+  EXPECT_TRUE(pack_piece(from, to));
+  {
+    const KernelsOnHost kernels;
+    copy_all({to}, {from});
   }
   EXPECT_TRUE(to.equal(from.to(at::kBFloat16))) << from.sizes() << from.strides() << to.strides();
 }
@@ -72,6 +72,58 @@ TEST(CopyAll, CopiesAnyTypesAndStrides) {
   copy_all({}, {});
 }
 
+TEST(CopyAll, HasLibtorchsBitsOnDevice) {
+  for (const auto from_type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto to_type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      std::vector<at::Tensor> from, to, rooms;
+      for (const std::int64_t size : {1, 7, 8, 9, 16384, 16385, 40000}) {
+        from.push_back(at::randn({size}).mul(100).to(from_type));
+        to.push_back(at::empty({size}, to_type));
+      }
+      from[3][0].fill_(INFINITY);
+      from[3][8].fill_(NAN);
+      const at::Tensor rows = at::randn({4, 24}).to(from_type);
+      for (const std::int64_t apart : {24, 32, 27}) {
+        rooms.push_back(at::full({4, apart}, 7, to_type));
+        from.push_back(rows);
+        to.push_back(rooms.back().narrow(1, 0, 24));
+      }
+      from.push_back(rows.flatten().narrow(0, 1, 37));
+      to.push_back(at::empty({38}, to_type).narrow(0, 1, 37));
+      {
+        const KernelsOnHost kernels;
+        copy_all(to, from);
+      }
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        EXPECT_TRUE(to[i]
+                        .to(at::kDouble)
+                        .allclose(from[i].to(to_type).to(at::kDouble), 0, 0,
+                                  /*equal_nan=*/true))
+            << i << from_type << to_type;
+      }
+      for (const at::Tensor& room : rooms) {
+        EXPECT_TRUE(room.narrow(1, 24, room.size(1) - 24).eq(7).all().item<bool>());
+      }
+    }
+  }
+}
+
+TEST(Chunks, HaveEveryElementOnce) {
+  Chunked<PackPiece, 64, 10> list{};
+  const std::vector<std::int64_t> sizes{10, 1, 25, 9, 31};
+  for (const std::int64_t size : sizes) {
+    ASSERT_TRUE(list.add({.rows = 1, .size = size}));
+  }
+  std::vector<std::int64_t> next(sizes.size(), 0);
+  for (std::int32_t number = 0; number < list.chunks; ++number) {
+    const Chunk chunk = chunk_of(list, number);
+    EXPECT_EQ(chunk.begin, next[static_cast<std::size_t>(chunk.piece)]);
+    next[static_cast<std::size_t>(chunk.piece)] = chunk.end;
+  }
+  EXPECT_EQ(next, sizes);
+  static_assert(sizeof(Pack) <= 4096 && sizeof(SquareSums) <= 4096);
+}
+
 TEST(CopyAll, IsALaunchForEachPairOfTypesOnCuda) {
   std::vector<std::string> names;
   const FakeMode fake(c10::DeviceType::CUDA,
@@ -85,6 +137,58 @@ TEST(CopyAll, IsALaunchForEachPairOfTypesOnCuda) {
   EXPECT_EQ(names, std::vector<std::string>(3, "tessera::pack"));
   copy_all(std::vector<at::Tensor>(65, narrow), std::vector<at::Tensor>(65, wide));
   EXPECT_EQ(names, std::vector<std::string>(5, "tessera::pack"));
+}
+
+double exact_squares(const std::vector<at::Tensor>& tensors) {
+  double sum = 0;
+  for (const at::Tensor& tensor : tensors) {
+    sum += tensor.to(at::kDouble).square().sum().item<double>();
+  }
+  return sum;
+}
+
+TEST(NormOfLists, IsThatOfAllElementsOnDevice) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    std::vector<at::Tensor> owned, plain;
+    for (const std::int64_t size : {1, 7, 8, 9, 65536, 65537, 200000}) {
+      plain.push_back(at::randn({size + 1}).mul(3).to(type));
+      owned.push_back(plain.back().narrow(0, size % 2, size));
+    }
+    const KernelsOnHost kernels;
+    const at::Tensor squares = squares_on_cuda(owned, plain, {}, at::kCPU);
+    const double of_owned = exact_squares(owned), of_plain = exact_squares(plain);
+    EXPECT_NEAR(squares[0].item<double>(), of_owned, 1e-11 * of_owned);
+    EXPECT_NEAR(squares[1].item<double>(), of_plain, 1e-11 * of_plain);
+    const NormAndFactor found = clip_norm_on_cuda(squares, 2.0);
+    const double norm = std::sqrt(of_owned + of_plain);
+    EXPECT_NEAR(found.norm.item<double>(), norm, 1e-11 * norm);
+    EXPECT_NEAR(found.factor.item<double>(), 2 / (norm + 1e-6), 1e-10);
+    EXPECT_EQ(found.of_step.item<double>(), found.factor.item<double>());
+    EXPECT_EQ(found.rounded.item<float>(), static_cast<float>(found.norm.item<double>()));
+    EXPECT_EQ(clip_norm_on_cuda(squares, 1e9).factor.item<double>(), 1);
+  }
+}
+
+TEST(NormOfLists, ShowsEachNumberThatIsNotFiniteOnDevice) {
+  const KernelsOnHost kernels;
+  const at::Tensor x = at::ones({9});
+  const auto squares = [](const at::Tensor& owned, const at::Tensor& plain,
+                          const at::Tensor& copy) {
+    const at::Tensor found = squares_on_cuda({owned}, {plain}, {copy}, at::kCPU);
+    return std::pair(found[0].item<double>(), found[1].item<double>());
+  };
+  const at::Tensor infinite = at::full({9}, INFINITY), nan = at::full({9}, NAN);
+  EXPECT_EQ(squares(x, x, x), std::pair(9.0, 9.0));
+  EXPECT_EQ(squares(x, x, infinite), std::pair(HUGE_VAL, 9.0));
+  EXPECT_EQ(squares(x, infinite, x), std::pair(HUGE_VAL, HUGE_VAL));
+  EXPECT_TRUE(std::isnan(squares(x, x, nan).first));
+  EXPECT_EQ(squares(at::full({9}, 3e38), x, x).first, exact_squares({at::full({9}, 3e38)}));
+  EXPECT_TRUE(squares_on_cuda({}, {}, {}, at::kCPU).eq(0).all().item<bool>());
+  const NormAndFactor clipped = clip_norm_on_cuda(at::tensor({HUGE_VAL, 0.0}, at::kDouble), 1);
+  EXPECT_EQ(clipped.factor.item<double>(), 0);
+  EXPECT_TRUE(clipped.of_step.isnan().item<bool>());
+  EXPECT_TRUE(
+      clip_norm_on_cuda(at::tensor({NAN, 0.0}, at::kDouble), 1).factor.isnan().item<bool>());
 }
 
 TEST(NormOfLists, IsThreeLaunchesOnCuda) {

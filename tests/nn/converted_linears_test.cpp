@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "nn/graphs.h"
-#include "tessera/kernels/detail/fp8.h"
+#include "tessera/kernels/detail/fused.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/detail/lora.h"

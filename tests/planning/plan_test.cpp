@@ -20,7 +20,7 @@
 #include "planning/sent.h"
 #include "tessera/comm/detail/fake_world.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/observe/memory.h"
+#include "tessera/observe/metrics.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/planning/report.h"
 #include "testing/errors.h"

@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-#include "tessera/kernels/detail/fp8.h"
+#include "tessera/kernels/detail/fused.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/fp8.h"
 #include "tessera/nn/fused_linear.h"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tessera/internals/detail/backward.h"
-#include "tessera/internals/detail/engine.h"
+#include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/threads.h"
 
 namespace tessera::testing {

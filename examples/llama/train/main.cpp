@@ -11,7 +11,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/process.h"
 #include "tessera/kernels/products.h"
-#include "tessera/observe/memory.h"
+#include "tessera/observe/metrics.h"
 
 namespace {
 

@@ -21,19 +21,17 @@ struct Fp8Options {
   std::int64_t multiple_of = 16;
 };
 
-/// Result of convert_to_fp8(): FQNs of the converted Linears, and of the Linears that were left
-/// unchanged.
+/// Result of convert_to_fp8(): FQNs of Linears. Those in `left` are excluded, have sizes that are
+/// not divisible, or a tied weight.
 struct Fp8Conversion {
-  std::vector<std::string> converted{};
-  std::vector<std::string> left{};  ///< FQNs of Linears that were not converted: excluded, sizes
-                                    ///< not divisible, or a tied weight
+  std::vector<std::string> converted{}, left{};
 };
 
 /// Experimental, until a GPU shows a speed-up of at least 1.15 at hidden size 4096.
 ///
 /// Makes the Linears below `module`, including FusedLinears, compute their three products in
 /// float8_e4m3fn: forward, the input's gradient and the weight's gradient. Each row along which a
-/// product sums has its own scale (kernels/fp8.h; docs/fp8.md has error bounds). Parameters keep
+/// product sums has its own scale (docs/fp8.md has error bounds). Parameters keep
 /// their type in files and in the optimizer. Call it before apply_lora (the adapters' matrices are
 /// not converted), parallelize_module and fully_shard.
 ///

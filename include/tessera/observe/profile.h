@@ -16,13 +16,8 @@ class ModuleRanges;
 
 /// Records libtorch's profiler (Kineto) while the object exists: operators, each RECORD_USER_SCOPE,
 /// collectives, and on a GPU kernels and copies with their streams. With a `model`, the profile
-/// also contains the forward, recomputation and backward of each module, by FQN; the root is named
-/// by its class. The profiler slows down every operator, so profile only one or two steps. Not
-/// collective.
-///
-/// A module's backward consists of the autograd nodes that its forward created. Hooks that were
-/// added before the profile (by FSDP and tensor-parallel styles) run outside of the module's range.
-/// Collectives of these hooks appear before or after the module, inside the parent module.
+/// also contains the forward and recomputation of each module, by FQN; the root is named by its
+/// class. The profiler slows down every operator, so profile only one or two steps. Not collective.
 ///
 /// Thread safety: create and use a Profile on one thread, for whole steps. Backward calls of this
 /// thread are also recorded.

@@ -11,7 +11,6 @@
 #include "tessera/comm/world.h"
 #include "tessera/export.h"
 #include "tessera/observe/detail/metrics_output.h"
-#include "tessera/observe/detail/progress.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/observe/profile.h"
 #include "tessera/observe/tensorboard.h"
@@ -46,7 +45,7 @@ class MetricLog {
   /// Ends the log; to be called after the last step. If training waited for a checkpoint after the
   /// last write(), adds the wait to the metrics of the last step.
   void end();
-  /// Prints a line on the console, above the progress line.
+  /// Prints a line on the console.
   void line(const std::string& text);
 
  private:
@@ -57,7 +56,6 @@ class MetricLog {
   comm::WorldPtr world_;
   std::unique_ptr<observe::MetricsWriter> writer_;
   std::unique_ptr<observe::TensorBoardWriter> tensorboard_;
-  std::unique_ptr<observe::Progress> progress_;
   std::optional<double> stall_s_;
   std::optional<observe::StepMetrics> last_;  ///< the metrics that were written last
 };

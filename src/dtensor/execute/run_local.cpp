@@ -23,7 +23,7 @@
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"
-#include "tessera/kernels/detail/distribution.h"
+#include "tessera/kernels/detail/random.h"
 #include "views/views.h"
 
 namespace tessera::detail {

@@ -4,7 +4,6 @@
 #include "tessera/core/error.h"
 #include "tessera/core/rule_builder.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/kernels/detail/fp8.h"
 #include "tessera/kernels/detail/fused.h"
 
 namespace tessera::detail {
@@ -141,7 +140,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
 
 // The product of a linear layer in fp8, with its two gradients. Each row's scale is computed from
 // the rank's part of the row, so scales need no communication; a part's values differ from the
-// whole row's only where they are subnormal (kernels/detail/fp8.h). Rounding is not linear, so
+// whole row's only where they are subnormal (kernels/detail/fused.h). Rounding is not linear, so
 // pending sums are reduced first.
 
 namespace {

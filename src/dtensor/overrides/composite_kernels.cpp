@@ -390,7 +390,7 @@ at::Tensor detach(const at::Tensor& self) {
     BelowFallback guard;
     return at::detach(self);
   }
-  return alias_tensor(*impl, /*allows_change=*/false);
+  return alias_tensor(*impl);
 }
 
 bool is_same_size(const at::Tensor& self, const at::Tensor& other) {

@@ -9,7 +9,7 @@
 
 #include "rank/rank.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/detail/distribution.h"
+#include "tessera/kernels/detail/random.h"
 
 namespace tessera::detail {
 namespace {

@@ -17,7 +17,7 @@
 #include "tessera/dtensor/sharding_spec.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/dispatch_keys.h"
-#include "tessera/kernels/detail/distribution.h"
+#include "tessera/kernels/detail/random.h"
 
 namespace tessera {
 

@@ -208,7 +208,7 @@ void check_readable(const DistributedTensorImpl& impl, std::string_view what) {
 DetachedViewPtr view_of_former(const DistributedTensorImpl& impl) {
   auto& view = *impl.detached_view();
   view.seen->version = version_of(view.base);
-  auto result = detached_view_of(alias_tensor(impl, /*allows_change=*/true));
+  auto result = detached_view_of(alias_tensor(impl));
   // The in-place change of sizes bumps both versions, which must not make the views unreadable.
   view.seen->written = result->seen->written = true;
   return result;

@@ -1,6 +1,5 @@
 // AdamW on a GPU: one block for each chunk. Compiled with --fmad=false, so that the bits equal
 // those of a CPU.
-#include "device/launch_sizes.h"
 #include "device/launches.h"
 
 namespace tessera::kernels {

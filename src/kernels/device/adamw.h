@@ -3,7 +3,7 @@
 // result has the same bits.
 #pragma once
 
-#include "device/chunks.h"
+#include "device/lists.h"
 
 namespace tessera::kernels {
 

@@ -296,4 +296,16 @@ TESSERA_HOST_DEVICE void scale_elements(const Scale& p, std::int64_t first, std:
   }
 }
 
+/// Whether vectors are possible: the rows of logits and gradient must have equal offsets from a
+/// multiple of 16 bytes.
+inline bool is_aligned(const CrossEntropyBackward& call, Element type) {
+  const auto apart = reinterpret_cast<std::uintptr_t>(call.logits.data) -
+                     reinterpret_cast<std::uintptr_t>(call.gradient);
+  return apart % kVectorBytes == 0 &&
+         (call.logits.stride - call.gradient_stride) * bytes_of(type) % kVectorBytes == 0;
+}
+inline bool is_aligned(const Scale& call, Element type) {
+  return is_aligned(call.x, 1, 0, type) && is_aligned(call.out, 1, 0, type);
+}
+
 }  // namespace tessera::kernels

@@ -165,4 +165,14 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   write_row<T>(p, next, i, sum);
 }
 
+/// Whether all rows can be accessed by vectors.
+inline bool is_aligned(const Embedding& call, Element type) {
+  return is_aligned(call.table, /*rows=*/2, call.size, type) &&
+         is_aligned(call.out, /*rows=*/2, call.size, type);
+}
+inline bool is_aligned(const EmbeddingBackward& call, Element type) {
+  return is_aligned(call.grad, /*rows=*/2, call.size, type) &&
+         is_aligned(call.weight_grad, /*rows=*/2, call.size, type);
+}
+
 }  // namespace tessera::kernels

@@ -1,4 +1,5 @@
-// Functions that launch the kernels of this folder on a stream of the current device.
+// Functions that launch the kernels of this folder on a stream of the current device, and teams of
+// threads.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,8 +7,7 @@
 #include "device/adamw.h"
 #include "device/cross_entropy.h"
 #include "device/embedding.h"
-#include "device/norm.h"
-#include "device/pack.h"
+#include "device/lists.h"
 #include "device/quantize_fp8.h"
 #include "device/rms_norm.h"
 #include "device/rotary.h"
@@ -33,7 +33,60 @@ void launch(const AdamW& call, Element moments, cudaStream_t stream);
 void launch(const SquareSums& call, Element type, cudaStream_t stream);
 void launch(const SumKinds& call, cudaStream_t stream);
 void launch(const ClipNorm& call, cudaStream_t stream);
-/// Launches two kernels if the rows are columns in memory.
 void launch(const QuantizeFp8& call, Element type, cudaStream_t stream);
+
+#ifdef __CUDACC__
+
+constexpr int kThreads = 256;  // number of threads in a block
+
+constexpr int kWarp = 32;
+
+/// A team of `kWidth` threads of a block: a warp, or all threads of the block.
+template <int kWidth, int kThreads = kWidth>
+class Team {
+  static_assert(kWidth == kWarp || kWidth == kThreads);
+
+ public:
+  static constexpr int kOfBlock = kThreads / kWidth;
+
+  __device__ static std::int64_t number() { return threadIdx.x / kWidth; }
+  __device__ static std::int64_t first() { return threadIdx.x % kWidth; }
+  __device__ static std::int64_t width() { return kWidth; }
+
+  /// The sum of the numbers of all threads of the team, with the same bits in each thread.
+  template <class T>
+  __device__ T sum(T x) {
+    return reduce(x, [](T a, T b) { return a + b; });
+  }
+  template <class T>
+  __device__ T max(T x) {
+    return reduce(x, [](T a, T b) { return a < b ? b : a; });
+  }
+
+ private:
+  template <class T, class Combine>
+  __device__ T reduce(T x, Combine combine) {
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+      x = combine(x, __shfl_xor_sync(~0U, x, lanes));
+    }
+    if constexpr (kWidth > kWarp) {
+      // Two buffers are used in turn, because threads may still read the previous result while this
+      // one is written.
+      __shared__ T of_warps[2][kWidth / kWarp];
+      turn_ ^= 1;
+      of_warps[turn_][threadIdx.x / kWarp] = x;
+      __syncthreads();
+      x = of_warps[turn_][0];
+      for (int warp = 1; warp < kWidth / kWarp; ++warp) {
+        x = combine(x, of_warps[turn_][warp]);
+      }
+    }
+    return x;
+  }
+
+  int turn_ = 0;
+};
+
+#endif
 
 }  // namespace tessera::kernels

@@ -1,6 +1,4 @@
-// Quantises the rows of a matrix to float8_e4m3fn, with a scale for each row. The rows may be the
-// columns of a matrix in memory: then the caller passes their maxima, and the kernel transposes the
-// matrix.
+// Quantises the rows of a matrix to float8_e4m3fn, with a scale for each row.
 #pragma once
 
 #include <c10/util/Float8_e4m3fn.h>
@@ -14,28 +12,18 @@
 
 namespace tessera::kernels {
 
-/// Rows of x are dense, `stride` elements apart. If `turns` is true, columns of x are dense
-/// instead, and the kernel transposes.
+/// Rows of x are dense, `stride` elements apart.
 struct QuantizeFp8 {
   const void* x = nullptr;
-  /// (columns): factors of the columns of x, or nullptr; not allowed with `turns`.
-  const float* factors = nullptr;
-  bool turns = false;
+  const float* factors = nullptr;  ///< (columns): factors of the columns of x, or nullptr
   std::int64_t stride = 0, rows = 0, columns = 0;
-  /// (rows), only with `turns`: the largest |x| of each row, or NaN.
-  const float* maxima = nullptr;
   std::uint8_t* values = nullptr;  ///< (rows, columns), dense: the fp8 values
   float* scales = nullptr;         ///< (rows): the scale of each row
 };
 
-/// The bits of |x| as an integer, which are ordered like |x|; the bits of NaN are above all others.
-TESSERA_HOST_DEVICE inline std::uint32_t magnitude_bits(float x) {
-  return std::bit_cast<std::uint32_t>(x) & 0x7FFFFFFFU;
-}
-
+/// The scale of a row. The inverse is NaN if the row has a non-finite element.
 struct Fp8Scale {
-  float scale, inverse;  // scale of a row and its inverse; the inverse is NaN if the row has a
-                         // non-finite element
+  float scale, inverse;
 };
 
 /// The scale of a row, from the bits of the row's maximum. 448 is 1.75 * 2^8: adding 0x1FFFFF
@@ -94,7 +82,8 @@ TESSERA_HOST_DEVICE void quantize_fp8_row(const QuantizeFp8& p, std::int64_t row
   std::uint32_t maximum = 0;
   for_vectors<N, 1>(p.columns, team, elements, [&](auto, auto, const Floats<N>& v) {
     for (int k = 0; k < N; ++k) {
-      const std::uint32_t bits = magnitude_bits(v.at[k]);
+      // The bits of |x|, which are ordered like |x|; the bits of NaN are above all others.
+      const std::uint32_t bits = std::bit_cast<std::uint32_t>(v.at[k]) & 0x7FFFFFFFU;
       maximum = bits > maximum ? bits : maximum;
     }
   });
@@ -108,47 +97,9 @@ TESSERA_HOST_DEVICE void quantize_fp8_row(const QuantizeFp8& p, std::int64_t row
                     });
 }
 
-/// A part of x that is transposed in shared memory. An additional column prevents threads from
-/// using one memory bank at the same time.
-struct Fp8Tile {
-  static constexpr int kSize = 64;
-  float at[kSize][kSize + 1];
-};
-
-/// Reads a tile in vectors of N rows. The thread reads the vectors number first, first + step, ...
-template <class T, int N>
-TESSERA_HOST_DEVICE void read_tile(const QuantizeFp8& p, std::int64_t row, std::int64_t column,
-                                   int first, int step, Fp8Tile& tile) {
-  constexpr int kAcross = Fp8Tile::kSize / N;
-  for (int i = first; i < kAcross * Fp8Tile::kSize; i += step) {
-    const int in_row = i % kAcross * N, in_column = i / kAcross;
-    const T* x = static_cast<const T*>(p.x) + (column + in_column) * p.stride + row + in_row;
-    const std::int64_t n = column + in_column < p.columns ? p.rows - row - in_row : 0;
-    const Floats<N> v = load<N>(x, n);
-    for (int k = 0; k < N; ++k) {
-      tile.at[in_row + k][in_column] = v.at[k];
-    }
-  }
-}
-
-/// Stores a tile's codes. The tiles of the first columns also store the scales.
-TESSERA_HOST_DEVICE inline void store_tile(const QuantizeFp8& p, std::int64_t row,
-                                           std::int64_t column, int first, int step,
-                                           const Fp8Tile& tile) {
-  constexpr int kAcross = Fp8Tile::kSize / kVectorBytes;
-  for (int i = first; i < kAcross * Fp8Tile::kSize && row + i / kAcross < p.rows; i += step) {
-    const int in_row = i / kAcross, in_column = i % kAcross * kVectorBytes;
-    const Fp8Scale scale = fp8_scale(magnitude_bits(p.maxima[row + in_row]));
-    Floats<kVectorBytes> v;
-    for (int k = 0; k < kVectorBytes; ++k) {
-      v.at[k] = tile.at[in_row][in_column + k];
-    }
-    store_fp8(p.values + (row + in_row) * p.columns + column + in_column, v, scale.inverse,
-              p.columns - column - in_column);
-    if (column + in_column == 0) {
-      p.scales[row + in_row] = scale.scale;
-    }
-  }
+inline bool is_aligned(const QuantizeFp8& call, Element type) {
+  return is_aligned(call.x, /*rows=*/2, call.stride, type) &&
+         is_aligned(call.factors, 1, 0, Element::kFloat);
 }
 
 }  // namespace tessera::kernels

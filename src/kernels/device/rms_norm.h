@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "device/vectors.h"
-#include "tessera/kernels/detail/huge_rows.h"
+#include "rows/row_kernels.h"
 
 namespace tessera::kernels {
 
@@ -210,6 +210,20 @@ TESSERA_HOST_DEVICE inline float sum_of_terms(const float* terms, std::int64_t r
     sum += terms[row * size + element];
   }
   return sum;
+}
+
+/// Whether all rows can be accessed by vectors.
+inline bool is_aligned(const RmsNorm& call, Element type) {
+  const auto rows = [&](const void* data) { return is_aligned(data, call.rows, call.size, type); };
+  return rows(call.x) && rows(call.residual) && is_aligned(call.weight, 1, 0, type) &&
+         rows(call.sum) && rows(call.out);
+}
+inline bool is_aligned(const RmsNormBackward& call, Element type) {
+  const auto rows = [&](const void* data) {
+    return is_aligned(data, call.forward.rows, call.forward.size, type);
+  };
+  return is_aligned(call.forward, type) && rows(call.grad) && rows(call.sum_grad) &&
+         rows(call.x_grad);
 }
 
 }  // namespace tessera::kernels

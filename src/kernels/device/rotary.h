@@ -2,6 +2,9 @@
 // keys together.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+
 #include "device/vectors.h"
 
 namespace tessera::kernels {
@@ -135,6 +138,18 @@ TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
       }
     }
   }
+}
+
+/// Whether both halves of every head, and of the tables, can be accessed by vectors.
+inline bool is_aligned(const Rotary& call, Element type) {
+  const auto heads = [&](const void* data, const HeadStrides& s) {
+    return is_aligned(data, /*rows=*/2, s.batch | s.position | s.head, type);
+  };
+  return call.half * bytes_of(type) % kVectorBytes == 0 && is_aligned(call.cos, 1, 0, type) &&
+         is_aligned(call.sin, 1, 0, type) &&
+         std::all_of(std::begin(call.parts), std::end(call.parts), [&](const RotaryHeads& part) {
+           return part.heads == 0 || (heads(part.x, part.from) && heads(part.out, part.to));
+         });
 }
 
 }  // namespace tessera::kernels

@@ -95,4 +95,17 @@ TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::in
   }
 }
 
+/// Whether all rows can be accessed by vectors.
+inline bool is_aligned(const SiluMul& call, Element type) {
+  return is_aligned(call.gate, call.rows, call.gate_stride, type) &&
+         is_aligned(call.up, call.rows, call.up_stride, type) &&
+         is_aligned(call.out, call.rows, call.size, type);
+}
+inline bool is_aligned(const SiluMulBackward& call, Element type) {
+  const SiluMul& in = call.forward;
+  return is_aligned(in, type) && is_aligned(call.grad, in.rows, in.size, type) &&
+         is_aligned(call.gate_grad, in.rows, call.gate_grad_stride, type) &&
+         is_aligned(call.up_grad, in.rows, call.up_grad_stride, type);
+}
+
 }  // namespace tessera::kernels

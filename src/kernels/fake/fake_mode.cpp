@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "fake/fake_operators.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/libtorch_kernels.h"
@@ -289,6 +288,16 @@ bool has(const c10::OperatorHandle& op, c10::DispatchKey key) {
   return op.hasKernelForDispatchKey(key);
 }
 
+/// How an operator on floating-point tensors is run without values.
+enum class FakeKind : std::uint8_t {
+  kThrough,  ///< runs unchanged, because it is composed of other operators, or reads only sizes
+  kInPlace,  ///< does not run, because it only writes to its arguments
+  kOut,      ///< does not run; its out= arguments are resized
+  kMeta,     ///< runs on the meta device to find the results' sizes
+  kOwnRule,  ///< does not run; make_fake_results() has a rule for its results
+  kItem,     ///< returns the value of a single-element tensor, which is 1
+  kUnknown,
+};
 FakeKind classify(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   if (schema.name() == "aten::_local_scalar_dense") {
@@ -314,8 +323,7 @@ FakeKind classify(const c10::OperatorHandle& op) {
   return has(op, c10::DispatchKey::Meta) ? FakeKind::kMeta : FakeKind::kUnknown;
 }
 
-}  // namespace
-
+/// The kind of an operator; determined once for each operator.
 FakeKind fake_kind(const c10::OperatorHandle& op) {
   thread_local std::unordered_map<const c10::FunctionSchema*, FakeKind> known;
   const auto [entry, is_new] = known.try_emplace(&op.schema());
@@ -325,6 +333,7 @@ FakeKind fake_kind(const c10::OperatorHandle& op) {
   return entry->second;
 }
 
+/// Replaces the arguments on the stack by results, for an operator of kind kOwnRule.
 void make_fake_results(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
   std::vector<at::Tensor> results = rule_of(op)->rule(torch::jit::last(stack, count));
@@ -333,8 +342,6 @@ void make_fake_results(const c10::OperatorHandle& op, Stack& stack) {
     stack.emplace_back(std::move(result));
   }
 }
-
-namespace {
 
 void run_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   make_fake_results(op, *stack);
@@ -382,16 +389,11 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   }
 }
 
-}  // namespace
-
 // The FakeMode's dispatch key is between autograd and the CPU's kernels. libtorch reserves it for
 // other libraries, and only a FakeMode includes it. Every operator that a program runs arrives
 // here, with local tensors.
 
-namespace {
-
 using tessera::detail::kFakeModeKey;
-using torch::jit::Stack;
 
 struct Mode {
   c10::DeviceType device;
@@ -464,28 +466,30 @@ void run_functional(const c10::OperatorHandle& op, Stack& stack) {
   replace_tensors(std::span(stack).last(op.schema().returns().size()), allocated);
 }
 
-/// The arguments that the schema declares as written: the results of an in-place call.
-Stack written_arguments(const c10::OperatorHandle& op, const Stack& stack) {
-  const auto& arguments = op.schema().arguments();
-  Stack written;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite()) {
-      written.push_back(stack[stack.size() - arguments.size() + i]);
+/// The arguments on the stack whose declarations satisfy `wanted`.
+template <class Wanted>
+Stack arguments_of(const c10::OperatorHandle& op, const Stack& stack, const Wanted& wanted) {
+  const auto& declared = op.schema().arguments();
+  const Arguments given = torch::jit::last(stack, declared.size());
+  Stack found;
+  for (std::size_t i = 0; i < declared.size(); ++i) {
+    if (wanted(declared[i])) {
+      found.push_back(given[i]);
     }
   }
-  return written;
+  return found;
 }
 
-/// The tensors that the call reads, including tensors that it also writes.
-std::vector<at::Tensor> inputs_of(const c10::OperatorHandle& op, const Stack& stack) {
-  const auto& arguments = op.schema().arguments();
-  Stack inputs;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (!arguments[i].is_out()) {
-      inputs.push_back(stack[stack.size() - arguments.size() + i]);
-    }
-  }
-  return tensors_of(inputs);
+bool is_input(const c10::Argument& argument) {
+  return !argument.is_out();
+}
+
+/// The call before it runs. The inputs include tensors that the call also writes.
+FakeCall call_of(const c10::OperatorHandle& op, const Stack& stack) {
+  return {.name = op.schema().name(),
+          .arguments = torch::jit::last(stack, op.schema().arguments().size()).vec(),
+          .inputs = tensors_of(arguments_of(op, stack, is_input)),
+          .results = {}};
 }
 
 /// Replaces the arguments on the stack by `written`, if the operator returns them.
@@ -497,12 +501,10 @@ void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& wr
 }
 
 /// The broadcast sizes of all arguments except out=.
-std::vector<std::int64_t> pointwise_sizes(const c10::OperatorHandle& op, Stack& stack) {
-  const std::size_t count = op.schema().arguments().size();
-  std::vector<std::int64_t> sizes;
-  for (std::size_t i = 0; i < count; ++i) {
-    const c10::IValue& value = stack[stack.size() - count + i];
-    if (value.isTensor() && value.toTensor().defined() && !op.schema().arguments()[i].is_out()) {
+Sizes pointwise_sizes(const c10::OperatorHandle& op, const Stack& stack) {
+  Sizes sizes;
+  for (const c10::IValue& value : arguments_of(op, stack, is_input)) {
+    if (value.isTensor() && value.toTensor().defined()) {
       sizes = at::infer_size(sizes, value.toTensor().sizes());
     }
   }
@@ -510,7 +512,7 @@ std::vector<std::int64_t> pointwise_sizes(const c10::OperatorHandle& op, Stack& 
 }
 
 /// The sizes of each out= argument after the call. An elementwise operator may have no meta kernel.
-std::vector<std::vector<std::int64_t>> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
+std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t results = op.schema().returns().size();
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && op.hasTag(at::Tag::pointwise)) {
     return {results, pointwise_sizes(op, stack)};
@@ -524,7 +526,7 @@ std::vector<std::vector<std::int64_t>> out_sizes(const c10::OperatorHandle& op, 
     }
   }
   run_on_meta(op, meta);
-  std::vector<std::vector<std::int64_t>> sizes;
+  std::vector<Sizes> sizes;
   for (const c10::IValue& result : torch::jit::last(meta, results)) {
     sizes.push_back(result.toTensor().sizes().vec());
   }
@@ -533,8 +535,8 @@ std::vector<std::vector<std::int64_t>> out_sizes(const c10::OperatorHandle& op, 
 
 /// Runs a call with out= arguments, which may have any sizes before the call.
 void run_out(const c10::OperatorHandle& op, Stack& stack) {
-  const Stack written = written_arguments(op, stack);
-  const std::vector<std::vector<std::int64_t>> sizes = out_sizes(op, stack);
+  const Stack written = arguments_of(op, stack, writes);
+  const std::vector<Sizes> sizes = out_sizes(op, stack);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (const at::Tensor& out = written[i].toTensor(); out.sizes() != sizes[i]) {
       out.resize_(sizes[i]);
@@ -546,15 +548,12 @@ void run_out(const c10::OperatorHandle& op, Stack& stack) {
 /// Runs the call without values, and without autograd, which has already recorded it.
 void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const std::size_t count = op.schema().arguments().size();
   const bool observed = mode.load()->observer != nullptr;
+  const Stack written = arguments_of(op, stack, writes);
   FakeCall call;
-  Stack written = written_arguments(op, stack);
   if (observed) {
-    call = {.name = op.schema().name(),
-            .arguments = torch::jit::last(stack, count).vec(),
-            .inputs = inputs_of(op, stack),
-            .results = tensors_of(written)};
+    call = call_of(op, stack);
+    call.results = tensors_of(written);
   }
   switch (kind) {
     case FakeKind::kOut:
@@ -587,17 +586,13 @@ bool run_given_rule(const c10::OperatorHandle& op, Stack& stack) {
   if (rule == current.rules.end()) {
     return false;
   }
-  const std::size_t count = op.schema().arguments().size();
-  FakeCall call{.name = op.schema().name(),
-                .arguments = torch::jit::last(stack, count).vec(),
-                .inputs = inputs_of(op, stack),
-                .results = {}};
+  FakeCall call = call_of(op, stack);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   call.results = rule->second(call);
   TESSERA_CHECK(call.results.size() == op.schema().returns().size(), "the rule for ", call.name,
                 " returned ", call.results.size(), " tensors; the operator returns ",
                 op.schema().returns().size());
-  torch::jit::drop(stack, count);
+  torch::jit::drop(stack, op.schema().arguments().size());
   stack.insert(stack.end(), call.results.begin(), call.results.end());
   if (current.observer) {
     current.observer(call);

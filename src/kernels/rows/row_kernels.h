@@ -9,6 +9,11 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
+/// Scale factor for elements whose squares would overflow in fp32.
+constexpr float kShrink = 0x1p-80F;
+/// Rows with a smaller 1 / rms have elements so large that a product with a gradient may overflow.
+constexpr float kHugeRstd = 0x1p-40F;
+
 using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
 
 /// Kernels over rows in memory, for elements of type T. Rows are dense unless stated otherwise.
@@ -40,9 +45,6 @@ struct RowKernels {
   /// and x may be the same memory.
   void (*softmax)(const T* x, T* out, std::int64_t n, float high, float low, float factor,
                   float added);
-  /// `add` computes sum += x. `round` computes out = sum, rounded to T.
-  void (*add)(const T* x, float* sum, std::int64_t n);
-  void (*round)(const float* sum, T* out, std::int64_t n);
 };
 
 struct RowKernelTable {

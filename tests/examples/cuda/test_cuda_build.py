@@ -43,7 +43,6 @@ REGISTERS = {
     "silu_mul_kernel": (40, 32, 40),
     "square_sums_kernel": (32, 32, 32),
     "sum_kinds_kernel": (30, 30, 32),
-    "turn_to_fp8_kernel": (40, 40, 40),
 }
 # Those of another release of nvcc differ a little.
 SLACK = 4

@@ -25,7 +25,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps);
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
-/// x weight^T in fp8 (kernels/detail/fp8.h). Differentiable.
+/// x weight^T in fp8 (kernels/detail/fused.h). Differentiable.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
 at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x);

@@ -20,8 +20,6 @@ namespace tessera::detail {
 // The backward that runs on this thread. libtorch's public functions start a backward, but do not
 // describe a running one.
 //
-// libtorch versions differ only in the pointer type of nodes.
-//
 // Canary: RunningBackwardCanary.
 
 /// The number of the backward that runs on this thread, different for each backward of the process;
@@ -50,8 +48,8 @@ void queue_end_of_backward(std::function<void()> callback);
 // A node belongs to the program if torch::autograd::Function made it, in C++ or Python (also in
 // this library), or if its class is neither libtorch's nor this library's.
 //
-// libtorch versions do not differ. A hook is recognised as a C++ hook by its class's mangled name:
-// libtorch does not export what dynamic_cast needs.
+// A hook is recognised as a C++ hook by its class's mangled name: libtorch does not export what
+// dynamic_cast needs.
 //
 // Canary: GradientHooksCanary.
 

@@ -20,8 +20,6 @@ namespace tessera::detail {
 // only; its C++ headers warn that they may change. Only `comm` includes this header and
 // c10d_nccl.h.
 //
-// libtorch versions do not differ in the parts used here.
-//
 // Canary: C10dStoreCanary.
 
 using c10d::Store;
@@ -54,8 +52,7 @@ std::uint16_t port_of(const StorePtr& store);
 // c10d's process groups, with the interface that Gloo and NCCL share. Documented for Python only,
 // where torch.distributed calls them through an operator of the dispatcher.
 //
-// libtorch versions do not differ in the parts used here. Some of these functions may be renamed:
-// the headers of 2.15 contain both names.
+// Some of these functions may be renamed: the headers of 2.15 contain both names.
 //
 // Canary: C10dGroupCanary, on Gloo.
 
@@ -89,8 +86,6 @@ GroupWorkPtr start_barrier(Group& group);
 // A Gloo group, through c10d's ProcessGroupGloo. libtorch contains Gloo's symbols, but no wheel
 // contains its headers. Debian's headers, of another version, are used only for the names of types.
 //
-// libtorch versions do not differ in the parts used here.
-//
 // Canary: C10dGroupCanary.
 
 struct GlooPlace {
@@ -108,8 +103,6 @@ GroupPtr make_gloo_group(const StorePtr& store, const GlooPlace& place);
 // and NCCL groups print pages. The log has one level for the process and no filter, and libtorch's
 // threads write at any time. Each message is one write to std::cerr, so the filter replaces the
 // buffer of std::cerr and drops messages by severity and source file.
-//
-// libtorch versions differ neither in the form of a line nor in the names of the files.
 //
 // Canary: QuietLogCanary.
 

@@ -84,8 +84,6 @@ inline std::string nccl_record() {
 // Whether the current stream is being captured into a CUDA graph. An event recorded in a capture
 // may not be queried later. CUDA's public function would create a context where there is none.
 //
-// For libtessera_cuda.so. libtorch versions do not differ.
-//
 // Canary: C10dNcclCanary.
 
 inline bool is_captured() {

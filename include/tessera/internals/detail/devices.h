@@ -17,8 +17,6 @@ namespace tessera::detail {
 // libtorch_cuda registers its implementations with libtorch_cpu when it is loaded. The public
 // functions are CUDA's, in c10_cuda.
 //
-// libtorch versions do not differ in the parts used here.
-//
 // Canary: DevicesCanary.
 
 /// The index of the device that this thread uses.
@@ -43,8 +41,6 @@ void empty_cache(c10::DeviceType type);
 // at the first backward on a CPU, and stores the result; torch::cuda::is_available() would start
 // this check.
 //
-// libtorch versions do not differ.
-//
 // Canary: CudaPresenceCanary.
 
 bool has_found_cuda();
@@ -59,8 +55,6 @@ std::optional<CudnnVersions> cudnn_versions();
 // Replaces libtorch's allocator for the CPU. Deriving from c10::Allocator is public. Setting an
 // allocator for the process is a function that libtorch exports without documentation.
 //
-// libtorch versions do not differ.
-//
 // Canary: CpuAllocatorCanary.
 
 c10::Allocator* cpu_allocator();
@@ -70,8 +64,6 @@ void set_cpu_allocator(c10::Allocator* allocator);
 
 // libtorch's profiler of operators and kernels, which torch.profiler uses in Python. In C++ only
 // the legacy profiler has a class.
-//
-// libtorch versions do not differ in the parts used here.
 //
 // Canary: KernelProfilerCanary.
 

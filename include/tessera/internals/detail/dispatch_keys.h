@@ -47,8 +47,7 @@ inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KE
 // (InferenceMode, NoGradGuard, AutoDispatchBelowADInplaceOrView) set only certain keys. The scopes
 // for any key are in c10::impl.
 //
-// Aliases and inline functions, because every dispatch of a distributed tensor uses them. libtorch
-// versions do not differ.
+// Aliases and inline functions, because every dispatch of a distributed tensor uses them.
 //
 // Canary: KeyScopesCanary.
 

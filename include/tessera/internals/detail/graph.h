@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/SequenceNumber.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
@@ -117,7 +118,7 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
 
 using torch::autograd::SavedVariable;
 
-/// The interface of hooks that save one tensor in another form; see engine.h.
+/// The interface of hooks that save one tensor in another form; see EngineAnswers.
 using torch::autograd::SavedVariableHooks;
 
 /// Whether saved-tensor hooks are active for nodes that this thread makes now.
@@ -181,22 +182,63 @@ inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
 }
 
 // The sequence numbers of the nodes of autograd's graph. The engine first runs the ready node with
-// the highest number. The next numbers before and after a forward tell which nodes the forward has
-// made. at::RecordFunction gives the number of the running node; there is no public way to query
-// the next number.
-//
-// libtorch versions do not differ.
+// the highest number.
 //
 // Canary: SequenceNumberCanary.
 
-/// The sequence number of the node that this thread makes next.
-inline std::uint64_t next_sequence_number() {
-  return at::sequence_number::peek();
-}
-/// Like next_sequence_number(), but reserves the number: no other node gets it.
+/// Reserves the sequence number of the node that this thread would make next: no other node gets
+/// the number.
 inline std::uint64_t take_sequence_number() {
   return at::sequence_number::get_and_increment();
 }
+
+// Autograd's engine with two functions of this library. One chooses the hooks for a tensor that is
+// saved for backward: libtorch's stack of saved-tensor hooks accepts only Python objects, and in
+// C++ libtorch calls the engine instead. The other finds the gradient of a parameter for which the
+// graph contains another tensor.
+//
+// set_default_engine_stub, which libtorch uses for Python's engine, replaces the process's engine.
+//
+// Canary: EngineCanary.
+
+/// A call of libtorch's engine: what to compute (see torch::autograd::Engine::execute).
+struct BackwardCall {
+  edge_list roots;
+  variable_list gradients;
+  bool keep_graph = false;
+  bool create_graph = false;
+  /// whether gradients are added to the `.grad` of `outputs`; if false, the gradients are returned
+  bool accumulate = false;
+  /// Edges whose gradients are computed; empty for a whole backward, into all leaves.
+  edge_list outputs;
+};
+using RunBackward = std::function<variable_list(const BackwardCall&)>;
+
+struct EngineAnswers {
+  /// Returns the hooks for the next tensor that autograd saves on this thread; nullptr: the tensor
+  /// is saved unchanged.
+  std::unique_ptr<SavedVariableHooks> (*hooks)();
+  /// Computes a call for given outputs by one or more calls of libtorch's engine.
+  variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
+};
+
+/// libtorch's engine with the two functions of EngineAnswers. A test derives from it.
+class AnsweringEngine : public torch::autograd::Engine {
+ public:
+  AnsweringEngine() = default;
+  AnsweringEngine(const AnsweringEngine&) = delete;
+  AnsweringEngine& operator=(const AnsweringEngine&) = delete;
+  ~AnsweringEngine() override { stop(); }
+
+  std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override;
+  variable_list execute(const edge_list& roots, const variable_list& gradients, bool keep_graph,
+                        bool create_graph, bool accumulate, const edge_list& outputs) override;
+};
+
+/// Installs the given functions in the engine of the process; only the first call has an effect.
+/// Returns false if the process has an engine that is neither libtorch's own nor an AnsweringEngine
+/// (for example Python's): replacing it would break its users.
+bool install_engine(const EngineAnswers& answers);
 
 }  // namespace tessera::detail
 TESSERA_API_END

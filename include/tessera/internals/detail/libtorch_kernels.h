@@ -43,8 +43,6 @@ namespace composite = at::compositeimplicitautograd;
 // oneDNN (mkldnn::_linear_pointwise) neither add to a result nor write to a given one. The function
 // that libtorch uses is exported, but declared in no header.
 //
-// libtorch versions do not differ.
-//
 // Canary: CpuProductsCanary.
 
 namespace libtorch_cpu = at::cpu;
@@ -61,8 +59,6 @@ void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& 
 // libtorch's KernelFunction does the same for kernels that are registered boxed, and does not
 // export the conversion.
 //
-// libtorch versions do not differ.
-//
 // Canary: UnboxedCallCanary.
 
 /// Takes the results of type `Result` that an operator has left on the stack.
@@ -75,8 +71,6 @@ Result take_result(torch::jit::Stack& stack) {
 // forward on tensors that need no gradient works. In Python an operator without a gradient formula
 // gets this kernel. In C++ the kernel is a function that libtorch exports without documentation.
 //
-// libtorch versions do not differ.
-//
 // Canary: RefusedGradientCanary.
 
 torch::CppFunction refuse_gradient();
@@ -84,8 +78,6 @@ torch::CppFunction refuse_gradient();
 // Sizes and strides as libtorch's operators compute them, of a convolution and of a view; and a
 // meta tensor of given strides, made without dispatching. Only the operators are public, and they
 // need a tensor on a device with a kernel.
-//
-// libtorch versions do not differ.
 //
 // Canary: ShapesByLibtorchCanary.
 

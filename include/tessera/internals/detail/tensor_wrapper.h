@@ -21,8 +21,7 @@ namespace tessera::detail {
 // The public way to define a tensor type is __torch_dispatch__, in Python. In C++ a tensor type
 // needs a subclass of c10::TensorImpl, which must set the fields of the base class itself.
 //
-// The functions are inline, because a wrapper is made for every result of every operator. libtorch
-// versions do not differ in the parts used here.
+// The functions are inline, because a wrapper is made for every result of every operator.
 //
 // Canary: TensorWrapperCanary.
 
@@ -168,8 +167,6 @@ void replay_views();
 // A placeholder tensor, which may be stored but never read. Every operator on it reaches the
 // library's fallback, through a key that no other tensor has (dispatch_keys.h). No public function
 // makes a tensor without any backend's key.
-//
-// libtorch versions do not differ.
 //
 // Canary: PlaceholderTensorCanary.
 

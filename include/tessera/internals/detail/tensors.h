@@ -19,8 +19,7 @@ namespace tessera::detail {
 // changed. Only Tensor::_version() is public, and it throws for an inference tensor. Writes without
 // an operator must be counted explicitly, and a wrapper shares the counter of its inner tensor.
 //
-// The functions are inline, because views share counters in every call. libtorch versions do not
-// differ.
+// The functions are inline, because views share counters in every call.
 //
 // Canary: VersionCounterCanary.
 
@@ -46,23 +45,14 @@ inline void count_with(const at::TensorBase& tensor, const at::TensorBase& other
 // state. Tensor::detach() is an operator that modes see, and makes a view; variable_data() makes a
 // tensor with its own counter.
 //
-// libtorch versions do not differ.
-//
 // Canary: AliasTensorCanary.
 
-/// An alias of the tensor of `impl`. `allows_change` is an argument of c10::TensorImpl that
-/// libtorch, up to 2.15, ignores: any tensor may be changed.
-inline at::Tensor alias_tensor(const c10::TensorImpl& impl, bool allows_change) {
-  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), allows_change));
+inline at::Tensor alias_tensor(const c10::TensorImpl& impl) {
+  return at::Tensor(
+      impl.shallow_copy_and_detach(impl.version_counter(), impl.allow_tensor_metadata_change()));
 }
-
-/// An alias of `tensor`, with the value of `allows_change` that `tensor` has.
 inline at::Tensor alias_tensor(const at::TensorBase& tensor) {
-  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return alias_tensor(impl, impl.allow_tensor_metadata_change());
-}
-inline at::Tensor alias_tensor(const at::TensorBase& tensor, bool allows_change) {
-  return alias_tensor(*tensor.unsafeGetTensorImpl(), allows_change);
+  return alias_tensor(*tensor.unsafeGetTensorImpl());
 }
 
 /// Whether set_data of `tensor` may give it the state of `other`, which libtorch permits only
@@ -73,8 +63,6 @@ inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase
 
 // The identity of a tensor. Tensor::is_same() compares two handles. A table of tensors, a weak
 // reference, or a conversion from an impl to a handle needs the address itself.
-//
-// libtorch versions do not differ.
 //
 // Canary: TensorIdentityCanary.
 
@@ -113,8 +101,6 @@ Impl* impl_cast(const at::TensorBase& tensor) {
 // Tensor::name() only reads. is_leaf() and requires_grad() cost two virtual calls. _base() works
 // only for differentiable views.
 //
-// libtorch versions do not differ.
-//
 // Canary: AutogradRecordCanary.
 
 /// Sets the result of Tensor::name().
@@ -131,8 +117,7 @@ const at::TensorBase& viewed_by(const at::TensorBase& tensor);
 // does not determine the type of a result as other tensors do. The flag is only accessible through
 // the impl.
 //
-// The functions are inline, because the flag is read for the cache key of every call. libtorch
-// versions do not differ.
+// The functions are inline, because the flag is read for the cache key of every call.
 //
 // Canary: WrappedNumberCanary.
 
@@ -148,8 +133,6 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
 // argument must not return the tensor itself; torch::autograd::Function uses the same kind of view
 // for its own results, and does not export it.
 //
-// libtorch versions do not differ.
-//
 // Canary: GuardedViewCanary.
 
 /// A view that libtorch refuses to change in place: a change would lose the view's node and change
@@ -161,7 +144,7 @@ at::Tensor guarded_view(const at::Tensor& tensor);
 // write, and set_data(), which replaces the tensor's state. The functions below run no operator:
 // version counters do not change, so autograd does not reject the tensors that it has saved.
 //
-// libtorch versions do not differ in the parts used here. From 2.15 a storage can materialise its
+// From 2.15 a storage can materialise its
 // data on access; memory set by these functions is not of that kind.
 //
 // Canary: MemoryUnderTensorsCanary.
@@ -190,8 +173,6 @@ void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArr
 // The fields of a tensor that follow from its sizes and strides. They are computed once for many
 // tensors and copied into each (tensor_wrapper.h). Most of the fields have a public function, which
 // is a virtual call; the field for "channels last, but not contiguous" has none.
-//
-// libtorch versions do not differ.
 //
 // Canary: ShapeGeometryCanary.
 

@@ -32,7 +32,6 @@ enum class Carried : std::uint8_t {
   kRandomRegion,
   kPhaseRecorder,
   kMemoryScope,
-  kModuleWatch,
 };
 
 /// The kind of debug info that libtorch uses for a value; equal in every call and every library of
@@ -67,8 +66,6 @@ class CarriedScope {
 // continue a call on another thread, as libtorch's backward and at::parallel_for do. It has no
 // public name in torch::autograd.
 //
-// libtorch versions do not differ.
-//
 // Canary: StateOfThreadCanary.
 
 /// A copy of the state of the thread that makes the object.
@@ -78,8 +75,6 @@ using StateOfThreadScope = at::ThreadLocalStateGuard;
 
 // The state of autocast, without the dispatch key that enables it (dispatch_keys.h): the types by
 // device, and whether casts of weights are cached. Only torch.autocast, in Python, is public.
-//
-// libtorch versions do not differ.
 //
 // Canary: AutocastStateCanary.
 

@@ -8,12 +8,17 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
+struct FakeCall;
+
 /// Whether the calling thread is in a FakeMode (fake_mode.h).
 bool in_fake_mode();
 /// The device that the active FakeMode simulates; the CPU if no FakeMode is active.
 c10::DeviceType fake_device();
 /// Whether operators on x run on CUDA: x is on a GPU, or the active FakeMode simulates a GPU.
 bool runs_on_cuda(const at::Tensor& x);
+/// Passes a call of one of the library's own kernels to the FakeMode's observer. Such a call does
+/// not go through the dispatcher, and the kernel does not run in a FakeMode.
+void observe_fake_call(const FakeCall& call);
 
 }  // namespace tessera::kernels
 TESSERA_API_END

@@ -26,12 +26,6 @@ struct RmsNormResult {
 /// RMSNorm (Zhang and Sennrich 2019) over the last dimension. weight: (last size), or undefined for
 /// ones.
 RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
-/// Returns the gradients of x and, if weight is defined, of weight. The weight's gradient is summed
-/// over the rows of this tensor.
-std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
-                                                    const at::Tensor& weight,
-                                                    const at::Tensor& rstd);
-
 /// The results of add_rms_norm().
 struct AddRmsNormResult {
   at::Tensor out;   ///< the norm of `sum`, with the sizes and type of x
@@ -42,14 +36,15 @@ struct AddRmsNormResult {
 /// `residual` has the sizes and type of x.
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                               const at::Tensor& weight, double eps);
-/// The backward of add_rms_norm(), which returns a sum and a norm. `x` is the sum. `sum_grad` is
-/// the gradient of the returned sum, with the sizes and type of x, or undefined. The gradient of
-/// the norm is rounded before `sum_grad` is added. The first result is the gradient of both inputs
-/// of add_rms_norm(), `x` and `residual`.
+/// Returns the gradients of x and, if weight is defined, of weight. The weight's gradient is summed
+/// over the rows of this tensor. For add_rms_norm(), `x` is the sum and `sum_grad`, if defined, is
+/// the gradient of the returned sum, with the sizes and type of x. The gradient of the norm is
+/// rounded before `sum_grad` is added. The first result is then the gradient of both inputs of
+/// add_rms_norm(), `x` and `residual`.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd,
-                                                    const at::Tensor& sum_grad);
+                                                    const at::Tensor& sum_grad = {});
 
 /// silu(gate) * up for tensors of one shape (SwiGLU, Shazeer 2020).
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
@@ -82,6 +77,43 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
 /// only.
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
+
+// The products of a linear layer with factors in float8_e4m3fn. Each row of a factor along which a
+// product sums has a scale, which is a power of two.
+
+/// A matrix in fp8: row i is scales[i] * values[i].
+struct Fp8Rows {
+  at::Tensor values;  ///< the fp8 values: (rows, columns), float8_e4m3fn, contiguous
+  at::Tensor scales;  ///< the scales of the rows: (rows, 1), fp32, powers of two
+};
+
+/// Quantises the rows of x, (rows, columns) of any floating-point type, times `factors`, which are
+/// (1, columns) powers of two, or undefined for ones. The scale of a row is the
+/// smallest power of two, at least 2^-100, for which the largest element divided by the scale is at
+/// most 448. A value is x / scale, which is exact, rounded to nearest, ties to even. Therefore
+///
+///   |x - scale * value| <= max(2^-4 |x|, 2^-10 scale),
+///
+/// and elements of 2^-6 scale or more do not depend on the scale. Quantising a second time changes
+/// nothing. Rows of zeros stay zeros. The format has no infinity; a row with a NaN or an infinity
+/// becomes NaN, and the corresponding row of a product too.
+Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
+
+/// The three products of a linear layer. On CUDA the functions use at::_scaled_mm with a scale for
+/// each row, which requires bf16, both sizes of the weight multiples of 16, and compute capability
+/// 8.9 or more; otherwise the functions throw Error. On CUDA fp8_linear() uses fast accumulation,
+/// in which sums have fewer bits. On other devices the products of the fp8 values are summed in
+/// fp32 (fp64 for fp64) and rounded once. The functions throw Error for fp16, whose range is too
+/// small for the scales.
+
+/// Computes x weight^T: (..., in), (out, in) -> (..., out). The rows of both factors are scaled.
+at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
+/// Computes grad weight: (..., out), (out, in) -> (..., in). The weight's values and scales are
+/// those of fp8_linear(): the scales are multiplied into grad, whose rows are then scaled.
+at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
+/// Computes grad^T x: (..., out), (..., in) -> (out, in). The columns of both factors are scaled,
+/// over the rows of this tensor.
+at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x);
 
 }  // namespace tessera::kernels
 TESSERA_API_END

@@ -3,15 +3,59 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <variant>
 #include <vector>
 
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/export.h"
-#include "tessera/kernels/detail/distribution.h"
 #include "tessera/kernels/detail/philox.h"
+#include "tessera/kernels/detail/portable_math.h"
 
 TESSERA_API_BEGIN
 namespace tessera::kernels {
+
+// Distributions as functions of one uniform number u in (0, 1), by inversion of the distribution
+// function. The functions give the same bits on the host and on a GPU. One random number makes one
+// value, so an element's value does not depend on earlier elements.
+
+/// The uniform distribution on (from, from + width).
+struct Uniform {
+  double from;
+  double width;
+  TESSERA_HOST_DEVICE double operator()(double u) const { return from + width * u; }
+};
+
+struct Normal {
+  double mean;
+  double std;
+  TESSERA_HOST_DEVICE double operator()(double u) const { return mean + std * normal_quantile(u); }
+};
+
+/// A normal distribution truncated to [low, high]. If most of the interval is in the upper tail,
+/// the mirrored lower tail is drawn with a negative `std`, because probabilities near 0 are
+/// represented more precisely than probabilities near 1.
+struct TruncatedNormal {
+  double mean;
+  double std;
+  double low;
+  double high;
+  double first_probability;
+  double width;
+  TESSERA_HOST_DEVICE double operator()(double u) const {
+    const double value = mean + std * normal_quantile(first_probability + width * u);
+    return value < low ? low : (value > high ? high : value);
+  }
+};
+
+struct Bernoulli {
+  double p;
+  TESSERA_HOST_DEVICE double operator()(double u) const { return u < p ? 1.0 : 0.0; }
+};
+
+using Distribution = std::variant<Uniform, Normal, TruncatedNormal, Bernoulli>;
+
+/// Throws Error unless low < high, std > 0 and the interval has a probability above 1e-300.
+TruncatedNormal truncated_normal(double mean, double std, double low, double high);
 
 /// Describes which elements of a global tensor a local tensor contains. An element's random number
 /// depends on `first_element` plus its row-major index in the global tensor.

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "tessera/export.h"
-#include "tessera/internals/detail/engine.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensor_wrapper.h"
 

@@ -20,6 +20,11 @@ namespace tessera::observe {
 /// the last call (take_memory_use).
 void set_memory(StepMetrics& metrics, const std::string& device_type);
 
+/// A number with thousands separators, independent of the locale: "1,234,567.89".
+std::string grouped(double value, int decimals = 0);
+/// A size in bytes for people: "3.4 GiB", "512 B".
+std::string bytes_text(double bytes);
+
 /// The metrics of a step as a console line in torchtitan's format. "tps" is tokens per second and
 /// rank, as in torchtitan; an unknown "mfu" is N/A.
 std::string titan_line(const StepMetrics& metrics, int world_size);
@@ -53,8 +58,6 @@ std::vector<std::pair<std::string, double>> titan_scalars(const StepMetrics& met
 
 /// Peak resident memory of this process, in bytes.
 std::int64_t peak_resident_bytes();
-/// Physical memory of this machine, in bytes.
-std::int64_t physical_memory_bytes();
 
 }  // namespace tessera::observe
 TESSERA_API_END

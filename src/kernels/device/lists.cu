@@ -1,7 +1,5 @@
-// The 2-norm of many tensors on a GPU.
-#include "device/launch_sizes.h"
+// Norms and copies of lists of tensors on a GPU: one block for each chunk.
 #include "device/launches.h"
-#include "device/team.h"
 
 namespace tessera::kernels {
 namespace {
@@ -26,6 +24,11 @@ __global__ void clip_norm_kernel(ClipNorm call) {
   clip_norm(call);
 }
 
+template <class From, class To>
+__global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ Pack call) {
+  copy_chunk<From, To>(call, static_cast<std::int32_t>(blockIdx.x), threadIdx.x, kThreads);
+}
+
 }  // namespace
 
 void launch(const SquareSums& call, Element type, cudaStream_t stream) {
@@ -40,6 +43,14 @@ void launch(const SumKinds& call, cudaStream_t stream) {
 
 void launch(const ClipNorm& call, cudaStream_t stream) {
   clip_norm_kernel<<<1, 1, 0, stream>>>(call);
+}
+
+void launch(const Pack& call, Element from, cudaStream_t stream) {
+  with_type(from, [&]<class From>() {
+    with_type(call.to, [&]<class To>() {
+      pack_kernel<From, To><<<static_cast<unsigned>(call.list.chunks), kThreads, 0, stream>>>(call);
+    });
+  });
 }
 
 }  // namespace tessera::kernels

@@ -1,0 +1,219 @@
+// Many tensors in one launch: a list of pieces that are split into chunks, one block for each
+// chunk. Copies between any element types, used for the flat buffers that collectives send, and the
+// 2-norm of many tensors together.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "device/vectors.h"
+
+namespace tessera::kernels {
+
+/// A list of at most `kMost` pieces; a piece must have a numel(). Plain arrays, because a kernel
+/// receives the list by value, with at most 4 KiB of arguments.
+template <class Piece, int kMost, std::int64_t kNumel>
+struct Chunked {
+  static constexpr std::int64_t kChunk = kNumel;  ///< maximum number of elements in a chunk; only
+                                                  ///< the last chunk of a piece may have fewer
+
+  int count = 0;              ///< number of pieces
+  std::int32_t chunks = 0;    ///< number of chunks of all pieces
+  std::int32_t first[kMost];  ///< number of each piece's first chunk
+  Piece pieces[kMost];
+
+  /// Adds a piece, which must not be empty. Returns false, without effect, if the list is full.
+  bool add(const Piece& piece) {
+    const std::int64_t more = divide_up(piece.numel(), kChunk);
+    if (count == kMost || chunks + more > std::numeric_limits<std::int32_t>::max()) {
+      return false;
+    }
+    first[count] = chunks;
+    pieces[count++] = piece;
+    chunks += static_cast<std::int32_t>(more);
+    return true;
+  }
+};
+
+/// A range of elements [begin, end) of a piece.
+struct Chunk {
+  int piece;
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+template <class Piece, int kMost, std::int64_t kNumel>
+TESSERA_HOST_DEVICE Chunk chunk_of(const Chunked<Piece, kMost, kNumel>& list, std::int32_t number) {
+  // Binary search for the piece of chunk `number`: the last piece whose first chunk is at or before
+  // `number`.
+  int piece = 0;
+  for (int end = list.count; end - piece > 1;) {
+    const int middle = (piece + end) / 2;
+    (list.first[middle] <= number ? piece : end) = middle;
+  }
+  const std::int64_t begin = (number - list.first[piece]) * kNumel;
+  const std::int64_t numel = list.pieces[piece].numel();
+  return {piece, begin, begin + kNumel < numel ? begin + kNumel : numel};
+}
+
+/// Whether `data` is aligned for accesses of 16 bytes.
+TESSERA_HOST_DEVICE inline bool is_vector(const void* data) {
+  return reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0;
+}
+
+/// A copy of `rows` rows of `size` elements. The rows begin `from_stride` elements apart in the
+/// source, and `to_stride` elements apart in the destination.
+struct PackPiece {
+  const void* from = nullptr;
+  void* to = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t size = 0;
+  std::int64_t from_stride = 0;
+  std::int64_t to_stride = 0;
+
+  TESSERA_HOST_DEVICE std::int64_t numel() const { return rows * size; }
+};
+
+struct Pack {
+  Chunked<PackPiece, 64, 16384> list;
+  Element to;  ///< element type of all destinations
+};
+
+/// Whether no vector of N elements crosses the end of a row, and all vectors are aligned.
+template <class From, class To, int N>
+TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
+  const auto rows_fit = [&](std::int64_t stride, std::int64_t bytes) {
+    return stride * bytes % kVectorBytes == 0;
+  };
+  return is_vector(p.from) && is_vector(p.to) &&
+         (p.rows == 1 || (p.size % N == 0 && rows_fit(p.from_stride, sizeof(From)) &&
+                          rows_fit(p.to_stride, sizeof(To))));
+}
+
+/// Copies the vectors number `first`, `first` + `step` and so on of the elements [begin, end).
+template <class From, class To, int N>
+TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, std::int64_t end,
+                                       std::int64_t first, std::int64_t step) {
+  const auto* const from = static_cast<const From*>(p.from);
+  auto* const to = static_cast<To*>(p.to);
+  for (std::int64_t i = begin + first * N; i < end; i += step * N) {
+    const std::int64_t row = p.rows == 1 ? 0 : i / p.size;
+    const std::int64_t column = i - row * p.size;
+    store(to + row * p.to_stride + column, load<N>(from + row * p.from_stride + column, end - i),
+          end - i);
+  }
+}
+
+/// Copies a chunk. Called by thread number `first` of `step` threads.
+template <class From, class To>
+TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::int64_t first,
+                                    std::int64_t step) {
+  // With vectors of this width the writes of a warp fill whole memory segments.
+  constexpr int kWide = kVectorBytes / sizeof(To);
+  const Chunk chunk = chunk_of(call.list, number);
+  const PackPiece& piece = call.list.pieces[chunk.piece];
+  if (has_vectors<From, To, kWide>(piece)) {
+    copy_elements<From, To, kWide>(piece, chunk.begin, chunk.end, first, step);
+  } else {
+    copy_elements<From, To, 1>(piece, chunk.begin, chunk.end, first, step);
+  }
+}
+
+// The 2-norm: each chunk has a block that sums the squares of the chunk, and one more block adds
+// the results. Sums are computed in fp64, so that no square overflows, and in an order that depends
+// on sizes only.
+
+struct NormPiece {
+  const void* data = nullptr;
+  std::int64_t size = 0;
+
+  TESSERA_HOST_DEVICE std::int64_t numel() const { return size; }
+};
+
+struct SquareSums {
+  Chunked<NormPiece, 200, 65536> list;
+  double* sums = nullptr;  ///< one sum of squares for each chunk
+};
+
+/// The sums of squares of chunks, for three kinds of tensors, one kind after another (GradTerms):
+/// tensors that this rank includes in the norm, plain tensors, and copies that another rank
+/// includes.
+struct SumKinds {
+  const double* sums = nullptr;
+  std::int64_t ends[3] = {};  ///< for each kind, the index after its last sum
+  /// (2): the number that is added over the ranks, and the sum of the plain tensors. The first
+  /// number is made non-finite if a copy that another rank includes has a non-finite value here, so
+  /// that all ranks see the value.
+  double* out = nullptr;
+};
+
+/// Computes the norm and the clip factor from sums that were added over the ranks.
+struct ClipNorm {
+  /// The values of SumKinds::out after they were added over the ranks.
+  const double* sums = nullptr;
+  double max_norm = 0;
+  double* norm_and_factor = nullptr;  ///< (3): the norm, the clip factor, and the factor of a step,
+                                      ///< which is NaN if the norm is not finite
+  float* norm = nullptr;              ///< the norm, rounded to fp32
+};
+
+/// The sum of squares over the vectors number `first`, `first` + `step` and so on of `n` elements.
+template <class T, int N>
+TESSERA_HOST_DEVICE double squares_of_range(const T* data, std::int64_t n, std::int64_t first,
+                                            std::int64_t step) {
+  double sum = 0;
+  for (std::int64_t i = first * N; i < n; i += step * N) {
+    const Floats<N> values = load<N>(data + i, n - i);
+    for (int k = 0; k < N; ++k) {
+      const double value = values.at[k];
+      sum = std::fma(value, value, sum);
+    }
+  }
+  return sum;
+}
+
+template <class T>
+TESSERA_HOST_DEVICE double squares_of_chunk(const SquareSums& call, std::int32_t number,
+                                            std::int64_t first, std::int64_t step) {
+  const Chunk chunk = chunk_of(call.list, number);
+  const NormPiece& piece = call.list.pieces[chunk.piece];
+  const T* data = static_cast<const T*>(piece.data) + chunk.begin;
+  const std::int64_t n = chunk.end - chunk.begin;
+  return is_vector(data) ? squares_of_range<T, kVectorBytes / sizeof(T)>(data, n, first, step)
+                         : squares_of_range<T, 1>(data, n, first, step);
+}
+
+/// Adds the sums of the three kinds. Executed by a team of threads; Team::sum() has the same bits
+/// in each thread.
+template <class Team>
+TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
+  double of_kinds[3];
+  std::int64_t begin = 0;
+  for (int kind = 0; kind < 3; ++kind) {
+    double sum = 0;
+    for (std::int64_t i = begin + team.first(); i < call.ends[kind]; i += team.width()) {
+      sum += call.sums[i];
+    }
+    of_kinds[kind] = team.sum(sum);
+    begin = call.ends[kind];
+  }
+  if (team.first() == 0) {
+    const double uncounted = of_kinds[1] + of_kinds[2];
+    // The difference uncounted - uncounted is 0 if the number is finite, otherwise NaN.
+    call.out[0] = of_kinds[0] + (uncounted - uncounted == 0.0 ? 0.0 : uncounted);
+    call.out[1] = of_kinds[1];
+  }
+}
+
+/// Computes the norm and the clip factor. 1e-6 is added as in PyTorch. As in PyTorch, a NaN norm
+/// gives the clip factor NaN, and an infinite norm gives 0.
+TESSERA_HOST_DEVICE inline void clip_norm(const ClipNorm& call) {
+  const double norm = std::sqrt(call.sums[0] + call.sums[1]);
+  const double factor = call.max_norm / (norm + 1e-6);
+  call.norm_and_factor[0] = norm;
+  call.norm_and_factor[1] = factor > 1.0 ? 1.0 : factor;
+  call.norm_and_factor[2] = call.norm_and_factor[1] + (norm - norm);
+  *call.norm = static_cast<float>(norm);
+}
+
+}  // namespace tessera::kernels

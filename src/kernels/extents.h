@@ -1,0 +1,40 @@
+// Iteration over two tensors as rows.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "device/lists.h"
+#include "tessera/export.h"
+
+TESSERA_API_FOR_TEST_BEGIN
+namespace tessera::kernels {
+
+/// A dimension in a joint iteration over two tensors: its size, and its stride in each tensor.
+struct Extent {
+  std::int64_t size, from_stride, to_stride;
+};
+
+/// Adds a dimension in front of the existing ones. Must be called for the last dimension of the
+/// tensors first. A dimension is merged with its neighbour if they are contiguous in both tensors.
+inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
+  if (next.size == 1) {
+    return;
+  }
+  if (!extents.empty() && next.from_stride == extents.back().from_stride * extents.back().size &&
+      next.to_stride == extents.back().to_stride * extents.back().size) {
+    extents.back().size *= next.size;
+  } else {
+    extents.push_back(next);
+  }
+}
+
+/// Describes a copy between tensors of equal sizes as a copy of rows; nullopt if one of the tensors
+/// does not consist of equally spaced rows.
+std::optional<PackPiece> pack_piece(const at::Tensor& from, const at::Tensor& to);
+
+}  // namespace tessera::kernels
+TESSERA_API_FOR_TEST_END

@@ -1,0 +1,757 @@
+// verify() of right models on every mesh, the state that it restores, and typical mistakes of
+// users, which it finds and names.
+#include "tessera/observe/verify.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/activation_checkpointing.h"
+#include "tessera/nn/attention.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/meta_device.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/distributed.h"
+#include "testing/module_values.h"
+
+namespace tessera::observe {
+namespace {
+
+using namespace testing;
+
+// A small GPT with places for mistakes of users, and its verification on a mesh.
+
+/// A Tap is the identity, unless a test plants a fault. It gets what the model's code gets.
+using TapFunction = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& gain)>;
+
+at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
+  return x;
+}
+
+struct GptOptions {
+  double dropout = 0;
+  TapFunction embedded = pass_on;  ///< (batch, tokens, hidden), the same on every rank
+  TapFunction inner = pass_on;     ///< (batch, tokens, inner), with the local features of each rank
+  /// The code of an MLP between its modules.
+  std::function<at::Tensor(const at::Tensor& x)> between = [](const at::Tensor& x) { return x; };
+  /// Whether a block leaves out its dropout.
+  std::function<bool(const at::Tensor& x)> skips_drop = [](const at::Tensor&) { return false; };
+};
+
+constexpr std::int64_t kGptHidden = 12, kGptInner = 24, kGptVocabulary = 13;
+
+class Tap : public nn::Module<Tap> {
+ public:
+  explicit Tap(TapFunction function) : function_(std::move(function)) {
+    gain = register_slot("gain", {1});
+    calls = register_buffer_slot("calls", {1});
+    calls.slot()->set(at::zeros({1}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    calls->add_(1);
+    return function_(x, *gain);
+  }
+  nn::Parameter gain, calls;
+
+ private:
+  TapFunction function_;
+};
+
+class GptMlp : public nn::Module<GptMlp> {
+ public:
+  explicit GptMlp(const GptOptions& o) : between_(o.between) {
+    up = register_module("up", std::make_shared<nn::Linear>(kGptHidden, kGptInner));
+    tap = register_module("tap", std::make_shared<Tap>(o.inner));
+    down = register_module("down", std::make_shared<nn::Linear>(kGptInner, kGptHidden));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*down)(between_((*tap)((*up)(x)).tanh())); }
+  std::shared_ptr<nn::Linear> up, down;
+  std::shared_ptr<Tap> tap;
+
+ private:
+  std::function<at::Tensor(const at::Tensor& x)> between_;
+};
+
+nn::AttentionOptions gpt_attention() {
+  return {.hidden = kGptHidden, .heads = 6, .qkv_bias = true};
+}
+
+class GptBlock : public nn::Module<GptBlock> {
+ public:
+  explicit GptBlock(const GptOptions& o) : skips_drop_(o.skips_drop) {
+    first_norm = register_module("first_norm", std::make_shared<nn::LayerNorm>(kGptHidden));
+    attn = register_module("attn", std::make_shared<nn::Attention>(gpt_attention()));
+    second_norm = register_module("second_norm", std::make_shared<nn::LayerNorm>(kGptHidden));
+    mlp = register_module("mlp", std::make_shared<GptMlp>(o));
+    drop = register_module("drop", std::make_shared<nn::Dropout>(o.dropout));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (skips_drop_(x)) {
+      const at::Tensor h = x + (*attn)((*first_norm)(x));
+      return h + (*mlp)((*second_norm)(h));
+    }
+    const at::Tensor h = x + (*drop)((*attn)((*first_norm)(x)));
+    return h + (*drop)((*mlp)((*second_norm)(h)));
+  }
+  std::shared_ptr<nn::LayerNorm> first_norm, second_norm;
+  std::shared_ptr<nn::Attention> attn;
+  std::shared_ptr<GptMlp> mlp;
+  std::shared_ptr<nn::Dropout> drop;
+
+ private:
+  std::function<bool(const at::Tensor& x)> skips_drop_;
+};
+
+/// tokens (batch, tokens) -> logits (batch, tokens, vocabulary).
+class Gpt : public nn::Module<Gpt> {
+ public:
+  explicit Gpt(const GptOptions& o = {}) {
+    embed = register_module("embed", std::make_shared<nn::Embedding>(kGptVocabulary, kGptHidden));
+    tap = register_module("tap", std::make_shared<Tap>(o.embedded));
+    for (const char* name : {"block0", "block1"}) {
+      blocks.push_back(register_module(name, std::make_shared<GptBlock>(o)));
+    }
+    norm = register_module("norm", std::make_shared<nn::LayerNorm>(kGptHidden));
+    head = register_module("head", std::make_shared<nn::Linear>(kGptHidden, kGptVocabulary));
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    at::Tensor x = (*tap)((*embed)(tokens));
+    for (const auto& block : blocks) {
+      x = (*block)(x);
+    }
+    return (*head)((*norm)(x));
+  }
+  std::shared_ptr<nn::Embedding> embed;
+  std::shared_ptr<Tap> tap;
+  std::vector<std::shared_ptr<GptBlock>> blocks;
+  std::shared_ptr<nn::LayerNorm> norm;
+  std::shared_ptr<nn::Linear> head;
+};
+
+/// The style of a gain on local features, or none.
+class TapStyle final : public tensor_parallel::ParallelStyle {
+ public:
+  std::string name() const override { return "tap"; }
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
+      const nn::ModuleBase& module) const override {
+    return {{module.slot("gain"), Replicate{}}};
+  }
+  void apply(nn::ModuleBase&, const DeviceMesh&) const override {}
+};
+
+/// The plan, with or without sequence parallelism.
+tensor_parallel::ParallelizePlan gpt_plan(bool sequence_parallel) {
+  using namespace tensor_parallel;
+  const Placement between = sequence_parallel ? Placement(Shard{1}) : Replicate{};
+  const StylePtr norm = sequence_parallel ? tensor_parallel::sequence_parallel({.sequence_dim = 1})
+                                          : replicate_parallel();
+  const BlockPlanOptions block{.activations = between};
+  const StylePtr tap = std::make_shared<TapStyle>();
+  return joined(
+      {embedding_plan("embed", block),
+       attention_plan("block*.attn", gpt_attention(), block),
+       {{"tap", tap},
+        {"block*.*_norm", norm},
+        {"block*.mlp", prepare_module_input(
+                           {.input_layouts = {between}, .desired_input_layouts = {Replicate{}}})},
+        {"block*.mlp.up", colwise_parallel({.use_local_output = false})},
+        {"block*.mlp.tap", tap},
+        {"block*.mlp.down",
+         rowwise_parallel({.output_layouts = between, .use_local_output = false})},
+        {"norm", norm},
+        {"head", colwise_parallel({.input_layouts = between, .use_local_output = false})}}});
+}
+
+/// A model on a mesh of dp x tp ranks, with a reference of the same options.
+struct GptRun {
+  GptOptions options{};
+  bool sequence_parallel = false;
+  /// Changes the model after it is parallelized and filled.
+  std::function<void(Gpt&, const DeviceMesh&)> plant = [](Gpt&, const DeviceMesh&) {};
+  /// The function that is verified; nullptr: the loss.
+  std::function<at::Tensor(Gpt&, const at::Tensor& tokens)> step{};
+};
+
+std::shared_ptr<Gpt> make_gpt(const GptRun& run, const DeviceMesh& mesh) {
+  auto model = std::make_shared<Gpt>(run.options);
+  fill(*model);
+  if (mesh.size("tp") > 1) {
+    tensor_parallel::parallelize_module(*model, mesh["tp"], gpt_plan(run.sequence_parallel));
+  }
+  if (mesh.size("dp") > 1) {
+    for (const auto& block : model->blocks) {
+      fsdp::fully_shard(*block, mesh["dp"]);
+    }
+    fsdp::fully_shard(*model, mesh["dp"]);
+  }
+  run.plant(*model, mesh);
+  return model;
+}
+
+/// Two sequences of six tokens, different on each data-parallel rank.
+at::Tensor gpt_tokens(const DeviceMesh& mesh) {
+  return at::arange(12)
+      .mul(7)
+      .add(5 * mesh.local_rank("dp"))
+      .remainder(kGptVocabulary)
+      .view({2, 6});
+}
+
+at::Tensor gpt_loss(Gpt& model, const at::Tensor& tokens) {
+  return tensor_parallel::cross_entropy(model(tokens).flatten(0, 1),
+                                        tokens.add(1).remainder(kGptVocabulary).flatten());
+}
+
+VerifyReport verify_gpt(Gpt& model, const GptRun& run, const DeviceMesh& mesh) {
+  Gpt reference(run.options);
+  const auto step = run.step ? run.step : gpt_loss;
+  return verify(model, reference, mesh, [&](Gpt& gpt) { return step(gpt, gpt_tokens(mesh)); },
+                {.batch_dims = {"dp"}});
+}
+
+VerifyReport verify_gpt(const GptRun& run, const DeviceMesh& mesh) {
+  return verify_gpt(*make_gpt(run, mesh), run, mesh);
+}
+
+struct MeshCase {
+  std::int64_t dp = 1, tp = 1;
+  bool sequence_parallel = false;
+  double dropout = 0;
+};
+
+class VerifyOnMesh : public ::testing::TestWithParam<MeshCase> {};
+
+TEST_P(VerifyOnMesh, FindsARightModelEqual) {
+  const MeshCase& c = GetParam();
+  RunRanks(static_cast<int>(c.dp * c.tp), [&](Rank& rank) {
+    manual_seed(3);
+    const VerifyReport report =
+        verify_gpt({.options = {.dropout = c.dropout}, .sequence_parallel = c.sequence_parallel},
+                   rank.mesh({c.dp, c.tp}, {"dp", "tp"}));
+    EXPECT_TRUE(report.ok()) << report.text();
+    EXPECT_EQ(report.modules, 31U);
+    EXPECT_EQ(report.parameters, 38U);
+    EXPECT_LT(report.largest, 1e-5);
+    EXPECT_CONTAINS(report.text(),
+                    "verify: 31 modules and 38 parameters equal one rank's (largest "
+                    "difference ");
+    report.check();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , VerifyOnMesh,
+    ::testing::Values(MeshCase{}, MeshCase{.tp = 2}, MeshCase{.tp = 2, .sequence_parallel = true},
+                      MeshCase{.tp = 2, .dropout = 0.3},
+                      MeshCase{.tp = 3, .sequence_parallel = true}, MeshCase{.dp = 2, .tp = 2},
+                      MeshCase{.dp = 2, .tp = 2, .sequence_parallel = true, .dropout = 0.3},
+                      MeshCase{.dp = 3, .dropout = 0.3}),
+    [](const auto& info) { return "Case" + std::to_string(info.index); });
+
+TEST(Verify, JoinsPlainPartsThatAStyleHandsOut) {
+  RunOnMesh({3}, {"tp"}, [](const DeviceMesh& mesh) {
+    GptMlp model(GptOptions{}), reference(GptOptions{});
+    fill(model);
+    using namespace tensor_parallel;
+    parallelize_module(model, mesh,
+                       {{"up", colwise_parallel({.use_local_output = true})},
+                        {"tap", std::make_shared<TapStyle>()},
+                        {"down", rowwise_parallel({.input_layouts = Shard{-1}})}});
+    const at::Tensor x = uniform_values({5, kGptHidden}, 0.3);
+    const VerifyReport report =
+        verify(model, reference, mesh, [&](GptMlp& mlp) { return mlp(x).square().mean(); });
+    EXPECT_TRUE(report.ok()) << report.text();
+  });
+}
+
+TEST(Verify, ComparesEveryCopyOfAHead) {
+  RunOnMesh({4}, {"tp"}, [](const DeviceMesh& mesh) {
+    const nn::AttentionOptions options{.hidden = 12, .heads = 4, .kv_heads = 2, .qk_norm = true};
+    nn::Attention model(options), reference(options);
+    fill(model);
+    tensor_parallel::parallelize_module(
+        model, mesh, tensor_parallel::attention_plan("", options, {.replicate_kv_heads = true}));
+    const at::Tensor x = uniform_values({2, 5, 12}, 0.3);
+    const VerifyReport report = verify(model, reference, mesh, [&](nn::Attention& attention) {
+      return attention(x).square().mean();
+    });
+    EXPECT_TRUE(report.ok()) << report.text();
+  });
+}
+
+TEST(Verify, TakesAReferenceOnTheMetaDeviceAndInHalfTheDigits) {
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    const auto model = make_gpt({}, mesh);
+    const auto reference = testing::made_on_meta<Gpt>();
+    const auto step = [&](Gpt& gpt) { return gpt_loss(gpt, gpt_tokens(mesh)); };
+    EXPECT_TRUE(verify(*model, *reference, mesh, step).ok());
+    model->to(at::kBFloat16);
+    Gpt half;
+    half.to(at::kBFloat16);
+    const VerifyReport report = verify(*model, half, mesh, step);
+    EXPECT_TRUE(report.ok()) << report.text();
+    EXPECT_GT(report.largest, 1e-4);
+  });
+}
+
+TEST(Verify, LooksAtInferenceWithoutGradients) {
+  RunRanks(2, [](Rank& rank) {
+    GptRun run;
+    run.step = [](Gpt& model, const at::Tensor& tokens) {
+      const c10::NoGradGuard no_grad;
+      return model(tokens);
+    };
+    const VerifyReport report = verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"}));
+    EXPECT_CONTAINS(report.text(), "verify: 31 modules equal one rank's");
+  });
+}
+
+TEST(Verify, SeesThroughActivationCheckpointing) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    GptRun run{.options = {.dropout = 0.3}, .sequence_parallel = true};
+    const auto model = make_gpt(run, mesh);
+    nn::apply_activation_checkpointing(*model, {.select = nn::of_class<GptBlock>()});
+    const VerifyReport report = verify_gpt(*model, run, mesh);
+    EXPECT_TRUE(report.ok()) << report.text();
+  });
+}
+
+TEST(Verify, TakesARankWithoutRows) {
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    GptMlp model(GptOptions{}), reference(GptOptions{});
+    fill(model);
+    fsdp::fully_shard(model, mesh);
+    const at::Tensor x = uniform_values({rank.rank() == 0 ? 3 : 0, kGptHidden}, 0.3);
+    const VerifyReport report =
+        verify(model, reference, mesh, [&](GptMlp& mlp) { return mlp(x).square().sum(); },
+               {.batch_dims = {"dp"}});
+    EXPECT_TRUE(report.ok()) << report.text();
+  });
+}
+
+TEST(Verify, RefusesUnevenRowsOfAModelThatDraws) {
+  RunOnMesh({2, 1}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    GptRun run{.options = {.dropout = 0.3}};
+    run.step = [&](Gpt& model, const at::Tensor& tokens) {
+      return gpt_loss(model, tokens.narrow(0, 0, 2 - rank.rank()));
+    };
+    EXPECT_ERROR(verify_gpt(run, mesh),
+                 "draws random numbers, and rank 0 gives it 2 rows, but rank 1 1;");
+  });
+}
+
+/// The loss of a step, and the gradients and buffers that it leaves.
+std::vector<at::Tensor> step_of(Gpt& model, const DeviceMesh& mesh) {
+  const at::Tensor loss = gpt_loss(model, gpt_tokens(mesh));
+  loss.backward();
+  std::vector<at::Tensor> values{full_tensor(loss).clone()};
+  for (const auto& [name, slot] : model.named_slots()) {
+    if (slot->persistent().grad().defined()) {
+      values.push_back(full_tensor(slot->persistent().grad()).clone());
+    }
+  }
+  for (const auto& [name, slot] : model.named_buffer_slots()) {
+    values.push_back(slot->get().clone());
+  }
+  return values;
+}
+
+TEST(Verify, LeavesTheModuleAsItWas) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    const GptRun run{.options = {.dropout = 0.3}};
+    const auto train = [&](bool verified) {
+      manual_seed(7);
+      const auto model = make_gpt(run, mesh);
+      std::vector<at::Tensor> values = step_of(*model, mesh);
+      if (verified) {
+        EXPECT_TRUE(verify_gpt(*model, run, mesh).ok());
+      }
+      // Gradients are added to those of the first step.
+      const std::vector<at::Tensor> second = step_of(*model, mesh);
+      values.insert(values.end(), second.begin(), second.end());
+      return values;
+    };
+    const std::vector<at::Tensor> expected = train(false), values = train(true);
+    ASSERT_EQ(values.size(), expected.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      EXPECT_TRUE(values[i].equal(expected[i])) << i;
+    }
+  });
+}
+
+TEST(Verify, TakesTheModesAndWhatIsFrozenFromTheModule) {
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    const GptRun run{.options = {.dropout = 0.3}, .plant = [](Gpt& model, const DeviceMesh&) {
+                       model.eval();
+                       model.blocks[1]->train();
+                       model.head->slot("weight")->get().requires_grad_(false);
+                     }};
+    const VerifyReport report = verify_gpt(run, mesh);
+    EXPECT_TRUE(report.ok()) << report.text();
+    EXPECT_EQ(report.parameters, 37U);
+  });
+}
+
+TEST(Verify, RefusesAReferenceThatDoesNotFit) {
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    const auto model = make_gpt({}, mesh);
+    const VerifyStep step = [](nn::ModuleBase&) { return at::Tensor(); };
+    EXPECT_ERROR(verify(*model, *model, mesh, step), "the module itself is passed");
+    nn::Linear linear(2, 3);
+    EXPECT_ERROR(verify(*model, static_cast<nn::ModuleBase&>(linear), mesh, step),
+                 "the reference has 'weight' where the module has 'embed.weight'",
+                 "a second instance of the same class");
+    Gpt unfilled;
+    EXPECT_ERROR(verify(static_cast<nn::ModuleBase&>(unfilled), *model, mesh, step), "verify",
+                 "'embed.weight'");
+    const auto parallel = make_gpt({}, mesh);
+    EXPECT_ERROR(verify(*model, *parallel, mesh, step),
+                 "'embed.weight' of the reference is distributed");
+  });
+}
+
+TEST(Verify, TellsEveryRankWhatTheStepThrowsWithTheReference) {
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    const bool wrong = rank.rank() == 1;
+    const GptRun run{.options = {.inner = [wrong](const at::Tensor& x, const at::Tensor&) {
+                       TESSERA_CHECK(!wrong, "planted");
+                       return x;
+                     }}};
+    EXPECT_ERROR(verify_gpt(run, mesh), "verify: with the reference, the step failed, in ",
+                 "'block0.mlp.tap': planted");
+  });
+}
+
+TEST(Verify, NamesTheModuleInWhichTheStepThrowsOnTheMesh) {
+  const std::vector<std::string> errors = ErrorsOfRanks(2, [](Rank& rank) {
+    const bool wrong = rank.rank() == 1;
+    const GptRun run{.options = {.inner = [wrong](const at::Tensor& x, const at::Tensor&) {
+                       TESSERA_CHECK(!wrong || !tessera::is_distributed(x), "planted");
+                       return x;
+                     }}};
+    verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"}));
+  });
+  EXPECT_CONTAINS(errors[1], "verify: on the mesh, the step failed, in 'block0.mlp.tap': planted");
+  EXPECT_CONTAINS(errors[0], "rank 1");
+}
+
+TEST(Verify, RefusesAGradientOfManyNumbers) {
+  RunRanks(2, [](Rank& rank) {
+    GptRun run;
+    run.step = [](Gpt& model, const at::Tensor& tokens) { return model(tokens); };
+    EXPECT_ERROR(verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"})),
+                 "it returned a tensor of sizes [2, 6, 13] that has a gradient; return the loss");
+  });
+}
+
+// Mistakes of users. The reference runs the same code on one rank.
+
+using LocalFunction = std::function<at::Tensor(const at::Tensor& local)>;
+
+/// `function` of this rank's part, as a user would call it.
+at::Tensor by_hand(const at::Tensor& x, const LocalFunction& function) {
+  if (!tessera::is_distributed(x)) {
+    return function(x);
+  }
+  const DistributedTensor whole(x);
+  return DistributedTensor::from_local(function(whole.to_local()), whole.mesh(), whole.placements(),
+                                       x.sizes().vec());
+}
+
+/// Between the projections of an MLP, where a rank has a share of the features.
+GptOptions between_projections(const LocalFunction& function) {
+  return {
+      .inner = [function](const at::Tensor& x, const at::Tensor&) { return by_hand(x, function); }};
+}
+
+std::int64_t tp_rank_of(const at::Tensor& x) {
+  return tessera::is_distributed(x) ? sharding_spec(x).mesh.local_rank() : 0;
+}
+
+/// The report on 2 tensor-parallel ranks, which is equal on both.
+VerifyReport found(const GptRun& run) {
+  VerifyReport report;
+  RunRanks(2, [&](Rank& rank) {
+    const VerifyReport own = verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"}));
+    EXPECT_FALSE(own.ok());
+    if (rank.rank() == 0) {
+      report = own;
+    }
+  });
+  return report;
+}
+
+/// The first module that differs is the tap of the first block.
+void expect_tap_named(const VerifyReport& report) {
+  ASSERT_FALSE(report.outputs.empty()) << report.text();
+  EXPECT_EQ(report.outputs[0].fqn, "block0.mlp.tap");
+  EXPECT_ERROR(report.check(),
+               "verify: the output of 'block0.mlp.tap', [2, 6, 24] on (tp=2) as [Shard(2)], is not "
+               "one rank's: at [",
+               "one rank has ", "off by ", "rounding makes up to ", "on ranks 0, 1",
+               "its inputs and all outputs before are equal, so look at the forward of "
+               "'block0.mlp.tap'");
+}
+
+TEST(VerifyFaults, AnExplicitSliceOfAPart) {
+  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
+                            return x * x.narrow(-1, 0, 1);  // the first feature, of this rank
+                          })}));
+}
+
+TEST(VerifyFaults, TheItemOfAPart) {
+  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
+                            return x / x.abs().max().item<double>();
+                          })}));
+}
+
+TEST(VerifyFaults, AStatisticOfADetachedPart) {
+  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
+                            return x - x.detach().mean(-1, /*keepdim=*/true);
+                          })}));
+}
+
+TEST(VerifyFaults, ADivisorOfTheLocalSize) {
+  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
+                            return x / std::sqrt(static_cast<double>(x.size(-1)));
+                          })}));
+}
+
+TEST(VerifyFaults, AFusedWeightCutAlongTheWrongFeatures) {
+  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
+                            const auto halves = x.chunk(2, -1);  // of the local features
+                            return at::cat({halves[0] * halves[1], halves[1]}, -1);
+                          })}));
+}
+
+TEST(VerifyFaults, AMemberOfTheWrongRank) {
+  const at::Tensor table = at::linspace(0.5, 1.5, kGptInner);
+  expect_tap_named(found({.options = between_projections([table](const at::Tensor& x) {
+                            return x * table.narrow(0, 0, x.size(-1));  // on every rank
+                          })}));
+}
+
+TEST(VerifyFaults, AMaskThatDependsOnTheRank) {
+  const TapFunction mask = [](const at::Tensor& x, const at::Tensor&) {
+    const std::int64_t rank = tp_rank_of(x);
+    return by_hand(x, [rank](const at::Tensor& local) {
+      return local * at::arange(local.size(-1)).add(rank).remainder(5).ne(0);
+    });
+  };
+  const VerifyReport report = found({.options = {.embedded = mask}});
+  // Rank 0 has the same values as one rank.
+  EXPECT_ERROR(report.check(),
+               "the output of 'tap', [2, 6, 12] on (tp=2) as [Replicate()], is not one rank's",
+               ", on rank 1;");
+}
+
+/// x * gain, where x may be a part: the gradient of the gain would be summed over the ranks.
+struct GainFunction : torch::autograd::Function<GainFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& gain) {
+    context->save_for_backward({x, gain});
+    return x * gain;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    return {grads[0] * saved[1], (grads[0] * saved[0]).sum().view({1})};
+  }
+};
+
+at::Tensor times_gain(const at::Tensor& x, const at::Tensor& gain) {
+  const at::Tensor own = tessera::is_distributed(gain) ? DistributedTensor(gain).to_local() : gain;
+  return by_hand(x, [&](const at::Tensor& local) { return GainFunction::apply(local, own); });
+}
+
+TEST(VerifyFaults, AFunctionWhoseBackwardLacksAReduction) {
+  const VerifyReport report = found({.options = {.inner = times_gain}});
+  EXPECT_TRUE(report.outputs.empty()) << report.text();
+  ASSERT_EQ(report.gradients.size(), 2U) << report.text();
+  // Backward reaches the last block first.
+  EXPECT_EQ(report.gradients[0].fqn, "block1.mlp.tap.gain");
+  EXPECT_EQ(report.gradients[1].fqn, "block0.mlp.tap.gain");
+  EXPECT_ERROR(report.check(),
+               "verify: the gradient of parameter 'block1.mlp.tap.gain', [1] on (tp=2) as "
+               "[Replicate()], is not one rank's: at [0] it is ",
+               "to_local()", "Partial{}", "(0 outputs and 1 gradient more differ)");
+}
+
+TEST(VerifyFaults, ASumOfTheRanksOwnLogits) {
+  const VerifyReport report = found({.step = [](Gpt& model, const at::Tensor& tokens) {
+    const at::Tensor logits = model(tokens).flatten(0, 1);
+    const at::Tensor own =
+        tessera::is_distributed(logits) ? DistributedTensor(logits).to_local() : logits;
+    const at::Tensor loss = tensor_parallel::cross_entropy(logits, tokens.flatten());
+    return (tessera::is_distributed(loss) ? DistributedTensor(loss).full_tensor() : loss) +
+           own.logsumexp(-1).square().mean().mul(1e-3);
+  }});
+  EXPECT_ERROR(report.check(), "verify: the loss, [], plain, is not one rank's",
+               "look at the step: the loss");
+}
+
+TEST(VerifyFaults, AParameterWithOtherValuesOnOneRank) {
+  const GptRun run{.plant = [](Gpt& model, const DeviceMesh& mesh) {
+    if (mesh.local_rank("tp") == 1) {
+      const c10::NoGradGuard no_grad;
+      local_tensor(model.blocks[1]->second_norm->slot("weight")->get()).mul_(1.5);
+    }
+  }};
+  EXPECT_ERROR(
+      found(run).check(),
+      "verify: parameter 'block1.second_norm.weight' differs from rank 0 on ranks 1, first "
+      "at [0]: ",
+      "give every rank the same values");
+}
+
+TEST(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward) {
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    const auto model = make_gpt({}, mesh);
+    gpt_loss(*model, gpt_tokens(mesh)).backward();
+    if (rank.rank() == 1) {
+      const c10::NoGradGuard no_grad;
+      local_tensor(model->norm->slot("bias")->get()).add_(1e-3);
+    }
+    EXPECT_ERROR(verify_gpt(*model, {}, mesh).check(), "parameter 'norm.bias' differs from rank 0");
+  });
+}
+
+/// The values are equal only on the ranks of the first part of the batch.
+double rank_value(const DeviceMesh& mesh) {
+  const auto part = static_cast<double>(mesh.local_rank("dp"));
+  return part * static_cast<double>(10 + mesh.local_rank("tp"));
+}
+
+TEST(VerifyFaults, ABufferOfOneRank) {
+  RunRanks(4, [](Rank& rank) {
+    const GptRun run{.plant = [](Gpt& model, const DeviceMesh& mesh) {
+      model.tap->calls->fill_(rank_value(mesh));
+    }};
+    EXPECT_ERROR(
+        verify_gpt(run, rank.mesh({2, 2}, {"dp", "tp"})).check(),
+        "verify: buffer 'tap.calls' differs from rank 2 on ranks 3, first at [0]: 10 on rank "
+        "2 and 11 on rank 3");
+  });
+}
+
+/// A hook on one rank that replaces the gradient.
+void plant_hook(Gpt& model, const DeviceMesh& mesh) {
+  if (mesh.local_rank("tp") == 1) {
+    model.blocks[1]->mlp->up->add_forward_pre_hook([](nn::ModuleBase& self, nn::TensorList) {
+      self.slot("weight")->get().register_hook(
+          [](const at::Tensor& gradient) { return gradient.mul(0.5); });
+    });
+  }
+}
+
+TEST(VerifyFaults, AHookThatScalesTheGradientOfOneRank) {
+  const VerifyReport report = found({.plant = plant_hook});
+  EXPECT_ERROR(report.check(),
+               "verify: the gradient of parameter 'block1.mlp.up.weight', [24, 12] on (tp=2) as "
+               "[Shard(0)], is not one rank's",
+               "a hook");
+  EXPECT_TRUE(report.outputs.empty());
+  EXPECT_EQ(report.gradients.size(), 1U);
+}
+
+TEST(VerifyFaults, AHookUnderFsdp) {
+  RunRanks(4, [](Rank& rank) {
+    const VerifyReport report = verify_gpt({.plant = plant_hook}, rank.mesh({2, 2}, {"dp", "tp"}));
+    EXPECT_ERROR(report.check(), "the gradient of parameter 'block1.mlp.up.weight', [24, 12] on ",
+                 "on ranks 0, 1, 2, 3");
+    EXPECT_EQ(report.gradients.size(), 1U) << report.text();
+  });
+}
+
+TEST(VerifyFaults, InferenceWithTheItemOfAPart) {
+  GptRun run{.options = between_projections(
+                 [](const at::Tensor& x) { return x / x.abs().max().item<double>(); })};
+  run.step = [](Gpt& model, const at::Tensor& tokens) {
+    const c10::NoGradGuard no_grad;
+    return model(tokens);
+  };
+  const VerifyReport report = found(run);
+  expect_tap_named(report);
+  EXPECT_TRUE(report.gradients.empty());
+}
+
+TEST(VerifyFaults, OneDataParallelRankAlone) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
+    const bool wrong = mesh.local_rank("dp") == 1;
+    const VerifyReport report =
+        verify_gpt({.options = {.embedded =
+                                    [wrong](const at::Tensor& x, const at::Tensor&) {
+                                      return wrong && tessera::is_distributed(x) ? x.mul(2) : x;
+                                    }}},
+                   mesh);
+    EXPECT_ERROR(report.check(), "the output of 'tap', ", "on ranks 2, 3;");
+  });
+}
+
+TEST(VerifyFaults, CallsThatOneRankAloneMakes) {
+  RunRanks(2, [](Rank& rank) {
+    GptRun run;
+    run.plant = [](Gpt& model, const DeviceMesh& mesh) {
+      if (mesh.local_rank("tp") == 1) {
+        model.norm->add_forward_hook(
+            [&model](nn::ModuleBase&, nn::TensorList outputs) { (*model.tap)(*outputs[0]); });
+      }
+    };
+    EXPECT_ERROR(verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"})),
+                 "verify: on the mesh rank 0 has nothing else, but rank 1 has the output of 'tap', "
+                 "call 2, [2, 6, 12] on (tp=2)",
+                 "every rank make the same calls");
+  });
+}
+
+/// The fault is between two children, each of which is right.
+TEST(VerifyFaults, AFaultBetweenTwoModulesNamesTheirParent) {
+  GptRun run;
+  run.options.between = [](const at::Tensor& x) {
+    return by_hand(
+        x, [](const at::Tensor& local) { return local / local.abs().max().item<double>(); });
+  };
+  const VerifyReport report = found(run);
+  EXPECT_EQ(report.outputs[0].fqn, "block0.mlp.down") << report.text();
+  EXPECT_ERROR(report.check(), "the output of 'block0.mlp.down'", "its input differs already",
+               "look at the forward of 'block0.mlp' before it calls 'block0.mlp.down'");
+}
+
+TEST(VerifyFaults, AFaultBeforeABlockNamesTheModelAndNotTheBlock) {
+  GptRun run;
+  run.step = [](Gpt& model, const at::Tensor& tokens) {
+    const bool on_mesh = tessera::is_distributed(model.norm->slot("weight")->get());
+    return gpt_loss(model, on_mesh ? tokens.roll(1, 0) : tokens);
+  };
+  EXPECT_ERROR(found(run).check(), "the output of 'embed'",
+               "the input of the model differs already",
+               "look at the step before it calls the model");
+}
+
+TEST(VerifyFaults, AModuleThatTheMeshNeverCalls) {
+  GptRun run;
+  run.options.between = [](const at::Tensor& x) { return x; };
+  run.options.skips_drop = [](const at::Tensor& x) { return tessera::is_distributed(x); };
+  const VerifyReport report = found(run);
+  EXPECT_EQ(report.outputs[0].fqn, "block0.drop") << report.text();
+  EXPECT_ERROR(report.check(), "'block0.drop'", "is never called on the mesh",
+               "look at the forward of 'block0'");
+}
+
+}  // namespace
+}  // namespace tessera::observe
