@@ -12,8 +12,8 @@
 
 #include "examples/bench_mfu/bench.h"
 #include "examples/llama/cli.h"
-#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "tessera/core/detail/read_error.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/text.h"

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/core/atomic_file.h"
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/observe/detail/progress.h"
 
 namespace tessera::observe {

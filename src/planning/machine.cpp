@@ -11,7 +11,7 @@
 #include <cmath>
 
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "tessera/core/text.h"
 
 namespace tessera::planning {

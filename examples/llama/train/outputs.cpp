@@ -15,9 +15,8 @@
 #include "examples/llama/start.h"
 #include "examples/llama/train/options.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 
 namespace llama {
 namespace {

@@ -8,12 +8,12 @@
 
 #include "rules/rule_table.h"
 #include "tessera/core/error.h"
-#include "tessera/core/op_call.h"
+#include "tessera/core/sharding_rule.h"
 
 namespace tessera::rules {
 
-// The helper functions of rule_builder.h. They know no particular operators. Tensor indices refer
-// to OpCall::tensors.
+// The functions of sharding_rule.h for writing rules. They know no particular operators. Tensor
+// indices refer to OpCall::tensors.
 
 namespace {
 

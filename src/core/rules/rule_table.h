@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tessera/core/detail/rule_functions.h"
-#include "tessera/core/rule_builder.h"
+#include "tessera/core/sharding_rule.h"
 
 namespace tessera::rules {
 

@@ -1,4 +1,5 @@
-// Files: atomic writes, exceptions for files that cannot be read, checks of their content, checksums.
+// Files: atomic writes, exceptions for files that cannot be read, checks of their content,
+// checksums.
 #pragma once
 
 #include <cstddef>
