@@ -32,7 +32,6 @@
 #include <utility>
 #include <vector>
 
-#include "fuzz/run.h"
 #include "tessera/core/register_rule.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
@@ -425,6 +424,18 @@ Mlp::Mlp(const ModelSpec& spec) : spec_(spec.feed) {
   register_module("down_proj", down_.module);
 }
 
+namespace {
+
+/// x * sigmoid(x) as four operators that a user could have defined, each with a rule but the last.
+at::Tensor call_operator(const std::string& name, const at::Tensor& x) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name.c_str(), "")
+      .typed<at::Tensor(const at::Tensor&)>()
+      .call(x);
+}
+
+}  // namespace
+
 at::Tensor Mlp::activate(const at::Tensor& x) {
   switch (spec_.activation) {
     case Activation::kGelu:
@@ -541,13 +552,6 @@ std::optional<ShardingRule> elementwise(const OpCall& call) {
 }
 
 }  // namespace
-
-at::Tensor call_operator(const std::string& name, const at::Tensor& x) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name.c_str(), "")
-      .typed<at::Tensor(const at::Tensor&)>()
-      .call(x);
-}
 
 void register_operator_rules() {
   for (const char* name : {"fuzz::kernel_of_aten", "fuzz::with_autograd"}) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "core/layout/oracle.h"
-#include "core/rules/simulated_world.h"
 #include "tessera/core/detail/redistribute_plan.h"
 #include "tessera/core/error.h"
 #include "testing/errors.h"
