@@ -25,74 +25,6 @@
 
 namespace tessera {
 
-/// The immutable description of a mesh, and the process groups that were made for it so far.
-struct DeviceMesh::Impl {
-  Impl(Family* family, const Impl* root, std::vector<int> ranks, MeshShape shape, int own_rank);
-
-  // A plain pointer, because every handle of a mesh owns the family, and the family owns this
-  // object.
-  Family* family;
-  const Impl* root;
-  // World ranks of the mesh, in row-major order of `shape`.
-  std::vector<int> ranks;
-  MeshShape shape;
-  // This rank's coordinate; empty if this rank is not a member of the mesh.
-  std::vector<std::int64_t> coordinate;
-
-  /// The groups of single dimensions. They are found without a lock, because every collective looks
-  /// one up.
-  mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
-  // Protects `groups`; the elements of dim_groups are atomic. Keys of `groups` are lists of
-  // dimensions, because their order decides the order of the ranks.
-  mutable std::mutex mutex;
-  mutable std::map<std::vector<int>, comm::CommunicatorPtr> groups;
-};
-
-/// All meshes of a world, interned: equal meshes are one object. Every handle owns the family, so
-/// the family lives as long as any mesh. Thread safe.
-class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
- public:
-  /// The family of `world`; a world has at most one family at a time. The family is destroyed with
-  /// its last mesh.
-  static std::shared_ptr<Family> of(const comm::WorldPtr& world);
-
-  explicit Family(comm::WorldPtr world) : world_(std::move(world)) {}
-  Family(const Family&) = delete;
-  Family& operator=(const Family&) = delete;
-  ~Family();
-
-  const comm::WorldPtr& world() const { return world_; }
-  std::shared_ptr<const Impl> handle(const Impl* impl) { return {shared_from_this(), impl}; }
-
-  /// The unique mesh with these ranks and this shape that was made from `root`; a `root` of nullptr
-  /// means that the mesh was not made from another mesh.
-  const Impl* member(const Impl* root, std::vector<int> ranks, MeshShape shape);
-
-  /// The dimensions of the root that have the ranks of `mesh` in the same order. If there are none,
-  /// the dimensions of `mesh` itself, which unflatten() may have made.
-  static std::vector<std::string> dims_of_root(const Impl& mesh);
-  /// Records that `name` is the flattening of the dimensions `dims` of `root`, so that slicing
-  /// finds it. Returns the dimensions for which the name stands: other dimensions than `dims` if
-  /// the name was recorded before.
-  std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
-                                              const std::vector<std::string>& dims);
-  /// The dimensions that were flattened to `name`; empty if there was no such flattening.
-  std::vector<std::string> flattened_dims(const Impl* root, const std::string& name) const;
-
- private:
-  using Key = std::tuple<const Impl*, std::vector<int>, std::vector<std::int64_t>,
-                         std::vector<std::string>>;
-
-  comm::WorldPtr world_;
-  mutable std::mutex mutex_;
-  // All meshes of the family. Entries are never removed while the family exists, because a program
-  // has few meshes. The root is part of the key, because equal slices of different roots are
-  // different meshes.
-  std::map<Key, std::unique_ptr<Impl>> members_;
-  // Dimensions for which a flattened name stands. Keys are root and name.
-  std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
-};
-
 namespace {
 
 /// The ranks of the submesh that has the dimensions `dims` and contains `coordinate`, row-major in
@@ -181,105 +113,153 @@ Registry<T>& registry() {
 
 }  // namespace
 
-DeviceMesh::Impl::Impl(Family* family, const Impl* root, std::vector<int> ranks, MeshShape shape,
-                       int own_rank)
-    : family(family),
-      root(root == nullptr ? this : root),
-      ranks(std::move(ranks)),
-      shape(std::move(shape)),
-      coordinate(coordinate_of(own_rank, this->ranks, this->shape)),
-      dim_groups(static_cast<std::size_t>(this->shape.ndim())) {}
+/// The immutable description of a mesh, and the process groups that were made for it so far.
+struct DeviceMesh::Impl {
+  Impl(Family* family, const Impl* root, std::vector<int> ranks, MeshShape shape, int own_rank)
+      : family(family),
+        root(root == nullptr ? this : root),
+        ranks(std::move(ranks)),
+        shape(std::move(shape)),
+        coordinate(coordinate_of(own_rank, this->ranks, this->shape)),
+        dim_groups(static_cast<std::size_t>(this->shape.ndim())) {}
 
-/// Families are found by the world's address. A family owns its world, so the address is not reused
-/// while the entry of the family is valid.
-std::shared_ptr<DeviceMesh::Family> DeviceMesh::Family::of(const comm::WorldPtr& world) {
-  auto& [mutex, families] = registry<Family>();
-  const std::lock_guard lock(mutex);
-  std::weak_ptr<Family>& known = families[world.get()];
-  std::shared_ptr<Family> family = known.lock();
-  if (family == nullptr) {
-    family = std::make_shared<Family>(world);
-    known = family;
-  }
-  return family;
-}
+  // A plain pointer, because every handle of a mesh owns the family, and the family owns this
+  // object.
+  Family* family;
+  const Impl* root;
+  // World ranks of the mesh, in row-major order of `shape`.
+  std::vector<int> ranks;
+  MeshShape shape;
+  // This rank's coordinate; empty if this rank is not a member of the mesh.
+  std::vector<std::int64_t> coordinate;
 
-/// Removes the family from the table of families. Runs on any thread, when the last handle of a
-/// mesh of the family is destroyed.
-DeviceMesh::Family::~Family() {
-  auto& [mutex, families] = registry<Family>();
-  const std::lock_guard lock(mutex);
-  // Does not remove the entry if it belongs to a newer family of this world.
-  if (const auto entry = families.find(world_.get());
-      entry != families.end() && entry->second.expired()) {
-    families.erase(entry);
-  }
-}
+  /// The groups of single dimensions. They are found without a lock, because every collective looks
+  /// one up.
+  mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
+  // Protects `groups`; the elements of dim_groups are atomic. Keys of `groups` are lists of
+  // dimensions, because their order decides the order of the ranks.
+  mutable std::mutex mutex;
+  mutable std::map<std::vector<int>, comm::CommunicatorPtr> groups;
+};
 
-/// Makes only the description of a mesh, and is not collective. Groups are made later, at their
-/// first use.
-const DeviceMesh::Impl* DeviceMesh::Family::member(const Impl* root, std::vector<int> ranks,
-                                                   MeshShape shape) {
-  const std::lock_guard lock(mutex_);
-  auto& slot = members_[{root, ranks, shape.sizes(), shape.names()}];
-  if (slot == nullptr) {
-    slot = std::make_unique<Impl>(this, root, std::move(ranks), std::move(shape), world_->rank());
+/// All meshes of a world, interned: equal meshes are one object. Every handle owns the family, so
+/// the family lives as long as any mesh. Thread safe.
+class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
+ public:
+  /// The family of `world`; a world has at most one family at a time. The family is destroyed with
+  /// its last mesh. Families are found by the world's address. A family owns its world, so the
+  /// address is not reused while the entry of the family is valid.
+  static std::shared_ptr<Family> of(const comm::WorldPtr& world) {
+    auto& [mutex, families] = registry<Family>();
+    const std::lock_guard lock(mutex);
+    std::weak_ptr<Family>& known = families[world.get()];
+    std::shared_ptr<Family> family = known.lock();
+    if (family == nullptr) {
+      family = std::make_shared<Family>(world);
+      known = family;
+    }
+    return family;
   }
-  return slot.get();
-}
 
-std::vector<std::string> DeviceMesh::Family::dims_of_root(const Impl& mesh) {
-  const MeshShape& all = mesh.root->shape;
-  const std::vector<std::string>& own = mesh.shape.names();
-  // A flattened dimension counts as a dimension of the root: comparing coordinates would not find
-  // its parts of size 1.
-  const auto is_of_root = [&](const std::string& name) {
-    return std::ranges::find(all.names(), name) != all.names().end() ||
-           !mesh.family->flattened_dims(mesh.root, name).empty();
-  };
-  if (all.names().empty() || std::ranges::all_of(own, is_of_root)) {
-    return own;
-  }
-  const auto coordinate_of = [&](int rank) {
-    const std::vector<int>& ranks = mesh.root->ranks;
-    return all.coordinate(std::ranges::find(ranks, rank) - ranks.begin());
-  };
-  const std::vector<std::int64_t> first = coordinate_of(mesh.ranks.front());
-  std::vector<int> dims;
-  std::vector<std::string> names;
-  for (int dim = 0; dim < all.ndim(); ++dim) {
-    const auto at = static_cast<std::size_t>(dim);
-    const auto differs = [&](int rank) { return coordinate_of(rank)[at] != first[at]; };
-    if (std::ranges::any_of(mesh.ranks, differs)) {
-      dims.push_back(dim);
-      names.push_back(all.names()[at]);
+  explicit Family(comm::WorldPtr world) : world_(std::move(world)) {}
+  Family(const Family&) = delete;
+  Family& operator=(const Family&) = delete;
+  /// Removes the family from the table of families. Runs on any thread, when the last handle of a
+  /// mesh of the family is destroyed.
+  ~Family() {
+    auto& [mutex, families] = registry<Family>();
+    const std::lock_guard lock(mutex);
+    // Does not remove the entry if it belongs to a newer family of this world.
+    if (const auto entry = families.find(world_.get());
+        entry != families.end() && entry->second.expired()) {
+      families.erase(entry);
     }
   }
-  return ranks_through(mesh.root->ranks, all, first, dims) == mesh.ranks ? names : own;
-}
 
-/// Records the dimensions for which `name` stands. A name stands for one list of dimensions in all
-/// slices of a root. Dimensions that were flattened before are replaced by the dimensions that they
-/// consist of.
-std::vector<std::string> DeviceMesh::Family::remember_flattened(
-    const Impl* root, const std::string& name, const std::vector<std::string>& dims) {
-  const std::lock_guard lock(mutex_);
-  std::vector<std::string> all;
-  for (const std::string& dim : dims) {
-    const auto inner = flattened_.find({root, dim});
-    std::ranges::copy(inner == flattened_.end() ? std::vector{dim} : inner->second,
-                      std::back_inserter(all));
+  const comm::WorldPtr& world() const { return world_; }
+  std::shared_ptr<const Impl> handle(const Impl* impl) { return {shared_from_this(), impl}; }
+
+  /// The unique mesh with these ranks and this shape that was made from `root`; a `root` of nullptr
+  /// means that the mesh was not made from another mesh. Makes only the description of a mesh, and
+  /// is not collective. Groups are made later, at their first use.
+  const Impl* member(const Impl* root, std::vector<int> ranks, MeshShape shape) {
+    const std::lock_guard lock(mutex_);
+    auto& slot = members_[{root, ranks, shape.sizes(), shape.names()}];
+    if (slot == nullptr) {
+      slot = std::make_unique<Impl>(this, root, std::move(ranks), std::move(shape), world_->rank());
+    }
+    return slot.get();
   }
-  const auto known = flattened_.emplace(std::pair(root, name), all).first;
-  return known->second == all ? std::vector<std::string>{} : known->second;
-}
 
-std::vector<std::string> DeviceMesh::Family::flattened_dims(const Impl* root,
-                                                            const std::string& name) const {
-  const std::lock_guard lock(mutex_);
-  const auto known = flattened_.find({root, name});
-  return known == flattened_.end() ? std::vector<std::string>{} : known->second;
-}
+  /// The dimensions of the root that have the ranks of `mesh` in the same order. If there are none,
+  /// the dimensions of `mesh` itself, which unflatten() may have made.
+  static std::vector<std::string> dims_of_root(const Impl& mesh) {
+    const MeshShape& all = mesh.root->shape;
+    const std::vector<std::string>& own = mesh.shape.names();
+    // A flattened dimension counts as a dimension of the root: comparing coordinates would not find
+    // its parts of size 1.
+    const auto is_of_root = [&](const std::string& name) {
+      return std::ranges::find(all.names(), name) != all.names().end() ||
+             !mesh.family->flattened_dims(mesh.root, name).empty();
+    };
+    if (all.names().empty() || std::ranges::all_of(own, is_of_root)) {
+      return own;
+    }
+    const auto coordinate_of = [&](int rank) {
+      const std::vector<int>& ranks = mesh.root->ranks;
+      return all.coordinate(std::ranges::find(ranks, rank) - ranks.begin());
+    };
+    const std::vector<std::int64_t> first = coordinate_of(mesh.ranks.front());
+    std::vector<int> dims;
+    std::vector<std::string> names;
+    for (int dim = 0; dim < all.ndim(); ++dim) {
+      const auto at = static_cast<std::size_t>(dim);
+      const auto differs = [&](int rank) { return coordinate_of(rank)[at] != first[at]; };
+      if (std::ranges::any_of(mesh.ranks, differs)) {
+        dims.push_back(dim);
+        names.push_back(all.names()[at]);
+      }
+    }
+    return ranks_through(mesh.root->ranks, all, first, dims) == mesh.ranks ? names : own;
+  }
+
+  /// Records that `name` is the flattening of the dimensions `dims` of `root`, so that slicing
+  /// finds it. A name stands for one list of dimensions in all slices of a root; if the name was
+  /// recorded for other dimensions before, returns those. Dimensions that were flattened before are
+  /// replaced by the dimensions that they consist of.
+  std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
+                                              const std::vector<std::string>& dims) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> all;
+    for (const std::string& dim : dims) {
+      const auto inner = flattened_.find({root, dim});
+      std::ranges::copy(inner == flattened_.end() ? std::vector{dim} : inner->second,
+                        std::back_inserter(all));
+    }
+    const auto known = flattened_.emplace(std::pair(root, name), all).first;
+    return known->second == all ? std::vector<std::string>{} : known->second;
+  }
+
+  /// The dimensions that were flattened to `name`; empty if there was no such flattening.
+  std::vector<std::string> flattened_dims(const Impl* root, const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    const auto known = flattened_.find({root, name});
+    return known == flattened_.end() ? std::vector<std::string>{} : known->second;
+  }
+
+ private:
+  using Key = std::tuple<const Impl*, std::vector<int>, std::vector<std::int64_t>,
+                         std::vector<std::string>>;
+
+  comm::WorldPtr world_;
+  mutable std::mutex mutex_;
+  // All meshes of the family. Entries are never removed while the family exists, because a program
+  // has few meshes. The root is part of the key, because equal slices of different roots are
+  // different meshes.
+  std::map<Key, std::unique_ptr<Impl>> members_;
+  // Dimensions for which a flattened name stands. Keys are root and name.
+  std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
+};
 
 namespace {
 
