@@ -249,9 +249,7 @@ std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
   leading.back().clear();
   input_of(rule, sequence) = leading;
   for (std::size_t arg = 2; arg < call.args.size(); ++arg) {
-    if (call.has_tensor(arg)) {
-      input_of(rule, call.tensor_index(arg)) = leading;
-    }
+    set_input(rule, call, arg, leading);
   }
   return rule;
 }
@@ -510,14 +508,9 @@ ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
   input_of(rule, self) = add_factors(rule, call.tensor(0).sizes);
-  keep_unsharded(rule, input_of(rule, self)[dim]);
   for (const std::int64_t size : sizes) {
-    TensorFactors& output = rule.outputs.emplace_back(input_of(rule, self));
-    if (size < 0) {
-      output.erase(output.begin() + static_cast<std::ptrdiff_t>(dim));
-    } else {
-      output[dim] = {add_unsharded(rule, size)};
-    }
+    rule.outputs.push_back(
+        part_along(rule, input_of(rule, self), dim, size < 0 ? std::nullopt : std::optional(size)));
   }
   add_any_linear(rule, {self});
   return rule;
@@ -639,9 +632,8 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   if (!takes_all) {
     return split_along(call, dim, {detail::ceil_div(taken, step)});
   }
-  ShardingRule rule = unchanged(call);
-  add_any_linear(rule, {call.tensor_index(0)});
-  return rule;
+  UnaryRule slice(call);
+  return std::move(slice).moved(slice.input);
 }
 
 }  // namespace

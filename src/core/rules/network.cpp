@@ -36,14 +36,6 @@ struct NormFactors {
   }
 };
 
-/// Sets the factors of a tensor argument if the call has this argument.
-void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
-               const TensorFactors& factors) {
-  if (call.has_tensor(arg)) {
-    input_of(rule, call.tensor_index(arg)) = factors;
-  }
-}
-
 /// Forward of a norm: (input, normalised shape, parameters...) -> result and statistics.
 RuleFunction::Body norm_forward(const std::vector<std::size_t>& parameters,
                                 std::size_t statistics) {
@@ -455,6 +447,22 @@ Table embedding_table() {
 
 namespace {
 
+/// The positions of the arguments in the schema of an attention kernel, and the shape of its
+/// log-sum-exp.
+struct Kernel {
+  enum Statistics { kRows, kRowsAndOne, kPaddedRows };
+  int bias = -1;
+  int dropout = 3;
+  int causal = 4;
+  int debug = -1;  ///< index of the flag that requests the dropout mask; a call that requests it
+                   ///< has no rule
+  Statistics statistics = kRows;
+  /// Index of a flag; if the flag is off, the log-sum-exp is (batch, heads, 0).
+  int asks_statistics = -1;
+  /// Number of outputs that are replicated: seeds, offsets, empty tensors.
+  std::size_t other_outputs = 0;
+};
+
 /// The factors of scaled dot product attention: query (batch, heads, queries, width), key and value
 /// (batch, kv heads, keys, width). With fewer kv heads than heads (grouped-query attention, Ainslie
 /// et al. 2023) head i reads kv head i / group. The heads of the query are then two factors (kv
@@ -503,26 +511,16 @@ struct AttentionFactors {
     return f;
   }
 
-  /// The factors of a mask or bias, which broadcasts to (batch, heads, queries, keys).
-  TensorFactors bias(const ShardingRule& rule, const TensorMeta& tensor) const {
-    return factors_of_broadcast(rule, tensor.sizes, {batch, heads, queries, keys});
+  /// Sets the factors of the mask or bias, which broadcasts to (batch, heads, queries, keys), and
+  /// returns them; none if the call has no bias.
+  TensorFactors set_bias(ShardingRule& rule, const OpCall& call, const Kernel& kernel) const {
+    const auto arg = static_cast<std::size_t>(kernel.bias);
+    if (kernel.bias < 0 || !call.has_tensor(arg)) {
+      return {};
+    }
+    return input_of(rule, call.tensor_index(arg)) =
+               factors_of_broadcast(rule, call.tensor(arg).sizes, {batch, heads, queries, keys});
   }
-};
-
-/// The positions of the arguments in the schema of an attention kernel, and the shape of its
-/// log-sum-exp.
-struct Kernel {
-  enum Statistics { kRows, kRowsAndOne, kPaddedRows };
-  int bias = -1;
-  int dropout = 3;
-  int causal = 4;
-  int debug = -1;  ///< index of the flag that requests the dropout mask; a call that requests it
-                   ///< has no rule
-  Statistics statistics = kRows;
-  /// Index of a flag; if the flag is off, the log-sum-exp is (batch, heads, 0).
-  int asks_statistics = -1;
-  /// Number of outputs that are replicated: seeds, offsets, empty tensors.
-  std::size_t other_outputs = 0;
 };
 
 /// The factors of the log-sum-exp: (batch, heads, queries), with an additional last dimension of
@@ -567,10 +565,7 @@ RuleFunction::Body attention(Kernel kernel) {
     input_of(rule, call.tensor_index(0)) = f->query;
     input_of(rule, call.tensor_index(1)) = f->key;
     input_of(rule, call.tensor_index(2)) = f->value;
-    if (kernel.bias >= 0 && call.has_tensor(static_cast<std::size_t>(kernel.bias))) {
-      const int bias = call.tensor_index(static_cast<std::size_t>(kernel.bias));
-      input_of(rule, bias) = f->bias(rule, meta_of(call, bias));
-    }
+    f->set_bias(rule, call, kernel);
     rule.outputs = {f->result, statistics_factors(rule, *f, kernel, call.tensor(0).size(2))};
     if (kernel.asks_statistics >= 0 && !is_set(call, kernel.asks_statistics)) {
       rule.outputs[1].back() = {add_unsharded(rule, 0)};
@@ -612,15 +607,9 @@ RuleFunction::Body attention_backward(Backward backward) {
     set(backward.result, f->result);
     set(backward.statistics, statistics_factors(rule, *f, kernel, call.tensor(1).size(2)));
     rule.outputs = {f->query, f->key, f->value};
+    const TensorFactors bias = f->set_bias(rule, call, kernel);
     if (backward.bias_gradient) {
-      rule.outputs.emplace_back();
-    }
-    if (kernel.bias >= 0 && call.has_tensor(static_cast<std::size_t>(kernel.bias))) {
-      const int bias = call.tensor_index(static_cast<std::size_t>(kernel.bias));
-      input_of(rule, bias) = f->bias(rule, meta_of(call, bias));
-      if (backward.bias_gradient) {
-        rule.outputs.back() = input_of(rule, bias);
-      }
+      rule.outputs.push_back(bias);
     }
     add_linear(rule, {call.tensor_index(0)});
     rule.random = drops(call, kernel);

@@ -299,16 +299,13 @@ std::optional<ShardingRule> cumsum_rule(const OpCall& call) {
 
 /// topk(self, k, dim, ...): dimension `dim` stays unsharded and has k positions in the result.
 std::optional<ShardingRule> topk_rule(const OpCall& call) {
-  const int self = call.tensor_index(0), ndim = call.tensor(0).ndim();
-  ShardingRule rule = start(call);
-  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
-  input_of(rule, self) = factors;
+  const int ndim = call.tensor(0).ndim();
+  ShardingRule rule = unchanged(call);
   if (ndim > 0) {
     const auto dim = static_cast<std::size_t>(wrap_dim(call, call.integer_or(2, -1), ndim));
-    keep_unsharded(rule, factors[dim]);
-    factors[dim] = {add_unsharded(rule, call.integer(1))};
+    rule.outputs[0] = part_along(rule, rule.outputs[0], dim, call.integer(1));
   }
-  rule.outputs.assign(2, factors);
+  rule.outputs.push_back(rule.outputs[0]);
   return rule;
 }
 
@@ -337,9 +334,7 @@ RuleFunction::Body glu(int self_arg, int dim_arg, bool backward) {
         wrap_dim(call, call.integer_or(static_cast<std::size_t>(dim_arg), -1), ndim));
     ShardingRule rule = start(call);
     const TensorFactors full = add_factors(rule, meta_of(call, self).sizes);
-    keep_unsharded(rule, full[dim]);
-    TensorFactors half = full;
-    half[dim] = {add_unsharded(rule, meta_of(call, self).sizes[dim] / 2)};
+    const TensorFactors half = part_along(rule, full, dim, meta_of(call, self).sizes[dim] / 2);
     input_of(rule, self) = full;
     if (backward) {
       input_of(rule, call.tensor_index(0)) = half;
@@ -416,9 +411,7 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
   }
   input_of(rule, call.tensor_index(0)) = factors.input;
   input_of(rule, call.tensor_index(1)) = factors.target;
-  if (call.has_tensor(2)) {
-    input_of(rule, call.tensor_index(2)) = factors.weight;
-  }
+  set_input(rule, call, 2, factors.weight);
   for (const Factors& dim : factors.target) {
     for (int factor : dim) {
       auto& properties = rule.factors[static_cast<std::size_t>(factor)];
@@ -454,9 +447,7 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   }
   input_of(rule, call.tensor_index(1)) = factors.input;
   input_of(rule, call.tensor_index(2)) = factors.target;
-  if (call.has_tensor(3)) {
-    input_of(rule, call.tensor_index(3)) = factors.weight;
-  }
+  set_input(rule, call, 3, factors.weight);
   // Only a mean divides by the total weight, so the total weight is otherwise unread.
   if (call.integer(4) != kMean) {
     rule.unread.push_back(call.tensor_index(6));
