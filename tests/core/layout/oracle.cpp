@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <sstream>
 
 namespace tessera::testing {
 namespace {
@@ -111,6 +113,27 @@ std::vector<std::vector<int>> all_lists(int length, int base) {
     out.emplace_back(list.begin(), list.end());
   }
   return out;
+}
+
+Indices numbers_in(const std::string& text) {
+  Indices result;
+  std::istringstream in(text);
+  for (std::string word; in >> word;) {
+    if (std::isdigit(static_cast<unsigned char>(word[0]))) {
+      result.push_back(std::stoll(word));
+    }
+  }
+  return result;
+}
+
+Placements placements_in(const std::string& text) {
+  Placements result;
+  std::size_t begin = 1;
+  for (auto end = text.find(')'); end != std::string::npos; end = text.find(')', begin)) {
+    result.push_back(parse_placement(text.substr(begin, end + 1 - begin)));
+    begin = end + 3;
+  }
+  return result;
 }
 
 namespace {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tessera/core/detail/layout.h"
@@ -34,6 +35,12 @@ std::vector<Indices> coordinates(const Indices& mesh_sizes);
 
 /// Every list of `length` values in [0, base), in lexicographic order.
 std::vector<std::vector<int>> all_lists(int length, int base);
+
+/// The numbers among the words of a text.
+Indices numbers_in(const std::string& text);
+
+/// "[Shard(0), _StridedShard(dim=1, sf=2)]": a placement ends with its closing parenthesis.
+Placements placements_in(const std::string& text);
 
 /// All ranks of a mesh in one process, with the local elements of one tensor. Element i (row-major)
 /// of the whole tensor is i + 1; partial ranks have terms that reduce to it. Ownership is computed
