@@ -82,15 +82,28 @@ RuleFunction::Body norm_backward(const std::vector<std::size_t>& statistics,
   };
 }
 
+/// The factors of the input of a group or batch norm: only dimension `free`, or every dimension if
+/// it is negative, may be sharded, without empty shards. Shardable factors get the reduction sum if
+/// `reduce` is true.
+TensorFactors norm_input(ShardingRule& rule, const Sizes& sizes, int free, bool reduce) {
+  TensorFactors input;
+  for (const std::int64_t size : sizes) {
+    const bool whole = free >= 0 && free != std::ssize(input);
+    input.push_back({whole    ? add_unsharded(rule, size)
+                     : reduce ? add_reduced(rule, size, ReduceOp::kSum)
+                              : add_factor(rule, size)});
+  }
+  forbid_empty_shards(rule);
+  return input;
+}
+
 /// native_group_norm(input, weight, bias, N, C, HxW, groups, eps) -> result, mean, rstd
 std::optional<ShardingRule> group_norm_rule(const OpCall& call) {
   if (call.tensor(0).ndim() < 2) {
     return std::nullopt;
   }
   ShardingRule rule = start(call);
-  TensorFactors input = add_unsharded_factors(rule, call.tensor(0).sizes);
-  input[0] = {add_factor(rule, call.tensor(0).size(0))};
-  rule.factors.back().allow_empty = false;
+  const TensorFactors input = norm_input(rule, call.tensor(0).sizes, 0, false);
   const TensorFactors statistics{input[0], {add_unsharded(rule, call.integer(6))}};
   set_input(rule, call, 0, input);
   set_input(rule, call, 1, {input[1]});
@@ -107,9 +120,7 @@ std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
     return std::nullopt;
   }
   ShardingRule rule = start(call);
-  TensorFactors input = add_unsharded_factors(rule, call.tensor(1).sizes);
-  input[0] = {add_reduced(rule, call.tensor(1).size(0), ReduceOp::kSum)};
-  rule.factors.back().allow_empty = false;
+  const TensorFactors input = norm_input(rule, call.tensor(1).sizes, 0, true);
   const TensorFactors statistics{input[0], {}};
   set_input(rule, call, 0, input);
   set_input(rule, call, 1, input);
@@ -126,8 +137,7 @@ std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
 /// independent. The statistics that the operator returns are empty.
 ShardingRule batch_norm_inference(const OpCall& call) {
   ShardingRule rule = start(call);
-  const TensorFactors input = add_factors(rule, call.tensor(0).sizes);
-  forbid_empty_shards(rule);
+  const TensorFactors input = norm_input(rule, call.tensor(0).sizes, -1, false);
   set_input(rule, call, 0, input);
   for (std::size_t arg = 1; arg <= 4; ++arg) {
     set_input(rule, call, arg, {input[1]});
@@ -148,9 +158,7 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
     return batch_norm_inference(call);
   }
   ShardingRule rule = start(call);
-  TensorFactors input = add_unsharded_factors(rule, call.tensor(0).sizes);
-  input[1] = {add_factor(rule, call.tensor(0).size(1))};
-  rule.factors.back().allow_empty = false;
+  const TensorFactors input = norm_input(rule, call.tensor(0).sizes, 1, false);
   const TensorFactors channels{input[1]};
   set_input(rule, call, 0, input);
   for (std::size_t arg = 1; arg <= 4; ++arg) {
@@ -178,12 +186,7 @@ std::optional<ShardingRule> batch_norm_backward_rule(const OpCall& call) {
   }
   const bool training = call.boolean_or(7, false);
   ShardingRule rule = start(call);
-  TensorFactors input;
-  for (const std::int64_t size : call.tensor(1).sizes) {
-    const bool whole = training && input.size() != 1;
-    input.push_back({whole ? add_unsharded(rule, size) : add_reduced(rule, size, ReduceOp::kSum)});
-  }
-  forbid_empty_shards(rule);
+  const TensorFactors input = norm_input(rule, call.tensor(1).sizes, training ? 1 : -1, true);
   const TensorFactors channels{input[1]};
   set_input(rule, call, 0, input);
   set_input(rule, call, 1, input);

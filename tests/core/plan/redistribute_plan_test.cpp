@@ -13,7 +13,7 @@
 #include "tessera/core/detail/redistribute_plan.h"
 #include "tessera/core/error.h"
 #include "testing/errors.h"
-#include "testing/random_layout.h"
+#include "testing/layouts.h"
 
 namespace tessera {
 namespace {

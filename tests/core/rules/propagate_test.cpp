@@ -12,7 +12,7 @@
 #include "tessera/core/detail/rule_functions.h"
 #include "tessera/core/error.h"
 #include "testing/errors.h"
-#include "testing/placement_text.h"
+#include "testing/layouts.h"
 
 namespace tessera {
 namespace {
