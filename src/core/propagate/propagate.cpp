@@ -73,15 +73,39 @@ bool is_sharded(const FactorPlacement& placement) {
          placement.kind == FactorPlacement::kOtherShard;
 }
 
-/// Chooses for one group of a rule's tensors what each mesh dimension does, one mesh dimension
-/// after another (see propagate). Refers to its constructor's arguments, which must outlive the
-/// object.
-class TensorGroupChooser {
+std::vector<int> all_indices(std::size_t count) {
+  return ranges::views::iota(0, static_cast<int>(count)) | ranges::to<std::vector>();
+}
+
+/// The sizes of the mesh of all inputs. A layout contains only the sizes of its mesh; the caller
+/// has checked that all inputs have the same mesh.
+std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const LayoutPtr> inputs) {
+  LayoutPtr first = nullptr;
+  for (const LayoutPtr& layout : inputs) {
+    if (!layout) {
+      continue;
+    }
+    if (!first) {
+      first = layout;
+    }
+    TESSERA_CHECK(layout->mesh_sizes() == first->mesh_sizes(), call.op,
+                  ": arguments are on meshes of different shapes: ", to_string(*first), " and ",
+                  to_string(*layout), "; redistribute them to one mesh");
+  }
+  TESSERA_CHECK(first, call.op, ": propagate() needs a distributed argument, found none");
+  return first->mesh_sizes();
+}
+
+/// Computes the layouts of one group of a rule's tensors: chooses what each mesh dimension does,
+/// one mesh dimension after another (see propagate), revokes impossible choices, and makes layouts
+/// from the choices. Refers to its constructor's arguments, which must outlive the object.
+class TensorGroupPropagation {
  public:
-  TensorGroupChooser(const ShardingRule& rule, const OpCall& call,
-                     std::span<const LayoutPtr> inputs, std::span<const std::int64_t> mesh_sizes,
-                     const ShardingRule::TensorGroup& group)
-      : rule_(rule), call_(call), mesh_sizes_(mesh_sizes), group_(group) {
+  TensorGroupPropagation(const ShardingRule& rule, const OpCall& call,
+                         std::span<const LayoutPtr> inputs,
+                         const std::vector<std::int64_t>& mesh_sizes,
+                         const ShardingRule::TensorGroup& group)
+      : rule_(rule), call_(call), layouts_(inputs), mesh_sizes_(mesh_sizes), group_(group) {
     for (const auto& pair : rule.inplace) {
       if (contains(group.outputs, pair.output)) {
         inplace_.push_back(pair);
@@ -104,6 +128,33 @@ class TensorGroupChooser {
       return std::pair(a.inplace, a.bytes) > std::pair(b.inplace, b.bytes);
     });
   }
+
+  void write(Propagation& result) {
+    decide();
+    for (int input : group_.inputs) {
+      result.inputs[static_cast<std::size_t>(input)] = input_layout(input);
+    }
+    for (int output : group_.outputs) {
+      const auto& factors = rule_.outputs[static_cast<std::size_t>(output)];
+      result.outputs[static_cast<std::size_t>(output)] = Layout::intern(
+          mesh_sizes_, dims(factors),
+          partial([&](const Choice& choice) { return output_placement(output, choice); }));
+    }
+    if (wants_local_call()) {
+      result.use_local_call = true;
+    }
+  }
+
+ private:
+  struct Input {
+    int index = 0;
+    bool plain = false;  // whether the input is a plain tensor
+    bool inplace = false;
+    std::int64_t bytes = 0;                        // number of bytes of the global tensor
+    std::vector<FactorPlacement> placements = {};  // placement of the input for each mesh dimension
+    // Sharded factors, with the digits of each factor.
+    std::vector<std::pair<int, std::vector<Digit>>> digits = {};
+  };
 
   /// A Choice for each mesh dimension, the outermost first. No factor in `unsharded` is sharded.
   std::vector<Choice> choose(const std::set<int>& unsharded) const {
@@ -193,16 +244,6 @@ class TensorGroupChooser {
     return best ? *best : std::vector<Digit>{};
   }
 
- private:
-  struct Input {
-    int index = 0;
-    bool plain = false;  // whether the input is a plain tensor
-    bool inplace = false;
-    std::int64_t bytes = 0;                        // number of bytes of the global tensor
-    std::vector<FactorPlacement> placements = {};  // placement of the input for each mesh dimension
-    // Sharded factors, with the digits of each factor.
-    std::vector<std::pair<int, std::vector<Digit>>> digits = {};
-  };
   /// Costs compare first by whether data must move, then by bytes.
   struct Cost {
     bool moves = false;
@@ -434,73 +475,6 @@ class TensorGroupChooser {
     return total;
   }
 
-  const ShardingRule& rule_;
-  const OpCall& call_;
-  std::span<const std::int64_t> mesh_sizes_;
-  const ShardingRule::TensorGroup& group_;
-  // Inputs of this group that are written in place, with their outputs.
-  std::vector<ShardingRule::Inplace> inplace_;
-  std::vector<int> linear_;    // entries of ShardingRule::linear that concern this group
-  std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size,
-                               // the largest first
-};
-
-// propagate() computes the layouts of a call: TensorGroupChooser decides what each mesh dimension
-// does; the class here makes layouts from these decisions and revokes impossible decisions.
-
-using TensorGroup = ShardingRule::TensorGroup;
-
-std::vector<int> all_indices(std::size_t count) {
-  return ranges::views::iota(0, static_cast<int>(count)) | ranges::to<std::vector>();
-}
-
-/// The sizes of the mesh of all inputs. A layout contains only the sizes of its mesh; the caller
-/// has checked that all inputs have the same mesh.
-std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const LayoutPtr> inputs) {
-  LayoutPtr first = nullptr;
-  for (const LayoutPtr& layout : inputs) {
-    if (!layout) {
-      continue;
-    }
-    if (!first) {
-      first = layout;
-    }
-    TESSERA_CHECK(layout->mesh_sizes() == first->mesh_sizes(), call.op,
-                  ": arguments are on meshes of different shapes: ", to_string(*first), " and ",
-                  to_string(*layout), "; redistribute them to one mesh");
-  }
-  TESSERA_CHECK(first, call.op, ": propagate() needs a distributed argument, found none");
-  return first->mesh_sizes();
-}
-
-class TensorGroupPropagation {
- public:
-  TensorGroupPropagation(const ShardingRule& rule, const OpCall& call,
-                         std::span<const LayoutPtr> inputs,
-                         const std::vector<std::int64_t>& mesh_sizes, const TensorGroup& group)
-      : rule_(rule),
-        inputs_(inputs),
-        mesh_sizes_(mesh_sizes),
-        group_(group),
-        chooser_(rule, call, inputs, mesh_sizes, group) {}
-
-  void write(Propagation& result) {
-    decide();
-    for (int input : group_.inputs) {
-      result.inputs[static_cast<std::size_t>(input)] = input_layout(input);
-    }
-    for (int output : group_.outputs) {
-      const auto& factors = rule_.outputs[static_cast<std::size_t>(output)];
-      result.outputs[static_cast<std::size_t>(output)] = Layout::intern(
-          mesh_sizes_, dims(factors),
-          partial([&](const Choice& choice) { return chooser_.output_placement(output, choice); }));
-    }
-    if (wants_local_call()) {
-      result.use_local_call = true;
-    }
-  }
-
- private:
   /// Makes the choices for all mesh dimensions. Whether a factor may be divided as chosen
   /// (unevenly, with an empty shard, in several ranges) is known only after the last choice. If a
   /// factor may not be divided, the factor stays unsharded and the choices are made again, at most
@@ -508,7 +482,7 @@ class TensorGroupPropagation {
   void decide() {
     std::set<int> unsharded;
     for (bool done = false; !done;) {
-      choices_ = chooser_.choose(unsharded);
+      choices_ = choose(unsharded);
       digits_.clear();
       done = true;
       for (const Choice& choice : choices_) {
@@ -548,7 +522,7 @@ class TensorGroupPropagation {
   /// order of the input that carried_digits() selects, then the mesh dimensions that do not shard
   /// the factor in this input.
   std::vector<Digit> factor_digits(int factor) const {
-    std::vector<Digit> digits = chooser_.carried_digits(factor, choices_);
+    std::vector<Digit> digits = carried_digits(factor, choices_);
     std::set<int> present;
     for (Digit& digit : digits) {
       // Mesh dimensions that were not chosen for this factor are gathered.
@@ -625,16 +599,16 @@ class TensorGroupPropagation {
   /// possible.
   LayoutPtr input_layout(int input) const {
     const auto index = static_cast<std::size_t>(input);
-    LayoutPtr own = inputs_[index];
+    LayoutPtr own = layouts_[index];
     // An unread input need not be reduced; only its local sizes may have to agree with the result.
-    const bool unread = chooser_.is_unread(input);
+    const bool unread = is_unread(input);
     const auto& factors = rule_.inputs[index];
-    if (unread && own && (chooser_.is_hint(input) || !has_factors(factors))) {
+    if (unread && own && (is_hint(input) || !has_factors(factors))) {
       return own;
     }
     LayoutPtr wanted = Layout::intern(
         mesh_sizes_, dims(factors),
-        partial([&](const Choice& choice) { return chooser_.wanted_placement(input, choice); }));
+        partial([&](const Choice& choice) { return wanted_placement(input, choice); }));
     if (unread && own && own->dims() == wanted->dims()) {
       return own;
     }
@@ -648,11 +622,16 @@ class TensorGroupPropagation {
   }
 
   const ShardingRule& rule_;
-  std::span<const LayoutPtr> inputs_;
+  const OpCall& call_;
+  std::span<const LayoutPtr> layouts_;
   const std::vector<std::int64_t>& mesh_sizes_;
-  const TensorGroup& group_;
-  TensorGroupChooser chooser_;
-  std::vector<Choice> choices_;
+  const ShardingRule::TensorGroup& group_;
+  // Inputs of this group that are written in place, with their outputs.
+  std::vector<ShardingRule::Inplace> inplace_;
+  std::vector<int> linear_;    // entries of ShardingRule::linear that concern this group
+  std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size,
+                               // the largest first
+  std::vector<Choice> choices_;  // a Choice for each mesh dimension, the outermost first
   // Digits of each sharded factor, by the factor's index.
   std::map<int, std::vector<Digit>> digits_;
 };
@@ -678,10 +657,11 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
   }
   result.outputs.resize(rule.outputs.size());
   // Most rules have one group, in which all tensors are decided together.
-  const TensorGroup all{all_indices(rule.inputs.size()), all_indices(rule.outputs.size())};
-  const std::span<const TensorGroup> groups =
+  const ShardingRule::TensorGroup all{all_indices(rule.inputs.size()),
+                                      all_indices(rule.outputs.size())};
+  const std::span<const ShardingRule::TensorGroup> groups =
       rule.groups.empty() ? std::span(&all, 1) : std::span(rule.groups);
-  for (const TensorGroup& group : groups) {
+  for (const ShardingRule::TensorGroup& group : groups) {
     TensorGroupPropagation(rule, call, inputs, mesh_sizes, group).write(result);
   }
   return result;

@@ -457,18 +457,27 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   return rule;
 }
 
-/// The rule of a loss that compares pairs of elements and then reduces. As in mean_rule, a mean
-/// runs as a sum that is scaled by the global count; in half precision it is the average of the
-/// means of equal shards. `reduces` is false for a backward, which has no reduction.
-ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
-                              const TensorFactors& elements, ShardingRule rule, bool reduces) {
+/// loss(self, target, ..., reduction, ...) compares pairs of elements and then reduces. As in
+/// mean_rule, a mean runs as a sum that is scaled by the global count; in half precision it is the
+/// average of the means of equal shards. The backward has no reduction. Its first argument is the
+/// gradient, a scalar or a tensor of the elements' shape; it is linear in the gradient.
+std::optional<ShardingRule> loss_rule(const OpCall& call, std::size_t reduction_arg,
+                                      bool is_backward) {
+  ShardingRule rule = start(call);
+  const auto elements = add_broadcast(rule, call, tensor_arguments(call));
+  if (!elements) {
+    return std::nullopt;
+  }
+  if (is_backward) {
+    add_linear(rule, {call.tensor_index(0)});
+  }
   const std::int64_t reduction = call.integer(reduction_arg);
-  const bool averages = reduces && reduction == kMean && call.tensor(0).itemsize <= 2;
+  const bool averages = !is_backward && reduction == kMean && call.tensor(0).itemsize <= 2;
   // The local call computes the sum of this rank's elements, which is divided by the global count.
   if (reduction == kMean && !averages) {
     std::int64_t count = 1;
     ShardingRule::LocalCall local{call.op, call.args, 1.0, {}};
-    for (const Factors& dim : elements) {
+    for (const Factors& dim : *elements) {
       count *= size_of(rule, dim);
       local.when_split.insert(local.when_split.end(), dim.begin(), dim.end());
     }
@@ -476,8 +485,8 @@ ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
     local.scale = 1.0 / static_cast<double>(count);
     rule.local_call = local;
   }
-  if (reduces && reduction != kNone) {
-    for (const Factors& dim : elements) {
+  if (!is_backward && reduction != kNone) {
+    for (const Factors& dim : *elements) {
       for (int factor : dim) {
         auto& properties = rule.factors[static_cast<std::size_t>(factor)];
         properties.reduction = averages ? ReduceOp::kAvg : ReduceOp::kSum;
@@ -486,25 +495,13 @@ ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
     }
     rule.outputs.emplace_back();
   } else {
-    rule.outputs.push_back(elements);
+    rule.outputs.push_back(*elements);
   }
   return rule;
 }
 
-/// loss(self, target, ..., reduction, ...). The first argument of its backward is the gradient, a
-/// scalar or a tensor of the elements' shape; the backward is linear in the gradient.
 RuleFunction::Body loss(std::size_t reduction_arg, bool is_backward = false) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    ShardingRule rule = start(call);
-    const auto elements = add_broadcast(rule, call, tensor_arguments(call));
-    if (!elements) {
-      return std::nullopt;
-    }
-    if (is_backward) {
-      add_linear(rule, {call.tensor_index(0)});
-    }
-    return elementwise_loss(call, reduction_arg, *elements, std::move(rule), !is_backward);
-  };
+  return [=](const OpCall& call) { return loss_rule(call, reduction_arg, is_backward); };
 }
 
 }  // namespace
