@@ -1,5 +1,6 @@
 #include <range/v3/range/conversion.hpp>
 #include <range/v3/view/iota.hpp>
+#include <range/v3/view/reverse.hpp>
 #include <range/v3/view/zip.hpp>
 
 #include <algorithm>
@@ -14,14 +15,144 @@
 #include "tessera/core/error.h"
 
 namespace tessera {
-
 namespace {
 
-using detail::align_digits;
-using detail::drop_innermost;
-using detail::FactorDigits;
-using detail::splits_evenly;
-using detail::splits_to_nothing;
+using detail::ceil_div;
+using detail::mesh_size;
+
+// Digits and factors. A sharding rule is written in factors, a layout in digits. If the boundaries
+// of factors and digits do not agree, the tensor dimension cannot keep its sharding.
+
+/// Splits `digit` in two: a major digit of `extent` positions, which is returned, and a minor
+/// digit, which remains in `digit`. Outer mesh dimensions go to the major digit until they divide
+/// it into single positions; inner mesh dimensions go to the minor digit.
+std::optional<Digit> cut(Digit& digit, std::int64_t extent,
+                         std::span<const std::int64_t> mesh_sizes) {
+  if (digit.extent % extent != 0) {
+    return std::nullopt;
+  }
+  Digit major{extent, {}};
+  Digit minor{digit.extent / extent, {}};
+  // Number of positions of the major digit in one chunk that are not divided yet.
+  std::int64_t left = extent;
+  // Whether a mesh dimension has divided the digit unevenly. Later mesh dimensions would then
+  // divide chunks of different sizes, whose boundaries no digit describes.
+  bool uneven = false;
+  for (int mesh_dim : digit.mesh_dims) {
+    const std::int64_t parts = mesh_size(mesh_sizes, mesh_dim);
+    if (uneven) {
+      return std::nullopt;
+    }
+    // The mesh dimensions so far divide the major digit into single positions, so this mesh
+    // dimension divides the minor digit.
+    if (left == 1) {
+      minor.mesh_dims.push_back(mesh_dim);
+      continue;
+    }
+    // Chunks of the digit must end where blocks of `minor.extent` positions end.
+    if (ceil_div(left * minor.extent, parts) != ceil_div(left, parts) * minor.extent) {
+      return std::nullopt;
+    }
+    uneven = left % parts != 0;
+    left = ceil_div(left, parts);
+    major.mesh_dims.push_back(mesh_dim);
+  }
+  digit = std::move(minor);
+  return major;
+}
+
+/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Full
+/// chunks must be checked as well as the last one: 7 over 2 gives 4 and 3; dividing the 3 over 3
+/// ranks gives each rank one position, but dividing the 4 gives 2, 2 and 0.
+bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
+                    std::span<const std::int64_t> mesh_sizes) {
+  // An extent of 0 is the result of an outer division that leaves a rank without positions.
+  if (mesh_dims.empty() || extent == 0) {
+    return extent == 0;
+  }
+  const std::int64_t parts = mesh_size(mesh_sizes, mesh_dims.front());
+  const std::int64_t chunk = ceil_div(extent, parts);
+  const std::int64_t last = std::max<std::int64_t>(extent - chunk * (parts - 1), 0);
+  const auto inner = mesh_dims.subspan(1);
+  return leaves_nothing(last, inner, mesh_sizes) || leaves_nothing(chunk, inner, mesh_sizes);
+}
+
+/// The digits of each of several factors, the major digit first.
+using FactorDigits = std::vector<std::vector<Digit>>;
+
+/// Distributes the digits of one tensor dimension over its factors. A digit that contains a
+/// boundary between factors is split there. Returns nullopt if the chunks of the digit do not end
+/// at the boundary. All extents must be explicit (not 0), and the factors' sizes must multiply to
+/// the product of the extents.
+std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
+                                         std::span<const std::int64_t> factor_sizes,
+                                         std::span<const std::int64_t> mesh_sizes) {
+  // If the dimension is a single factor, the factor has the digits of the dimension, even with
+  // uneven division.
+  if (factor_sizes.size() == 1) {
+    return FactorDigits{std::move(digits)};
+  }
+  FactorDigits result(factor_sizes.size());
+  auto digit = digits.begin();
+  for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
+    std::int64_t left = size;  // number of positions of the factor that no digit covers yet
+    while (left > 1 && digit != digits.end()) {
+      // The first part of the digit belongs to this factor, the rest belongs to the next factor.
+      if (digit->extent > left) {
+        std::optional<Digit> major = cut(*digit, left, mesh_sizes);
+        if (!major) {
+          return std::nullopt;
+        }
+        of_factor.push_back(*std::move(major));
+        left = 1;
+        continue;
+      }
+      if (digit->extent == 0 || left % digit->extent != 0) {
+        return std::nullopt;
+      }
+      left /= digit->extent;
+      of_factor.push_back(std::move(*digit++));
+    }
+  }
+  // nullopt if digits remain, because they would belong to no factor.
+  return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
+}
+
+/// Removes the innermost mesh dimension from `digits` and returns it; -1 if there is none.
+int drop_innermost(std::vector<Digit>& digits) {
+  for (Digit& digit : digits | ranges::views::reverse) {
+    if (digit.mesh_dims.empty()) {
+      continue;
+    }
+    const int mesh_dim = digit.mesh_dims.back();
+    digit.mesh_dims.pop_back();
+    return mesh_dim;
+  }
+  return -1;
+}
+
+/// Whether all chunks of `digits` have equal sizes. True for 12 positions over 2 and 3 ranks, false
+/// for 10.
+bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
+  for (const Digit& digit : digits) {
+    std::int64_t left = digit.extent;
+    for (int mesh_dim : digit.mesh_dims) {
+      const std::int64_t parts = mesh_size(mesh_sizes, mesh_dim);
+      if (left % parts != 0) {
+        return false;
+      }
+      left /= parts;
+    }
+  }
+  return true;
+}
+
+/// Whether some rank has no position of `digits`.
+bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
+  return std::any_of(digits.begin(), digits.end(), [&](const Digit& digit) {
+    return leaves_nothing(digit.extent, digit.mesh_dims, mesh_sizes);
+  });
+}
 
 // Costs and candidates of propagate(). Candidates for a mesh dimension are only placements that
 // some input already has, and replication. Sharding a factor that no input shards would save
@@ -603,7 +734,9 @@ class TensorGroupPropagation {
     // An unread input need not be reduced; only its local sizes may have to agree with the result.
     const bool unread = is_unread(input);
     const auto& factors = rule_.inputs[index];
-    if (unread && own && (is_hint(input) || !has_factors(factors))) {
+    const bool has_factors =
+        std::ranges::any_of(factors, [](const auto& dim) { return !dim.empty(); });
+    if (unread && own && (is_hint(input) || !has_factors)) {
       return own;
     }
     LayoutPtr wanted = Layout::intern(
@@ -614,11 +747,6 @@ class TensorGroupPropagation {
     }
     // A plain tensor counts as replicated, so it can stay plain if the wanted layout is replicated.
     return !own && wanted->is_replicated() ? nullptr : wanted;
-  }
-
-  static bool has_factors(const ShardingRule::TensorFactors& factors) {
-    return std::any_of(factors.begin(), factors.end(),
-                       [](const auto& dim) { return !dim.empty(); });
   }
 
   const ShardingRule& rule_;
