@@ -25,7 +25,6 @@
 #include "tessera/core/process.h"
 #include "tessera/core/register_rule.h"
 #include "tessera/core/sharding_rule.h"
-#include "tessera/core/text.h"
 #include "tessera/data/batch_loader.h"
 #include "tessera/data/samples.h"
 #include "tessera/data/text.h"

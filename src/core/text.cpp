@@ -7,7 +7,7 @@
 #include "tessera/core/detail/files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/text.h"
+#include "tessera/core/files.h"
 
 namespace tessera {
 namespace {

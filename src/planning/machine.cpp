@@ -12,7 +12,6 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
-#include "tessera/core/text.h"
 
 namespace tessera::planning {
 namespace {

@@ -5,10 +5,21 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
+namespace tessera {
+
+/// Throws Error unless `text`, from an untrusted file, is a JSON object that every parser reads in
+/// the same way. Rejects everything that RFC 8259 forbids, everything that parsers interpret
+/// differently (duplicate keys, NUL bytes, a byte order mark), and objects of more than 8 nested
+/// levels, 1,000,000 keys or 10,000,000 values.
+void check_strict_json(std::string_view text);
+
+}  // namespace tessera
+
 namespace tessera::files {
 
 /// Writes `text` to a file, atomically and durably: after a crash the file has either its old

@@ -82,21 +82,19 @@ RuleCase make_case(const std::string& op, std::vector<c10::IValue> arguments) {
 
 std::vector<RuleCase> view_cases() {
   std::vector<RuleCase> cases;
+  const std::pair<Ints, Ints> shapes[] = {
+      {{4, 6}, {24}},         {{7, 5}, {-1}},
+      {{24}, {4, 6}},         {{8, 6}, {2, 4, -1}},
+      {{8, 6}, {8, 2, 3}},    {{6, 4}, {4, 6}},
+      {{6, 1, 4}, {6, 4, 1}}, {{2, 3, 4, 5}, {6, 20}},
+      {{3, 2}, {2, 3}},       {{5, 2, 3, 7}, {5, 3, 2, 7}},
+      {{0, 4}, {2, 0, 2}},    {{1}, {}},
+      {{}, {1, 1}},           {{7, 5}, {7, 5}},
+  };
   for (const char* op : {"view", "_unsafe_view", "view_copy"}) {
-    cases.push_back(row(op, reals({4, 6}), Ints{24}));
-    cases.push_back(row(op, reals({7, 5}), Ints{-1}));
-    cases.push_back(row(op, reals({24}), Ints{4, 6}));
-    cases.push_back(row(op, reals({8, 6}), Ints{2, 4, -1}));
-    cases.push_back(row(op, reals({8, 6}), Ints{8, 2, 3}));
-    cases.push_back(row(op, reals({6, 4}), Ints{4, 6}));
-    cases.push_back(row(op, reals({6, 1, 4}), Ints{6, 4, 1}));
-    cases.push_back(row(op, reals({2, 3, 4, 5}), Ints{6, 20}));
-    cases.push_back(row(op, reals({3, 2}), Ints{2, 3}));
-    cases.push_back(row(op, reals({5, 2, 3, 7}), Ints{5, 3, 2, 7}));
-    cases.push_back(row(op, reals({0, 4}), Ints{2, 0, 2}));
-    cases.push_back(row(op, reals({1}), Ints{}));
-    cases.push_back(row(op, reals({}), Ints{1, 1}));
-    cases.push_back(row(op, reals({7, 5}), Ints{7, 5}));
+    for (const auto& [from, to] : shapes) {
+      cases.push_back(row(op, reals(from), to));
+    }
   }
   std::vector<RuleCase> others{
       row("permute", reals({2, 3, 5}), Ints{2, 0, -2}),

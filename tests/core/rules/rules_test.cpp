@@ -25,6 +25,7 @@
 #include "rule_cases.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rule_functions.h"
+#include "tessera/core/mesh_shape.h"
 
 namespace tessera::testing {
 namespace {
@@ -107,16 +108,10 @@ void reduce(std::vector<Coordinate>& at, std::vector<at::Tensor>& locals, const 
 
 /// All coordinates of a mesh, in the order of its ranks.
 std::vector<Coordinate> coordinates(const std::vector<std::int64_t>& mesh) {
-  std::vector<Coordinate> all{{}};
-  for (std::int64_t size : mesh) {
-    std::vector<Coordinate> longer;
-    for (const auto& head : all) {
-      for (std::int64_t i = 0; i < size; ++i) {
-        longer.push_back(head);
-        longer.back().push_back(i);
-      }
-    }
-    all = std::move(longer);
+  const MeshShape shape(mesh);
+  std::vector<Coordinate> all;
+  for (std::int64_t position = 0; position < shape.numel(); ++position) {
+    all.push_back(shape.coordinate(position));
   }
   return all;
 }
