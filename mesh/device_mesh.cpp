@@ -1,20 +1,266 @@
-// The mesh class for programs: a handle to an interned description (mesh_family.h), its queries,
-// and the process groups of its dimensions. submesh.cpp makes meshes from meshes.
+// Meshes of one world share a family, which owns the descriptions of all these meshes, so that
+// slices and roots may point to each other. Equal meshes are one object, so that comparing meshes
+// compares pointers; dtensor compares meshes in each operator.
 #include "tessera/mesh/device_mesh.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/transform.hpp>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <ostream>
 #include <set>
+#include <tuple>
 #include <utility>
 
-#include "mesh_family.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
+
+namespace {
+
+/// The ranks of the submesh that has the dimensions `dims` and contains `coordinate`, row-major in
+/// the order of `dims`. The whole mesh has `shape` and `ranks`.
+std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& shape,
+                               std::vector<std::int64_t> coordinate, const std::vector<int>& dims) {
+  const MeshShape sub(dims | ranges::views::transform([&](int dim) { return shape.size(dim); }) |
+                      ranges::to<std::vector>());
+  std::vector<int> result;
+  for (std::int64_t i = 0; i < sub.numel(); ++i) {
+    const auto position = sub.coordinate(i);
+    for (const auto& [dim, at] : ranges::views::zip(dims, position)) {
+      coordinate[static_cast<std::size_t>(dim)] = at;
+    }
+    result.push_back(ranks[static_cast<std::size_t>(shape.index(coordinate))]);
+  }
+  return result;
+}
+
+/// The ranks of the product of `parts`, row-major in their order. `parts` are lists of ranks of
+/// `root`, each of which contains `own`. The product has the ranks that are reached from `own` by a
+/// move within each list. Empty if the lists do not form a product: if a move leads out of the
+/// root, or two sequences of moves lead to one rank. Uses positions in the list of the root's ranks
+/// instead of coordinates, because the parts need not be dimensions of the root (flattened
+/// dimensions, slices of slices).
+std::vector<int> product_through(const std::vector<int>& root,
+                                 const std::vector<std::vector<int>>& parts, int own) {
+  const auto position = [&](int rank) {
+    // Usually the root has the ranks 0, 1, 2 and so on, so the position of a rank is tried first
+    // and thousands of ranks are not searched.
+    const auto same = static_cast<std::size_t>(rank);
+    return same < root.size() && root[same] == rank ? static_cast<std::ptrdiff_t>(rank)
+                                                    : std::ranges::find(root, rank) - root.begin();
+  };
+  // A rank's position in the root is the sum of coordinate times stride over the root's dimensions,
+  // so the offsets of steps along different dimensions can be added.
+  const std::ptrdiff_t own_position = position(own);
+  std::vector<std::ptrdiff_t> positions = {own_position};
+  for (const std::vector<int>& part : parts) {
+    std::vector<std::ptrdiff_t> longer;
+    for (const std::ptrdiff_t start : positions) {
+      for (const int rank : part) {
+        longer.push_back(start + position(rank) - own_position);
+      }
+    }
+    positions = std::move(longer);
+  }
+  const auto size = static_cast<std::ptrdiff_t>(root.size());
+  // Checks that no position is outside of the root. Parts that share a dimension would lead
+  // outside, or would give one rank twice.
+  const bool inside = std::ranges::all_of(positions, [&](auto p) { return p >= 0 && p < size; });
+  std::vector<std::ptrdiff_t> sorted = positions;
+  std::ranges::sort(sorted);
+  const bool unique = std::ranges::adjacent_find(sorted) == sorted.end();
+  std::vector<int> ranks;
+  if (inside && unique) {
+    for (const std::ptrdiff_t p : positions) {
+      ranks.push_back(root[static_cast<std::size_t>(p)]);
+    }
+  }
+  return ranks;
+}
+
+/// The coordinate of `rank`, from its position in the list of ranks; empty if the rank is not in
+/// the list.
+std::vector<std::int64_t> coordinate_of(int rank, const std::vector<int>& ranks,
+                                        const MeshShape& shape) {
+  const auto self = std::ranges::find(ranks, rank);
+  return self == ranks.end() ? std::vector<std::int64_t>{} : shape.coordinate(self - ranks.begin());
+}
+
+/// A template because DeviceMesh::Family is private: members can name it, but this file-local code
+/// cannot.
+template <class T>
+struct Registry {
+  std::mutex mutex;
+  std::map<const comm::World*, std::weak_ptr<T>> families;
+};
+
+/// Never destroyed, because a mesh may outlive main().
+template <class T>
+Registry<T>& registry() {
+  static auto* const families = new Registry<T>();
+  return *families;
+}
+
+}  // namespace
+
+/// The immutable description of a mesh, and the process groups that were made for it so far.
+struct DeviceMesh::Impl {
+  Impl(Family* family, const Impl* root, std::vector<int> ranks, MeshShape shape, int own_rank)
+      : family(family),
+        root(root == nullptr ? this : root),
+        ranks(std::move(ranks)),
+        shape(std::move(shape)),
+        coordinate(coordinate_of(own_rank, this->ranks, this->shape)),
+        dim_groups(static_cast<std::size_t>(this->shape.ndim())) {}
+
+  // A plain pointer, because every handle of a mesh owns the family, and the family owns this
+  // object.
+  Family* family;
+  const Impl* root;
+  // World ranks of the mesh, in row-major order of `shape`.
+  std::vector<int> ranks;
+  MeshShape shape;
+  // This rank's coordinate; empty if this rank is not a member of the mesh.
+  std::vector<std::int64_t> coordinate;
+
+  /// The groups of single dimensions. They are found without a lock, because every collective looks
+  /// one up.
+  mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
+  // Protects `groups`; the elements of dim_groups are atomic. Keys of `groups` are lists of
+  // dimensions, because their order decides the order of the ranks.
+  mutable std::mutex mutex;
+  mutable std::map<std::vector<int>, comm::CommunicatorPtr> groups;
+};
+
+/// All meshes of a world, interned: equal meshes are one object. Every handle owns the family, so
+/// the family lives as long as any mesh. Thread safe.
+class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
+ public:
+  /// The family of `world`; a world has at most one family at a time. The family is destroyed with
+  /// its last mesh. Families are found by the world's address. A family owns its world, so the
+  /// address is not reused while the entry of the family is valid.
+  static std::shared_ptr<Family> of(const comm::WorldPtr& world) {
+    auto& [mutex, families] = registry<Family>();
+    const std::lock_guard lock(mutex);
+    std::weak_ptr<Family>& known = families[world.get()];
+    std::shared_ptr<Family> family = known.lock();
+    if (family == nullptr) {
+      family = std::make_shared<Family>(world);
+      known = family;
+    }
+    return family;
+  }
+
+  explicit Family(comm::WorldPtr world) : world_(std::move(world)) {}
+  Family(const Family&) = delete;
+  Family& operator=(const Family&) = delete;
+  /// Removes the family from the table of families. Runs on any thread, when the last handle of a
+  /// mesh of the family is destroyed.
+  ~Family() {
+    auto& [mutex, families] = registry<Family>();
+    const std::lock_guard lock(mutex);
+    // Does not remove the entry if it belongs to a newer family of this world.
+    if (const auto entry = families.find(world_.get());
+        entry != families.end() && entry->second.expired()) {
+      families.erase(entry);
+    }
+  }
+
+  const comm::WorldPtr& world() const { return world_; }
+  std::shared_ptr<const Impl> handle(const Impl* impl) { return {shared_from_this(), impl}; }
+
+  /// The unique mesh with these ranks and this shape that was made from `root`; a `root` of nullptr
+  /// means that the mesh was not made from another mesh. Makes only the description of a mesh, and
+  /// is not collective. Groups are made later, at their first use.
+  const Impl* member(const Impl* root, std::vector<int> ranks, MeshShape shape) {
+    const std::lock_guard lock(mutex_);
+    auto& slot = members_[{root, ranks, shape.sizes(), shape.names()}];
+    if (slot == nullptr) {
+      slot = std::make_unique<Impl>(this, root, std::move(ranks), std::move(shape), world_->rank());
+    }
+    return slot.get();
+  }
+
+  /// The dimensions of the root that have the ranks of `mesh` in the same order. If there are none,
+  /// the dimensions of `mesh` itself, which unflatten() may have made.
+  static std::vector<std::string> dims_of_root(const Impl& mesh) {
+    const MeshShape& all = mesh.root->shape;
+    const std::vector<std::string>& own = mesh.shape.names();
+    // A flattened dimension counts as a dimension of the root: comparing coordinates would not find
+    // its parts of size 1.
+    const auto is_of_root = [&](const std::string& name) {
+      return std::ranges::find(all.names(), name) != all.names().end() ||
+             !mesh.family->flattened_dims(mesh.root, name).empty();
+    };
+    if (all.names().empty() || std::ranges::all_of(own, is_of_root)) {
+      return own;
+    }
+    const auto coordinate_of = [&](int rank) {
+      const std::vector<int>& ranks = mesh.root->ranks;
+      return all.coordinate(std::ranges::find(ranks, rank) - ranks.begin());
+    };
+    const std::vector<std::int64_t> first = coordinate_of(mesh.ranks.front());
+    std::vector<int> dims;
+    std::vector<std::string> names;
+    for (int dim = 0; dim < all.ndim(); ++dim) {
+      const auto at = static_cast<std::size_t>(dim);
+      const auto differs = [&](int rank) { return coordinate_of(rank)[at] != first[at]; };
+      if (std::ranges::any_of(mesh.ranks, differs)) {
+        dims.push_back(dim);
+        names.push_back(all.names()[at]);
+      }
+    }
+    return ranks_through(mesh.root->ranks, all, first, dims) == mesh.ranks ? names : own;
+  }
+
+  /// Records that `name` is the flattening of the dimensions `dims` of `root`, so that slicing
+  /// finds it. A name stands for one list of dimensions in all slices of a root; if the name was
+  /// recorded for other dimensions before, returns those. Dimensions that were flattened before are
+  /// replaced by the dimensions that they consist of.
+  std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
+                                              const std::vector<std::string>& dims) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> all;
+    for (const std::string& dim : dims) {
+      const auto inner = flattened_.find({root, dim});
+      std::ranges::copy(inner == flattened_.end() ? std::vector{dim} : inner->second,
+                        std::back_inserter(all));
+    }
+    const auto known = flattened_.emplace(std::pair(root, name), all).first;
+    return known->second == all ? std::vector<std::string>{} : known->second;
+  }
+
+  /// The dimensions that were flattened to `name`; empty if there was no such flattening.
+  std::vector<std::string> flattened_dims(const Impl* root, const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    const auto known = flattened_.find({root, name});
+    return known == flattened_.end() ? std::vector<std::string>{} : known->second;
+  }
+
+ private:
+  using Key = std::tuple<const Impl*, std::vector<int>, std::vector<std::int64_t>,
+                         std::vector<std::string>>;
+
+  comm::WorldPtr world_;
+  mutable std::mutex mutex_;
+  // All meshes of the family. Entries are never removed while the family exists, because a program
+  // has few meshes. The root is part of the key, because equal slices of different roots are
+  // different meshes.
+  std::map<Key, std::unique_ptr<Impl>> members_;
+  // Dimensions for which a flattened name stands. Keys are root and name.
+  std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
+};
+
 namespace {
 
 /// The name of a dimension, for messages and group names. Meshes without names use numbers: "dim0".
@@ -237,6 +483,161 @@ std::string to_string(const DeviceMesh& mesh) {
 
 std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh) {
   return stream << to_string(mesh);
+}
+
+// Meshes from meshes: slices, flattenings, unflattenings, concatenations.
+
+namespace {
+
+/// The names as text for messages.
+std::string listed(const std::vector<std::string>& names) {
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+bool has(const std::vector<std::string>& names, const std::string& name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+}  // namespace
+
+/// All meshes made from one root, including slices of slices, are registered under the root, so a
+/// submesh is one object, in whatever way the program makes it.
+DeviceMesh DeviceMesh::relative(std::vector<int> ranks, MeshShape shape) const {
+  const Impl& own = impl();
+  if (ranks == own.root->ranks && shape == own.root->shape) {
+    return root();
+  }
+  return DeviceMesh(
+      own.family->handle(own.family->member(own.root, std::move(ranks), std::move(shape))));
+}
+
+DeviceMesh DeviceMesh::operator[](std::string_view name) const {
+  return slice({std::string(name)});
+}
+
+DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string_view> names) const {
+  return slice({names.begin(), names.end()});
+}
+
+/// Usually all names are names of dimensions. Names given to flatten() are looked up in the root's
+/// family. If both kinds occur, the slice is concatenated from its parts.
+DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
+  TESSERA_CHECK(!names.empty(), to_string(*this), ": a slice needs at least one dimension name");
+  if (names == shape().names()) {
+    return *this;
+  }
+  const auto flattened = [this](const std::string& name) {
+    return has(shape().names(), name) ? std::vector<std::string>{}
+                                      : impl().family->flattened_dims(impl().root, name);
+  };
+  if (names.size() == 1) {
+    const std::vector<std::string> dims = flattened(names.front());
+    return dims.empty() ? slice_dims(names) : slice_dims(dims).flatten(names.front());
+  }
+  if (std::ranges::all_of(names, [&](const auto& name) { return flattened(name).empty(); })) {
+    return slice_dims(names);
+  }
+  std::vector<DeviceMesh> parts;
+  for (const std::string& name : names) {
+    parts.push_back(slice({name}));
+  }
+  return concatenate(parts);
+}
+
+/// The dimensions must be in the order of the mesh, as in PyTorch; otherwise there would be several
+/// submeshes with the same dimensions.
+DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
+  if (names == shape().names()) {
+    return *this;
+  }
+  std::vector<int> dims;
+  std::vector<std::int64_t> sizes;
+  for (const std::string& name : names) {
+    dims.push_back(shape().dim(name));
+    sizes.push_back(shape().size(dims.back()));
+  }
+  TESSERA_CHECK(std::ranges::adjacent_find(dims, std::greater_equal<>()) == dims.end(),
+                to_string(*this), ": slice [", listed(names),
+                "] repeats a dimension or changes their order; keep the mesh's order");
+  check_member("slice");
+  return relative(ranks_through(ranks(), shape(), coordinate(), dims), MeshShape(sizes, names));
+}
+
+/// The dimension with this name, or the dimensions that flatten() gave the name to.
+std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
+  const std::string text(name);
+  std::vector<int> dims;
+  if (!has(shape().names(), text)) {
+    for (const auto& dim : impl().family->flattened_dims(impl().root, text)) {
+      dims.push_back(shape().dim(dim));
+    }
+  }
+  if (dims.empty()) {
+    dims.push_back(shape().dim(name));
+  }
+  return dims;
+}
+
+/// The name is recorded for the root, so that every slice of the root finds the flattening. For a
+/// mesh without names nothing is recorded. If the name is already recorded for other dimensions,
+/// those dimensions must have the same ranks in the same order, as the dimensions of an unflattened
+/// mesh do.
+DeviceMesh DeviceMesh::flatten(const std::string& name) const {
+  TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
+                ": flattening an unnamed mesh needs a name");
+  const std::string flat = name.empty() ? fmt::format("{}", fmt::join(shape().names(), "_")) : name;
+  if (shape().names() == std::vector<std::string>{flat}) {
+    return *this;
+  }
+  TESSERA_CHECK(!has(root().shape().names(), flat), to_string(*this), ": '", flat,
+                "' is a dimension of the mesh it comes from; choose another name");
+  if (!shape().names().empty()) {
+    const std::vector<std::string> known =
+        impl().family->remember_flattened(impl().root, flat, Family::dims_of_root(impl()));
+    TESSERA_CHECK(known.empty(), to_string(*this), ": the flattened name '", flat,
+                  "' already stands for the dimensions ", listed(known), "; choose another name");
+  }
+  return relative(ranks(), MeshShape({size()}, {flat}));
+}
+
+/// The list of ranks does not change, because its row-major order is the same before and after the
+/// division.
+DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
+                                 const std::vector<std::string>& names) const {
+  const int dim = shape().dim(name);
+  const MeshShape inner(sizes, names);
+  TESSERA_CHECK(names.size() == sizes.size() && inner.numel() == size(dim), to_string(*this),
+                ": unflatten '", name, "' into ", to_string(inner), ": the sizes multiply to ",
+                inner.numel(), ", not ", size(dim), "; give named sizes that do");
+  std::vector<std::int64_t> all_sizes = shape().sizes();
+  std::vector<std::string> all_names = shape().names();
+  all_sizes.erase(all_sizes.begin() + dim);
+  all_names.erase(all_names.begin() + dim);
+  all_sizes.insert(all_sizes.begin() + dim, sizes.begin(), sizes.end());
+  all_names.insert(all_names.begin() + dim, names.begin(), names.end());
+  return relative(ranks(), MeshShape(all_sizes, all_names));
+}
+
+/// All meshes must have one root, because ranks of unrelated meshes have no product.
+DeviceMesh DeviceMesh::concatenate(const std::vector<DeviceMesh>& meshes) {
+  TESSERA_CHECK(!meshes.empty(), "concatenate: no meshes were given; give at least one");
+  const DeviceMesh root = meshes.front().root();
+  std::vector<std::vector<int>> parts;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::string> names;
+  for (const DeviceMesh& mesh : meshes) {
+    TESSERA_CHECK(mesh.root() == root, "concatenate: ", to_string(mesh), " and ",
+                  to_string(meshes.front()), " come from different meshes; slice both from one");
+    mesh.check_member("concatenation");
+    parts.push_back(mesh.ranks());
+    sizes.insert(sizes.end(), mesh.shape().sizes().begin(), mesh.shape().sizes().end());
+    names.insert(names.end(), mesh.shape().names().begin(), mesh.shape().names().end());
+  }
+  const MeshShape shape(sizes, names);
+  std::vector<int> ranks = product_through(root.ranks(), parts, root.world()->rank());
+  TESSERA_CHECK(!ranks.empty(), "concatenate: ", to_string(shape), " of ", to_string(root),
+                ": two of the meshes share a dimension; give disjoint ones");
+  return root.relative(std::move(ranks), shape);
 }
 
 }  // namespace tessera

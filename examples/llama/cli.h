@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/error.h"
 #include "tessera/core/hub_cache.h"
-#include "tessera/core/text.h"
 
 namespace CLI {
 class App;

@@ -20,10 +20,9 @@
 #include "format.h"
 #include "model_files.h"
 #include "tessera/checkpoint/hugging_face.h"
-#include "tessera/core/atomic_file.h"
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "format.h"
-#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -22,7 +22,7 @@
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rounding.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "tessera/export.h"
 
 TESSERA_API_FOR_TEST_BEGIN

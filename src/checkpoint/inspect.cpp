@@ -35,7 +35,7 @@
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 

@@ -35,7 +35,7 @@
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
-#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/module.h"

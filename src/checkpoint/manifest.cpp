@@ -14,10 +14,10 @@
 
 #include "format.h"
 #include "manifest.h"
-#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -13,7 +13,7 @@
 #include "step_files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 namespace {

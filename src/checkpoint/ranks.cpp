@@ -15,8 +15,8 @@
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/world.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/detail/layout_math.h"
-#include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 

@@ -17,9 +17,9 @@
 
 #include "format.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "tessera/internals/detail/tensors.h"
 
 namespace tessera::checkpoint {

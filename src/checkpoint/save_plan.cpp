@@ -11,7 +11,7 @@
 
 #include "format.h"
 #include "save.h"
-#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -14,10 +14,10 @@
 #include "step_files.h"
 #include "step_folder.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/core/detail/read_error.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 

@@ -21,11 +21,9 @@
 #include "step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
-#include "tessera/core/atomic_file.h"
-#include "tessera/core/detail/atomic_file.h"
-#include "tessera/core/detail/read_error.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -13,7 +13,7 @@
 #include "manifest.h"
 #include "step_files.h"
 #include "stored_step.h"
-#include "tessera/core/detail/read_error.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/threads.h"
 

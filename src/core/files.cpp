@@ -13,12 +13,9 @@
 #include <system_error>
 #include <utility>
 
-#include "tessera/core/atomic_file.h"
-#include "tessera/core/detail/atomic_file.h"
-#include "tessera/core/detail/crc32c.h"
-#include "tessera/core/detail/read_error.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 
 namespace tessera::files {
 

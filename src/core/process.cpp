@@ -33,8 +33,6 @@ std::optional<bool> environment_switch(const char* name) {
   return on;
 }
 
-/// Whether TESSERA_DEBUG is on. `unset` is returned if the variable is not set; callers choose it
-/// by the cost of their check.
 bool debug_checks(bool unset) {
   return environment_switch("TESSERA_DEBUG").value_or(unset);
 }

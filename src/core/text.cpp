@@ -4,10 +4,10 @@
 #include <unordered_set>
 #include <vector>
 
-#include "tessera/core/detail/read_error.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/text.h"
+#include "tessera/core/files.h"
 
 namespace tessera {
 namespace {

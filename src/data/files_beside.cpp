@@ -10,7 +10,7 @@
 
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "unicode.h"
 
 namespace tessera::data {

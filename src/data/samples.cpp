@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "tessera/data/text.h"
 
 namespace tessera::data {

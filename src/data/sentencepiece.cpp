@@ -17,7 +17,7 @@
 #include "piece_model.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "tessera/data/detail/tokenizers.h"
 #include "tessera/version.h"
 #include "unicode.h"

@@ -10,10 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "tessera/core/detail/crc32c.h"
-#include "tessera/core/detail/read_error.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "unicode.h"
 
 namespace tessera::data {

@@ -12,7 +12,7 @@
 
 #include "bpe.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "tessera/data/detail/tokenizers.h"
 
 namespace tessera::data {

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 
 namespace tessera::data {
 namespace {

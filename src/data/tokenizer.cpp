@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "files_beside.h"
-#include "tessera/core/detail/read_error.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "unicode.h"
 
 namespace tessera::data {

@@ -4,7 +4,7 @@
 
 #include "files_beside.h"
 #include "tessera/core/detail/strict_json.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "tessera/data/detail/tokenizers.h"
 
 namespace tessera::data {

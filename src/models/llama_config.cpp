@@ -10,7 +10,7 @@
 
 #include "config_reader.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 
 namespace tessera::models {
 namespace {

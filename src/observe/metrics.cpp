@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/core/atomic_file.h"
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 
 namespace tessera::observe {
 namespace {

@@ -6,9 +6,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/layout.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/module.h"
 

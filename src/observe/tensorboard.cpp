@@ -15,9 +15,9 @@
 #include <span>
 #include <string_view>
 
-#include "tessera/core/atomic_file.h"
-#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 
 namespace tessera::observe {
 namespace {

@@ -11,8 +11,7 @@
 #include <cmath>
 
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
-#include "tessera/core/text.h"
+#include "tessera/core/files.h"
 
 namespace tessera::planning {
 namespace {

@@ -23,7 +23,7 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/core/detail/read_error.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/nn/linear.h"
 #include "testing/files.h"
 #include "testing/processes.h"

@@ -28,7 +28,7 @@
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/stateful.h"
-#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/detail/files.h"
 #include "testing/files.h"
 #include "testing/memory.h"
 

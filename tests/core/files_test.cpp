@@ -10,10 +10,8 @@
 #include <vector>
 
 #include "faults/system_calls.h"
-#include "tessera/core/atomic_file.h"
-#include "tessera/core/detail/atomic_file.h"
-#include "tessera/core/detail/crc32c.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/detail/files.h"
+#include "tessera/core/files.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/processes.h"

@@ -5,11 +5,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "testing/environment.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 
@@ -20,30 +22,19 @@ using testing::WriteFile;
 
 constexpr const char* kCommit = "0123456789abcdef0123456789abcdef01234567";
 
-/// Sets environment variables, and restores the old ones at the end.
+/// Sets the variables that decide where the cache is, those that are not named to "", which counts
+/// as unset; restores the old ones at the end.
 class Variables {
  public:
-  explicit Variables(const std::map<std::string, std::string>& set) {
+  explicit Variables(std::map<std::string, std::string> set) {
     for (const char* name :
          {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME", "PLACE"}) {
-      const char* value = std::getenv(name);
-      before_[name] = value == nullptr ? "" : value;
-      unsetenv(name);
-    }
-    for (const auto& [name, value] : set) {
-      setenv(name.c_str(), value.c_str(), 1);
+      variables_.push_back(std::make_unique<testing::ScopedVariable>(name, set[name]));
     }
   }
-  ~Variables() {
-    for (const auto& [name, value] : before_) {
-      value.empty() ? unsetenv(name.c_str()) : setenv(name.c_str(), value.c_str(), 1);
-    }
-  }
-  Variables(const Variables&) = delete;
-  Variables& operator=(const Variables&) = delete;
 
  private:
-  std::map<std::string, std::string> before_;
+  std::vector<std::unique_ptr<testing::ScopedVariable>> variables_;
 };
 
 /// A cache with the model org/name, whose revision main is kCommit.

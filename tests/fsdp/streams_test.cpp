@@ -6,7 +6,7 @@
 #include "fsdp/recording_streams.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
-#include "testing/placement_text.h"
+#include "testing/layouts.h"
 
 namespace tessera::fsdp::streams {
 

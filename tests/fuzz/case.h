@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -49,7 +50,7 @@ class Choices {
 };
 
 /// "name=label, name=label".
-std::string to_string(const Choices::Labels& labels);
+std::string to_string(const Choices::Labels& labels, const char* separator = ", ");
 
 enum class NormKind { kNone, kRms, kLayer, kLayerWithoutBias, kScale, kStockLayer };
 enum class LinearKind { kOwn, kStock };
@@ -237,9 +238,38 @@ struct Case {
 /// Draws a case. The same choices give the same case on every machine.
 Case draw_case(std::uint64_t seed, Choices& choices);
 
-/// Draws a plan: the right one, or one with forgotten entries or entries of another style or with
-/// other options. Each plan computes the same or is refused. Declarations of the user that the
-/// library can't check, the meaning of local tensors, are right.
-std::vector<PlanEntry> draw_plan(const Case& c, Choices& choices);
+/// Gives the operators of the models their sharding rules. Once in a process.
+void register_operator_rules();
+
+/// What became of a case. The first two are as it should be, the others are faults of the library;
+/// kNoOracle is one of the generator: the model doesn't run on one rank.
+enum class Verdict {
+  kEqual,
+  kRefused,
+  kNotComparable,  ///< rounding decides: training gets out of hand, or one rank with flipped last
+                   ///< bits is as different from itself
+  kRefusedLate,
+  kDifferent,
+  kHung,
+  kCrashed,
+  kNoOracle
+};
+
+std::string to_string(Verdict verdict);
+/// The opposite; throws Error for other texts.
+Verdict verdict_of(const std::string& text);
+inline bool is_fault(Verdict verdict) {
+  return verdict > Verdict::kNotComparable;
+}
+
+struct Outcome {
+  Verdict verdict = Verdict::kEqual;
+  std::string what;  ///< one line: the error, or the first differences
+};
+
+/// Trains the case's model on its ranks, as threads, and on one rank in the same precision (fp64),
+/// and compares the losses, the norms of the gradients and the parameters. A collective that takes
+/// `timeout` is a hang; ranks that run for thrice that end the process.
+Outcome run_case(const Case& c, std::chrono::seconds timeout);
 
 }  // namespace tessera::fuzz

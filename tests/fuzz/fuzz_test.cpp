@@ -7,22 +7,374 @@
 //   fuzz_test --cases 500 --refusals           also what was refused, by its texts
 
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
 #include <iostream>
 #include <iterator>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "fuzz/run.h"
+#include "fuzz/case.h"
+#include "tessera/core/error.h"
 #include "testing/errors.h"
 
 namespace tessera::fuzz {
 namespace {
+
+/// Which cases are run. Case k of a seed is the same in every search.
+struct SearchOptions {
+  std::uint64_t seed = 1;
+  std::int64_t first = 0;
+  std::int64_t cases = 100;
+  int processes = 2;
+  double seconds = 0;  ///< no chunk of cases begins later than this after the start; 0: all run
+  Choices::Labels fixed{};  ///< decisions that are not drawn
+  /// No step of a case takes a second: what waits this long waits for a peer that isn't coming.
+  int timeout = 20;
+  bool shrink = true;  ///< look for the fewest decisions that a fault needs
+};
+
+struct Result {
+  std::int64_t index = 0;
+  Outcome outcome;
+  Choices::Labels decisions;  ///< of a fault: the fewest that were found to be enough
+};
+
+using std::chrono::steady_clock;
+
+// A process loads libtorch for as long as it takes to run some ten cases; a search that is to end
+// in time finishes the chunks it has begun.
+constexpr std::int64_t kChunk = 25;
+
+std::uint64_t seed_of(const SearchOptions& options, std::int64_t index) {
+  return options.seed * 1'000'003 + static_cast<std::uint64_t>(index);
+}
+
+std::string one_line(std::string text) {
+  std::ranges::replace(text, '\n', ' ');
+  std::ranges::replace(text, '\t', ' ');
+  return text;
+}
+
+/// `kept`, and all other decisions at their simplest.
+Choices::Labels only(Choices::Labels kept) {
+  kept.emplace(Choices::kOthers, "");
+  return kept;
+}
+
+struct Drawn {
+  Case what;
+  Choices::Labels made;
+};
+
+Drawn draw(const SearchOptions& options, std::int64_t index, const Choices::Labels& fixed) {
+  const std::uint64_t seed = seed_of(options, index);
+  Choices choices(seed, fixed);
+  Drawn drawn{draw_case(seed, choices), {}};
+  drawn.made = choices.made();
+  return drawn;
+}
+
+/// Another copy of this program, whose output is read line by line.
+class Worker {
+ public:
+  Worker(const SearchOptions& options, std::int64_t first, std::int64_t cases) {
+    // The shell's $$ would name the shell; /proc/self/exe would be the shell itself.
+    const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+    const std::string command = fmt::format(
+        "exec '{}' --worker --seed {} --first {} --cases {} --timeout {} {} --set '{}' 2>&1",
+        program, options.seed, first, cases, options.timeout, options.shrink ? "" : "--no-shrink",
+        to_string(options.fixed, ","));
+    pipe_ = popen(command.c_str(), "r");
+    TESSERA_CHECK(pipe_ != nullptr, "cannot start ", program);
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  ~Worker() { pclose(pipe_); }
+
+  std::optional<std::string> line() {
+    std::string text;
+    for (int c = std::fgetc(pipe_); c != EOF; c = std::fgetc(pipe_)) {
+      if (c == '\n') {
+        return text;
+      }
+      text.push_back(static_cast<char>(c));
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::FILE* pipe_;
+};
+
+/// Reads "a=b,c=d"; a name without a label stands for the simplest option.
+Choices::Labels labels_of(const std::string& text) {
+  Choices::Labels labels;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, ',');) {
+    const std::size_t equals = part.find('=');
+    labels[part.substr(0, equals)] = equals == std::string::npos ? "" : part.substr(equals + 1);
+  }
+  return labels;
+}
+
+/// The lines of a worker: "@begin INDEX" and "@end INDEX<tab>VERDICT<tab>DECISIONS<tab>TEXT".
+/// Others are what libtorch and aborts write.
+class WorkerLines {
+ public:
+  explicit WorkerLines(std::vector<Result>& results) : results_(results) {}
+
+  /// Returns whether it was a case's end, whose result is now the last.
+  bool take(const std::string& line) {
+    if (line.starts_with("@begin ")) {
+      running_ = std::stoll(line.substr(7));
+      rest_.clear();
+    } else if (line.starts_with("@end ")) {
+      std::istringstream in(line.substr(5));
+      std::string index, verdict, decisions, text;
+      std::getline(in, index, '\t');
+      std::getline(in, verdict, '\t');
+      std::getline(in, decisions, '\t');
+      std::getline(in, text);
+      results_.push_back({std::stoll(index), {verdict_of(verdict), text}, labels_of(decisions)});
+      running_.reset();
+      return true;
+    } else {
+      rest_ = line;
+      hung_ = hung_ || line.starts_with("RunRanks: ");
+    }
+    return false;
+  }
+
+  /// The case that the process has ended in, if it has.
+  std::optional<Result> cut_off() const {
+    if (!running_) {
+      return std::nullopt;
+    }
+    return Result{*running_, {hung_ ? Verdict::kHung : Verdict::kCrashed, rest_}, {}};
+  }
+
+ private:
+  std::vector<Result>& results_;
+  std::optional<std::int64_t> running_;
+  std::string rest_;  ///< the last other line
+  bool hung_ = false;
+};
+
+/// The fewest of `decisions` with which `is_faulty` stays true, dropping one after another.
+Choices::Labels shrink(Choices::Labels decisions,
+                       const std::function<bool(const Choices::Labels& fixed)>& is_faulty) {
+  for (bool dropped = true; dropped;) {
+    dropped = false;
+    for (const auto& [name, label] : Choices::Labels(decisions)) {
+      Choices::Labels fewer = decisions;
+      fewer.erase(name);
+      if (is_faulty(only(fewer))) {
+        decisions = std::move(fewer);
+        dropped = true;
+      }
+    }
+  }
+  return decisions;
+}
+
+/// The result of the one case that ended its process, with fewer decisions if those do as well.
+void shrink_by_processes(const SearchOptions& options, Result& result) {
+  const Choices::Labels made = draw(options, result.index, options.fixed).made;
+  result.decisions = shrink(made, [&](const Choices::Labels& fixed) {
+    SearchOptions again = options;
+    again.fixed = fixed;
+    again.shrink = false;
+    std::vector<Result> results;
+    WorkerLines lines(results);
+    Worker worker(again, result.index, 1);
+    while (const auto line = worker.line()) {
+      lines.take(*line);
+    }
+    const auto cut_off = lines.cut_off();
+    return cut_off && cut_off->outcome.verdict == result.outcome.verdict;
+  });
+}
+
+/// At once, since a search may run for long.
+void announce(const SearchOptions& options, const Result& result) {
+  if (is_fault(result.outcome.verdict)) {
+    std::cerr << fmt::format("--seed {} --only {}: {}: {} [{}]\n", options.seed, result.index,
+                             to_string(result.outcome.verdict), result.outcome.what,
+                             to_string(result.decisions));
+  }
+}
+
+/// The cases [first, end): after one that ends the process, another process runs the rest.
+std::vector<Result> run_chunk(const SearchOptions& options, std::int64_t first, std::int64_t end) {
+  std::vector<Result> results;
+  while (first < end) {
+    WorkerLines lines(results);
+    {
+      Worker worker(options, first, end - first);
+      while (const auto line = worker.line()) {
+        if (lines.take(*line)) {
+          announce(options, results.back());
+        }
+      }
+    }
+    auto cut_off = lines.cut_off();
+    if (!cut_off) {
+      break;
+    }
+    // A hang costs its time-out at every try.
+    if (options.shrink && cut_off->outcome.verdict == Verdict::kCrashed) {
+      shrink_by_processes(options, *cut_off);
+    } else {
+      cut_off->decisions = draw(options, cut_off->index, options.fixed).made;
+    }
+    first = cut_off->index + 1;
+    results.push_back(std::move(*cut_off));
+    announce(options, results.back());
+  }
+  return results;
+}
+
+/// The text without its numbers and quoted names, so that errors of one kind are counted together.
+std::string kind_of(const std::string& text) {
+  std::string kind;
+  bool digits = false;
+  for (const char c : text) {
+    const bool digit = std::isdigit(static_cast<unsigned char>(c)) != 0;
+    if (!digit) {
+      kind.push_back(c);
+    } else if (!digits) {
+      kind.push_back('#');
+    }
+    digits = digit;
+  }
+  return kind;
+}
+
+struct Kind {
+  int count = 0;
+  const Result* example = nullptr;
+};
+
+/// The argument that makes a fault's shrunk case again.
+std::string set_of(const Result& result) {
+  return is_fault(result.outcome.verdict)
+             ? " --set '" + to_string(only(result.decisions), ",") + "'"
+             : "";
+}
+
+std::string table_of(const SearchOptions& options, const std::map<std::string, Kind>& kinds) {
+  std::vector<std::pair<std::string, Kind>> rows(kinds.begin(), kinds.end());
+  std::ranges::stable_sort(rows, std::greater<>{},
+                           [](const auto& row) { return row.second.count; });
+  std::string text;
+  for (const auto& [kind, row] : rows) {
+    text += fmt::format("{:5} x {}\n        case: --seed {} --only {}{}\n        {}\n", row.count,
+                        kind, options.seed, row.example->index, set_of(*row.example),
+                        row.example->outcome.what);
+  }
+  return text;
+}
+
+/// Runs one case in this process.
+Result run_one(const SearchOptions& options, std::int64_t index) {
+  const std::chrono::seconds timeout(options.timeout);
+  const Drawn drawn = draw(options, index, options.fixed);
+  Result result{index, run_case(drawn.what, timeout), drawn.made};
+  if (!is_fault(result.outcome.verdict) || !options.shrink ||
+      result.outcome.verdict == Verdict::kHung) {
+    return result;
+  }
+  const auto is_faulty = [&](const Choices::Labels& fixed) {
+    return run_case(draw(options, index, fixed).what, timeout).verdict == result.outcome.verdict;
+  };
+  result.decisions = shrink(drawn.made, is_faulty);
+  result.outcome = run_case(draw(options, index, only(result.decisions)).what, timeout);
+  return result;
+}
+
+/// Runs the cases first, first + 1, ... in this process and writes a line before and after each,
+/// for the search that has started this process.
+void run_as_worker(const SearchOptions& options) {
+  for (std::int64_t i = options.first; i < options.first + options.cases; ++i) {
+    std::cout << "@begin " << i << std::endl;
+    const Result result = run_one(options, i);
+    std::cout << "@end " << i << '\t' << to_string(result.outcome.verdict) << '\t'
+              << to_string(result.decisions, ",") << '\t' << one_line(result.outcome.what)
+              << std::endl;
+  }
+}
+
+/// Runs the cases in separate processes (this program, with --worker), so that a crash or a
+/// rank that waits for ever is one case's outcome.
+std::vector<Result> search(const SearchOptions& options) {
+  const auto start = steady_clock::now();
+  const std::int64_t end = options.first + options.cases;
+  std::atomic<std::int64_t> next = options.first;
+  std::mutex mutex;
+  std::vector<Result> results;
+  const auto take_chunks = [&] {
+    for (std::int64_t first = next.fetch_add(kChunk); first < end; first = next.fetch_add(kChunk)) {
+      const std::chrono::duration<double> elapsed = steady_clock::now() - start;
+      if (options.seconds > 0 && elapsed.count() > options.seconds) {
+        return;
+      }
+      std::vector<Result> some = run_chunk(options, first, std::min(first + kChunk, end));
+      const std::lock_guard lock(mutex);
+      std::ranges::move(some, std::back_inserter(results));
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < options.processes; ++i) {
+    threads.emplace_back(take_chunks);
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  std::ranges::sort(results, {}, &Result::index);
+  return results;
+}
+
+/// What was found: counts, each kind of fault once, and the refusals by their texts.
+std::string report(const SearchOptions& options, const std::vector<Result>& results,
+                   bool refusals) {
+  std::map<std::string, int> counts;
+  std::map<std::string, Kind> faults, refused;
+  for (const Result& result : results) {
+    const std::string verdict = to_string(result.outcome.verdict);
+    ++counts[verdict];
+    if (is_fault(result.outcome.verdict)) {
+      Kind& kind = faults[verdict + ": " + to_string(result.decisions)];
+      kind = {kind.count + 1, &result};
+    } else if (result.outcome.verdict == Verdict::kRefused) {
+      Kind& kind = refused[kind_of(result.outcome.what)];
+      kind = {kind.count + 1, &result};
+    }
+  }
+  std::string text = fmt::format("{} cases:", results.size());
+  for (const auto& [verdict, count] : counts) {
+    text += fmt::format(" {} {}", count, verdict);
+  }
+  text += "\n" + table_of(options, faults);
+  return refusals ? text + "Refusals:\n" + table_of(options, refused) : text;
+}
+
+// The program and its tests.
 
 struct Arguments {
   SearchOptions search;
@@ -34,12 +386,7 @@ struct Arguments {
 int run_program(Arguments arguments) {
   SearchOptions& options = arguments.search;
   options.shrink = !arguments.no_shrink;
-  std::istringstream in(arguments.set);
-  for (std::string part; std::getline(in, part, ',');) {
-    const std::size_t equals = part.find('=');
-    options.fixed[part.substr(0, equals)] =
-        equals == std::string::npos ? "" : part.substr(equals + 1);
-  }
+  options.fixed = labels_of(arguments.set);
   if (arguments.only >= 0) {
     options.first = arguments.only;
     options.cases = 1;

@@ -32,7 +32,6 @@
 #include <utility>
 #include <vector>
 
-#include "fuzz/run.h"
 #include "tessera/core/register_rule.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
@@ -52,6 +51,14 @@ namespace {
 
 constexpr std::int64_t kRank = 2;     // of adapters
 constexpr std::int64_t kLongest = 8;  // sequence
+
+/// Makes `made` a child of `parent`. The identity has no module.
+Layer added(nn::ModuleBase& parent, const char* name, Layer made) {
+  if (made.module != nullptr) {
+    parent.register_module(name, made.module);
+  }
+  return made;
+}
 
 /// A user's norm whose parameter is used directly, by an operator that broadcasts it.
 class Scale : public nn::Module<Scale> {
@@ -117,8 +124,6 @@ class FunctionDropout : public nn::Module<FunctionDropout> {
   at::Tensor forward(const at::Tensor& x) { return at::dropout(x, kDropout, is_training()); }
 };
 
-}  // namespace
-
 Layer norm_layer(NormKind kind, std::int64_t size) {
   switch (kind) {
     case NormKind::kNone:
@@ -161,42 +166,26 @@ Layer dropout_layer(DropoutKind kind) {
   return {};
 }
 
-namespace {
-
 /// A Linear with a low-rank one beside it (Hu et al. 2021).
 class Adapted : public nn::Module<Adapted> {
  public:
   Adapted(LinearKind kind, std::int64_t in, std::int64_t out, bool bias)
-      : base_(linear_layer(kind, in, out, bias)),
-        a_(linear_layer(LinearKind::kOwn, in, kRank, false)),
-        b_(linear_layer(LinearKind::kOwn, kRank, out, false)) {
-    register_module("base", base_.module);
-    register_module("a", a_.module);
-    register_module("b", b_.module);
-  }
+      : base_(added(*this, "base", linear_layer(kind, in, out, bias))),
+        a_(added(*this, "a", linear_layer(LinearKind::kOwn, in, kRank, false))),
+        b_(added(*this, "b", linear_layer(LinearKind::kOwn, kRank, out, false))) {}
   at::Tensor forward(const at::Tensor& x) { return base_(x) + b_(a_(x)) * 0.5; }
 
  private:
   Layer base_, a_, b_;
 };
 
-}  // namespace
-
+/// A Linear, with or without an adapter.
 Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, bool adapter) {
   return adapter ? layer(std::make_shared<Adapted>(kind, in, out, bias))
                  : linear_layer(kind, in, out, bias);
 }
 
-Layer position_layer(std::int64_t dim) {
-  return layer(std::make_shared<Position>(dim));
-}
-
-Layer part_scale_layer(PartScale kind, std::int64_t dim) {
-  return layer(std::make_shared<PartScaleLayer>(kind, dim));
-}
-
 // Attention as users write it for one rank, with global sizes.
-namespace {
 
 /// (positions, positions): the distance of the second position to the left of the first.
 at::Tensor distances(std::int64_t positions) {
@@ -223,9 +212,7 @@ Attention::Attention(const ModelSpec& spec)
     : spec_(spec.attend), heads_(spec.heads), head_dim_(spec.head_dim), folded_(spec.folded) {
   const std::int64_t dim = spec.dim(), kv = spec_.key_value_heads * head_dim_;
   const auto into = [&](const char* name, std::int64_t out, bool adapter) {
-    Layer made = projection(LinearKind::kOwn, dim, out, spec_.bias, adapter);
-    register_module(name, made.module);
-    return made;
+    return added(*this, name, projection(LinearKind::kOwn, dim, out, spec_.bias, adapter));
   };
   if (spec_.fused) {
     qkv_ = into("qkv_proj", dim + 2 * kv, false);
@@ -234,12 +221,8 @@ Attention::Attention(const ModelSpec& spec)
     k_ = into("k_proj", kv, false);
     v_ = into("v_proj", kv, false);
   }
-  if (spec_.query_key_norm != NormKind::kNone) {
-    q_norm_ = norm_layer(spec_.query_key_norm, head_dim_);
-    k_norm_ = norm_layer(spec_.query_key_norm, head_dim_);
-    register_module("q_norm", q_norm_.module);
-    register_module("k_norm", k_norm_.module);
-  }
+  q_norm_ = added(*this, "q_norm", norm_layer(spec_.query_key_norm, head_dim_));
+  k_norm_ = added(*this, "k_norm", norm_layer(spec_.query_key_norm, head_dim_));
   if (spec_.temperature) {
     temperature_ = register_slot("temperature", {1});
   }
@@ -343,8 +326,7 @@ constexpr std::int64_t kChosen = 2;
 
 Experts::Experts(std::int64_t dim, std::int64_t inner, Activation activation)
     : activation_(std::move(activation)),
-      router_(linear_layer(LinearKind::kOwn, dim, kExperts, false)) {
-  register_module("router", router_.module);
+      router_(added(*this, "router", linear_layer(LinearKind::kOwn, dim, kExperts, false))) {
   up_ = register_slot("up", {kExperts, dim, inner});
   down_ = register_slot("down", {kExperts, inner, dim});
 }
@@ -393,9 +375,7 @@ at::Tensor apply_along(Along along, const at::Tensor& x) {
 Mlp::Mlp(const ModelSpec& spec) : spec_(spec.feed) {
   const std::int64_t dim = spec.dim();
   const auto into = [&](const char* name, std::int64_t out) {
-    Layer made = linear_layer(spec_.linear, dim, out, spec_.bias);
-    register_module(name, made.module);
-    return made;
+    return added(*this, name, linear_layer(spec_.linear, dim, out, spec_.bias));
   };
   if (spec_.inner_bias) {
     inner_bias_ = register_slot("inner_bias", {spec_.inner});
@@ -413,17 +393,23 @@ Mlp::Mlp(const ModelSpec& spec) : spec_(spec.feed) {
   if (spec_.kind == MlpKind::kGated || spec_.kind == MlpKind::kGatedFusedKernel) {
     gate_ = into("gate_proj", spec_.inner);
   }
-  if (spec_.middle_norm != NormKind::kNone) {
-    middle_norm_ = norm_layer(spec_.middle_norm, spec_.inner);
-    register_module("middle_norm", middle_norm_.module);
-  }
-  if (spec_.dropout != DropoutKind::kNone) {
-    dropout_ = dropout_layer(spec_.dropout);
-    register_module("dropout", dropout_.module);
-  }
-  down_ = projection(spec_.linear, spec_.inner, dim, spec_.bias, spec_.adapter);
-  register_module("down_proj", down_.module);
+  middle_norm_ = added(*this, "middle_norm", norm_layer(spec_.middle_norm, spec_.inner));
+  dropout_ = added(*this, "dropout", dropout_layer(spec_.dropout));
+  down_ = added(*this, "down_proj",
+                projection(spec_.linear, spec_.inner, dim, spec_.bias, spec_.adapter));
 }
+
+namespace {
+
+/// x * sigmoid(x) as four operators that a user could have defined, each with a rule but the last.
+at::Tensor call_operator(const std::string& name, const at::Tensor& x) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name.c_str(), "")
+      .typed<at::Tensor(const at::Tensor&)>()
+      .call(x);
+}
+
+}  // namespace
 
 at::Tensor Mlp::activate(const at::Tensor& x) {
   switch (spec_.activation) {
@@ -542,13 +528,6 @@ std::optional<ShardingRule> elementwise(const OpCall& call) {
 
 }  // namespace
 
-at::Tensor call_operator(const std::string& name, const at::Tensor& x) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name.c_str(), "")
-      .typed<at::Tensor(const at::Tensor&)>()
-      .call(x);
-}
-
 void register_operator_rules() {
   for (const char* name : {"fuzz::kernel_of_aten", "fuzz::with_autograd"}) {
     register_rule(name, &elementwise);
@@ -558,21 +537,15 @@ void register_operator_rules() {
 // The models of the cases: written for one rank, in the ways that users write them.
 
 Block::Block(const ModelSpec& spec) : spec_(spec.feed) {
-  const auto add = [&](const char* name, Layer made) {
-    if (made.module != nullptr) {
-      register_module(name, made.module);
-    }
-    return made;
-  };
   if (spec.attention) {
-    norm1_ = add("norm1", norm_layer(spec.norm, spec.dim()));
+    norm1_ = added(*this, "norm1", norm_layer(spec.norm, spec.dim()));
     attention_ = register_module("attention", std::make_shared<Attention>(spec));
-    dropout1_ = add("dropout1", dropout_layer(spec.dropout));
+    dropout1_ = added(*this, "dropout1", dropout_layer(spec.dropout));
   }
   if (spec.mlp) {
-    norm2_ = add("norm2", norm_layer(spec.norm, spec.dim()));
+    norm2_ = added(*this, "norm2", norm_layer(spec.norm, spec.dim()));
     mlp_ = register_module("mlp", std::make_shared<Mlp>(spec));
-    dropout2_ = add("dropout2", dropout_layer(spec.dropout));
+    dropout2_ = added(*this, "dropout2", dropout_layer(spec.dropout));
   }
   if (spec.residual_scale == ResidualScale::kVector) {
     scale_ = register_slot("scale", {spec.dim()});
@@ -627,23 +600,17 @@ Net::Net(const ModelSpec& spec, Loss loss) : spec_(spec), loss_(loss) {
   const auto embed =
       register_module("embed", std::make_shared<nn::Embedding>(spec.vocabulary, dim));
   embed_ = layer(embed);
-  const auto add = [&](const char* name, Layer made) {
-    if (made.module != nullptr) {
-      register_module(name, made.module);
-    }
-    return made;
-  };
   if (spec.position) {
-    position_ = add("position", position_layer(dim));
+    position_ = added(*this, "position", layer(std::make_shared<Position>(dim)));
   }
-  dropout_ = add("dropout", dropout_layer(spec.dropout));
+  dropout_ = added(*this, "dropout", dropout_layer(spec.dropout));
   const auto list = register_module("blocks", std::make_shared<nn::ModuleList>());
   for (std::int64_t i = 0; i < spec.depth; ++i) {
     blocks_.push_back(list->push_back(std::make_shared<Block>(spec)));
   }
-  norm_ = add("norm", norm_layer(spec.final_norm, dim));
+  norm_ = added(*this, "norm", norm_layer(spec.final_norm, dim));
   if (spec.part_scale != PartScale::kNone) {
-    scale_ = add("scale", part_scale_layer(spec.part_scale, dim));
+    scale_ = added(*this, "scale", layer(std::make_shared<PartScaleLayer>(spec.part_scale, dim)));
   }
   head_ = register_module(
       "head", std::make_shared<nn::Linear>(dim, spec.vocabulary, nn::LinearOptions{.bias = false}));

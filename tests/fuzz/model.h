@@ -32,15 +32,6 @@ Layer layer(std::shared_ptr<M> module) {
   return {module, [module](const at::Tensor& x) { return (*module)(x); }};
 }
 
-Layer norm_layer(NormKind kind, std::int64_t size);
-Layer linear_layer(LinearKind kind, std::int64_t in, std::int64_t out, bool bias);
-Layer dropout_layer(DropoutKind kind);
-/// A Linear, with or without an adapter.
-Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, bool adapter);
-Layer position_layer(std::int64_t dim);
-/// A scale that is written for local tensors.
-Layer part_scale_layer(PartScale kind, std::int64_t dim);
-
 /// Four experts whose weights are stacked, (experts, in, out); a router sends each token to two.
 class Experts : public nn::Module<Experts> {
  public:

@@ -1,8 +1,6 @@
 // A user's program: it builds the model, distributes it, and trains it on its part of the batch.
 // The same program without a mesh is the oracle.
 
-#include "fuzz/run.h"
-
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <c10/core/GradMode.h>
@@ -23,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "fuzz/case.h"
 #include "fuzz/model.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
@@ -43,9 +42,107 @@
 namespace tessera::fuzz {
 namespace {
 
+// Translates the options of a case to options of the library.
+
+/// Shards the stacked weights of experts. It has no hooks: operators propagate the shards.
+class ExpertsParallel final : public tensor_parallel::ParallelStyle {
+ public:
+  explicit ExpertsParallel(bool whole_experts) : whole_experts_(whole_experts) {}
+
+  std::string name() const override { return "experts_parallel"; }
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
+      const nn::ModuleBase& module) const override {
+    // Weights are (experts, in, out). The inner features are split.
+    return {{module.slot("up"), Shard{whole_experts_ ? 0 : 2}},
+            {module.slot("down"), Shard{whole_experts_ ? 0 : 1}}};
+  }
+  void apply(nn::ModuleBase&, const DeviceMesh&) const override {}
+
+ private:
+  bool whole_experts_;
+};
+
+/// The style of an entry of a case's plan.
+tensor_parallel::StylePtr make_style(const StyleSpec& s) {
+  using namespace tensor_parallel;
+  switch (s.kind) {
+    case StyleKind::kColwise:
+      return colwise_parallel({.output_layouts = s.output, .use_local_output = s.local});
+    case StyleKind::kRowwise:
+      return rowwise_parallel(
+          {.input_layouts = s.takes_part ? std::optional<Placement>(Shard{-1}) : std::nullopt,
+           .output_layouts = s.output,
+           .use_local_output = s.local});
+    case StyleKind::kSequence:
+      return sequence_parallel({.sequence_dim = s.dim, .use_local_output = s.local});
+    case StyleKind::kReplicate:
+      return replicate_parallel({.use_local_output = s.local});
+    case StyleKind::kPrepareInput:
+      return prepare_module_input({.input_layouts = {Replicate{}},
+                                   .desired_input_layouts = {s.output},
+                                   .use_local_output = s.local});
+    case StyleKind::kPrepareOutput:
+      return prepare_module_output({.output_layouts = {Replicate{}},
+                                    .desired_output_layouts = {s.output},
+                                    .use_local_output = s.local});
+    case StyleKind::kFusedColwise:
+      return fused_colwise_parallel({.parts = s.parts, .use_local_output = s.local});
+    case StyleKind::kExperts:
+      return std::make_shared<ExpertsParallel>(s.dim == 0);
+  }
+  return nullptr;
+}
+
+DeviceMesh make_mesh(const MeshSpec& spec, const testing::Rank& rank) {
+  std::vector<std::int64_t> sizes{spec.data};
+  std::vector<std::string> names{"dp"};
+  if (spec.replicas > 1) {
+    sizes.insert(sizes.begin(), spec.replicas);
+    names.insert(names.begin(), "replicas");
+  }
+  sizes.insert(spec.tensor_first ? sizes.begin() : sizes.end(), spec.tensor);
+  names.insert(spec.tensor_first ? names.begin() : names.end(), "tp");
+  return rank.mesh(sizes, names);
+}
+
+/// The dimensions of make_mesh() that split the batch.
+DeviceMesh data_mesh(const MeshSpec& spec, const DeviceMesh& mesh) {
+  return spec.replicas > 1 ? mesh[{"replicas", "dp"}] : mesh["dp"];
+}
+
+fsdp::Options fsdp_options(const FsdpSpec& spec) {
+  fsdp::Options options;
+  if (spec.reshard != Reshard::kDefault) {
+    options.reshard_after_forward = spec.reshard == Reshard::kAlways;
+  }
+  if (spec.offload) {
+    options.offload_policy = fsdp::OffloadPolicy{};
+  }
+  options.post_forward_mesh_size = spec.post_forward;
+  options.may_be_unused = spec.may_be_unused;
+  if (spec.placement == ShardPlacement::kLast) {
+    options.shard_placement = [](const std::string&, const at::Tensor& parameter) {
+      return std::optional<Placement>(Shard{parameter.dim() - 1});
+    };
+  } else if (spec.placement == ShardPlacement::kReplicateVectors) {
+    options.shard_placement = [](const std::string&, const at::Tensor& parameter) {
+      return parameter.dim() == 1 ? std::optional<Placement>(Replicate{}) : std::nullopt;
+    };
+  }
+  return options;
+}
+
 constexpr int kSteps = 2;
 // A gradient that is zero up to rounding, like that of a key's bias, must not become a step.
 constexpr double kAdamEps = 1e-4;
+
+/// What a rank has seen of a training run.
+struct Trace {
+  std::vector<double> losses;      ///< its part's: their mean over the parts is the loss
+  std::vector<double> grad_norms;  ///< one a step
+  std::map<std::string, at::Tensor> parameters;  ///< whole, after the last step
+  int steps = 0;                                 ///< that have ended
+};
 
 /// The part of the batch of this rank.
 struct Part {
@@ -378,19 +475,12 @@ class Training {
   std::function<void()> step_, zero_grad_;
 };
 
-}  // namespace
-
-void train_alone(const Case& c, Trace& trace, std::uint64_t flips) {
+/// Trains on this rank alone, on the whole batch. `flips`: of how weights begin, about half of the
+/// last bits are flipped, others with each number; 0: none.
+void train_alone(const Case& c, Trace& trace, std::uint64_t flips = 0) {
   tessera::manual_seed(c.seed);
   Training(c, flips).run(std::nullopt, trace);
 }
-
-void train_distributed(const Case& c, const testing::Rank& rank, Trace& trace) {
-  tessera::manual_seed(c.seed);
-  Training(c).run(make_mesh(c.mesh, rank), trace);
-}
-
-namespace {
 
 using std::chrono::steady_clock;
 
@@ -406,7 +496,8 @@ struct Ended {
 
 Ended run_rank(const Case& c, const testing::Rank& rank, Trace& trace) {
   try {
-    train_distributed(c, rank, trace);
+    tessera::manual_seed(c.seed);
+    Training(c).run(make_mesh(c.mesh, rank), trace);
     return {};
   } catch (const comm::PeerError& error) {
     return {false, true, error.what()};

@@ -21,7 +21,7 @@
 #include "checkpoint/step_files.h"
 #include "fuzz_input/samples.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 #include "tessera/data/detail/tokenizers.h"
 #include "tessera/data/tokenizer.h"

@@ -1,23 +1,72 @@
 // Valid inputs, from which the fuzzer starts.
-
 #pragma once
 
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
+
+#include "checkpoint/manifest.h"
+#include "tessera/checkpoint/safetensors.h"
 
 namespace tessera::fuzz_input {
 
+using nlohmann::json;
+
+inline constexpr const char* kShards[] = {"model-00001-of-00002.safetensors",
+                                          "model-00002-of-00002.safetensors"};
+
 /// Two shards of a Hugging Face model.
-void write_shards(const std::filesystem::path& folder);
+inline void write_shards(const std::filesystem::path& folder) {
+  for (const int i : {0, 1}) {
+    const std::string name = i == 0 ? "a" : "b";
+    checkpoint::SafetensorsWriter writer(folder / kShards[i], {{name, at::kFloat, {2}}});
+    writer.write(name, at::ones({2}));
+    writer.finish();
+  }
+}
+
 /// The index of the shards of write_shards().
-std::string index_of_shards();
+inline std::string index_of_shards() {
+  return json{{"metadata", {{"total_size", 16}}},
+              {"weight_map", {{"a", kShards[0]}, {"b", kShards[1]}}}}
+      .dump();
+}
 
 /// A shard as PyTorch writes it, with two tensors and this DCP_SHARDING_INFO.
-std::string shard_with(const std::string& sharding_info);
+inline std::string shard_with(const std::string& sharding_info) {
+  const json header = {
+      {"__metadata__",
+       {{"format", "pt"}, {"DCP_VERSION", "1.0"}, {"DCP_SHARDING_INFO", sharding_info}}},
+      {"w", {{"dtype", "F32"}, {"shape", {2, 3}}, {"data_offsets", {0, 24}}}},
+      {"step", {{"dtype", "F32"}, {"shape", json::array()}, {"data_offsets", {24, 28}}}}};
+  const std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
+  const std::uint64_t length = text.size();
+  std::string bytes(sizeof(length), '\0');
+  std::memcpy(bytes.data(), &length, sizeof(length));
+  return bytes + text + std::string(28, '\0');
+}
+
 /// The right DCP_SHARDING_INFO for shard_with().
-std::string sharding_info();
+inline std::string sharding_info() {
+  return R"({"w":{"saved_offsets":[0,0]},"step":{"saved_offsets":[]}})";
+}
 
 /// A manifest without its checksum.
-std::string manifest();
+inline std::string manifest() {
+  checkpoint::Manifest manifest{.run_id = "run", .step = 100, .world_size = 2};
+  manifest.mesh_sizes = {2, 1};
+  manifest.mesh_names = {"dp", "tp"};
+  manifest.files = {{"shard-00000-model-00001-of-00001.safetensors", 300, {1}},
+                    {"shard-00001-model-00001-of-00001.safetensors", 1 << 21, {2, 3}}};
+  manifest.tensors["w"] = {"F32", {5, 3}, {"tied"}, {{0, {0, 0}, {3, 3}}, {1, {3, 0}, {2, 3}}}};
+  manifest.tensors["step"] = {"F32", {}, {}, {{0, {}, {}}}};
+  manifest.entries = {{"samples", 640}, {"schedule", {{"step", 100}}}};
+  const std::string text = to_text(manifest);
+  return text.substr(0, text.rfind(",\"crc32c\""));
+}
 
 }  // namespace tessera::fuzz_input

@@ -70,8 +70,7 @@ class PublicHeaders(unittest.TestCase):
         # scopes that a backward takes along. NoCopy is a base class without declarations for users.
         found = {header: inner for header in public_headers()
                  if (inner := {name for name in includes(header) if "/detail/" in name} - {"tessera/core/detail/no_copy.h"})}
-        self.assertEqual(found, {"tessera/core/op_call.h": {"tessera/core/detail/argument.h"},
-                                 "tessera/core/sharding_rule.h": {"tessera/core/detail/local_execution.h"},
+        self.assertEqual(found, {"tessera/core/sharding_rule.h": {"tessera/core/detail/local_execution.h"},
                                  "tessera/dtensor/distributed_tensor.h": {"tessera/core/detail/layout.h"},
                                  "tessera/dtensor/operator_mode.h": {"tessera/internals/detail/threads.h",
                                                                      "tessera/internals/detail/dispatch_keys.h"},

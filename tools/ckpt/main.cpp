@@ -18,7 +18,6 @@
 
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/core/error.h"
-#include "tessera/core/text.h"
 
 namespace tessera::checkpoint {
 namespace {

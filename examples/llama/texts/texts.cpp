@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "tessera/data/text.h"
 
 namespace llama {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/input_file.h"
+#include "tessera/core/files.h"
 #include "tessera/export.h"
 
 namespace at {

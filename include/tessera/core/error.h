@@ -3,6 +3,8 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tessera/export.h"
 
@@ -33,6 +35,10 @@ template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   throw Error(detail::concat(parts...));
 }
+
+/// The first of the candidates with the smallest Levenshtein distance from `word`, for a message
+/// about an unknown name. Returns "" if there are no candidates.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace tessera
 TESSERA_API_END

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/op_call.h"
 #include "tessera/core/placement.h"
 #include "tessera/core/sharding_rule.h"
 #include "tessera/export.h"

@@ -1,16 +1,64 @@
+// Calls of operators, their sharding rules, and functions for writing rules (register_rule.h).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/core/detail/local_execution.h"
-#include "tessera/core/op_call.h"
 #include "tessera/core/placement.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
 namespace tessera {
+
+/// The properties of a tensor that a sharding rule can read.
+struct TensorMeta {
+  std::vector<std::int64_t> sizes;  ///< global sizes of the tensor
+  std::int64_t itemsize = 4;        ///< number of bytes of an element
+
+  int ndim() const { return static_cast<int>(sizes.size()); }
+  std::int64_t size(int dim) const { return sizes[static_cast<std::size_t>(dim)]; }
+  std::int64_t numel() const;
+};
+
+/// A call of an operator on distributed tensors, for the operator's sharding rule. The arguments
+/// are in the order of the schema, include keyword-only arguments and `out`, and have default
+/// values where the caller gave none. A tensor that is passed twice is in `tensors` twice.
+///
+/// The parameter `arg` of a member function is the index of an argument. The member functions treat
+/// an argument after the last one as None, and throw Error for an argument of another kind.
+struct OpCall {
+  std::string_view op;  ///< name with overload: "aten::add.Tensor"; no overload: "aten::mm"
+  std::vector<Argument> args;
+  std::vector<TensorMeta> tensors;
+
+  bool has_tensor(std::size_t arg) const;  ///< whether the argument is a tensor, and not None
+  /// The index of a tensor argument in `tensors`.
+  int tensor_index(std::size_t arg) const;
+  const TensorMeta& tensor(std::size_t arg) const;
+  /// The tensors of a list argument. A single tensor is a list of one tensor, and None is an empty
+  /// list.
+  std::vector<TensorRef> tensor_list(std::size_t arg) const;
+
+  bool is_none(std::size_t arg) const;
+  /// Value of an argument that is an integer or a bool.
+  std::int64_t integer(std::size_t arg) const;
+  /// The value of an integer argument, or `otherwise` if the argument is None.
+  std::int64_t integer_or(std::size_t arg, std::int64_t otherwise) const;
+  /// The value of a bool argument, or `otherwise` if the argument is None.
+  bool boolean_or(std::size_t arg, bool otherwise) const;
+  const DType& dtype(std::size_t arg) const;
+  /// Value of an argument that is an integer, a bool or a double.
+  double number(std::size_t arg) const;
+  /// The values of an argument that is a list of integers. A single integer is a list of one
+  /// integer, and None is an empty list.
+  std::vector<std::int64_t> integers(std::size_t arg) const;
+};
 
 /// How one operator may be sharded, in the einsum style of GSPMD (Xu et al. 2021) and Shardy. Every
 /// dimension of every tensor is an ordered list of factors, major first, whose sizes multiply to
@@ -92,4 +140,68 @@ struct ShardingRule : detail::LocalExecution {
 };
 
 }  // namespace tessera
+
+// Functions that add factors, broadcasting and linearity to a rule. Pure.
+namespace tessera::rules {
+
+using Sizes = std::vector<std::int64_t>;  ///< the sizes of a tensor, one for each dimension
+using Factors = ShardingRule::Factors;    ///< the factors of a dimension, as indices
+/// the factors of a tensor, one entry for each dimension
+using TensorFactors = ShardingRule::TensorFactors;
+
+// In this header, tensor indices refer to OpCall::tensors, and factor indices refer to
+// ShardingRule::factors.
+
+/// A sharding rule for `call` in which no dimension has a factor. The rule replicates all tensors
+/// until factors are added.
+ShardingRule start(const OpCall& call);
+
+/// Adds a factor that may be sharded. Returns its index.
+int add_factor(ShardingRule& rule, std::int64_t size);
+/// Adds a factor that must not be sharded. Returns its index.
+int add_unsharded(ShardingRule& rule, std::int64_t size);
+/// Adds a factor of `size` positions. If the factor is sharded, outputs without the factor become
+/// Partial(op). Returns the factor's index.
+int add_reduced(ShardingRule& rule, std::int64_t size, ReduceOp op);
+/// Adds a factor for each of `sizes`; these factors may be sharded. Returns the factors of a tensor
+/// with `sizes`, one factor for each dimension.
+TensorFactors add_factors(ShardingRule& rule, const Sizes& sizes);
+
+/// Forbids sharding of all factors of a dimension.
+void keep_unsharded(ShardingRule& rule, const Factors& factors);
+
+/// Forbids empty shards of all factors that the rule has so far.
+void forbid_empty_shards(ShardingRule& rule);
+
+/// Declares that the operator is linear in `inputs` together: if all of them are Partial sums or
+/// averages, the outputs are too.
+void add_linear(ShardingRule& rule, std::vector<int> inputs);
+/// Declares that the operator commutes with the given reductions of `inputs` together.
+void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
+                std::initializer_list<ReduceOp> ops);
+/// Declares linearity in a short notation for tables of operators: terms separated by blanks. A
+/// term has the positions in `tensors` of the tensors that may be partial together, and a character
+/// for the reductions:
+///   "01"   sum and avg: linear in tensors 0 and 1 together
+///   "0<"   max and min: monotone, not decreasing
+///   "01^"  max;  "01v"  min
+///   "0~"   avg: affine
+///   "12*"  every reduction: elements are selected, not changed
+void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors);
+
+/// For each of `ndim` dimensions, whether the list argument `arg` names the dimension. All true if
+/// the argument is None or empty.
+std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
+
+/// Gives `tensors` the factors of an operator that broadcasts them. Returns the factors of the
+/// result, one entry for each dimension; nullopt if the sizes cannot be broadcast.
+std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& call,
+                                           const std::vector<int>& tensors);
+
+/// The factors of tensor number `tensor` of the call, as a reference that the caller may write to.
+inline TensorFactors& input_of(ShardingRule& rule, int tensor) {
+  return rule.inputs[static_cast<std::size_t>(tensor)];
+}
+
+}  // namespace tessera::rules
 TESSERA_API_END

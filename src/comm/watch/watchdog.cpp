@@ -12,8 +12,8 @@
 
 #include "host/host.h"
 #include "tessera/comm/detail/rank_threads.h"
-#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 
 namespace tessera::comm {
 namespace {

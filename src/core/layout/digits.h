@@ -1,11 +1,9 @@
-// Functions on digits (factors of a tensor dimension, divided over mesh dimensions) that layouts,
-// the redistribution planner and propagation share: sizes over a mesh, and the canonical form.
+// Functions on digits (factors of a tensor dimension, divided over mesh dimensions) that layouts
+// and the redistribution planner share: sizes over a mesh, and the canonical form.
 // tessera/core/detail/layout.h defines digits.
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <span>
 #include <vector>
 
 #include "tessera/core/detail/layout.h"
@@ -31,26 +29,5 @@ std::vector<Digit> canonical_digits(const std::vector<std::int64_t>& mesh_sizes,
 /// `layout` with every mesh dimension of size 1 replicated. Each rank has the same values under
 /// both layouts, so the planner need not distinguish them.
 LayoutPtr without_unit_mesh_dims(LayoutPtr layout);
-
-/// The digits of each of several factors, the major digit first.
-using FactorDigits = std::vector<std::vector<Digit>>;
-
-/// Distributes the digits of one tensor dimension over its factors. A digit that contains a
-/// boundary between factors is split there. Returns nullopt if the chunks of the digit do not end
-/// at the boundary. All extents must be explicit (not 0), and the factors' sizes must multiply to
-/// the product of the extents.
-std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
-                                         std::span<const std::int64_t> factor_sizes,
-                                         std::span<const std::int64_t> mesh_sizes);
-
-/// Removes the innermost mesh dimension from `digits` and returns it; -1 if there is none.
-int drop_innermost(std::vector<Digit>& digits);
-
-/// Whether all chunks of `digits` have equal sizes. True for 12 positions over 2 and 3 ranks, false
-/// for 10.
-bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes);
-
-/// Whether some rank has no position of `digits`.
-bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes);
 
 }  // namespace tessera::detail

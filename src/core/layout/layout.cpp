@@ -63,17 +63,6 @@ bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor)
   return adjoin && cuts_scale(mesh, major.extent, minor.extent, major.mesh_dims);
 }
 
-void append(Digit& major, const Digit& minor) {
-  major.extent *= minor.extent;
-  major.mesh_dims.insert(major.mesh_dims.end(), minor.mesh_dims.begin(), minor.mesh_dims.end());
-}
-
-/// Whether the digit has a single, undivided position. Such a digit is needed only if a dimension
-/// has no other digit.
-bool is_trivial(const Digit& digit) {
-  return digit.extent == 1 && digit.mesh_dims.empty();
-}
-
 }  // namespace
 
 std::int64_t mesh_product(const MeshSizes& mesh_sizes, const std::vector<int>& mesh_dims) {
@@ -87,11 +76,14 @@ std::int64_t mesh_product(const MeshSizes& mesh_sizes, const std::vector<int>& m
 std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Digit> digits) {
   std::vector<Digit> out;
   for (auto& digit : digits) {
-    if (is_trivial(digit) && digits.size() > 1) {
+    // A digit of a single, undivided position is needed only if a dimension has no other digit.
+    if (digit.extent == 1 && digit.mesh_dims.empty() && digits.size() > 1) {
       continue;
     }
     if (!out.empty() && is_one_digit(mesh_sizes, out.back(), digit)) {
-      append(out.back(), digit);
+      auto& order = out.back().mesh_dims;
+      out.back().extent *= digit.extent;
+      order.insert(order.end(), digit.mesh_dims.begin(), digit.mesh_dims.end());
     } else {
       out.push_back(std::move(digit));
     }

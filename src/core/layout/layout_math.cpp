@@ -75,7 +75,6 @@ std::int64_t MeshShape::index(const std::vector<std::int64_t>& coordinate) const
   return out;
 }
 
-/// The shape as text: "(dp=2, tp=4)", or "(2, 4)" without names.
 std::string to_string(const MeshShape& shape) {
   std::string out = "(";
   for (const auto& [dim, size] : ranges::views::enumerate(shape.sizes())) {
@@ -185,12 +184,6 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
   return out;
 }
 
-void append(Box& box, const Run& run) {
-  box.global_offset.push_back(run.global);
-  box.local_offset.push_back(run.local);
-  box.sizes.push_back(run.size);
-}
-
 }  // namespace
 
 /// The size is 0 for chunks behind the last position, where torch.chunk would return no chunk.
@@ -249,7 +242,10 @@ std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t>
     std::vector<Box> next;
     for (const auto& box : boxes) {
       for (const auto& run : along) {
-        append(next.emplace_back(box), run);
+        Box& longer = next.emplace_back(box);
+        longer.global_offset.push_back(run.global);
+        longer.local_offset.push_back(run.local);
+        longer.sizes.push_back(run.size);
       }
     }
     boxes = std::move(next);

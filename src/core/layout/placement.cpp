@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 #include <optional>
 #include <ostream>
+#include <regex>
 #include <utility>
 
 #include "layout/digits.h"
@@ -42,97 +42,30 @@ struct Printer {
   }
 };
 
-/// Removes spaces. PyTorch prints a space behind each comma, but users may omit it. No name
-/// contains a space.
-std::string without_spaces(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (!std::isspace(static_cast<unsigned char>(c))) {
-      out += c;
-    }
-  }
-  return out;
-}
-
-/// Removes an optional keyword, so that "Shard(dim=0)" is read like "Shard(0)".
-std::string_view without_prefix(std::string_view text, std::string_view prefix) {
-  return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
-}
-
-/// The number in `text`; nullopt unless the whole text is a number. std::stoll would read "0x" as
-/// 0.
-std::optional<std::int64_t> integer(std::string_view text) {
-  std::int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end) {
-    return std::nullopt;
-  }
-  return value;
-}
-
-std::optional<Placement> parse_shard(std::string_view argument) {
-  const auto dim = integer(without_prefix(argument, "dim="));
-  if (!dim) {
-    return std::nullopt;
-  }
-  return Shard{*dim};
-}
-
-/// Parses "Partial(...)". "Partial()" is a sum, as in PyTorch.
-std::optional<Placement> parse_partial(std::string_view argument) {
-  if (argument.empty()) {
-    return Partial{};
-  }
-  for (const auto& [name, op] : kReduceOps) {
-    if (argument == name) {
-      return Partial{op};
-    }
-  }
-  return std::nullopt;
-}
-
-/// Parses "_StridedShard(...)". Both arguments are required. PyTorch prints "sf=" and accepts
-/// "split_factor=".
-std::optional<Placement> parse_strided_shard(std::string_view arguments) {
-  const auto comma = arguments.find(',');
-  if (comma == std::string_view::npos) {
-    return std::nullopt;
-  }
-  const auto dim = integer(without_prefix(arguments.substr(0, comma), "dim="));
-  const auto factor =
-      integer(without_prefix(without_prefix(arguments.substr(comma + 1), "split_factor="), "sf="));
-  if (!dim || !factor || *factor < 1) {
-    return std::nullopt;
-  }
-  return StridedShard{*dim, *factor};
-}
-
-/// Parses a placement. Returns nullopt if the text is not a placement.
-std::optional<Placement> parse(std::string_view text) {
-  if (text == "R") {
+/// Parses a placement without spaces. Returns nullopt if the text is not a placement. "Partial()"
+/// is a sum, as in PyTorch. PyTorch prints "sf=" and accepts "split_factor=".
+std::optional<Placement> parse(const std::string& text) {
+  static const std::regex kShard(R"((?:Shard|S)\((?:dim=)?(-?\d{1,18})\))");
+  static const std::regex kStridedShard(
+      R"(_StridedShard\((?:dim=)?(-?\d{1,18}),(?:split_factor=)?(?:sf=)?(\d{1,18})\))");
+  static const std::regex kPartial(R"(P|(?:Partial|P)\((\w*)\))");
+  std::smatch parts;
+  if (text == "R" || text == "Replicate()") {
     return Replicate{};
   }
-  if (text == "P") {
-    return Partial{};
+  if (std::regex_match(text, parts, kShard)) {
+    return Shard{std::stoll(parts[1])};
   }
-  const auto open = text.find('(');
-  if (open == std::string_view::npos || text.back() != ')') {
-    return std::nullopt;
+  if (std::regex_match(text, parts, kStridedShard) && std::stoll(parts[2]) >= 1) {
+    return StridedShard{std::stoll(parts[1]), std::stoll(parts[2])};
   }
-  const auto name = text.substr(0, open);
-  const auto arguments = text.substr(open + 1, text.size() - open - 2);
-  if (name == "Replicate" && arguments.empty()) {
-    return Replicate{};
-  }
-  if (name == "Shard" || name == "S") {
-    return parse_shard(arguments);
-  }
-  if (name == "Partial" || name == "P") {
-    return parse_partial(arguments);
-  }
-  if (name == "_StridedShard") {
-    return parse_strided_shard(arguments);
+  if (std::regex_match(text, parts, kPartial)) {
+    const std::string name = parts[1].length() == 0 ? "sum" : parts[1].str();
+    for (const auto& [op_name, op] : kReduceOps) {
+      if (name == op_name) {
+        return Partial{op};
+      }
+    }
   }
   return std::nullopt;
 }
@@ -179,7 +112,10 @@ std::ostream& operator<<(std::ostream& stream, const Placements& placements) {
 }
 
 Placement parse_placement(std::string_view text) {
-  const auto placement = parse(without_spaces(text));
+  // PyTorch prints a space behind each comma, but users may omit it. No name contains a space.
+  std::string packed(text);
+  std::erase_if(packed, [](unsigned char c) { return std::isspace(c) != 0; });
+  const auto placement = parse(packed);
   TESSERA_CHECK(placement, "placement \"", text,
                 "\" is not understood; write Shard(0), Replicate(), Partial(sum|avg|max|min|"
                 "product) or _StridedShard(dim=0, sf=2)");

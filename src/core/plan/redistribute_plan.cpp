@@ -4,24 +4,584 @@
 #include "tessera/core/detail/redistribute_plan.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
+#include <optional>
 #include <ostream>
 #include <queue>
 #include <unordered_map>
+#include <utility>
 
 #include "layout/digits.h"
-#include "plan/search.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
 namespace {
 
-using plan::Problem;
+// Lists the possible steps from one layout towards another. Collectives can append and remove mesh
+// dimensions only at the inner end of a digit.
+
+/// The task of a redistribution plan: a tensor of `sizes` must get layout `to`.
+struct Problem {
+  LayoutPtr to = nullptr;
+  std::span<const std::int64_t> sizes;
+  std::int64_t itemsize = 1;  ///< number of bytes of an element
+  /// Tensor dimensions that may be sharded temporarily by a mesh dimension that does not shard them
+  /// in the target, to make room for another mesh dimension.
+  std::vector<int> temporary_dims;
+
+  std::int64_t size(int dim) const { return sizes[static_cast<std::size_t>(dim)]; }
+  std::int64_t mesh_size(int dim) const { return detail::mesh_size(to->mesh_sizes(), dim); }
+};
+
+using Digits = std::vector<Digit>;
+
+bool contains(std::span<const int> list, int value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+/// `digits` with only the mesh dimensions in `present`. nullopt if a mesh dimension in `present` is
+/// inner to one that is not, because a missing mesh dimension can only be appended at the inner
+/// end.
+std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
+  for (auto& digit : digits) {
+    auto& dims = digit.mesh_dims;
+    const auto end =
+        std::find_if(dims.begin(), dims.end(), [&](int m) { return !contains(present, m); });
+    if (std::any_of(end, dims.end(), [&](int m) { return contains(present, m); })) {
+      return std::nullopt;
+    }
+    dims.erase(end, dims.end());
+  }
+  return digits;
+}
+
+std::vector<int> with(std::vector<int> list, std::span<const int> more) {
+  list.insert(list.end(), more.begin(), more.end());
+  return list;
+}
+
+/// A tensor dimension to which mesh dimensions may be appended, and the digits of the tensor
+/// dimension after that.
+struct Destination {
+  int dim = 0;
+  Digits digits;
+};
+
+/// The last mesh dimensions of a digit. Only these can be removed from the digit, because the
+/// chunks of inner mesh dimensions are within those of outer mesh dimensions.
+struct Tail {
+  int dim = 0;
+  std::size_t digit = 0;
+  std::vector<int> mesh_dims;
+};
+
+/// A layout between the start and the target, with the possible next steps.
+///
+/// A mesh dimension is settled if it, and all mesh dimensions before it in its tensor dimension,
+/// divide the tensor dimension as in the target. No step moves a settled mesh dimension, which
+/// keeps the search small.
+class SearchState {
+ public:
+  /// A tensor dimension that is not sharded counts as complete. `problem` must outlive this object.
+  SearchState(const Problem& problem, LayoutPtr layout)
+      : problem_(problem),
+        layout_(layout),
+        settled_(static_cast<std::size_t>(layout->mesh_ndim()), false),
+        complete_(static_cast<std::size_t>(layout->tensor_ndim()), true) {
+    for (int d = 0; d < layout->tensor_ndim(); ++d) {
+      settle(d);
+    }
+  }
+
+  const LayoutPtr& layout() const { return layout_; }
+  const Problem& problem() const { return problem_; }
+  bool is_settled(int mesh_dim) const { return settled_[static_cast<std::size_t>(mesh_dim)]; }
+  bool is_replicated_on(int mesh_dim) const {
+    return layout_->sharded_dim(mesh_dim) < 0 && layout_->partial_on(mesh_dim) == nullptr;
+  }
+
+  /// The mesh dimensions that one collective may remove from a digit. Starts with the innermost
+  /// mesh dimension and extends outwards while mesh dimensions are not settled; a longer tail needs
+  /// one collective over a flattened group. Stops at the first tail that cannot be one group,
+  /// because then no longer tail can.
+  std::vector<Tail> tails() const {
+    std::vector<Tail> out;
+    for (int d = 0; d < layout_->tensor_ndim(); ++d) {
+      const auto& digits = layout_->digits(d);
+      for (std::size_t g = 0; g < digits.size(); ++g) {
+        const auto& order = digits[g].mesh_dims;
+        for (auto first = order.rbegin(); first != order.rend() && !is_settled(*first); ++first) {
+          Tail tail{d, g, std::vector<int>(std::prev(first.base()), order.end())};
+          if (!is_group(d, digits, tail.mesh_dims)) {
+            break;
+          }
+          out.push_back(std::move(tail));
+        }
+      }
+    }
+    return out;
+  }
+
+  /// Sets of mesh dimensions that are partial with the same reduction and may be reduced now.
+  /// Subsets are enumerated as bits: at most 2^n subsets for n partial mesh dimensions, where n is
+  /// usually one or two. A set is legal if all of its reductions are equal and commute with the
+  /// inner partials that remain, because inner mesh dimensions are reduced first.
+  std::vector<std::vector<int>> reducible_sets() const {
+    const auto& partial = layout_->partial();
+    std::vector<std::vector<int>> out;
+    // Each non-empty subset of `partial`, as a set of bits.
+    for (unsigned set = 1; set < 1U << partial.size(); ++set) {
+      std::vector<int> dims;
+      bool legal = true;
+      const PartialDim* outermost = nullptr;
+      for (std::size_t i = 0; i < partial.size(); ++i) {
+        if ((set >> i & 1U) != 0) {
+          if (outermost == nullptr) {
+            outermost = &partial[i];
+          }
+          legal = legal && partial[i].op == outermost->op;
+          dims.push_back(partial[i].mesh_dim);
+        } else if (outermost != nullptr) {
+          legal = legal && commute(partial[i].op, outermost->op);
+        }
+      }
+      if (legal) {
+        out.push_back(std::move(dims));
+      }
+    }
+    return out;
+  }
+
+  /// `mesh_dims`, sorted in their order in the target, which decides which chunk each rank gets.
+  /// Mesh dimensions that the target does not shard keep their order. Mesh dimensions that the
+  /// target shards in another tensor dimension are last.
+  std::vector<int> in_final_order(std::vector<int> mesh_dims) const {
+    const int dim = problem_.to->sharded_dim(mesh_dims.front());
+    if (dim < 0) {
+      return mesh_dims;
+    }
+    const auto order = problem_.to->mesh_dims_of(dim);
+    std::stable_sort(mesh_dims.begin(), mesh_dims.end(), [&](int a, int b) {
+      return std::find(order.begin(), order.end(), a) < std::find(order.begin(), order.end(), b);
+    });
+    return mesh_dims;
+  }
+
+  /// Where the target has `mesh_dims`, in this order. nullopt if other mesh dimensions must be
+  /// removed from there first, or placed there first.
+  std::optional<Destination> final_destination(std::span<const int> mesh_dims) const {
+    const int dim = problem_.to->sharded_dim(mesh_dims.front());
+    if (dim < 0 || !complete_[static_cast<std::size_t>(dim)]) {
+      return std::nullopt;
+    }
+    const auto& there = problem_.to->digits(dim);
+    const auto after = with(layout_->mesh_dims_of(dim), mesh_dims);
+    const auto all_there = problem_.to->mesh_dims_of(dim);
+    // All of `mesh_dims` must belong to one tensor dimension in the target; otherwise parts of the
+    // set are moved one by one.
+    if (!std::all_of(mesh_dims.begin(), mesh_dims.end(),
+                     [&](int m) { return contains(all_there, m); })) {
+      return std::nullopt;
+    }
+    auto digits = restricted(there, after);
+    if (!digits || !is_group(dim, *digits, mesh_dims)) {
+      return std::nullopt;
+    }
+    return Destination{dim, std::move(*digits)};
+  }
+
+  /// The final destination, if `mesh_dims` can be moved there, and the temporary destinations. The
+  /// final destination is first, because for equal costs the planner takes the path found first.
+  std::vector<Destination> destinations(std::span<const int> mesh_dims) const {
+    std::vector<Destination> out;
+    if (auto destination = final_destination(mesh_dims)) {
+      out.push_back(std::move(*destination));
+    }
+    for (const int dim : problem_.temporary_dims) {
+      auto digits = layout_->digits(dim);
+      // A mesh dimension must not be appended to its final tensor dimension temporarily, because it
+      // would be at a wrong position in the order.
+      const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
+                                        [&](int m) { return problem_.to->sharded_dim(m) == dim; });
+      // Uses only tensor dimensions with at most one digit, because appending to one of several
+      // digits depends on sizes.
+      if (digits.size() > 1 || is_final) {
+        continue;
+      }
+      if (digits.empty()) {
+        digits.emplace_back();
+      }
+      digits[0].mesh_dims = with(std::move(digits[0].mesh_dims), mesh_dims);
+      if (is_group(dim, digits, mesh_dims)) {
+        out.push_back({dim, std::move(digits)});
+      }
+    }
+    return out;
+  }
+
+  // The functions from here on return the layout after a step.
+
+  /// The layout after the mesh dimensions of `tail` were gathered, or moved to `destination`.
+  LayoutPtr after_removal(const Tail& tail, const Destination* destination = nullptr) const {
+    auto dims = layout_->dims();
+    auto& order = dims[static_cast<std::size_t>(tail.dim)][tail.digit].mesh_dims;
+    order.resize(order.size() - tail.mesh_dims.size());
+    return interned(std::move(dims), layout_->partial(), destination);
+  }
+
+  /// The layout after `mesh_dims`, which are replicated or partial now, were reduced, or sharded at
+  /// `destination`.
+  LayoutPtr after_reduction(std::span<const int> mesh_dims,
+                            const Destination* destination = nullptr) const {
+    auto partial = layout_->partial();
+    std::erase_if(partial, [&](const auto& p) { return contains(mesh_dims, p.mesh_dim); });
+    return interned(layout_->dims(), std::move(partial), destination);
+  }
+
+  LayoutPtr after_make_partial(PartialDim made) const {
+    auto partial = layout_->partial();
+    partial.push_back(made);
+    return interned(layout_->dims(), std::move(partial), nullptr);
+  }
+
+ private:
+  /// Finds the settled mesh dimensions of tensor dimension `dim`: the longest common prefix of the
+  /// current order of its mesh dimensions and their order in the target. If the dimension has
+  /// several digits, either all its mesh dimensions are settled or none.
+  void settle(int dim) {
+    const auto& here = layout_->digits(dim);
+    if (here.empty()) {
+      return;
+    }
+    const auto& there = problem_.to->digits(dim);
+    const auto present = layout_->mesh_dims_of(dim);
+    std::size_t settled = 0;
+    // Two orders of mesh dimensions cannot be compared if there are several digits, because the
+    // order does not show which digit a mesh dimension divides.
+    if (here.size() > 1 || there.size() > 1) {
+      if (fits_several_digits(dim, present)) {
+        settled = present.size();
+      }
+    } else if (!there.empty()) {
+      const auto& order = there[0].mesh_dims;
+      while (settled < std::min(present.size(), order.size()) &&
+             present[settled] == order[settled]) {
+        ++settled;
+      }
+    }
+    for (std::size_t i = 0; i < settled; ++i) {
+      settled_[static_cast<std::size_t>(present[i])] = true;
+    }
+    complete_[static_cast<std::size_t>(dim)] = settled == present.size();
+  }
+
+  LayoutPtr interned(Layout::Dims dims, std::vector<PartialDim> partial,
+                     const Destination* destination) const {
+    if (destination != nullptr) {
+      dims[static_cast<std::size_t>(destination->dim)] = destination->digits;
+    }
+    return Layout::intern(layout_->mesh_sizes(), std::move(dims), std::move(partial));
+  }
+
+  /// Whether the current digits of `dim` equal the target's digits without the mesh dimensions that
+  /// are missing now. Digits are compared in canonical form, because removing mesh dimensions may
+  /// merge neighbouring digits.
+  bool fits_several_digits(int dim, const std::vector<int>& present) const {
+    const auto& there = problem_.to->digits(dim);
+    if (there.size() <= 1) {
+      return false;
+    }
+    const auto part = restricted(there, present);
+    return part && detail::canonical_digits(layout_->mesh_sizes(), *part) == layout_->digits(dim);
+  }
+
+  /// Whether `mesh_dims` are the last mesh dimensions of a digit whose extent is divisible by the
+  /// product of all of its mesh dimensions. Only then does one flattened group divide the digit as
+  /// the nested chunks of its mesh dimensions do.
+  bool is_group(int dim, const Digits& digits, std::span<const int> mesh_dims) const {
+    if (mesh_dims.size() == 1) {
+      return true;
+    }
+    const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
+      return contains(d.mesh_dims, mesh_dims.front());
+    });
+    const auto& order = digit->mesh_dims;
+    if (order.size() < mesh_dims.size() ||
+        !std::equal(mesh_dims.rbegin(), mesh_dims.rend(), order.rbegin())) {
+      return false;
+    }
+    // Uneven nested chunks have other boundaries than the chunks of one division.
+    const auto extent = digit->extent == 0 ? problem_.size(dim) : digit->extent;
+    return extent % detail::mesh_product(layout_->mesh_sizes(), order) == 0;
+  }
+
+  const Problem& problem_;
+  LayoutPtr layout_;
+  // For each mesh dimension, whether the mesh dimension is settled (see SearchState).
+  std::vector<bool> settled_;
+  // For each tensor dimension, whether all of its mesh dimensions are settled.
+  std::vector<bool> complete_;
+};
+
+// The costs of redistribution steps: bytes from the sizes of actual shards, time from the
+// CostModel, and the lower bound that guides the search. Bytes are those of the rank that sends
+// most, because a collective takes as long as its slowest rank.
+
+/// The cost of a step without communication: a kernel launch and perhaps a copy. Above 0, so that
+/// of two plans that send equally many bytes the shorter plan wins.
+constexpr double kLocalStepUs = 0.5;
+
+/// The coordinate of the rank with the largest shards, because torch.chunk puts short chunks last.
+std::vector<std::int64_t> first_coordinate(const Problem& problem) {
+  return std::vector<std::int64_t>(problem.to->mesh_sizes().size(), 0);
+}
+
+/// The coordinate of the rank with the smallest shards along `mesh_dims`.
+std::vector<std::int64_t> last_coordinate(const Problem& problem,
+                                          const std::vector<int>& mesh_dims) {
+  auto out = first_coordinate(problem);
+  for (const int m : mesh_dims) {
+    out[static_cast<std::size_t>(m)] = problem.mesh_size(m) - 1;
+  }
+  return out;
+}
+
+/// The number of elements that a rank sends in an all-to-all: all except its own chunk, which is
+/// smallest on the last coordinate. `local / before` is the number of elements for each position of
+/// the dimension.
+std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::int64_t local) {
+  const auto size = problem.size(step.to_dim);
+  const auto before = local_size(*step.from, step.to_dim, size, first_coordinate(problem));
+  const auto kept =
+      local_size(*step.to, step.to_dim, size, last_coordinate(problem, step.mesh_dims));
+  return before == 0 ? 0 : local / before * (before - kept);
+}
+
+/// The number of elements that one rank sends in a step, with ring algorithms.
+std::int64_t elements(const Problem& problem, const Step& step) {
+  const auto parts = detail::mesh_product(problem.to->mesh_sizes(), step.mesh_dims);
+  const auto local = local_numel(*step.from, problem.sizes, first_coordinate(problem));
+  switch (step.kind) {
+    case StepKind::kAllGather:
+      return local * (parts - 1);
+    case StepKind::kReduceScatter:  // all parts count as equally large, because short parts are
+                                    // padded
+      return local_numel(*step.to, problem.sizes, first_coordinate(problem)) * (parts - 1);
+    case StepKind::kAllReduce:
+      return 2 * (local - local / parts);
+    case StepKind::kAllToAll:
+      return all_to_all_elements(problem, step, local);
+    case StepKind::kSlice:
+    case StepKind::kMakePartial:
+    case StepKind::kRelabel:
+      return 0;
+  }
+  return 0;
+}
+
+/// Estimated numbers of elements per rank: `needed` in the target layout, and `present`, those of
+/// the needed elements that a rank already has. Fractions are not rounded, because rounding up
+/// could make the lower bound too high.
+struct Shares {
+  double needed = 1;
+  double present = 1;
+};
+
+/// The Shares of a layout, as if all divisions were even and independent. If a mesh dimension
+/// shards different tensor dimensions now and in the target, only a part of the present elements is
+/// needed.
+Shares shares(const SearchState& state) {
+  const auto& problem = state.problem();
+  Shares out;
+  for (const auto size : problem.sizes) {
+    out.needed *= static_cast<double>(size);
+  }
+  out.present = out.needed;
+  for (int m = 0; m < problem.to->mesh_ndim(); ++m) {
+    const auto parts = static_cast<double>(problem.mesh_size(m));
+    const int here = state.layout()->sharded_dim(m);
+    const int there = problem.to->sharded_dim(m);
+    if (there >= 0) {
+      out.needed /= parts;
+      out.present /= parts;
+    }
+    if (here >= 0 && here != there) {
+      out.present /= parts;
+    }
+  }
+  return out;
+}
+
+/// The number of different reductions that are still to be done. Each takes a separate collective.
+int pending_reductions(const SearchState& state) {
+  unsigned ops = 0;
+  for (const auto& partial : state.layout()->partial()) {
+    const auto* kept = state.problem().to->partial_on(partial.mesh_dim);
+    if (kept == nullptr || kept->op != partial.op) {
+      ops |= 1U << static_cast<unsigned>(partial.op);
+    }
+  }
+  return __builtin_popcount(ops);
+}
+
+/// Whether some mesh dimension must be removed from a tensor dimension, which takes at least one
+/// collective.
+bool has_pending_shard(const SearchState& state) {
+  for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
+    if (state.layout()->sharded_dim(m) >= 0 && !state.is_settled(m)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_collective(StepKind kind) {
+  return kind == StepKind::kAllGather || kind == StepKind::kReduceScatter ||
+         kind == StepKind::kAllReduce || kind == StepKind::kAllToAll;
+}
+
+/// The time of a step in microseconds by the alpha-beta model: latency plus bytes divided by
+/// bandwidth. Step::bytes must be set.
+double step_cost(const CostModel& model, const Step& step) {
+  if (!is_collective(step.kind)) {
+    return kLocalStepUs;
+  }
+  return model.latency_us + static_cast<double>(step.bytes) / model.bytes_per_us;
+}
+
+/// A lower bound of the cost from `layout` to the target: counts each unavoidable collective once
+/// and never more bytes than must arrive. If the bound were too high, the search would miss the
+/// cheapest plan.
+double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layout) {
+  const SearchState state(problem, layout);
+  const int reductions = pending_reductions(state);
+  const int collectives = reductions + (has_pending_shard(state) ? 1 : 0);
+  if (collectives == 0) {
+    return 0;
+  }
+  const auto [needed, present] = shares(state);
+  // With a pending reduction a rank's current values are useless, so the rank must receive all
+  // elements that it needs.
+  const auto received = reductions > 0 ? needed : needed - present;
+  return collectives * model.latency_us +
+         received * static_cast<double>(problem.itemsize) / model.bytes_per_us;
+}
+
+// The steps that may follow a layout on the way to the target, with one function for each kind of
+// step. A function lists all useful candidates, and the search chooses by cost. A step that no
+// function lists is never planned, so each function documents what it omits.
+
+/// Shards a replicated tensor as in the target, by a local slice. Proposes only the final
+/// destination, because any other slice would have to be gathered again.
+void slice(const SearchState& state, std::vector<Step>& out) {
+  for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
+    if (!state.is_replicated_on(m)) {
+      continue;
+    }
+    const auto destination = state.final_destination({&m, 1});
+    if (!destination) {
+      continue;
+    }
+    out.push_back({.kind = StepKind::kSlice,
+                   .mesh_dims = {m},
+                   .dim = destination->dim,
+                   .from = state.layout(),
+                   .to = state.after_reduction({&m, 1}, &*destination)});
+  }
+}
+
+/// Makes a replicated tensor partial as in the target, without communication. The replicated value
+/// becomes one term of the reduction; the other terms are identities.
+void make_partial(const SearchState& state, std::vector<Step>& out) {
+  const auto& now = state.layout()->partial();
+  for (const auto& wanted : state.problem().to->partial()) {
+    // Inner mesh dimensions are reduced first (see Layout): an inner reduction that does not
+    // commute would change the identities that this step adds over an outer mesh dimension.
+    const bool survives = std::all_of(now.begin(), now.end(), [&](const PartialDim& p) {
+      return p.mesh_dim < wanted.mesh_dim || commute(p.op, wanted.op);
+    });
+    if (!state.is_replicated_on(wanted.mesh_dim) || !survives) {
+      continue;
+    }
+    out.push_back({.kind = StepKind::kMakePartial,
+                   .mesh_dims = {wanted.mesh_dim},
+                   .op = wanted.op,
+                   .from = state.layout(),
+                   .to = state.after_make_partial(wanted)});
+  }
+}
+
+/// For each set of mesh dimensions that may be reduced together, proposes the final destination,
+/// and temporary destinations, from which a later all-to-all or all-gather continues.
+void reduce_scatter(const SearchState& state, std::vector<Step>& out) {
+  for (const auto& set : state.reducible_sets()) {
+    const auto mesh_dims = state.in_final_order(set);
+    for (const auto& destination : state.destinations(mesh_dims)) {
+      out.push_back({.kind = StepKind::kReduceScatter,
+                     .mesh_dims = mesh_dims,
+                     .dim = destination.dim,
+                     .op = state.layout()->partial_on(mesh_dims.front())->op,
+                     .from = state.layout(),
+                     .to = state.after_reduction(mesh_dims, &destination)});
+    }
+  }
+}
+
+void all_reduce(const SearchState& state, std::vector<Step>& out) {
+  for (auto& mesh_dims : state.reducible_sets()) {
+    const auto op = state.layout()->partial_on(mesh_dims.front())->op;
+    const auto to = state.after_reduction(mesh_dims);
+    out.push_back({.kind = StepKind::kAllReduce,
+                   .mesh_dims = mesh_dims,
+                   .op = op,
+                   .from = state.layout(),
+                   .to = to});
+  }
+}
+
+/// Moves the last mesh dimensions of one tensor dimension to another tensor dimension. To change
+/// the order of mesh dimensions within one tensor dimension, they move through another tensor
+/// dimension or are gathered.
+void all_to_all(const SearchState& state, std::vector<Step>& out) {
+  for (const auto& tail : state.tails()) {
+    for (const auto& destination : state.destinations(tail.mesh_dims)) {
+      if (destination.dim == tail.dim) {
+        continue;
+      }
+      out.push_back({.kind = StepKind::kAllToAll,
+                     .mesh_dims = tail.mesh_dims,
+                     .dim = tail.dim,
+                     .to_dim = destination.dim,
+                     .from = state.layout(),
+                     .to = state.after_removal(tail, &destination)});
+    }
+  }
+}
+
+/// Gathers mesh dimensions. Every unsettled mesh dimension can be gathered, so the search reaches
+/// every target.
+void all_gather(const SearchState& state, std::vector<Step>& out) {
+  for (const auto& tail : state.tails()) {
+    out.push_back({.kind = StepKind::kAllGather,
+                   .mesh_dims = tail.mesh_dims,
+                   .dim = tail.dim,
+                   .from = state.layout(),
+                   .to = state.after_removal(tail)});
+  }
+}
+
+using Move = void (*)(const SearchState& state, std::vector<Step>& out);
+
+// The order of this list decides between plans of equal cost: the plan that is found first wins.
+constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
+                                     all_reduce, all_to_all,   all_gather};
 
 /// Problem::temporary_dims has at most this many tensor dimensions.
 constexpr std::size_t kTemporaryDims = 2;
 
-/// A shortest-path search over layouts by A* (Hart, Nilsson and Raphael 1968). plan::least_cost
+/// A shortest-path search over layouts by A* (Hart, Nilsson and Raphael 1968). least_cost
 /// never exceeds the true cost, so the first path that reaches the target is the cheapest. Of equal
 /// costs, the node that was found first is preferred, so all ranks find the same plan. Takes O(n
 /// log n) time for n visited layouts, which is exponential in the number of mesh dimensions in the
@@ -74,10 +634,13 @@ class Search {
   void expand(std::size_t number) {
     nodes_[number].done = true;
     proposed_.clear();
-    plan::propose_steps(problem_, nodes_[number].layout, proposed_);
+    const SearchState state(problem_, nodes_[number].layout);
+    for (const auto move : kMoves) {
+      move(state, proposed_);
+    }
     for (auto& step : proposed_) {
-      step.bytes = plan::step_bytes(problem_, step);
-      const auto cost = nodes_[number].cost + plan::step_cost(model_, step);
+      step.bytes = elements(problem_, step) * problem_.itemsize;
+      const auto cost = nodes_[number].cost + step_cost(model_, step);
       // The layout after the step is copied first, because the step is moved from in this call.
       const auto to = step.to;
       reach(to, cost, number, std::move(step));
@@ -95,7 +658,7 @@ class Search {
       nodes_.emplace_back();
     }
     nodes_[known->second] = {layout, cost, parent, std::move(step), false};
-    queue_.push({cost + plan::least_cost(model_, problem_, layout), known->second});
+    queue_.push({cost + least_cost(model_, problem_, layout), known->second});
   }
 
   std::vector<Step> steps_to(std::size_t number) {
@@ -168,12 +731,6 @@ std::vector<Step> search(Problem problem, LayoutPtr from, const CostModel& model
   return bytes_of(fastest) <= bytes_of(fewest_bytes) ? fastest : fewest_bytes;
 }
 
-double cost_of(const CostModel& model, const std::vector<Step>& steps) {
-  return std::accumulate(steps.begin(), steps.end(), 0.0, [&](double sum, const Step& step) {
-    return sum + plan::step_cost(model, step);
-  });
-}
-
 }  // namespace
 
 std::int64_t RedistributionPlan::bytes() const {
@@ -196,34 +753,20 @@ RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
     std::move(steps.begin(), steps.end(), std::back_inserter(plan.steps));
     relabel(plan.steps, end, to);
   }
-  plan.cost_us = cost_of(model, plan.steps);
+  for (const Step& step : plan.steps) {
+    plan.cost_us += step_cost(model, step);
+  }
   return plan;
 }
 
 namespace {
 
-std::string_view name(StepKind kind) {
-  switch (kind) {
-    case StepKind::kAllGather:
-      return "all-gather";
-    case StepKind::kReduceScatter:
-      return "reduce-scatter";
-    case StepKind::kAllReduce:
-      return "all-reduce";
-    case StepKind::kAllToAll:
-      return "all-to-all";
-    case StepKind::kSlice:
-      return "slice";
-    case StepKind::kMakePartial:
-      return "make-partial";
-    case StepKind::kRelabel:
-      return "relabel";
-  }
-  return "?";
-}
+/// The names of StepKind's values, in their order.
+constexpr std::array kNames{"all-gather", "reduce-scatter", "all-reduce", "all-to-all",
+                            "slice",      "make-partial",   "relabel"};
 
 std::string to_string(const Step& step) {
-  std::string out(name(step.kind));
+  std::string out = kNames[static_cast<std::size_t>(step.kind)];
   if (step.dim >= 0) {
     out += " dim " + std::to_string(step.dim);
   }
@@ -233,7 +776,7 @@ std::string to_string(const Step& step) {
   for (std::size_t i = 0; i < step.mesh_dims.size(); ++i) {
     out += (i == 0 ? " over m" : ",m") + std::to_string(step.mesh_dims[i]);
   }
-  if (plan::is_collective(step.kind)) {
+  if (is_collective(step.kind)) {
     out += ", " + std::to_string(step.bytes) + " bytes";
   }
   return out + ": " + to_string(*step.from) + " -> " + to_string(*step.to);

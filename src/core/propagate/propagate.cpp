@@ -1,5 +1,6 @@
 #include <range/v3/range/conversion.hpp>
 #include <range/v3/view/iota.hpp>
+#include <range/v3/view/reverse.hpp>
 #include <range/v3/view/zip.hpp>
 
 #include <algorithm>
@@ -14,14 +15,144 @@
 #include "tessera/core/error.h"
 
 namespace tessera {
-
 namespace {
 
-using detail::align_digits;
-using detail::drop_innermost;
-using detail::FactorDigits;
-using detail::splits_evenly;
-using detail::splits_to_nothing;
+using detail::ceil_div;
+using detail::mesh_size;
+
+// Digits and factors. A sharding rule is written in factors, a layout in digits. If the boundaries
+// of factors and digits do not agree, the tensor dimension cannot keep its sharding.
+
+/// Splits `digit` in two: a major digit of `extent` positions, which is returned, and a minor
+/// digit, which remains in `digit`. Outer mesh dimensions go to the major digit until they divide
+/// it into single positions; inner mesh dimensions go to the minor digit.
+std::optional<Digit> cut(Digit& digit, std::int64_t extent,
+                         std::span<const std::int64_t> mesh_sizes) {
+  if (digit.extent % extent != 0) {
+    return std::nullopt;
+  }
+  Digit major{extent, {}};
+  Digit minor{digit.extent / extent, {}};
+  // Number of positions of the major digit in one chunk that are not divided yet.
+  std::int64_t left = extent;
+  // Whether a mesh dimension has divided the digit unevenly. Later mesh dimensions would then
+  // divide chunks of different sizes, whose boundaries no digit describes.
+  bool uneven = false;
+  for (int mesh_dim : digit.mesh_dims) {
+    const std::int64_t parts = mesh_size(mesh_sizes, mesh_dim);
+    if (uneven) {
+      return std::nullopt;
+    }
+    // The mesh dimensions so far divide the major digit into single positions, so this mesh
+    // dimension divides the minor digit.
+    if (left == 1) {
+      minor.mesh_dims.push_back(mesh_dim);
+      continue;
+    }
+    // Chunks of the digit must end where blocks of `minor.extent` positions end.
+    if (ceil_div(left * minor.extent, parts) != ceil_div(left, parts) * minor.extent) {
+      return std::nullopt;
+    }
+    uneven = left % parts != 0;
+    left = ceil_div(left, parts);
+    major.mesh_dims.push_back(mesh_dim);
+  }
+  digit = std::move(minor);
+  return major;
+}
+
+/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Full
+/// chunks must be checked as well as the last one: 7 over 2 gives 4 and 3; dividing the 3 over 3
+/// ranks gives each rank one position, but dividing the 4 gives 2, 2 and 0.
+bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
+                    std::span<const std::int64_t> mesh_sizes) {
+  // An extent of 0 is the result of an outer division that leaves a rank without positions.
+  if (mesh_dims.empty() || extent == 0) {
+    return extent == 0;
+  }
+  const std::int64_t parts = mesh_size(mesh_sizes, mesh_dims.front());
+  const std::int64_t chunk = ceil_div(extent, parts);
+  const std::int64_t last = std::max<std::int64_t>(extent - chunk * (parts - 1), 0);
+  const auto inner = mesh_dims.subspan(1);
+  return leaves_nothing(last, inner, mesh_sizes) || leaves_nothing(chunk, inner, mesh_sizes);
+}
+
+/// The digits of each of several factors, the major digit first.
+using FactorDigits = std::vector<std::vector<Digit>>;
+
+/// Distributes the digits of one tensor dimension over its factors. A digit that contains a
+/// boundary between factors is split there. Returns nullopt if the chunks of the digit do not end
+/// at the boundary. All extents must be explicit (not 0), and the factors' sizes must multiply to
+/// the product of the extents.
+std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
+                                         std::span<const std::int64_t> factor_sizes,
+                                         std::span<const std::int64_t> mesh_sizes) {
+  // If the dimension is a single factor, the factor has the digits of the dimension, even with
+  // uneven division.
+  if (factor_sizes.size() == 1) {
+    return FactorDigits{std::move(digits)};
+  }
+  FactorDigits result(factor_sizes.size());
+  auto digit = digits.begin();
+  for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
+    std::int64_t left = size;  // number of positions of the factor that no digit covers yet
+    while (left > 1 && digit != digits.end()) {
+      // The first part of the digit belongs to this factor, the rest belongs to the next factor.
+      if (digit->extent > left) {
+        std::optional<Digit> major = cut(*digit, left, mesh_sizes);
+        if (!major) {
+          return std::nullopt;
+        }
+        of_factor.push_back(*std::move(major));
+        left = 1;
+        continue;
+      }
+      if (digit->extent == 0 || left % digit->extent != 0) {
+        return std::nullopt;
+      }
+      left /= digit->extent;
+      of_factor.push_back(std::move(*digit++));
+    }
+  }
+  // nullopt if digits remain, because they would belong to no factor.
+  return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
+}
+
+/// Removes the innermost mesh dimension from `digits` and returns it; -1 if there is none.
+int drop_innermost(std::vector<Digit>& digits) {
+  for (Digit& digit : digits | ranges::views::reverse) {
+    if (digit.mesh_dims.empty()) {
+      continue;
+    }
+    const int mesh_dim = digit.mesh_dims.back();
+    digit.mesh_dims.pop_back();
+    return mesh_dim;
+  }
+  return -1;
+}
+
+/// Whether all chunks of `digits` have equal sizes. True for 12 positions over 2 and 3 ranks, false
+/// for 10.
+bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
+  for (const Digit& digit : digits) {
+    std::int64_t left = digit.extent;
+    for (int mesh_dim : digit.mesh_dims) {
+      const std::int64_t parts = mesh_size(mesh_sizes, mesh_dim);
+      if (left % parts != 0) {
+        return false;
+      }
+      left /= parts;
+    }
+  }
+  return true;
+}
+
+/// Whether some rank has no position of `digits`.
+bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
+  return std::any_of(digits.begin(), digits.end(), [&](const Digit& digit) {
+    return leaves_nothing(digit.extent, digit.mesh_dims, mesh_sizes);
+  });
+}
 
 // Costs and candidates of propagate(). Candidates for a mesh dimension are only placements that
 // some input already has, and replication. Sharding a factor that no input shards would save
@@ -73,15 +204,39 @@ bool is_sharded(const FactorPlacement& placement) {
          placement.kind == FactorPlacement::kOtherShard;
 }
 
-/// Chooses for one group of a rule's tensors what each mesh dimension does, one mesh dimension
-/// after another (see propagate). Refers to its constructor's arguments, which must outlive the
-/// object.
-class TensorGroupChooser {
+std::vector<int> all_indices(std::size_t count) {
+  return ranges::views::iota(0, static_cast<int>(count)) | ranges::to<std::vector>();
+}
+
+/// The sizes of the mesh of all inputs. A layout contains only the sizes of its mesh; the caller
+/// has checked that all inputs have the same mesh.
+std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const LayoutPtr> inputs) {
+  LayoutPtr first = nullptr;
+  for (const LayoutPtr& layout : inputs) {
+    if (!layout) {
+      continue;
+    }
+    if (!first) {
+      first = layout;
+    }
+    TESSERA_CHECK(layout->mesh_sizes() == first->mesh_sizes(), call.op,
+                  ": arguments are on meshes of different shapes: ", to_string(*first), " and ",
+                  to_string(*layout), "; redistribute them to one mesh");
+  }
+  TESSERA_CHECK(first, call.op, ": propagate() needs a distributed argument, found none");
+  return first->mesh_sizes();
+}
+
+/// Computes the layouts of one group of a rule's tensors: chooses what each mesh dimension does,
+/// one mesh dimension after another (see propagate), revokes impossible choices, and makes layouts
+/// from the choices. Refers to its constructor's arguments, which must outlive the object.
+class TensorGroupPropagation {
  public:
-  TensorGroupChooser(const ShardingRule& rule, const OpCall& call,
-                     std::span<const LayoutPtr> inputs, std::span<const std::int64_t> mesh_sizes,
-                     const ShardingRule::TensorGroup& group)
-      : rule_(rule), call_(call), mesh_sizes_(mesh_sizes), group_(group) {
+  TensorGroupPropagation(const ShardingRule& rule, const OpCall& call,
+                         std::span<const LayoutPtr> inputs,
+                         const std::vector<std::int64_t>& mesh_sizes,
+                         const ShardingRule::TensorGroup& group)
+      : rule_(rule), call_(call), layouts_(inputs), mesh_sizes_(mesh_sizes), group_(group) {
     for (const auto& pair : rule.inplace) {
       if (contains(group.outputs, pair.output)) {
         inplace_.push_back(pair);
@@ -104,6 +259,33 @@ class TensorGroupChooser {
       return std::pair(a.inplace, a.bytes) > std::pair(b.inplace, b.bytes);
     });
   }
+
+  void write(Propagation& result) {
+    decide();
+    for (int input : group_.inputs) {
+      result.inputs[static_cast<std::size_t>(input)] = input_layout(input);
+    }
+    for (int output : group_.outputs) {
+      const auto& factors = rule_.outputs[static_cast<std::size_t>(output)];
+      result.outputs[static_cast<std::size_t>(output)] = Layout::intern(
+          mesh_sizes_, dims(factors),
+          partial([&](const Choice& choice) { return output_placement(output, choice); }));
+    }
+    if (wants_local_call()) {
+      result.use_local_call = true;
+    }
+  }
+
+ private:
+  struct Input {
+    int index = 0;
+    bool plain = false;  // whether the input is a plain tensor
+    bool inplace = false;
+    std::int64_t bytes = 0;                        // number of bytes of the global tensor
+    std::vector<FactorPlacement> placements = {};  // placement of the input for each mesh dimension
+    // Sharded factors, with the digits of each factor.
+    std::vector<std::pair<int, std::vector<Digit>>> digits = {};
+  };
 
   /// A Choice for each mesh dimension, the outermost first. No factor in `unsharded` is sharded.
   std::vector<Choice> choose(const std::set<int>& unsharded) const {
@@ -193,16 +375,6 @@ class TensorGroupChooser {
     return best ? *best : std::vector<Digit>{};
   }
 
- private:
-  struct Input {
-    int index = 0;
-    bool plain = false;  // whether the input is a plain tensor
-    bool inplace = false;
-    std::int64_t bytes = 0;                        // number of bytes of the global tensor
-    std::vector<FactorPlacement> placements = {};  // placement of the input for each mesh dimension
-    // Sharded factors, with the digits of each factor.
-    std::vector<std::pair<int, std::vector<Digit>>> digits = {};
-  };
   /// Costs compare first by whether data must move, then by bytes.
   struct Cost {
     bool moves = false;
@@ -434,73 +606,6 @@ class TensorGroupChooser {
     return total;
   }
 
-  const ShardingRule& rule_;
-  const OpCall& call_;
-  std::span<const std::int64_t> mesh_sizes_;
-  const ShardingRule::TensorGroup& group_;
-  // Inputs of this group that are written in place, with their outputs.
-  std::vector<ShardingRule::Inplace> inplace_;
-  std::vector<int> linear_;    // entries of ShardingRule::linear that concern this group
-  std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size,
-                               // the largest first
-};
-
-// propagate() computes the layouts of a call: TensorGroupChooser decides what each mesh dimension
-// does; the class here makes layouts from these decisions and revokes impossible decisions.
-
-using TensorGroup = ShardingRule::TensorGroup;
-
-std::vector<int> all_indices(std::size_t count) {
-  return ranges::views::iota(0, static_cast<int>(count)) | ranges::to<std::vector>();
-}
-
-/// The sizes of the mesh of all inputs. A layout contains only the sizes of its mesh; the caller
-/// has checked that all inputs have the same mesh.
-std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const LayoutPtr> inputs) {
-  LayoutPtr first = nullptr;
-  for (const LayoutPtr& layout : inputs) {
-    if (!layout) {
-      continue;
-    }
-    if (!first) {
-      first = layout;
-    }
-    TESSERA_CHECK(layout->mesh_sizes() == first->mesh_sizes(), call.op,
-                  ": arguments are on meshes of different shapes: ", to_string(*first), " and ",
-                  to_string(*layout), "; redistribute them to one mesh");
-  }
-  TESSERA_CHECK(first, call.op, ": propagate() needs a distributed argument, found none");
-  return first->mesh_sizes();
-}
-
-class TensorGroupPropagation {
- public:
-  TensorGroupPropagation(const ShardingRule& rule, const OpCall& call,
-                         std::span<const LayoutPtr> inputs,
-                         const std::vector<std::int64_t>& mesh_sizes, const TensorGroup& group)
-      : rule_(rule),
-        inputs_(inputs),
-        mesh_sizes_(mesh_sizes),
-        group_(group),
-        chooser_(rule, call, inputs, mesh_sizes, group) {}
-
-  void write(Propagation& result) {
-    decide();
-    for (int input : group_.inputs) {
-      result.inputs[static_cast<std::size_t>(input)] = input_layout(input);
-    }
-    for (int output : group_.outputs) {
-      const auto& factors = rule_.outputs[static_cast<std::size_t>(output)];
-      result.outputs[static_cast<std::size_t>(output)] = Layout::intern(
-          mesh_sizes_, dims(factors),
-          partial([&](const Choice& choice) { return chooser_.output_placement(output, choice); }));
-    }
-    if (wants_local_call()) {
-      result.use_local_call = true;
-    }
-  }
-
- private:
   /// Makes the choices for all mesh dimensions. Whether a factor may be divided as chosen
   /// (unevenly, with an empty shard, in several ranges) is known only after the last choice. If a
   /// factor may not be divided, the factor stays unsharded and the choices are made again, at most
@@ -508,7 +613,7 @@ class TensorGroupPropagation {
   void decide() {
     std::set<int> unsharded;
     for (bool done = false; !done;) {
-      choices_ = chooser_.choose(unsharded);
+      choices_ = choose(unsharded);
       digits_.clear();
       done = true;
       for (const Choice& choice : choices_) {
@@ -548,7 +653,7 @@ class TensorGroupPropagation {
   /// order of the input that carried_digits() selects, then the mesh dimensions that do not shard
   /// the factor in this input.
   std::vector<Digit> factor_digits(int factor) const {
-    std::vector<Digit> digits = chooser_.carried_digits(factor, choices_);
+    std::vector<Digit> digits = carried_digits(factor, choices_);
     std::set<int> present;
     for (Digit& digit : digits) {
       // Mesh dimensions that were not chosen for this factor are gathered.
@@ -625,16 +730,18 @@ class TensorGroupPropagation {
   /// possible.
   LayoutPtr input_layout(int input) const {
     const auto index = static_cast<std::size_t>(input);
-    LayoutPtr own = inputs_[index];
+    LayoutPtr own = layouts_[index];
     // An unread input need not be reduced; only its local sizes may have to agree with the result.
-    const bool unread = chooser_.is_unread(input);
+    const bool unread = is_unread(input);
     const auto& factors = rule_.inputs[index];
-    if (unread && own && (chooser_.is_hint(input) || !has_factors(factors))) {
+    const bool has_factors =
+        std::ranges::any_of(factors, [](const auto& dim) { return !dim.empty(); });
+    if (unread && own && (is_hint(input) || !has_factors)) {
       return own;
     }
     LayoutPtr wanted = Layout::intern(
         mesh_sizes_, dims(factors),
-        partial([&](const Choice& choice) { return chooser_.wanted_placement(input, choice); }));
+        partial([&](const Choice& choice) { return wanted_placement(input, choice); }));
     if (unread && own && own->dims() == wanted->dims()) {
       return own;
     }
@@ -642,17 +749,17 @@ class TensorGroupPropagation {
     return !own && wanted->is_replicated() ? nullptr : wanted;
   }
 
-  static bool has_factors(const ShardingRule::TensorFactors& factors) {
-    return std::any_of(factors.begin(), factors.end(),
-                       [](const auto& dim) { return !dim.empty(); });
-  }
-
   const ShardingRule& rule_;
-  std::span<const LayoutPtr> inputs_;
+  const OpCall& call_;
+  std::span<const LayoutPtr> layouts_;
   const std::vector<std::int64_t>& mesh_sizes_;
-  const TensorGroup& group_;
-  TensorGroupChooser chooser_;
-  std::vector<Choice> choices_;
+  const ShardingRule::TensorGroup& group_;
+  // Inputs of this group that are written in place, with their outputs.
+  std::vector<ShardingRule::Inplace> inplace_;
+  std::vector<int> linear_;    // entries of ShardingRule::linear that concern this group
+  std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size,
+                               // the largest first
+  std::vector<Choice> choices_;  // a Choice for each mesh dimension, the outermost first
   // Digits of each sharded factor, by the factor's index.
   std::map<int, std::vector<Digit>> digits_;
 };
@@ -678,10 +785,11 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
   }
   result.outputs.resize(rule.outputs.size());
   // Most rules have one group, in which all tensors are decided together.
-  const TensorGroup all{all_indices(rule.inputs.size()), all_indices(rule.outputs.size())};
-  const std::span<const TensorGroup> groups =
+  const ShardingRule::TensorGroup all{all_indices(rule.inputs.size()),
+                                      all_indices(rule.outputs.size())};
+  const std::span<const ShardingRule::TensorGroup> groups =
       rule.groups.empty() ? std::span(&all, 1) : std::span(rule.groups);
-  for (const TensorGroup& group : groups) {
+  for (const ShardingRule::TensorGroup& group : groups) {
     TensorGroupPropagation(rule, call, inputs, mesh_sizes, group).write(result);
   }
   return result;

@@ -15,7 +15,7 @@
 #include "tessera/core/detail/rule_functions.h"
 #include "tessera/core/error.h"
 #include "tessera/core/register_rule.h"
-#include "tessera/core/rule_builder.h"
+#include "tessera/core/sharding_rule.h"
 
 namespace tessera {
 namespace {

@@ -46,6 +46,30 @@ bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
 /// or they are combined in a way that shards cannot compute (a maximum with the existing element).
 enum class Write { kReplace, kAdd, kCombine };
 
+/// Gives the factors of `dims` the reduction sum.
+void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
+  for (const Factors& dim : dims) {
+    for (int factor : dim) {
+      rule.factors[static_cast<std::size_t>(factor)].reduction = ReduceOp::kSum;
+    }
+  }
+}
+
+/// Adds the output of an operator that writes tensor `source` (or a number, if it is negative) into
+/// tensor `self`, and its linearity. An added `self` is one term of a sum.
+void add_written(ShardingRule& rule, int self, int source, Write write) {
+  rule.outputs.push_back(input_of(rule, self));
+  if (write == Write::kAdd) {
+    rule.additive.push_back(self);
+  }
+  if (source >= 0 && write == Write::kAdd) {
+    add_linear(rule, {self, source});
+  }
+  if (source >= 0 && write == Write::kReplace) {
+    add_any_linear(rule, {self, source});
+  }
+}
+
 // Rules of gather and scatter, which have one index for each element.
 
 /// Lets `dim`, the dimension in which gather selects, be sharded: each rank returns the elements
@@ -111,23 +135,11 @@ RuleFunction::Body scatter(Write write, bool has_source) {
     }
     // Only added values can be combined from shards; for replaced values may_shard() keeps the
     // dimension unsharded.
-    for (int factor : input_of(rule, index)[dim]) {
-      auto& properties = rule.factors[static_cast<std::size_t>(factor)];
-      if (write == Write::kAdd) {
-        properties.reduction = ReduceOp::kSum;
-      }
+    if (write == Write::kAdd) {
+      add_reduction(rule, {input_of(rule, index)[dim]});
     }
     input_of(rule, self)[dim] = {add_unsharded(rule, meta_of(call, self).sizes[dim])};
-    rule.outputs.push_back(input_of(rule, self));
-    if (write == Write::kAdd) {
-      rule.additive.push_back(self);
-    }
-    if (has_source && write == Write::kAdd) {
-      add_linear(rule, {self, written.back()});
-    }
-    if (has_source && write == Write::kReplace) {
-      add_any_linear(rule, {self, written.back()});
-    }
+    add_written(rule, self, has_source ? written.back() : -1, write);
     return rule;
   };
 }
@@ -174,13 +186,7 @@ RuleFunction::Body index_write(Write write) {
     if (meta_of(call, index).ndim() == 1) {
       input_of(rule, index)[0] = {along};
     }
-    rule.outputs.push_back(result);
-    if (write == Write::kAdd) {
-      rule.additive.push_back(self);
-      add_linear(rule, {self, source});
-    } else {
-      add_any_linear(rule, {self, source});
-    }
+    add_written(rule, self, source, write);
     return rule;
   };
 }
@@ -225,9 +231,7 @@ std::optional<ShardingRule> put_rule(const OpCall& call) {
     input_of(rule, source)[dim] = factors;
   }
   input_of(rule, self) = add_unsharded_factors(rule, meta_of(call, self).sizes);
-  rule.outputs.push_back(input_of(rule, self));
-  rule.additive.push_back(self);
-  add_linear(rule, {self, source});
+  add_written(rule, self, source, Write::kAdd);
   return rule;
 }
 
@@ -249,9 +253,7 @@ std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
   leading.back().clear();
   input_of(rule, sequence) = leading;
   for (std::size_t arg = 2; arg < call.args.size(); ++arg) {
-    if (call.has_tensor(arg)) {
-      input_of(rule, call.tensor_index(arg)) = leading;
-    }
+    set_input(rule, call, arg, leading);
   }
   return rule;
 }
@@ -376,22 +378,12 @@ std::optional<ShardingRule> index_put_rule(const OpCall& call) {
     return std::nullopt;
   }
   input_of(rule, values) = factors_of_broadcast(rule, sizes, index->result);
-  for (const Factors& factors : index->broadcast) {
-    for (int factor : factors) {
-      if (add) {
-        rule.factors[static_cast<std::size_t>(factor)].reduction = ReduceOp::kSum;
-      }
-    }
-  }
-  rule.outputs.push_back(input_of(rule, self));
-  // With accumulation self is one term of a sum. Without accumulation the last write wins, on which
-  // shards of the indices could not agree, so the factors of the indices have no reduction.
   if (add) {
-    rule.additive.push_back(self);
-    add_linear(rule, {self, values});
-  } else {
-    add_any_linear(rule, {self, values});
+    add_reduction(rule, index->broadcast);
   }
+  // Without accumulation the last write wins, on which shards of the indices could not agree, so
+  // the factors of the indices have no reduction.
+  add_written(rule, self, values, add ? Write::kAdd : Write::kReplace);
   return rule;
 }
 
@@ -510,14 +502,9 @@ ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
   input_of(rule, self) = add_factors(rule, call.tensor(0).sizes);
-  keep_unsharded(rule, input_of(rule, self)[dim]);
   for (const std::int64_t size : sizes) {
-    TensorFactors& output = rule.outputs.emplace_back(input_of(rule, self));
-    if (size < 0) {
-      output.erase(output.begin() + static_cast<std::ptrdiff_t>(dim));
-    } else {
-      output[dim] = {add_unsharded(rule, size)};
-    }
+    rule.outputs.push_back(
+        part_along(rule, input_of(rule, self), dim, size < 0 ? std::nullopt : std::optional(size)));
   }
   add_any_linear(rule, {self});
   return rule;
@@ -639,9 +626,8 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   if (!takes_all) {
     return split_along(call, dim, {detail::ceil_div(taken, step)});
   }
-  ShardingRule rule = unchanged(call);
-  add_any_linear(rule, {call.tensor_index(0)});
-  return rule;
+  UnaryRule slice(call);
+  return std::move(slice).moved(slice.input);
 }
 
 }  // namespace

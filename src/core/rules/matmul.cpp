@@ -356,52 +356,45 @@ std::optional<ShardingRule> solve_rule(const OpCall& call) {
 /// diag_embed(self, offset, dim1, dim2): the last dimension of self becomes two dimensions of the
 /// result.
 std::optional<ShardingRule> diag_embed_rule(const OpCall& call) {
-  const int self = call.tensor_index(0), ndim = call.tensor(0).ndim() + 1;
+  const int ndim = call.tensor(0).ndim() + 1;
   if (ndim < 2) {
     return std::nullopt;
   }
   const int first = wrap_dim(call, call.integer_or(2, -2), ndim);
   const int second = wrap_dim(call, call.integer_or(3, -1), ndim);
-  ShardingRule rule = start(call);
-  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
-  keep_unsharded(rule, factors.back());
-  input_of(rule, self) = factors;
+  UnaryRule embedded(call);
+  TensorFactors factors = embedded.input;
+  keep_unsharded(embedded.rule, factors.back());
   const std::int64_t offset = call.integer_or(1, 0);
   const std::int64_t size = call.tensor(0).sizes.back() + (offset < 0 ? -offset : offset);
   factors.pop_back();
   for (const int dim : {std::min(first, second), std::max(first, second)}) {
-    factors.insert(factors.begin() + dim, Factors{add_unsharded(rule, size)});
+    factors.insert(factors.begin() + dim, Factors{add_unsharded(embedded.rule, size)});
   }
-  rule.outputs.push_back(factors);
-  add_linear(rule, {self});
-  return rule;
+  return std::move(embedded).linear(factors);
 }
 
 /// A Fourier transform(self, dims, ...) is linear, and independent along all dimensions except
 /// `dims`. The size of the last of `dims` changes if the input or the result is real.
 std::optional<ShardingRule> fourier_rule(const OpCall& call) {
-  const int self = call.tensor_index(0), ndim = call.tensor(0).ndim();
-  ShardingRule rule = start(call);
-  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
-  forbid_empty_shards(rule);  // not every kernel of a Fourier transform accepts an empty batch
-  input_of(rule, self) = factors;
+  UnaryRule fourier(call);
+  TensorFactors factors = fourier.input;
+  // Not every kernel of a Fourier transform accepts an empty batch.
+  forbid_empty_shards(fourier.rule);
   for (std::int64_t dim : call.integers(1)) {
-    Factors& along = factors.at(static_cast<std::size_t>(wrap_dim(call, dim, ndim)));
-    keep_unsharded(rule, along);
-    along = {add_unsharded(rule, kUnknown)};
+    Factors& along =
+        factors.at(static_cast<std::size_t>(wrap_dim(call, dim, call.tensor(0).ndim())));
+    keep_unsharded(fourier.rule, along);
+    along = {add_unsharded(fourier.rule, kUnknown)};
   }
-  rule.outputs.push_back(factors);
-  add_linear(rule, {self});
-  return rule;
+  return std::move(fourier).linear(factors);
 }
 
 /// constant_pad_nd(self, pad, value): `pad` is a list of pairs, beginning with the last dimension.
 std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
-  const int self = call.tensor_index(0);
   const Sizes pad = call.integers(1);
-  ShardingRule rule = start(call);
-  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
-  input_of(rule, self) = factors;
+  UnaryRule padded(call);
+  TensorFactors factors = padded.input;
   if (pad.size() / 2 > factors.size()) {
     return std::nullopt;
   }
@@ -410,16 +403,13 @@ std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
     if (pad[i] == 0 && pad[i + 1] == 0) {
       continue;
     }
-    keep_unsharded(rule, factors[dim]);
-    factors[dim] = {add_unsharded(rule, call.tensor(0).sizes[dim] + pad[i] + pad[i + 1])};
+    keep_unsharded(padded.rule, factors[dim]);
+    factors[dim] = {add_unsharded(padded.rule, call.tensor(0).sizes[dim] + pad[i] + pad[i + 1])};
   }
-  rule.outputs.push_back(factors);
   // Linear only for the constant 0: with a Partial input any other constant would be added once for
   // each rank.
-  if (call.number(2) == 0) {
-    add_linear(rule, {self});
-  }
-  return rule;
+  return call.number(2) == 0 ? std::move(padded).linear(factors)
+                             : std::move(padded).finish(factors);
 }
 
 /// cdist(x1 (..., p, m), x2 (..., r, m)): the distances between all pairs of rows.

@@ -36,14 +36,6 @@ struct NormFactors {
   }
 };
 
-/// Sets the factors of a tensor argument if the call has this argument.
-void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
-               const TensorFactors& factors) {
-  if (call.has_tensor(arg)) {
-    input_of(rule, call.tensor_index(arg)) = factors;
-  }
-}
-
 /// Forward of a norm: (input, normalised shape, parameters...) -> result and statistics.
 RuleFunction::Body norm_forward(const std::vector<std::size_t>& parameters,
                                 std::size_t statistics) {
@@ -90,15 +82,28 @@ RuleFunction::Body norm_backward(const std::vector<std::size_t>& statistics,
   };
 }
 
+/// The factors of the input of a group or batch norm: only dimension `free`, or every dimension if
+/// it is negative, may be sharded, without empty shards. Shardable factors get the reduction sum if
+/// `reduce` is true.
+TensorFactors norm_input(ShardingRule& rule, const Sizes& sizes, int free, bool reduce) {
+  TensorFactors input;
+  for (const std::int64_t size : sizes) {
+    const bool whole = free >= 0 && free != std::ssize(input);
+    input.push_back({whole    ? add_unsharded(rule, size)
+                     : reduce ? add_reduced(rule, size, ReduceOp::kSum)
+                              : add_factor(rule, size)});
+  }
+  forbid_empty_shards(rule);
+  return input;
+}
+
 /// native_group_norm(input, weight, bias, N, C, HxW, groups, eps) -> result, mean, rstd
 std::optional<ShardingRule> group_norm_rule(const OpCall& call) {
   if (call.tensor(0).ndim() < 2) {
     return std::nullopt;
   }
   ShardingRule rule = start(call);
-  TensorFactors input = add_unsharded_factors(rule, call.tensor(0).sizes);
-  input[0] = {add_factor(rule, call.tensor(0).size(0))};
-  rule.factors.back().allow_empty = false;
+  const TensorFactors input = norm_input(rule, call.tensor(0).sizes, 0, false);
   const TensorFactors statistics{input[0], {add_unsharded(rule, call.integer(6))}};
   set_input(rule, call, 0, input);
   set_input(rule, call, 1, {input[1]});
@@ -115,9 +120,7 @@ std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
     return std::nullopt;
   }
   ShardingRule rule = start(call);
-  TensorFactors input = add_unsharded_factors(rule, call.tensor(1).sizes);
-  input[0] = {add_reduced(rule, call.tensor(1).size(0), ReduceOp::kSum)};
-  rule.factors.back().allow_empty = false;
+  const TensorFactors input = norm_input(rule, call.tensor(1).sizes, 0, true);
   const TensorFactors statistics{input[0], {}};
   set_input(rule, call, 0, input);
   set_input(rule, call, 1, input);
@@ -134,8 +137,7 @@ std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
 /// independent. The statistics that the operator returns are empty.
 ShardingRule batch_norm_inference(const OpCall& call) {
   ShardingRule rule = start(call);
-  const TensorFactors input = add_factors(rule, call.tensor(0).sizes);
-  forbid_empty_shards(rule);
+  const TensorFactors input = norm_input(rule, call.tensor(0).sizes, -1, false);
   set_input(rule, call, 0, input);
   for (std::size_t arg = 1; arg <= 4; ++arg) {
     set_input(rule, call, arg, {input[1]});
@@ -156,9 +158,7 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
     return batch_norm_inference(call);
   }
   ShardingRule rule = start(call);
-  TensorFactors input = add_unsharded_factors(rule, call.tensor(0).sizes);
-  input[1] = {add_factor(rule, call.tensor(0).size(1))};
-  rule.factors.back().allow_empty = false;
+  const TensorFactors input = norm_input(rule, call.tensor(0).sizes, 1, false);
   const TensorFactors channels{input[1]};
   set_input(rule, call, 0, input);
   for (std::size_t arg = 1; arg <= 4; ++arg) {
@@ -186,12 +186,7 @@ std::optional<ShardingRule> batch_norm_backward_rule(const OpCall& call) {
   }
   const bool training = call.boolean_or(7, false);
   ShardingRule rule = start(call);
-  TensorFactors input;
-  for (const std::int64_t size : call.tensor(1).sizes) {
-    const bool whole = training && input.size() != 1;
-    input.push_back({whole ? add_unsharded(rule, size) : add_reduced(rule, size, ReduceOp::kSum)});
-  }
-  forbid_empty_shards(rule);
+  const TensorFactors input = norm_input(rule, call.tensor(1).sizes, training ? 1 : -1, true);
   const TensorFactors channels{input[1]};
   set_input(rule, call, 0, input);
   set_input(rule, call, 1, input);
@@ -455,6 +450,22 @@ Table embedding_table() {
 
 namespace {
 
+/// The positions of the arguments in the schema of an attention kernel, and the shape of its
+/// log-sum-exp.
+struct Kernel {
+  enum Statistics { kRows, kRowsAndOne, kPaddedRows };
+  int bias = -1;
+  int dropout = 3;
+  int causal = 4;
+  int debug = -1;  ///< index of the flag that requests the dropout mask; a call that requests it
+                   ///< has no rule
+  Statistics statistics = kRows;
+  /// Index of a flag; if the flag is off, the log-sum-exp is (batch, heads, 0).
+  int asks_statistics = -1;
+  /// Number of outputs that are replicated: seeds, offsets, empty tensors.
+  std::size_t other_outputs = 0;
+};
+
 /// The factors of scaled dot product attention: query (batch, heads, queries, width), key and value
 /// (batch, kv heads, keys, width). With fewer kv heads than heads (grouped-query attention, Ainslie
 /// et al. 2023) head i reads kv head i / group. The heads of the query are then two factors (kv
@@ -503,26 +514,16 @@ struct AttentionFactors {
     return f;
   }
 
-  /// The factors of a mask or bias, which broadcasts to (batch, heads, queries, keys).
-  TensorFactors bias(const ShardingRule& rule, const TensorMeta& tensor) const {
-    return factors_of_broadcast(rule, tensor.sizes, {batch, heads, queries, keys});
+  /// Sets the factors of the mask or bias, which broadcasts to (batch, heads, queries, keys), and
+  /// returns them; none if the call has no bias.
+  TensorFactors set_bias(ShardingRule& rule, const OpCall& call, const Kernel& kernel) const {
+    const auto arg = static_cast<std::size_t>(kernel.bias);
+    if (kernel.bias < 0 || !call.has_tensor(arg)) {
+      return {};
+    }
+    return input_of(rule, call.tensor_index(arg)) =
+               factors_of_broadcast(rule, call.tensor(arg).sizes, {batch, heads, queries, keys});
   }
-};
-
-/// The positions of the arguments in the schema of an attention kernel, and the shape of its
-/// log-sum-exp.
-struct Kernel {
-  enum Statistics { kRows, kRowsAndOne, kPaddedRows };
-  int bias = -1;
-  int dropout = 3;
-  int causal = 4;
-  int debug = -1;  ///< index of the flag that requests the dropout mask; a call that requests it
-                   ///< has no rule
-  Statistics statistics = kRows;
-  /// Index of a flag; if the flag is off, the log-sum-exp is (batch, heads, 0).
-  int asks_statistics = -1;
-  /// Number of outputs that are replicated: seeds, offsets, empty tensors.
-  std::size_t other_outputs = 0;
 };
 
 /// The factors of the log-sum-exp: (batch, heads, queries), with an additional last dimension of
@@ -567,10 +568,7 @@ RuleFunction::Body attention(Kernel kernel) {
     input_of(rule, call.tensor_index(0)) = f->query;
     input_of(rule, call.tensor_index(1)) = f->key;
     input_of(rule, call.tensor_index(2)) = f->value;
-    if (kernel.bias >= 0 && call.has_tensor(static_cast<std::size_t>(kernel.bias))) {
-      const int bias = call.tensor_index(static_cast<std::size_t>(kernel.bias));
-      input_of(rule, bias) = f->bias(rule, meta_of(call, bias));
-    }
+    f->set_bias(rule, call, kernel);
     rule.outputs = {f->result, statistics_factors(rule, *f, kernel, call.tensor(0).size(2))};
     if (kernel.asks_statistics >= 0 && !is_set(call, kernel.asks_statistics)) {
       rule.outputs[1].back() = {add_unsharded(rule, 0)};
@@ -612,15 +610,9 @@ RuleFunction::Body attention_backward(Backward backward) {
     set(backward.result, f->result);
     set(backward.statistics, statistics_factors(rule, *f, kernel, call.tensor(1).size(2)));
     rule.outputs = {f->query, f->key, f->value};
+    const TensorFactors bias = f->set_bias(rule, call, kernel);
     if (backward.bias_gradient) {
-      rule.outputs.emplace_back();
-    }
-    if (kernel.bias >= 0 && call.has_tensor(static_cast<std::size_t>(kernel.bias))) {
-      const int bias = call.tensor_index(static_cast<std::size_t>(kernel.bias));
-      input_of(rule, bias) = f->bias(rule, meta_of(call, bias));
-      if (backward.bias_gradient) {
-        rule.outputs.back() = input_of(rule, bias);
-      }
+      rule.outputs.push_back(bias);
     }
     add_linear(rule, {call.tensor_index(0)});
     rule.random = drops(call, kernel);

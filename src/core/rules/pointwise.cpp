@@ -51,22 +51,33 @@ std::optional<ShardingRule> new_strided_rule(const OpCall& call) {
   return rule;
 }
 
+/// The rule of an operator whose tensors broadcast. `linear`: terms in the notation of
+/// add_linear_terms.
+std::optional<ShardingRule> pointwise_rule(const OpCall& call, std::string_view linear,
+                                           std::size_t outputs) {
+  const std::vector<int> tensors = tensor_arguments(call);
+  ShardingRule rule = start(call);
+  std::optional<TensorFactors> result = add_broadcast(rule, call, tensors);
+  if (!result || tensors.empty()) {
+    return std::nullopt;
+  }
+  rule.outputs.assign(outputs, *result);
+  add_linear_terms(rule, linear, tensors);
+  return rule;
+}
+
 /// A pointwise operator that draws random numbers. Its tensors must not be partial. `reads`:
 /// whether the operator reads the values of its tensors. dtensor runs such an operator by global
 /// element (src/dtensor/random/), because otherwise every shard would draw the same numbers.
 RuleFunction::Body draw(std::size_t outputs, bool reads) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    const std::vector<int> tensors = tensor_arguments(call);
-    ShardingRule rule = start(call);
-    const std::optional<TensorFactors> result = add_broadcast(rule, call, tensors);
-    if (!result) {
-      return std::nullopt;
+  return [=](const OpCall& call) {
+    std::optional<ShardingRule> rule = pointwise_rule(call, "", outputs);
+    if (rule && !reads) {
+      rule->unread.push_back(tensor_arguments(call).front());
     }
-    rule.outputs.assign(outputs, *result);
-    if (!reads) {
-      rule.unread.push_back(tensors[0]);
+    if (rule) {
+      rule->random = true;
     }
-    rule.random = true;
     return rule;
   };
 }
@@ -93,25 +104,10 @@ Table random_table() {
 
 // Rules of pointwise operators: every dimension may be sharded, in any way, without communication.
 // The rows of the table differ in which pending reductions may stay pending (see add_linear_terms
-// in rule_builder.h). A wrong term gives wrong numbers; a missing term only costs an all-reduce.
+// in sharding_rule.h). A wrong term gives wrong numbers; a missing term only costs an all-reduce.
 // rules_test compares the rows with libtorch.
 
 namespace {
-
-/// The rule of an operator whose tensors broadcast. `linear`: terms in the notation of
-/// add_linear_terms.
-std::optional<ShardingRule> pointwise_rule(const OpCall& call, std::string_view linear,
-                                           std::size_t outputs) {
-  const std::vector<int> tensors = tensor_arguments(call);
-  ShardingRule rule = start(call);
-  std::optional<TensorFactors> result = add_broadcast(rule, call, tensors);
-  if (!result || tensors.empty()) {
-    return std::nullopt;
-  }
-  rule.outputs.assign(outputs, *result);
-  add_linear_terms(rule, linear, tensors);
-  return rule;
-}
 
 RuleFunction::Body pointwise(std::string_view linear = "", std::size_t outputs = 1) {
   return [=](const OpCall& call) { return pointwise_rule(call, linear, outputs); };

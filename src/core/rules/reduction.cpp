@@ -299,16 +299,13 @@ std::optional<ShardingRule> cumsum_rule(const OpCall& call) {
 
 /// topk(self, k, dim, ...): dimension `dim` stays unsharded and has k positions in the result.
 std::optional<ShardingRule> topk_rule(const OpCall& call) {
-  const int self = call.tensor_index(0), ndim = call.tensor(0).ndim();
-  ShardingRule rule = start(call);
-  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
-  input_of(rule, self) = factors;
+  const int ndim = call.tensor(0).ndim();
+  ShardingRule rule = unchanged(call);
   if (ndim > 0) {
     const auto dim = static_cast<std::size_t>(wrap_dim(call, call.integer_or(2, -1), ndim));
-    keep_unsharded(rule, factors[dim]);
-    factors[dim] = {add_unsharded(rule, call.integer(1))};
+    rule.outputs[0] = part_along(rule, rule.outputs[0], dim, call.integer(1));
   }
-  rule.outputs.assign(2, factors);
+  rule.outputs.push_back(rule.outputs[0]);
   return rule;
 }
 
@@ -337,9 +334,7 @@ RuleFunction::Body glu(int self_arg, int dim_arg, bool backward) {
         wrap_dim(call, call.integer_or(static_cast<std::size_t>(dim_arg), -1), ndim));
     ShardingRule rule = start(call);
     const TensorFactors full = add_factors(rule, meta_of(call, self).sizes);
-    keep_unsharded(rule, full[dim]);
-    TensorFactors half = full;
-    half[dim] = {add_unsharded(rule, meta_of(call, self).sizes[dim] / 2)};
+    const TensorFactors half = part_along(rule, full, dim, meta_of(call, self).sizes[dim] / 2);
     input_of(rule, self) = full;
     if (backward) {
       input_of(rule, call.tensor_index(0)) = half;
@@ -416,9 +411,7 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
   }
   input_of(rule, call.tensor_index(0)) = factors.input;
   input_of(rule, call.tensor_index(1)) = factors.target;
-  if (call.has_tensor(2)) {
-    input_of(rule, call.tensor_index(2)) = factors.weight;
-  }
+  set_input(rule, call, 2, factors.weight);
   for (const Factors& dim : factors.target) {
     for (int factor : dim) {
       auto& properties = rule.factors[static_cast<std::size_t>(factor)];
@@ -454,9 +447,7 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   }
   input_of(rule, call.tensor_index(1)) = factors.input;
   input_of(rule, call.tensor_index(2)) = factors.target;
-  if (call.has_tensor(3)) {
-    input_of(rule, call.tensor_index(3)) = factors.weight;
-  }
+  set_input(rule, call, 3, factors.weight);
   // Only a mean divides by the total weight, so the total weight is otherwise unread.
   if (call.integer(4) != kMean) {
     rule.unread.push_back(call.tensor_index(6));
@@ -466,18 +457,27 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   return rule;
 }
 
-/// The rule of a loss that compares pairs of elements and then reduces. As in mean_rule, a mean
-/// runs as a sum that is scaled by the global count; in half precision it is the average of the
-/// means of equal shards. `reduces` is false for a backward, which has no reduction.
-ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
-                              const TensorFactors& elements, ShardingRule rule, bool reduces) {
+/// loss(self, target, ..., reduction, ...) compares pairs of elements and then reduces. As in
+/// mean_rule, a mean runs as a sum that is scaled by the global count; in half precision it is the
+/// average of the means of equal shards. The backward has no reduction. Its first argument is the
+/// gradient, a scalar or a tensor of the elements' shape; it is linear in the gradient.
+std::optional<ShardingRule> loss_rule(const OpCall& call, std::size_t reduction_arg,
+                                      bool is_backward) {
+  ShardingRule rule = start(call);
+  const auto elements = add_broadcast(rule, call, tensor_arguments(call));
+  if (!elements) {
+    return std::nullopt;
+  }
+  if (is_backward) {
+    add_linear(rule, {call.tensor_index(0)});
+  }
   const std::int64_t reduction = call.integer(reduction_arg);
-  const bool averages = reduces && reduction == kMean && call.tensor(0).itemsize <= 2;
+  const bool averages = !is_backward && reduction == kMean && call.tensor(0).itemsize <= 2;
   // The local call computes the sum of this rank's elements, which is divided by the global count.
   if (reduction == kMean && !averages) {
     std::int64_t count = 1;
     ShardingRule::LocalCall local{call.op, call.args, 1.0, {}};
-    for (const Factors& dim : elements) {
+    for (const Factors& dim : *elements) {
       count *= size_of(rule, dim);
       local.when_split.insert(local.when_split.end(), dim.begin(), dim.end());
     }
@@ -485,8 +485,8 @@ ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
     local.scale = 1.0 / static_cast<double>(count);
     rule.local_call = local;
   }
-  if (reduces && reduction != kNone) {
-    for (const Factors& dim : elements) {
+  if (!is_backward && reduction != kNone) {
+    for (const Factors& dim : *elements) {
       for (int factor : dim) {
         auto& properties = rule.factors[static_cast<std::size_t>(factor)];
         properties.reduction = averages ? ReduceOp::kAvg : ReduceOp::kSum;
@@ -495,25 +495,13 @@ ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
     }
     rule.outputs.emplace_back();
   } else {
-    rule.outputs.push_back(elements);
+    rule.outputs.push_back(*elements);
   }
   return rule;
 }
 
-/// loss(self, target, ..., reduction, ...). The first argument of its backward is the gradient, a
-/// scalar or a tensor of the elements' shape; the backward is linear in the gradient.
 RuleFunction::Body loss(std::size_t reduction_arg, bool is_backward = false) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    ShardingRule rule = start(call);
-    const auto elements = add_broadcast(rule, call, tensor_arguments(call));
-    if (!elements) {
-      return std::nullopt;
-    }
-    if (is_backward) {
-      add_linear(rule, {call.tensor_index(0)});
-    }
-    return elementwise_loss(call, reduction_arg, *elements, std::move(rule), !is_backward);
-  };
+  return [=](const OpCall& call) { return loss_rule(call, reduction_arg, is_backward); };
 }
 
 }  // namespace

@@ -8,12 +8,12 @@
 
 #include "rules/rule_table.h"
 #include "tessera/core/error.h"
-#include "tessera/core/op_call.h"
+#include "tessera/core/sharding_rule.h"
 
 namespace tessera::rules {
 
-// The helper functions of rule_builder.h. They know no particular operators. Tensor indices refer
-// to OpCall::tensors.
+// The functions of sharding_rule.h for writing rules. They know no particular operators. Tensor
+// indices refer to OpCall::tensors.
 
 namespace {
 
@@ -190,12 +190,28 @@ std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& cal
   return result;
 }
 
+void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
+               const TensorFactors& factors) {
+  if (call.has_tensor(arg)) {
+    input_of(rule, call.tensor_index(arg)) = factors;
+  }
+}
+
 ShardingRule unchanged(const OpCall& call) {
-  ShardingRule rule = start(call);
-  const int self = call.tensor_index(0);
-  input_of(rule, self) = add_factors(rule, call.tensor(0).sizes);
-  rule.outputs.push_back(input_of(rule, self));
-  return rule;
+  UnaryRule unary(call);
+  return std::move(unary).finish(unary.input);
+}
+
+TensorFactors part_along(ShardingRule& rule, const TensorFactors& whole, std::size_t dim,
+                         std::optional<std::int64_t> size) {
+  keep_unsharded(rule, whole[dim]);
+  TensorFactors part = whole;
+  if (size) {
+    part[dim] = {add_unsharded(rule, *size)};
+  } else {
+    part.erase(part.begin() + static_cast<std::ptrdiff_t>(dim));
+  }
+  return part;
 }
 
 std::vector<int> tensor_arguments(const OpCall& call) {

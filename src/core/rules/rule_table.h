@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/detail/rule_functions.h"
-#include "tessera/core/rule_builder.h"
+#include "tessera/core/sharding_rule.h"
 
 namespace tessera::rules {
 
@@ -46,8 +49,48 @@ inline const TensorMeta& meta_of(const OpCall& call, int tensor) {
   return call.tensors[static_cast<std::size_t>(tensor)];
 }
 
+/// Sets the factors of a tensor argument if the call has this argument.
+void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
+               const TensorFactors& factors);
+
+/// A rule under construction, for an operator that reads one tensor: argument 0.
+struct UnaryRule {
+  ShardingRule rule;
+  TensorFactors input;  ///< factors of the tensor; initially one factor for each dimension
+
+  explicit UnaryRule(const OpCall& call)
+      : rule(start(call)),
+        input(add_factors(rule, call.tensor(0).sizes)),
+        self_(call.tensor_index(0)) {}
+
+  /// Completes the rule of an operator that moves elements without changing them, so that any
+  /// pending reduction may stay pending.
+  ShardingRule moved(TensorFactors output) && {
+    add_any_linear(rule, {self_});
+    return std::move(*this).finish(std::move(output));
+  }
+  /// Completes the rule of a linear operator: sums and averages may stay pending.
+  ShardingRule linear(TensorFactors output) && {
+    add_linear(rule, {self_});
+    return std::move(*this).finish(std::move(output));
+  }
+  /// Completes the rule of an operator for which no partial input stays partial.
+  ShardingRule finish(TensorFactors output) && {
+    input_of(rule, self_) = std::move(input);
+    rule.outputs = {std::move(output)};
+    return std::move(rule);
+  }
+
+ private:
+  int self_;
+};
+
 /// The rule of an operator whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
+/// The factors of a part of a tensor with the factors `whole`: the part lacks dimension `dim`, or
+/// has `size` positions there. The dimension stays unsharded in both.
+TensorFactors part_along(ShardingRule& rule, const TensorFactors& whole, std::size_t dim,
+                         std::optional<std::int64_t> size);
 /// The factors of a tensor of `sizes` that broadcasts to a tensor with the factors `to`, aligned at
 /// the last dimension. A dimension that broadcasts has no factor, so it is replicated.
 TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,

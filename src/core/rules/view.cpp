@@ -20,42 +20,13 @@ namespace tessera::rules {
 
 namespace {
 
-/// A rule under construction, for an operator that moves the elements of one tensor.
-struct ViewRule {
-  ShardingRule rule;
-  int self;
-  TensorFactors input;  ///< factors of the input; initially one factor for each dimension
-
-  explicit ViewRule(const OpCall& call) : rule(start(call)), self(call.tensor_index(0)) {
-    input = add_factors(rule, meta_of(call, self).sizes);
-  }
-
-  /// Completes the rule. Elements are moved and not changed, so any pending reduction may stay
-  /// pending.
-  ShardingRule finish(TensorFactors output) && {
-    add_any_linear(rule, {self});
-    return std::move(*this).without_linearity(std::move(output));
-  }
-  /// Completes the rule of a view as complex or real numbers. Only sums may stay pending, because
-  /// complex numbers have no maximum.
-  ShardingRule finish_linear(TensorFactors output) && {
-    add_linear(rule, {self});
-    return std::move(*this).without_linearity(std::move(output));
-  }
-  ShardingRule without_linearity(TensorFactors output) && {
-    input_of(rule, self) = std::move(input);
-    rule.outputs = {std::move(output)};
-    return std::move(rule);
-  }
-};
-
 std::optional<ShardingRule> permuted(const OpCall& call, const std::vector<int>& order) {
-  ViewRule view(call);
+  UnaryRule view(call);
   TensorFactors output;
   for (int dim : order) {
     output.push_back(view.input[static_cast<std::size_t>(dim)]);
   }
-  return std::move(view).finish(output);
+  return std::move(view).moved(output);
 }
 
 std::optional<ShardingRule> permute_rule(const OpCall& call) {
@@ -88,7 +59,7 @@ std::optional<ShardingRule> t_rule(const OpCall& call) {
 /// squeeze: the local call names the dimensions of global size 1, because other dimensions may have
 /// local size 1.
 std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
-  ViewRule view(call);
+  UnaryRule view(call);
   const Sizes& sizes = call.tensor(0).sizes;
   std::vector<bool> named(sizes.size(), call.args.size() < 2);
   // An empty list of dimensions names no dimension.
@@ -109,20 +80,20 @@ std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
                       : base_name(call.op).ends_with("copy") ? "aten::squeeze_copy.dims"
                                                              : "aten::squeeze.dims";
   view.rule.local_call = {local, {call.args[0], squeezed}};
-  return std::move(view).finish(output);
+  return std::move(view).moved(output);
 }
 
 std::optional<ShardingRule> unsqueeze_rule(const OpCall& call) {
-  ViewRule view(call);
+  UnaryRule view(call);
   TensorFactors output = view.input;
   const int dim = wrap_dim(call, call.integer(1), call.tensor(0).ndim() + 1);
   output.insert(output.begin() + dim, Factors{});
-  return std::move(view).finish(output);
+  return std::move(view).moved(output);
 }
 
 /// expand(self, size): -1 leaves a dimension unchanged; new dimensions are added in front.
 std::optional<ShardingRule> expand_rule(const OpCall& call) {
-  ViewRule view(call);
+  UnaryRule view(call);
   const Sizes& own = call.tensor(0).sizes;
   const Sizes wanted = call.integers(1);
   if (wanted.size() < own.size()) {
@@ -143,13 +114,13 @@ std::optional<ShardingRule> expand_rule(const OpCall& call) {
     }
   }
   view.rule.size_arguments.push_back({1, 0});
-  return std::move(view).finish(output);
+  return std::move(view).moved(output);
 }
 
 /// repeat(self, repeats): a dimension becomes two factors (repeats, dimension), of which the
 /// repeats stay unsharded.
 std::optional<ShardingRule> repeat_rule(const OpCall& call) {
-  ViewRule view(call);
+  UnaryRule view(call);
   const Sizes repeats = call.integers(1);
   if (repeats.size() < view.input.size()) {
     return std::nullopt;
@@ -165,12 +136,12 @@ std::optional<ShardingRule> repeat_rule(const OpCall& call) {
       factors.push_back(view.input[i - added][0]);
     }
   }
-  return std::move(view).finish(output);
+  return std::move(view).moved(output);
 }
 
 /// unfold(self, dim, size, step): the last dimension of the result is the position within a window.
 std::optional<ShardingRule> unfold_rule(const OpCall& call) {
-  ViewRule view(call);
+  UnaryRule view(call);
   const std::int64_t size = call.integer(2), step = call.integer(3);
   TensorFactors output = view.input;
   if (!output.empty()) {
@@ -180,7 +151,7 @@ std::optional<ShardingRule> unfold_rule(const OpCall& call) {
     output[dim] = {add_unsharded(view.rule, (call.tensor(0).sizes[dim] - size) / step + 1)};
   }
   output.push_back({add_unsharded(view.rule, size)});
-  return std::move(view).finish(output);
+  return std::move(view).moved(output);
 }
 
 /// Length of a diagonal of a matrix.
@@ -190,48 +161,56 @@ std::int64_t diagonal_size(std::int64_t rows, std::int64_t columns, std::int64_t
   return std::max<std::int64_t>(size, 0);
 }
 
+/// The factors of a tensor without the dimensions `rows` and `columns`, which stay unsharded.
+TensorFactors without_matrix(ShardingRule& rule, const TensorFactors& tensor, int rows,
+                             int columns) {
+  TensorFactors rest;
+  for (int dim = 0; dim < std::ssize(tensor); ++dim) {
+    const Factors& factors = tensor[static_cast<std::size_t>(dim)];
+    if (dim == rows || dim == columns) {
+      keep_unsharded(rule, factors);
+    } else {
+      rest.push_back(factors);
+    }
+  }
+  return rest;
+}
+
 /// diagonal(self, offset, dim1, dim2): the last dimension of the result is the diagonal.
 std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
-  ViewRule view(call);
+  UnaryRule view(call);
   const int ndim = call.tensor(0).ndim();
   const int rows = wrap_dim(call, call.integer_or(2, 0), ndim);
   const int columns = wrap_dim(call, call.integer_or(3, 1), ndim);
-  TensorFactors output;
-  for (int dim = 0; dim < ndim; ++dim) {
-    Factors& factors = view.input[static_cast<std::size_t>(dim)];
-    if (dim == rows || dim == columns) {
-      keep_unsharded(view.rule, factors);
-    } else {
-      output.push_back(factors);
-    }
-  }
+  TensorFactors output = without_matrix(view.rule, view.input, rows, columns);
   output.push_back({add_unsharded(
       view.rule, diagonal_size(call.tensor(0).size(rows), call.tensor(0).size(columns),
                                call.integer_or(1, 0)))});
-  return std::move(view).finish(output);
+  return std::move(view).moved(output);
 }
 
+/// Only sums may stay pending, because complex numbers have no maximum.
 std::optional<ShardingRule> view_as_real_rule(const OpCall& call) {
-  ViewRule view(call);
+  UnaryRule view(call);
   TensorFactors output = view.input;
   output.push_back({add_unsharded(view.rule, 2)});
-  return std::move(view).finish_linear(std::move(output));
+  return std::move(view).linear(std::move(output));
 }
 
 std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
-  ViewRule view(call);
+  UnaryRule view(call);
   if (view.input.empty()) {
     return std::nullopt;
   }
   TensorFactors output = view.input;
   keep_unsharded(view.rule, output.back());
   output.pop_back();
-  return std::move(view).finish_linear(std::move(output));
+  return std::move(view).linear(std::move(output));
 }
 
 /// view.dtype(self, dtype) is not linear, because it reinterprets bits.
 std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
-  ViewRule view(call);
+  UnaryRule view(call);
   const std::int64_t from = call.tensor(0).itemsize, to = call.dtype(1).itemsize;
   TensorFactors output = view.input;
   if (from != to) {
@@ -241,7 +220,7 @@ std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
     keep_unsharded(view.rule, output.back());
     output.back() = {add_unsharded(view.rule, call.tensor(0).sizes.back() * from / to)};
   }
-  return std::move(view).without_linearity(std::move(output));
+  return std::move(view).finish(std::move(output));
 }
 
 // Rules of views with another shape: finds the factors that the two shapes share.
@@ -446,16 +425,12 @@ RuleFunction::Body place_gradient(bool keeps_dim) {
     if (sizes.empty()) {
       return std::nullopt;
     }
-    const int dim = wrap_dim(call, call.integer(2), static_cast<int>(sizes.size()));
+    const auto dim =
+        static_cast<std::size_t>(wrap_dim(call, call.integer(2), static_cast<int>(sizes.size())));
     ShardingRule rule = start(call);
     const TensorFactors result = add_factors(rule, sizes);
-    TensorFactors grad = result;
-    keep_unsharded(rule, result[static_cast<std::size_t>(dim)]);
-    if (keeps_dim) {
-      grad[static_cast<std::size_t>(dim)] = {add_unsharded(rule, call.tensor(0).size(dim))};
-    } else {
-      grad.erase(grad.begin() + dim);
-    }
+    const TensorFactors grad = part_along(
+        rule, result, dim, keeps_dim ? std::optional(call.tensor(0).sizes[dim]) : std::nullopt);
     return linear_in_gradient(call, std::move(rule), grad, result);
   };
 }
@@ -472,14 +447,10 @@ RuleFunction::Body place_source(bool keeps_dim) {
         static_cast<std::size_t>(wrap_dim(call, call.integer_or(2, 0), meta_of(call, self).ndim()));
     ShardingRule rule = start(call);
     const TensorFactors result = add_factors(rule, meta_of(call, self).sizes);
-    keep_unsharded(rule, result[dim]);
     input_of(rule, self) = result;
-    TensorFactors placed = result;
-    if (keeps_dim) {
-      placed[dim] = {add_unsharded(rule, meta_of(call, source).sizes.at(dim))};
-    } else {
-      placed.erase(placed.begin() + static_cast<std::ptrdiff_t>(dim));
-    }
+    const TensorFactors placed =
+        part_along(rule, result, dim,
+                   keeps_dim ? std::optional(meta_of(call, source).sizes.at(dim)) : std::nullopt);
     if (placed.size() != meta_of(call, source).sizes.size()) {
       return std::nullopt;
     }
@@ -518,15 +489,7 @@ std::optional<ShardingRule> diagonal_backward_rule(const OpCall& call) {
   const TensorFactors result = add_factors(rule, sizes);
   const int rows = wrap_dim(call, call.integer(3), ndim);
   const int columns = wrap_dim(call, call.integer(4), ndim);
-  TensorFactors grad;
-  for (int dim = 0; dim < ndim; ++dim) {
-    const Factors& factors = result[static_cast<std::size_t>(dim)];
-    if (dim == rows || dim == columns) {
-      keep_unsharded(rule, factors);
-    } else {
-      grad.push_back(factors);
-    }
-  }
+  TensorFactors grad = without_matrix(rule, result, rows, columns);
   grad.emplace_back();
   return linear_in_gradient(call, std::move(rule), grad, result);
 }

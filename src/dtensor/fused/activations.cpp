@@ -6,7 +6,7 @@
 #include "fused/fused_operator.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/rule_builder.h"
+#include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/tensors.h"

@@ -31,7 +31,7 @@
 #include "fused/fused_operator.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
-#include "tessera/core/rule_builder.h"
+#include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"

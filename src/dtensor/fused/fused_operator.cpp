@@ -7,7 +7,7 @@
 #include "fused/fused_operator.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
-#include "tessera/core/rule_builder.h"
+#include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/detail/kept_tensor.h"
 #include "tessera/internals/detail/backward.h"
 

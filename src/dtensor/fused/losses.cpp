@@ -10,7 +10,7 @@
 #include "rank/rank.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/core/rule_builder.h"
+#include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/row_losses.h"

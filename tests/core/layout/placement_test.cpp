@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
 
 #include "oracle.h"
 #include "tessera/core/detail/layout.h"
@@ -216,7 +215,8 @@ TEST(ToPlacements, GivesPartialReplicateAndShardsOverMeshDimensionsOfSizeOne) {
 
 namespace {
 
-using Numbers = std::vector<std::int64_t>;
+using testing::numbers_in;
+using testing::placements_in;
 using Lines = std::vector<std::string>;
 
 /// The lines of all fenced blocks of one kind.
@@ -246,39 +246,13 @@ Lines split(const std::string& text, const std::string& separator) {
   return out;
 }
 
-Numbers numbers(const std::string& text) {
-  std::istringstream in(text);
-  Numbers out;
-  for (std::int64_t n = 0; in >> n;) {
-    out.push_back(n);
-  }
-  return out;
-}
-
-/// Parses "[A, B]"; commas in parentheses do not separate items.
-Placements placements(const std::string& text) {
-  Placements out;
-  std::string item;
-  int depth = 0;
-  for (const char c : text.substr(1)) {
-    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
-    if (depth == 0 && (c == ',' || c == ']')) {
-      out.push_back(parse_placement(item));
-      item.clear();
-    } else {
-      item += c;
-    }
-  }
-  return out;
-}
-
 TEST(ShardingDoc, LayoutsAreWhatItSays) {
   const auto lines = examples("layout");
   ASSERT_GE(lines.size(), 9U);
   for (const auto& line : lines) {
     const auto part = split(line, "; ");
-    const auto sizes = numbers(part.at(1));
-    const auto layout = to_layout(numbers(part[0]), placements(part.at(2)), sizes);
+    const auto sizes = numbers_in(part.at(1));
+    const auto layout = to_layout(numbers_in(part[0]), placements_in(part.at(2)), sizes);
     EXPECT_EQ(to_string(*layout), part.at(3));
     EXPECT_EQ(to_string(to_placements(*layout, sizes)), part[2]);
   }
@@ -290,9 +264,9 @@ TEST(ShardingDoc, CoordinatesOwnWhatItSays) {
   for (const auto& line : lines) {
     const auto part = split(line, "; ");
     const auto owned = split(part.at(3), ":");
-    const auto size = numbers(part[1]);
-    const auto layout = to_layout(numbers(part[0]), placements(part[2]), size);
-    EXPECT_EQ(global_indices(*layout, 0, size[0], numbers(owned.at(0))), numbers(owned.at(1)))
+    const auto size = numbers_in(part[1]);
+    const auto layout = to_layout(numbers_in(part[0]), placements_in(part[2]), size);
+    EXPECT_EQ(global_indices(*layout, 0, size[0], numbers_in(owned.at(0))), numbers_in(owned.at(1)))
         << line;
   }
 }
@@ -302,8 +276,8 @@ TEST(ShardingDoc, RefusesWhatItSays) {
   ASSERT_GE(lines.size(), 3U);
   for (const auto& line : lines) {
     const auto part = split(line, "; ");
-    EXPECT_ERROR(to_layout(numbers(part[0]), placements(part[2]), numbers(part[1])),
-                 "placements " + to_string(placements(part[2])))
+    EXPECT_ERROR(to_layout(numbers_in(part[0]), placements_in(part[2]), numbers_in(part[1])),
+                 "placements " + to_string(placements_in(part[2])))
         << line;
   }
 }
@@ -323,10 +297,11 @@ TEST(ShardingDoc, PlansAreWhatItSays) {
     }
     const auto part = split(head, "; ");
     const auto ends = split(part.at(2), " -> ");
-    const auto mesh = numbers(part[0]);
-    const auto sizes = numbers(part[1]);
-    const auto plan = plan_redistribution(to_layout(mesh, placements(ends.at(0)), sizes),
-                                          to_layout(mesh, placements(ends.at(1)), sizes), sizes, 4);
+    const auto mesh = numbers_in(part[0]);
+    const auto sizes = numbers_in(part[1]);
+    const auto plan =
+        plan_redistribution(to_layout(mesh, placements_in(ends.at(0)), sizes),
+                            to_layout(mesh, placements_in(ends.at(1)), sizes), sizes, 4);
     EXPECT_EQ(to_string(plan), steps) << head;
   }
 }

@@ -10,11 +10,10 @@
 #include <vector>
 
 #include "core/layout/oracle.h"
-#include "core/rules/simulated_world.h"
 #include "tessera/core/detail/redistribute_plan.h"
 #include "tessera/core/error.h"
 #include "testing/errors.h"
-#include "testing/random_layout.h"
+#include "testing/layouts.h"
 
 namespace tessera {
 namespace {
@@ -480,12 +479,13 @@ TEST(PlanProperty, FlattenedGroupsCutLikeOneMeshDimension) {
 
 namespace {
 
+using testing::numbers_in;
+using testing::placements_in;
 using Sizes = std::vector<std::int64_t>;
 
 struct Moved {
   std::int64_t bytes = 0;
   std::int64_t collectives = 0;
-  friend bool operator==(const Moved&, const Moved&) = default;
 };
 
 std::ostream& operator<<(std::ostream& out, const Moved& moved) {
@@ -507,28 +507,6 @@ std::vector<std::string> cells_of(const std::string& row) {
     cells.push_back(cell.substr(1, cell.size() - 2));
   }
   return cells;
-}
-
-Sizes numbers_in(const std::string& text) {
-  Sizes result;
-  std::istringstream in(text);
-  for (std::string word; in >> word;) {
-    if (std::isdigit(static_cast<unsigned char>(word[0]))) {
-      result.push_back(std::stoll(word));
-    }
-  }
-  return result;
-}
-
-/// "[Shard(0), _StridedShard(dim=1, sf=2)]": a placement ends with its closing parenthesis.
-Placements placements_in(const std::string& text) {
-  Placements result;
-  std::size_t begin = 1;
-  for (auto end = text.find(')'); end != std::string::npos; end = text.find(')', begin)) {
-    result.push_back(parse_placement(text.substr(begin, end + 1 - begin)));
-    begin = end + 3;
-  }
-  return result;
 }
 
 /// The correct row for these cells: the planner's bytes, in bold if they are less than PyTorch's.

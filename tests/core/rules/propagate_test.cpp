@@ -3,21 +3,36 @@
 #include <limits>
 #include <ostream>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
-#include "core_test_calls.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rule_functions.h"
 #include "tessera/core/error.h"
 #include "testing/errors.h"
-#include "testing/placement_text.h"
+#include "testing/layouts.h"
 
 namespace tessera {
 namespace {
 
-using testing::call;
-using testing::decide;
+/// A call whose first arguments are tensors of these sizes.
+OpCall call(std::string_view op, std::vector<std::vector<std::int64_t>> tensors,
+            std::vector<Argument> args = {}) {
+  OpCall result{.op = op, .args = {}, .tensors = {}};
+  for (auto& sizes : tensors) {
+    result.args.emplace_back(TensorRef{static_cast<int>(result.tensors.size())});
+    result.tensors.push_back({std::move(sizes), 4});
+  }
+  result.args.insert(result.args.end(), args.begin(), args.end());
+  return result;
+}
+
+Propagation decide(const OpCall& call, const std::vector<LayoutPtr>& layouts) {
+  return propagate(find_rule(call.op)(call).value(), call, layouts);
+}
+
 using Mesh = std::vector<std::int64_t>;
 
 const Mesh kMesh{2, 2};
@@ -204,8 +219,6 @@ TEST(Propagate, GroupedQueriesShardKeyAndQueryHeadsTogether) {
   EXPECT_EQ(decide(attention, {four, heads, heads}).inputs[1]->sharded_dim(1), -1);
 }
 
-using testing::call;
-
 TEST(RuleRegistry, HasNoRuleForAnUnknownOperator) {
   EXPECT_FALSE(find_rule("aten::no_such_operator"));
   EXPECT_FALSE(find_rule("aten::nonzero"));
@@ -230,7 +243,7 @@ TEST(RuleRegistry, KnowsThatAttentionKeepsStatisticsOnlyWhereAsked) {
   for (const bool asked : {true, false}) {
     const auto attention = call("aten::_scaled_dot_product_efficient_attention",
                                 {sizes, sizes, sizes}, {std::monostate{}, asked, 0.0, false});
-    const auto decided = testing::decide(attention, split);
+    const auto decided = decide(attention, split);
     const std::vector<std::int64_t> statistics{4, 2, asked ? 32 : 0};
     EXPECT_EQ(decided.output_sizes[1], statistics);
     EXPECT_EQ(decided.outputs[1], to_layout({2}, {Shard{0}}, statistics));
@@ -257,7 +270,6 @@ TEST(RuleRegistry, CoversNoInplaceCallThatWouldGrowItsTensor) {
 namespace {
 
 using Sizes = std::vector<std::int64_t>;
-using Mesh = std::vector<std::int64_t>;
 
 struct Expectation {
   const char* op;              ///< without "aten::"
@@ -319,25 +331,14 @@ std::string text(const Propagation& decided) {
   return result;
 }
 
-OpCall to_call(const Expectation& expectation, const std::string& op) {
-  OpCall call{.op = op, .args = {}, .tensors = {}};
-  for (std::size_t i = 0; i < expectation.tensors.size(); ++i) {
-    call.args.emplace_back(TensorRef{static_cast<int>(i)});
-    call.tensors.push_back({expectation.tensors[i], 4});
-  }
-  call.args.insert(call.args.end(), expectation.args.begin(), expectation.args.end());
-  return call;
-}
-
 class RuleExpectations : public ::testing::TestWithParam<Expectation> {};
 
 TEST_P(RuleExpectations, AreMet) {
   const Expectation& expectation = GetParam();
   const std::string op = std::string("aten::") + expectation.op;
-  const OpCall call = to_call(expectation, op);
-  const auto rule = find_rule(op)(call);
-  ASSERT_TRUE(rule);
-  EXPECT_EQ(text(propagate(*rule, call, layouts(expectation))), expectation.decided);
+  const OpCall of_op = call(op, expectation.tensors, expectation.args);
+  ASSERT_TRUE(find_rule(op)(of_op));
+  EXPECT_EQ(text(decide(of_op, layouts(expectation))), expectation.decided);
 }
 
 const std::int64_t kOne = 1, kEnd = std::numeric_limits<std::int64_t>::max();

@@ -3,13 +3,19 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
 
-#include "rule_simulation.h"
-
 namespace tessera::testing {
+
+/// A call of a libtorch operator. The arguments are made anew for every use.
+struct RuleCase {
+  std::string op;  ///< "aten::add.Tensor"
+  std::function<std::vector<c10::IValue>()> arguments;
+};
 
 using Ints = std::vector<std::int64_t>;
 

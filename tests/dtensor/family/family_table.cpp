@@ -13,7 +13,7 @@
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "testing/distributed.h"
-#include "testing/placement_text.h"
+#include "testing/layouts.h"
 
 namespace tessera::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "testing/distributed.h"
-#include "testing/random_layout.h"
+#include "testing/layouts.h"
 
 namespace tessera::testing {
 namespace {

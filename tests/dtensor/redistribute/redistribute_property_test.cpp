@@ -19,7 +19,7 @@
 #include "tessera/core/detail/redistribute_plan.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
-#include "testing/random_layout.h"
+#include "testing/layouts.h"
 
 namespace tessera::testing {
 

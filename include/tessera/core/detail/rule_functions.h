@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "tessera/core/detail/layout.h"
-#include "tessera/core/op_call.h"
 #include "tessera/core/sharding_rule.h"
 #include "tessera/export.h"
 

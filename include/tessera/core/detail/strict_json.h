@@ -21,7 +21,7 @@ struct JsonLimits {
 
 namespace tessera::detail {
 
-/// Like check_strict_json() of text.h, but with the given limits.
+/// Like check_strict_json() of files.h, but with the given limits.
 void check_strict_json(std::string_view text, const JsonLimits& limits);
 
 /// Parses a JSON object from an untrusted file. Throws Error for a text that check_strict_json()

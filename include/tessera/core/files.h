@@ -5,11 +5,35 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
+namespace tessera {
+
+/// Throws Error unless `text`, from an untrusted file, is a JSON object that every parser reads in
+/// the same way. Rejects everything that RFC 8259 forbids, everything that parsers interpret
+/// differently (duplicate keys, NUL bytes, a byte order mark), and objects of more than 8 nested
+/// levels, 1,000,000 keys or 10,000,000 values.
+void check_strict_json(std::string_view text);
+
+}  // namespace tessera
+
 namespace tessera::files {
+
+/// Writes `text` to a file, atomically and durably: after a crash the file has either its old
+/// content or `text`. Throws Error with the system's reason.
+void write_file(const std::filesystem::path& path, const std::string& text);
+
+/// Writes a file like write_file(), unless the file exists. Returns whether the file was written.
+/// If several processes call this for one path at the same time, exactly one of them writes the
+/// file.
+bool write_new_file(const std::filesystem::path& path, const std::string& text);
+
+/// Makes a folder and its parent folders, and syncs them to the disk. Throws Error with the name of
+/// the folder that cannot be made.
+void create_folders(const std::filesystem::path& folder);
 
 /// Whether the path of a file may be a symbolic link.
 enum class Symlinks { kFollow, kRefuse };

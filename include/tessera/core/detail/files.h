@@ -1,3 +1,5 @@
+// Files: atomic writes, exceptions for files that cannot be read, checks of their content,
+// checksums.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +8,12 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "tessera/core/detail/no_copy.h"
+#include "tessera/core/error.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
@@ -61,4 +67,47 @@ void remove_leftovers(const std::filesystem::path& folder,
 void sync_folder(const std::filesystem::path& folder);
 
 }  // namespace tessera::files
+
+namespace tessera::detail {
+
+/// A file that could not be opened, examined or read. The content of such a file is unknown, and
+/// the file may become readable later.
+class ReadError : public Error {
+ public:
+  /// `missing`: the path of a file that does not exist.
+  explicit ReadError(const std::string& message, std::filesystem::path missing = {})
+      : Error(message), missing_(std::move(missing)) {}
+
+  const std::filesystem::path& missing() const { return missing_; }
+
+ private:
+  std::filesystem::path missing_;
+};
+
+/// The byte order mark that some editors write at the beginning of a text.
+inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
+/// A hint about NaN and Infinity, to append to a JSON parser's message. Empty unless `fault`, the
+/// invalid text, is NaN or Infinity.
+std::string json_hint(std::string_view fault);
+
+/// Throws Error if the content is a git-lfs pointer, which a repository contains in place of the
+/// file itself.
+void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view content);
+
+/// CRC-32C (Castagnoli; RFC 3720), as in iSCSI, ext4 and btrfs, by the processor's fastest method.
+/// `before`: the checksum of the preceding bytes, so that a checksum can be computed in pieces.
+std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
+
+/// A method of computing CRC-32C, with its name.
+struct Crc32cWay {
+  const char* name;
+  std::uint32_t (*sum)(std::span<const std::byte> bytes, std::uint32_t before);
+};
+
+/// The methods that this processor supports, the fastest first. The last method uses a table and
+/// works on every processor.
+std::vector<Crc32cWay> crc32c_ways();
+
+}  // namespace tessera::detail
 TESSERA_API_END
