@@ -29,7 +29,6 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/core/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 #include "tessera/core/process.h"
 #include "tessera/dtensor/sharding_spec.h"
 #include "tessera/training/checkpointer.h"
