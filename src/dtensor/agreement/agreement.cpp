@@ -15,7 +15,6 @@
 
 #include "agreement/agreement.h"
 #include "rank/rank.h"
-#include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/environment.h"
@@ -44,11 +43,6 @@ bool detail::checks_agreement() {
 
 bool detail::checks_calls() {
   return RankThread::here().checks_calls;
-}
-
-bool detail::any_rank(const DeviceMesh& mesh, bool own) {
-  const BelowAutograd guard;
-  return comm::any_rank(flush_pending_transfers(mesh.group_of_all_ranks()), mesh.device(), own);
 }
 
 void detail::run_or_fail_together(const DeviceMesh& mesh, std::string_view what,

@@ -10,9 +10,6 @@
 
 namespace tessera::detail {
 
-/// Whether `own` is true on at least one rank of the mesh. Collective over the mesh.
-bool any_rank(const DeviceMesh& mesh, bool own);
-
 /// Whether ranks compare each new distributed tensor. The variable TESSERA_DEBUG decides; without
 /// the variable, ranks compare only in builds without NDEBUG.
 bool checks_agreement();

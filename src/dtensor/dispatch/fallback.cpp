@@ -185,12 +185,6 @@ void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info
   dispatch(op, info, stack, cache.look_up());
 }
 
-void run_agreed_or_gathered(PlannedCall& call) {
-  if (!run_agreed(call)) {
-    dispatch_below_mode(call.op, call.info, call.stack);
-  }
-}
-
 /// Runs a call by its plan's kind; only this function distinguishes the kinds. run_allowed checks
 /// this thread's scopes, which are not part of any cache key.
 void execute(PlannedCall& call, CallKind kind) {
@@ -203,8 +197,6 @@ void execute(PlannedCall& call, CallKind kind) {
     case CallKind::kLocal:
     case CallKind::kFailTogether:
       return run_allowed(call, [kind](PlannedCall& allowed) { run_local(allowed, kind); });
-    case CallKind::kAgreed:
-      return run_allowed(call, run_agreed_or_gathered);
     case CallKind::kLowering:
       return run_allowed(call, run_form);
     case CallKind::kRandomInplace:

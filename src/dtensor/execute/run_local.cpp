@@ -3,7 +3,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <iterator>
@@ -238,24 +237,6 @@ bool requires_grad(const c10::IValue& value) {
   return value.isList() && std::ranges::any_of(value.toListRef(), requires_grad);
 }
 
-/// The argument with its tensor replicated on every rank. Collective if the tensor was not
-/// replicated. Does not handle tensor lists, because operators that may fail for some values have
-/// none.
-c10::IValue replicated_argument(const c10::IValue& argument) {
-  const auto* impl = argument.isTensor() && argument.toTensor().defined()
-                         ? as_distributed(argument.toTensor())
-                         : nullptr;
-  if (impl == nullptr) {
-    return argument;
-  }
-  const auto& spec = *impl->spec();
-  const auto whole =
-      Layout::replicated(spec.sharding.layout->mesh_sizes(), static_cast<int>(spec.sizes.size()));
-  const BelowAutograd guard;
-  return make_distributed(redistribute_local(impl->local(), impl->spec(), whole),
-                          {spec.sharding.mesh, whole}, spec.sizes);
-}
-
 }  // namespace
 
 LocalRun::LocalRun(PlannedCall& c) : call(c) {
@@ -299,28 +280,6 @@ void run_local(PlannedCall& call, CallKind kind) {
   run.recorded ? run_recorded(run) : run_on_local_tensors(run, kind);
   counts.bump();
   wrap_results(run);
-}
-
-// Copies of the arguments and the mesh are saved, because run_local replaces the arguments, and may
-// throw.
-bool run_agreed(PlannedCall& call) {
-  const auto given = call.arguments();
-  const std::vector<c10::IValue> arguments(given.begin(), given.end());
-  const DeviceMesh mesh = call.plan.replicated.mesh;
-  bool failed = false;
-  try {
-    run_local(call, CallKind::kAgreed);
-  } catch (const c10::Error&) {  // an exception of the operator itself; an Error about a failed
-                                 // peer has another type and is not caught
-    failed = true;
-  }
-  // Every rank calls any_rank, even if its operator threw, so that no rank waits for ever.
-  if (!any_rank(mesh, failed)) {
-    return true;
-  }
-  call.stack.resize(call.first);
-  std::ranges::transform(arguments, std::back_inserter(call.stack), replicated_argument);
-  return false;
 }
 
 // The random operators of at:: that draw by global element instead of gathering. Each takes the

@@ -1,12 +1,16 @@
-// Lowerings of reductions.
+// Lowerings of reductions, of means of losses, and of equal().
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg__powsum.h>
+#include <ATen/ops/nll_loss2d_forward.h>
+#include <ATen/ops/nll_loss_forward.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -468,6 +472,78 @@ const AddedLowerings kStatisticsLowerings{
     {"std.correction", bytes_of_two_sums, run_moments<true, false>},
     {"var_mean.correction", bytes_of_two_sums, run_moments<false, true>},
     {"std_mean.correction", bytes_of_two_sums, run_moments<true, true>},
+};
+
+// The mean of a loss with sharded samples: a sum, divided by the total weight over all shards.
+
+/// Bytes that one rank sends for one all-reduce of the loss and the total weight.
+std::optional<double> bytes_of_mean(const BoundCall& bound) {
+  const auto* self = non_partial_argument(bound, 0);
+  if (self == nullptr || bound.call.integer(3) != at::Reduction::Mean) {
+    return std::nullopt;
+  }
+  const auto& spec = *self->spec();
+  Dims samples = all_dims(static_cast<std::int64_t>(spec.sizes.size()));
+  const std::size_t classes = samples.size() > 1 ? 1 : 0;
+  // Each sample reads the score of one class, so the dimension of classes must not be sharded.
+  if (!sharding_mesh_dims(spec.sharding.layout, {static_cast<std::int64_t>(classes)}).empty()) {
+    return std::nullopt;
+  }
+  return all_reduce_bytes(spec, samples, 2);
+}
+
+/// Arguments: (self, target, weight, reduction, ignore_index)
+template <auto kForward>
+Results run_mean(Arguments arguments) {
+  // Computes the sum first; the rule leaves the sum and the weight partial. Shards have different
+  // weights, because of their sizes, classes and ignored samples.
+  const auto [sum, weight] =
+      kForward(arguments[0].toTensor(), arguments[1].toTensor(),
+               arguments[2].toOptional<at::Tensor>(), at::Reduction::Sum, arguments[4].toInt());
+  const auto total = reduce_partials_together({sum, weight});
+  // A clone, because unbind returns views, but the operator must return separate tensors.
+  return {total[0] / total[1], total[1].clone()};
+}
+
+const AddedLowerings kLossesLowerings{
+    {"nll_loss_forward", bytes_of_mean, run_mean<at::_ops::nll_loss_forward::call>},
+    {"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
+};
+
+// equal(self, other) for tensors with the same layout: each rank compares its shard.
+
+std::optional<double> bytes_of_equal(const BoundCall& bound) {
+  const auto* self = non_partial_argument(bound, 0);
+  const auto* other = non_partial_argument(bound, 1);
+  if (self == nullptr || other == nullptr || self->local().is_meta()) {
+    return std::nullopt;
+  }
+  // Compares only the shardings, because equal() ignores strides.
+  const bool alike = self->spec()->sharding == other->spec()->sharding &&
+                     self->spec()->sizes == other->spec()->sizes;
+  return alike ? std::optional(all_reduce_bytes(*self->spec(), all_dims(self->dim()), 1))
+               : std::nullopt;
+}
+
+Results run_equal(Arguments arguments) {
+  const auto& self = impl_of(arguments[0].toTensor());
+  const auto& other = impl_of(arguments[1].toTensor());
+  const auto& spec = *self.spec();
+  const auto result = reduced_spec(spec, all_dims(self.dim()), false, ReduceOp::kMin);
+  at::Tensor local;
+  {
+    BelowAutograd guard;
+    local = at::full({}, at::equal(self.local(), other.local()),
+                     at::TensorOptions(at::kByte).device(self.local().device()));
+  }
+  const auto verdict =
+      reduce_partial(make_distributed(local, {spec.sharding.mesh, result.layout}, result.sizes));
+  // The host reads the result; on a GPU this waits for the device.
+  return {local_tensor(verdict).item<bool>()};
+}
+
+const AddedLowerings kEqualLowerings{
+    {"equal", bytes_of_equal, run_equal},
 };
 
 }  // namespace

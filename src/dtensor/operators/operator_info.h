@@ -42,7 +42,8 @@ enum class Trait : std::uint8_t {
                      ///< with a number must be reduced first
   kDivides,  ///< the number is a divisor, so zero must not be applied to terms, like infinity
   // Operators that may throw on some ranks only:
-  kFailsByMatrix,   ///< may throw for a matrix that it cannot factorise, even without check_errors
+  kFailsByMatrix,   ///< may throw for a matrix that it cannot factorise, even without check_errors,
+                    ///< so its inputs are gathered
   kFailsByElement,  ///< may throw for an invalid index or value, which may be on one rank only
 };
 

@@ -31,8 +31,6 @@ enum class CallKind : std::uint8_t {
   kLocal,  ///< like kDirect, but redistributes or rewrites arguments, and copies written values
            ///< back
   kFailTogether,  ///< like kLocal; if the operator throws on one rank, all ranks throw
-  kAgreed,    ///< like kLocal; then ranks exchange whether the operator threw; if one did, the call
-              ///< runs on gathered tensors
   kLowering,  ///< runs a lowering, which sends less than the plan by the sharding rule (lowering.h)
   kRandomInplace,  ///< writes random numbers into a tensor, by global element
   kNativeDropout,  ///< runs dropout by global element

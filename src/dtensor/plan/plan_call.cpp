@@ -100,8 +100,8 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   plan.compares_plain = plan.takes_plain && checks_calls() && !bound.tensors.front().is_meta();
 }
 
-/// Gathers all inputs. For operators without a rule, and for random operators, which run on whole
-/// tensors.
+/// Gathers all inputs. For operators without a rule, for random operators, which run on whole
+/// tensors, and for factorisations that may throw: every rank then throws for the same matrix.
 void gather_inputs(CallPlan& plan) {
   for (CallPlan::Input& input : plan.inputs) {
     bring_to(plan, input,
@@ -134,9 +134,11 @@ bool is_split(const CallPlan::Input& input) {
 }
 
 /// Whether a factorisation may throw on some ranks only, because its matrix differs between ranks.
-bool may_fail_apart(const OperatorInfo& info, Values arguments) {
-  return info.check_errors >= 0 ? arguments[static_cast<std::size_t>(info.check_errors)].toBool()
-                                : info.traits.has(Trait::kFailsByMatrix);
+bool may_fail_apart(const CallPlan& plan, const OperatorInfo& info, Values arguments) {
+  const bool may_fail = info.check_errors >= 0
+                            ? arguments[static_cast<std::size_t>(info.check_errors)].toBool()
+                            : info.traits.has(Trait::kFailsByMatrix);
+  return may_fail && std::ranges::any_of(plan.inputs, is_split);
 }
 
 bool writes_expanded(const OperatorInfo& info, const BoundCall& bound) {
@@ -165,24 +167,18 @@ bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
 }
 
 /// The kind of a plan, without regard to the kinds that depend on the identity of the arguments.
-CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
-                  Values arguments) {
+CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (plan.lowering != nullptr) {
     return CallKind::kLowering;
   }
   if (!plan.has_rule) {
     return CallKind::kLocal;
   }
-  // Ranks must fail together if only one rank has the matrix or index for which the operator
-  // throws.
-  if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split)) {
-    if (may_fail_apart(info, arguments)) {
-      return CallKind::kAgreed;
-    }
-    if ((info.traits.has(Trait::kFailsByElement) && checks_calls()) ||
-        writes_expanded(info, bound)) {
-      return CallKind::kFailTogether;
-    }
+  // Ranks must fail together if only one rank has the index for which the operator throws.
+  if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split) &&
+      ((info.traits.has(Trait::kFailsByElement) && checks_calls()) ||
+       writes_expanded(info, bound))) {
+    return CallKind::kFailTogether;
   }
   return is_direct(plan, info) ? CallKind::kDirect : CallKind::kLocal;
 }
@@ -307,7 +303,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   // same numbers.
   const bool random = rule ? rule->random : info.draws_random;
   plan.seeded = random && !brings_generator(info, arguments);
-  if (rule && !random) {
+  if (rule && !random && !may_fail_apart(plan, info, arguments)) {
     plan_by_rule(plan, info, *rule, bound, arguments, std::move(strides));
   } else {
     gather_inputs(plan);
@@ -317,7 +313,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   // A strict scope permits a request for a single value, but not a gather.
   plan.asked_for = info.traits.has(Trait::kReadsOneValue) &&
                    (plan.lowering != nullptr || lowerings_of(info).empty());
-  plan.otherwise = own_kind(plan, info, bound, arguments);
+  plan.otherwise = own_kind(plan, info, bound);
   plan.kind = kind_of(plan, info);
   if (plan.kind == CallKind::kRecorded) {
     plan_gradients(plan);

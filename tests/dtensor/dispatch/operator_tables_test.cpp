@@ -119,7 +119,7 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
       {Trait::kReadsOneValue, "Allowed to reduce in a strict scope, for the one value they read"},
       {Trait::kNumberBesideSum, "Linear in a sum whatever their number is"},
       {Trait::kDivides, "Not linear in a sum that they divide by zero"},
-      {Trait::kFailsByMatrix, "Throwing for a matrix, on which all ranks agree"},
+      {Trait::kFailsByMatrix, "Gathered, because they may throw for a matrix that one rank has"},
       {Trait::kFailsByElement,
        "Throwing for an index or a number, on which all ranks agree with `TESSERA_DEBUG=1`"},
   };

@@ -241,11 +241,6 @@ Family indexing() {
         {"S0 R | S0 | - | S0 | -", "R S0 | S1 | - | P | -"});
   f.add("x[i]", {{{8, 6}}, indices({4}, 8)}, [](auto& t) { return at::index(t[0], list({t[1]})); },
         {"S1 R | S1 | - | S1 | -", "R S0 | S0 | - | P | -"});
-  f.add("x[:, mask]", {{{8, 6}}, {{6}, Operand::kMask}},
-        [](auto& t) { return at::index(t[0], list({{}, t[1]})); },
-        {"S0 R | S0 | - | S0 | -", "S0,R R,R | S0,R | - | S0,R | -"});
-  f.add("x[mask]", {{{8, 6}}, {{8}, Operand::kMask}},
-        [](auto& t) { return at::index(t[0], list({t[1]})); }, {"S1 R | S1 | - | S1 | -"});
   f.add("index_put(:, i)", {{{8, 6}}, indices({2}, 6), {{8, 2}}},
         [](auto& t) { return at::index_put(t[0], list({{}, t[1]}), t[2], true); },
         {"S0 R S0 | S0 | - | S0 S0 | -"});
