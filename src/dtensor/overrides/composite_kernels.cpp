@@ -256,7 +256,7 @@ void copy_result_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet,
 }
 
 template <auto kKernel>
-void implement(torch::Library& library, std::initializer_list<const char*> names) {
+void implement_boxed(torch::Library& library, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<kKernel>());
   }
@@ -279,9 +279,9 @@ void implement_composite_kernels(torch::Library& library) {
   library.impl("one_hot", &one_hot);
   library.impl("max_pool1d", &max_pool1d);
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
-  implement<compose_gathered>(library,
-                              {"quantile", "quantile.scalar", "nanquantile", "nanquantile.scalar"});
-  implement<copy_result_to_out>(
+  implement_boxed<compose_gathered>(
+      library, {"quantile", "quantile.scalar", "nanquantile", "nanquantile.scalar"});
+  implement_boxed<copy_result_to_out>(
       library, {"kron.out", "matmul.out", "quantile.out", "quantile.scalar_out", "nanquantile.out",
                 "nanquantile.scalar_out"});
   implement_in_scope(library);
