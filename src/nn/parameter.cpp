@@ -4,7 +4,7 @@
 
 #include "tessera/nn/parameter.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/dtensor/detail/make_distributed.h"
+#include "tessera/dtensor/detail/distributed_tensor.h"
 #include "tessera/nn/detail/fqn.h"
 
 #include <c10/core/GradMode.h>
@@ -21,7 +21,6 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/random.h"

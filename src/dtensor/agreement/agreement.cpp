@@ -13,7 +13,6 @@
 #include <string_view>
 #include <variant>
 
-#include "agreement/agreement.h"
 #include "rank/rank.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"

@@ -1,7 +1,6 @@
 #include <string>
 #include <utility>
 
-#include "agreement/agreement.h"
 #include "autograd/autograd.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"

@@ -22,7 +22,6 @@
 #include "rank/rank.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/comm/trace.h"
-#include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/backward.h"

@@ -10,7 +10,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "agreement/agreement.h"
 #include "autograd/autograd.h"
 #include "execute/run_local.h"
 #include "operators/bound_call.h"
@@ -19,7 +18,8 @@
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/make_distributed.h"
+#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/distribution.h"

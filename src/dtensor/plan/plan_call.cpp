@@ -7,11 +7,11 @@
 
 #include <algorithm>
 
-#include "agreement/agreement.h"
 #include "operators/bound_call.h"
 #include "plan/call_plan.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/internals/detail/tensors.h"
 #include "views/views.h"
 

@@ -12,13 +12,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "agreement/agreement.h"
 #include "autograd/autograd.h"
 #include "operators/bound_call.h"
 #include "plan/call_plan.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/dtensor/detail/distributed_tensor.h"
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/backward.h"

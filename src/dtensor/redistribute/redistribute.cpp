@@ -8,17 +8,15 @@
 #include <span>
 #include <utility>
 
-#include "agreement/agreement.h"
 #include "rank/rank.h"
 #include "redistribute/redistribute.h"
-#include "redistribute/redistribute_steps.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/bounded_cache.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/sharding_spec.h"
 

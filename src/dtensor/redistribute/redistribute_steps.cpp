@@ -15,7 +15,7 @@
 #include <span>
 #include <utility>
 
-#include "redistribute/redistribute_steps.h"
+#include "redistribute/redistribute.h"
 #include "tensor/tensor_spec.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/detail/layout_math.h"
