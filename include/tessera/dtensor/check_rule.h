@@ -16,8 +16,7 @@ namespace tessera {
 
 /// Options of check_rule.
 struct CheckRuleOptions {
-  int ranks = 3;  ///< number of ranks on a 1-D mesh; tensor sizes that are not divisible by it test
-                  ///< more cases
+  int ranks = 3;       ///< ranks on a 1-D mesh; sizes that it does not divide test more cases
   double rtol = 1e-5;  ///< relative tolerance, as in at::allclose
   double atol = 1e-8;  ///< absolute tolerance, as in at::allclose
 };

@@ -143,14 +143,12 @@ CachesOfRanks& caches_of_ranks() {
 }
 
 /// Registers a thread's cache with its rank for the lifetime of the thread.
-class CacheListing {
+class CacheListing : NoCopy {
  public:
   explicit CacheListing(const CallCache& cache) : cache_(cache) {
     const std::lock_guard lock(caches_of_ranks().mutex);
     caches_of_ranks().caches.emplace(rank_.get(), &cache_);
   }
-  CacheListing(const CacheListing&) = delete;
-  CacheListing& operator=(const CacheListing&) = delete;
   ~CacheListing() {
     const std::lock_guard lock(caches_of_ranks().mutex);
     std::erase_if(caches_of_ranks().caches,

@@ -9,7 +9,6 @@
 #include <c10/core/GradMode.h>
 
 #include <exception>
-#include <mutex>
 #include <string>
 #include <thread>
 
@@ -171,40 +170,26 @@ class Trial {
   std::vector<std::vector<Placement>> choices_;  // placements to try, for each tensor argument
 };
 
-/// Collects the failures of all ranks. Reports the first failure that is not a consequence of
-/// another rank's failure.
-class Verdict {
- public:
-  void note(const std::exception_ptr& error, bool echo) {
-    const std::lock_guard lock(mutex_);
-    if (!error_ || (echoes_ && !echo)) {
-      error_ = error;
-      echoes_ = echo;
-    }
-  }
-  void rethrow() const {
-    if (error_) {
-      std::rethrow_exception(error_);
-    }
-  }
-
- private:
-  std::mutex mutex_;
-  std::exception_ptr error_;
-  bool echoes_ = false;
+/// What one rank found.
+struct Verdict {
+  int accepted = 0;
+  std::exception_ptr error;
+  std::exception_ptr echo;  ///< an error that follows from another rank's
 };
 
-int run_rank(const Trial& trial, const comm::WorldPtr& world, Verdict& verdict) {
+Verdict run_rank(const Trial& trial, const comm::WorldPtr& world) {
   const c10::NoGradGuard no_grad;
+  Verdict verdict;
   try {
-    return trial.run(init_device_mesh(world, {world->size()}, {"ranks"}));
+    verdict.accepted = trial.run(init_device_mesh(world, {world->size()}, {"ranks"}));
+    return verdict;
   } catch (const comm::PeerError&) {
-    verdict.note(std::current_exception(), /*echo=*/true);
+    verdict.echo = std::current_exception();
   } catch (...) {
-    verdict.note(std::current_exception(), /*echo=*/false);
+    verdict.error = std::current_exception();
   }
   world->abort();
-  return 0;
+  return verdict;
 }
 
 }  // namespace
@@ -219,19 +204,23 @@ int check_rule(std::string_view op, const std::vector<c10::IValue>& arguments,
   TESSERA_CHECK(!detail::operator_info(handle).draws_random, "check_rule: ", op,
                 " draws random numbers, which differ from call to call");
   const Trial trial(handle, arguments, options);
-  Verdict verdict;
-  std::vector<int> accepted(static_cast<std::size_t>(options.ranks));
+  std::vector<Verdict> verdicts(static_cast<std::size_t>(options.ranks));
   std::vector<std::thread> threads;
   for (const comm::WorldPtr& world : comm::thread_worlds(options.ranks)) {
-    threads.emplace_back([&, world] {
-      accepted[static_cast<std::size_t>(world->rank())] = run_rank(trial, world, verdict);
-    });
+    threads.emplace_back(
+        [&, world] { verdicts[static_cast<std::size_t>(world->rank())] = run_rank(trial, world); });
   }
   for (std::thread& thread : threads) {
     thread.join();
   }
-  verdict.rethrow();
-  return accepted.front();
+  for (const auto failure : {&Verdict::error, &Verdict::echo}) {
+    for (const Verdict& verdict : verdicts) {
+      if (verdict.*failure) {
+        std::rethrow_exception(verdict.*failure);
+      }
+    }
+  }
+  return verdicts.front().accepted;
 }
 
 }  // namespace tessera

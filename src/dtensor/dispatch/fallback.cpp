@@ -17,7 +17,7 @@
 
 #include "autograd/autograd.h"
 #include "execute/run_local.h"
-#include "operators/bound_call.h"
+#include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "rank/rank.h"
 #include "tensor/distributed_impl.h"

@@ -12,7 +12,7 @@
 
 #include "autograd/autograd.h"
 #include "execute/run_local.h"
-#include "operators/bound_call.h"
+#include "operators/operator_info.h"
 #include "random/fills.h"
 #include "rank/rank.h"
 #include "redistribute/redistribute.h"
@@ -34,7 +34,7 @@ namespace {
 /// Leaves inference mode while a view of a redistributed tensor is made. Otherwise the view's copy
 /// would be an inference tensor without a version counter, but libtorch requires a view to have a
 /// counter if its base has one.
-class OrdinaryViewScope {
+class OrdinaryViewScope : NoCopy {
  public:
   explicit OrdinaryViewScope(const LocalRun& run) {
     if (run.viewed.defined() && !run.viewed.is_inference() && run.is_moved()) {
@@ -47,8 +47,6 @@ class OrdinaryViewScope {
       replay_views();
     }
   }
-  OrdinaryViewScope(const OrdinaryViewScope&) = delete;
-  OrdinaryViewScope& operator=(const OrdinaryViewScope&) = delete;
 
  private:
   std::optional<c10::InferenceMode> ordinary_;

@@ -27,7 +27,6 @@
 #include <utility>
 #include <vector>
 
-#include "fused/attention_part.h"
 #include "fused/fused_operator.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"

@@ -115,8 +115,7 @@ class FusedNode : public Node {
   const char* op_;
   const char* name_;
   c10::SmallVector<SavedVariable, 4> saved_;
-  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< spec of each recorded result; nullptr: the
-                                                ///< result is plain
+  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< specs of the results; nullptr: plain
 };
 
 /// The node of an operator whose first result is recomputed, because recomputing it costs less than
@@ -169,8 +168,7 @@ class RecomputableNode : public FusedNode {
     int backward = -1;
     at::Tensor result;
     variable_list gradients = {};  ///< gradients of the inputs, computed for `gradient`
-    at::Tensor gradient = {};      ///< gradient of the result from which `gradients` was computed;
-                                   ///< undefined: `gradients` is empty
+    at::Tensor gradient = {};      ///< gradient of the result; undefined: `gradients` is empty
     std::uint32_t writes = 0;      ///< version counter of `gradient` when it was used
   };
   Recomputed compute_for(const at::Tensor& gradient, int backward);

@@ -131,8 +131,7 @@ Results run_both(Arguments arguments) {
 // Maxima and minima with indices: each rank's best value and its index are gathered and compared.
 
 struct Candidates {
-  at::Tensor values;   ///< best values, with the sizes of this rank's result; after gather(), the
-                       ///< values of all ranks: (ranks, results)
+  at::Tensor values;   ///< this rank's best values; after gather() all ranks': (ranks, results)
   at::Tensor indices;  ///< indices of the values in the global tensor
 };
 

@@ -15,7 +15,7 @@
 #include <string_view>
 
 #include "dispatch/call_cache.h"
-#include "operators/bound_call.h"
+#include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "random/fills.h"
 #include "rank/rank.h"

@@ -23,7 +23,6 @@
 #include <string>
 #include <tuple>
 
-#include "operators/bound_call.h"
 #include "operators/operator_info.h"
 #include "random/fills.h"
 #include "rank/rank.h"

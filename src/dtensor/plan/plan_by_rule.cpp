@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "operators/bound_call.h"
+#include "operators/operator_info.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/detail/layout_math.h"
@@ -256,7 +256,7 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
 
 /// For each written tensor: the layout of the new value that the operator writes, unless it is the
 /// tensor's own layout and the tensor was not redistributed. An operator that changes shapes is
-/// skipped: its result replaces the local tensor (give_back in wrap_results.cpp).
+/// skipped: its result replaces the local tensor (ResultWrapper::give_back).
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace) {
   if (info.changes_shape) {

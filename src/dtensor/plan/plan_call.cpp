@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "operators/bound_call.h"
+#include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"

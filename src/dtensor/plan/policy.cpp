@@ -13,7 +13,7 @@
 #include <fmt/ranges.h>
 
 #include "autograd/autograd.h"
-#include "operators/bound_call.h"
+#include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/distributed_tensor.h"

@@ -344,8 +344,7 @@ RandomPlace RandomRegion::place_of(const RandomCall& call) {
     }
   }
   RandomPlace place = find_place(call);
-  if (c10::GradMode::is_enabled()) {  // the forward may be recomputed later, and must then draw the
-                                      // same random numbers
+  if (c10::GradMode::is_enabled()) {  // a recomputed forward must draw the same numbers
     places.insert_or_assign(key, place);
   }
   return place;

@@ -33,12 +33,10 @@ Ranks& ranks() {
   return all;
 }
 
-class CallbackScope {
+class CallbackScope : NoCopy {
  public:
   explicit CallbackScope(std::shared_ptr<RankState> rank)
       : outer_(std::exchange(RankThread::here().rank_of_callback, std::move(rank))) {}
-  CallbackScope(const CallbackScope&) = delete;
-  CallbackScope& operator=(const CallbackScope&) = delete;
   ~CallbackScope() { RankThread::here().rank_of_callback = std::move(outer_); }
 
  private:

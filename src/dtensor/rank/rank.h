@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/dispatch_keys.h"
@@ -91,14 +92,12 @@ struct TESSERA_API RankState;
 /// If wait() blocks the host, a rank waits for its transfers in the order of their start, not in
 /// the order in which results are used. Otherwise ranks that use results in different orders would
 /// deadlock.
-class Transfer {
+class Transfer : NoCopy {
  public:
   /// Starts a transfer and adds it to the rank's queue. Returns nullptr if the device preserves the
   /// order of collectives, so that no queue is needed.
   static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
   Transfer(Started started, bool in_order);
-  Transfer(const Transfer&) = delete;
-  Transfer& operator=(const Transfer&) = delete;
   /// Finishes an unused transfer, because peers may wait for it; ignores failures.
   ~Transfer();
 
@@ -155,23 +154,19 @@ namespace tessera::detail {
 
 /// The state of one thread of a rank. All threads of a rank share one RankState, but each thread,
 /// such as a thread that runs a backward, has its own RankThread.
-struct RankThread {
+struct RankThread : private NoCopy {
   static RankThread& here();
   RankThread();
-  RankThread(const RankThread&) = delete;
-  RankThread& operator=(const RankThread&) = delete;
   ~RankThread();
 
   const std::uint64_t thread;             ///< number of the thread, as autograd's nodes store it
-  const std::shared_ptr<RankState> rank;  ///< this thread's own rank, registered while the thread
-                                          ///< exists
+  const std::shared_ptr<RankState> rank;  ///< own rank, registered while the thread exists
   /// The rank whose end-of-backward callback this thread is running; nullptr if none is running.
   std::shared_ptr<RankState> rank_of_callback;
 
   bool replicates = false;  ///< value of the innermost ReplicationScope
   bool makes_meta = false;  ///< whether this thread is inside a MetaFactoryGuard
-  const bool checks_calls;  ///< value of TESSERA_DEBUG, stored because reading the variable at each
-                            ///< call would be too slow
+  const bool checks_calls;  ///< value of TESSERA_DEBUG, which is too slow to read at each call
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running
   at::Tensor random_source;          ///< value of the innermost RandomSourceScope
   std::optional<WeakTensor> zeros;   ///< the last zeros made in backward; see dispatch/fallback.cpp

@@ -25,7 +25,7 @@ namespace tessera::detail {
 // Runs the plans of core's planner (tessera/core/detail/redistribute_plan.h) on local tensors. A
 // redistribution is planned once; its steps are the functions of redistribute_steps.cpp. Used for
 // the program's own redistributions and for redistributions of operators' arguments
-// (execute/localize_arguments.cpp).
+// (execute/arguments_and_results.cpp).
 
 namespace {
 

@@ -441,8 +441,7 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
     case ReduceOp::kAvg:
     case ReduceOp::kMax:
     case ReduceOp::kMin:
-      return value;  // equal values on all ranks have this value as their average, maximum and
-                     // minimum
+      return value;  // the average, maximum and minimum of equal values
   }
   fail("internal: unknown reduction");
 }

@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "dtensor/listing_mode.h"
-#include "fused/attention_part.h"
 #include "tessera/comm/detail/fake_world.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/rule_functions.h"

@@ -75,8 +75,7 @@ class KeptTensor {
   void release() { saved_.reset_data(); }
 
  private:
-  NodePtr<Node> maker_;  ///< the node that recomputes the tensor; nullptr: the tensor itself is
-                         ///< saved
+  NodePtr<Node> maker_;  ///< the node that recomputes the tensor; nullptr: the tensor is saved
   SavedVariable saved_;
 };
 
@@ -100,8 +99,7 @@ at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows);
 struct VocabularyShard {
   std::int64_t vocabulary = 0;          ///< total number of columns over all ranks
   std::int64_t first_column = 0;        ///< number of this rank's first column
-  comm::Communicator* group = nullptr;  ///< process group of the ranks that share the vocabulary;
-                                        ///< nullptr: this rank has all columns
+  comm::Communicator* group = nullptr;  ///< ranks that share the columns; nullptr: this rank alone
 };
 
 /// Whether each rank's part of dimension `dim` is one contiguous range, so that a rank can tell

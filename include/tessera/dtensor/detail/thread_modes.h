@@ -1,6 +1,7 @@
 // Settings of a thread for operators on distributed tensors.
 #pragma once
 
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/dispatch_keys.h"
@@ -36,12 +37,10 @@ namespace tessera::detail {
 
 /// During the scope, factory functions on this thread that are called without a device make meta
 /// tensors. Implements nn::MetaDevice. Scopes nest.
-class MetaFactoryGuard {
+class MetaFactoryGuard : NoCopy {
  public:
   MetaFactoryGuard();
   ~MetaFactoryGuard();
-  MetaFactoryGuard(const MetaFactoryGuard&) = delete;
-  MetaFactoryGuard& operator=(const MetaFactoryGuard&) = delete;
 
  private:
   bool outer_;
