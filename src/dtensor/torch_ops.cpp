@@ -15,7 +15,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/dtensor/strict_scope.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 #include "tessera/observe/verify.h"

@@ -9,7 +9,6 @@
 #include "fsdp/training/training.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/dtensor/local_map.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/forward_method.h"
 #include "tessera/nn/containers.h"

@@ -11,7 +11,6 @@
 
 #include "tessera/comm/streams.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/detail/attention.h"

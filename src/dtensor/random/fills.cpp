@@ -1,5 +1,6 @@
 #include "random/fills.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/MathConstants.h>
 
@@ -31,46 +32,27 @@ at::Tensor uniform_numbers(const RandomTarget& target) {
 
 /// The largest n such that the type represents every integer from 0 to n exactly.
 std::uint64_t last_integer(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Double:
-      return std::uint64_t{1} << 53;
-    case c10::ScalarType::Float:
-      return std::uint64_t{1} << 24;
-    case c10::ScalarType::Half:
-      return std::uint64_t{1} << 11;
-    case c10::ScalarType::BFloat16:
-      return std::uint64_t{1} << 8;
-    case c10::ScalarType::Bool:
-      return 1;
-    case c10::ScalarType::Byte:
-      return std::numeric_limits<std::uint8_t>::max();
-    case c10::ScalarType::Char:
-      return std::numeric_limits<std::int8_t>::max();
-    case c10::ScalarType::Short:
-      return std::numeric_limits<std::int16_t>::max();
-    case c10::ScalarType::Int:
-      return std::numeric_limits<std::int32_t>::max();
-    default:
-      return std::numeric_limits<std::int64_t>::max();
-  }
+  return AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, type, "last_integer", [] {
+    using Limits = std::numeric_limits<scalar_t>;
+    if constexpr (Limits::is_integer) {
+      return static_cast<std::uint64_t>(Limits::max());
+    } else {
+      return std::uint64_t{1} << Limits::digits;
+    }
+  });
 }
 
 /// Whether `value`, or a rounded value near it, is in the range of the type.
 bool holds(c10::ScalarType type, double value) {
-  switch (type) {
-    case c10::ScalarType::Double:
-      return std::isfinite(value);
-    case c10::ScalarType::Float:
-      return std::abs(value) <= std::numeric_limits<float>::max();
-    case c10::ScalarType::BFloat16:
-      return std::abs(value) <= std::numeric_limits<c10::BFloat16>::max();
-    case c10::ScalarType::Half:
-      return std::abs(value) <= std::numeric_limits<c10::Half>::max();
-    default:
+  return AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, type, "holds", [&] {
+    using Limits = std::numeric_limits<scalar_t>;
+    if constexpr (Limits::is_integer) {
       const auto last = static_cast<double>(last_integer(type));
-      const bool is_signed = type != c10::ScalarType::Byte && type != c10::ScalarType::Bool;
-      return value <= last && value >= (is_signed ? -last - 1 : 0);
-  }
+      return value <= last && value >= (Limits::is_signed ? -last - 1 : 0);
+    } else {
+      return std::abs(value) <= static_cast<double>(Limits::max());
+    }
+  });
 }
 
 /// Random integers of up to 64 bits, made from two random numbers of 53 bits.

@@ -12,7 +12,6 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/thread_modes.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/sharding_spec.h"
 #include "tessera/dtensor/strict_scope.h"

@@ -3,7 +3,7 @@
 
 #include <c10/core/GradMode.h>
 
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/meta_device.h"
 #include "testing/distributed.h"

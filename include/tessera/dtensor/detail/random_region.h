@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/dispatch_keys.h"
