@@ -48,9 +48,5 @@ struct DispatchCacheStatistics {
 /// not be called while a backward runs.
 DispatchCacheStatistics dispatch_cache_statistics();
 
-/// Empties this thread's cache, and releases the meshes of its plans. Must not be called from
-/// within an operator.
-void clear_dispatch_cache();
-
 }  // namespace tessera
 TESSERA_API_END

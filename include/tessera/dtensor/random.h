@@ -27,9 +27,6 @@ struct RandomKey {
   std::span<const RandomPart> parts{};
 };
 
-/// A stable stream number for a name (FNV-1a), for example a parameter's FQN.
-std::uint64_t stream_of(const char* name);
-
 /// Fills a floating-point tensor, plain or distributed (not Partial), with uniform random numbers
 /// in [from, to]. This function, normal_(), trunc_normal_() and bernoulli_() compute values in fp64
 /// and round once to the tensor's type. They are not collective, are thread safe for different

@@ -13,6 +13,7 @@
 
 #include "rank/rank.h"
 #include "redistribute/redistribute.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {

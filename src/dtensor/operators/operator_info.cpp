@@ -342,7 +342,7 @@ OperatorTraits::OperatorTraits(std::string_view name) {
   name.remove_prefix(kNamespace.size());
   fill_ = random_fill(name);
   for (const TraitRow& row : kTraitRows) {
-    const std::vector<std::string> patterns = names_in(row);
+    const std::vector<std::string> patterns = names_in(row.names);
     if (std::ranges::none_of(patterns,
                              [&](const auto& pattern) { return covers(pattern, name); })) {
       continue;
@@ -359,11 +359,11 @@ std::span<const TraitRow> trait_rows() {
 }
 
 /// Names are separated by exactly one blank, even where a literal continues on the next line.
-std::vector<std::string> names_in(const TraitRow& row) {
+std::vector<std::string> names_in(std::string_view text) {
   std::vector<std::string> names;
-  for (std::size_t at = 0; at < row.names.size();) {
-    const std::size_t end = std::min(row.names.find(' ', at), row.names.size());
-    names.emplace_back(row.names.substr(at, end - at));
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find(' ', at), text.size());
+    names.emplace_back(text.substr(at, end - at));
     at = end + 1;
   }
   return names;

@@ -75,8 +75,8 @@ struct TraitRow {
 };
 std::span<const TraitRow> trait_rows();
 
-/// The names in a row, as a list.
-std::vector<std::string> names_in(const TraitRow& row);
+/// The names in a text that separates them by blanks.
+std::vector<std::string> names_in(std::string_view text);
 /// Whether the operator `name` (without "aten::") matches `pattern`, which is one of the names in a
 /// row of the table.
 bool covers(std::string_view pattern, std::string_view name);

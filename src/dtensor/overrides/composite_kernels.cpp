@@ -256,19 +256,16 @@ void copy_result_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet,
 }
 
 template <auto kKernel>
-void implement_boxed(torch::Library& library, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<kKernel>());
+void implement_boxed(torch::Library& library, std::string_view names) {
+  for (const std::string& name : names_in(names)) {
+    library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<kKernel>());
   }
 }
 
 void implement_in_scope(torch::Library& library) {
   for (const TraitRow& row : trait_rows()) {
-    if (row.trait != Trait::kHelperTensors) {
-      continue;
-    }
-    for (const std::string& name : names_in(row)) {
-      library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose_in_scope>());
+    if (row.trait == Trait::kHelperTensors) {
+      implement_boxed<compose_in_scope>(library, row.names);
     }
   }
 }
@@ -279,11 +276,11 @@ void implement_composite_kernels(torch::Library& library) {
   library.impl("one_hot", &one_hot);
   library.impl("max_pool1d", &max_pool1d);
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
-  implement_boxed<compose_gathered>(
-      library, {"quantile", "quantile.scalar", "nanquantile", "nanquantile.scalar"});
-  implement_boxed<copy_result_to_out>(
-      library, {"kron.out", "matmul.out", "quantile.out", "quantile.scalar_out", "nanquantile.out",
-                "nanquantile.scalar_out"});
+  implement_boxed<compose_gathered>(library,
+                                    "quantile quantile.scalar nanquantile nanquantile.scalar");
+  implement_boxed<copy_result_to_out>(library,
+                                      "kron.out matmul.out quantile.out quantile.scalar_out "
+                                      "nanquantile.out nanquantile.scalar_out");
   implement_in_scope(library);
 }
 
@@ -341,9 +338,8 @@ void bernoulli_of_number(const c10::OperatorHandle& op, c10::DispatchKeySet, Sta
 }
 
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
-  library.impl("bernoulli_.Tensor",
-               torch::CppFunction::makeFromBoxedFunction<&bernoulli_of_each>());
-  library.impl("bernoulli.p", torch::CppFunction::makeFromBoxedFunction<&bernoulli_of_number>());
+  implement_boxed<bernoulli_of_each>(library, "bernoulli_.Tensor");
+  implement_boxed<bernoulli_of_number>(library, "bernoulli.p");
 }
 
 // Operators that bypass the fallback. They read only the wrapper, so they need neither a plan nor a

@@ -7,6 +7,7 @@
 #include "operators/operator_info.h"
 #include "tessera/core/detail/rule_functions.h"
 #include "tessera/dtensor/check_rule.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "testing/distributed.h"
 
 namespace tessera {

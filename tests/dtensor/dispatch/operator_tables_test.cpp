@@ -114,7 +114,7 @@ void write_traits(std::ostream& out) {
       if (row.trait != trait) {
         continue;
       }
-      for (const std::string& name : detail::names_in(row)) {
+      for (const std::string& name : detail::names_in(row.names)) {
         out << std::exchange(separator, ", ") << "`" << name << "`";
       }
     }
@@ -247,7 +247,7 @@ const std::map<Trait, Fits>& fits_by_trait() {
 
 TEST(OperatorTraits, NameOperatorsThatExistAndFit) {
   for (const TraitRow& row : detail::trait_rows()) {
-    for (const std::string& pattern : detail::names_in(row)) {
+    for (const std::string& pattern : detail::names_in(row.names)) {
       const auto covered = covered_by(pattern);
       EXPECT_FALSE(covered.empty()) << "libtorch has no operator " << pattern;
       for (const std::string& name : covered) {
@@ -274,7 +274,7 @@ TEST(OperatorTraits, FunctionalFormsTakeTheArgumentsOfWhatTheyReplace) {
     if (row.trait != Trait::kWritesGradients) {
       continue;
     }
-    for (const std::string& name : detail::names_in(row)) {
+    for (const std::string& name : detail::names_in(row.names)) {
       const auto in_place = detail::find_operator(std::string(kNamespace) + name);
       const auto functional = *info_of(name).functional;
       const auto& wanted = functional.schema().arguments();

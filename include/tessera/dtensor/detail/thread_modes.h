@@ -31,6 +31,10 @@ bool is_strict();
 /// may run instead of a gradient formula.
 bool plain_tensors_are_replicated();
 
+/// Empties this thread's dispatch cache, and releases the meshes of its plans. Must not be called
+/// from within an operator.
+void clear_dispatch_cache();
+
 }  // namespace tessera
 
 namespace tessera::detail {
