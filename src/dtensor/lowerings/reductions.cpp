@@ -258,18 +258,6 @@ Results run_extremum_index(Arguments arguments) {
   return {find_best<kLargest>(ExtremumCall(arguments)).indices};
 }
 
-const AddedLowerings kExtremumLowerings{
-    {"amax", bytes_of_values, run_values<true>},
-    {"amin", bytes_of_values, run_values<false>},
-    {"max", bytes_of_values, run_values<true>},
-    {"min", bytes_of_values, run_values<false>},
-    {"aminmax", bytes_of_values, run_both},
-    {"max.dim", bytes_of_candidates, run_with_indices<true>},
-    {"min.dim", bytes_of_candidates, run_with_indices<false>},
-    {"argmax", bytes_of_candidates, run_extremum_index<true>},
-    {"argmin", bytes_of_candidates, run_extremum_index<false>},
-};
-
 // Vector norms over a sharded dimension: the sums of powers are all-reduced, then the root is
 // taken. Orders without a root (0, 1, infinity) are plain reductions and have a rule
 // (src/core/rules/reduction.cpp).
@@ -386,15 +374,6 @@ Results run_norms(Arguments arguments) {
   return {norms};
 }
 
-const AddedLowerings kNormsLowerings{
-    {"linalg_vector_norm", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
-    {"norm.Scalar", bytes_of_norm<kScalarNorm>, run_norm<kScalarNorm>},
-    {"norm.ScalarOpt_dtype", bytes_of_norm<kCastNorm>, run_norm<kCastNorm>},
-    {"norm.ScalarOpt_dim", bytes_of_norm<kDimNorm>, run_norm<kDimNorm>},
-    {"norm.ScalarOpt_dim_dtype", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
-    {"_foreach_norm.Scalar", bytes_of_norms, run_norms},
-};
-
 // Variances and logsumexp over a sharded dimension: two all-reduces of the size of the result.
 
 std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
@@ -465,14 +444,6 @@ Results run_moments(Arguments arguments) {
   return results;
 }
 
-const AddedLowerings kStatisticsLowerings{
-    {"logsumexp", bytes_of_two_sums, run_logsumexp},
-    {"var.correction", bytes_of_two_sums, run_moments<false, false>},
-    {"std.correction", bytes_of_two_sums, run_moments<true, false>},
-    {"var_mean.correction", bytes_of_two_sums, run_moments<false, true>},
-    {"std_mean.correction", bytes_of_two_sums, run_moments<true, true>},
-};
-
 // The mean of a loss with sharded samples: a sum, divided by the total weight over all shards.
 
 /// Bytes that one rank sends for one all-reduce of the loss and the total weight.
@@ -503,11 +474,6 @@ Results run_mean(Arguments arguments) {
   // A clone, because unbind returns views, but the operator must return separate tensors.
   return {total[0] / total[1], total[1].clone()};
 }
-
-const AddedLowerings kLossesLowerings{
-    {"nll_loss_forward", bytes_of_mean, run_mean<at::_ops::nll_loss_forward::call>},
-    {"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
-};
 
 // equal(self, other) for tensors with the same layout: each rank compares its shard.
 
@@ -541,10 +507,31 @@ Results run_equal(Arguments arguments) {
   return {local_tensor(verdict).item<bool>()};
 }
 
-const AddedLowerings kEqualLowerings{
+const AddedLowerings kReductionLowerings{
+    {"amax", bytes_of_values, run_values<true>},
+    {"amin", bytes_of_values, run_values<false>},
+    {"max", bytes_of_values, run_values<true>},
+    {"min", bytes_of_values, run_values<false>},
+    {"aminmax", bytes_of_values, run_both},
+    {"max.dim", bytes_of_candidates, run_with_indices<true>},
+    {"min.dim", bytes_of_candidates, run_with_indices<false>},
+    {"argmax", bytes_of_candidates, run_extremum_index<true>},
+    {"argmin", bytes_of_candidates, run_extremum_index<false>},
+    {"linalg_vector_norm", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
+    {"norm.Scalar", bytes_of_norm<kScalarNorm>, run_norm<kScalarNorm>},
+    {"norm.ScalarOpt_dtype", bytes_of_norm<kCastNorm>, run_norm<kCastNorm>},
+    {"norm.ScalarOpt_dim", bytes_of_norm<kDimNorm>, run_norm<kDimNorm>},
+    {"norm.ScalarOpt_dim_dtype", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
+    {"_foreach_norm.Scalar", bytes_of_norms, run_norms},
+    {"logsumexp", bytes_of_two_sums, run_logsumexp},
+    {"var.correction", bytes_of_two_sums, run_moments<false, false>},
+    {"std.correction", bytes_of_two_sums, run_moments<true, false>},
+    {"var_mean.correction", bytes_of_two_sums, run_moments<false, true>},
+    {"std_mean.correction", bytes_of_two_sums, run_moments<true, true>},
+    {"nll_loss_forward", bytes_of_mean, run_mean<at::_ops::nll_loss_forward::call>},
+    {"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
     {"equal", bytes_of_equal, run_equal},
 };
 
 }  // namespace
-
 }  // namespace tessera::detail
