@@ -155,30 +155,7 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// The rule of the call's operator, restricted by the types and numbers of this call. Removes
-/// reductions that a type does not support, and sums whose terms would be rounded one by one or
-/// scaled to infinity. nullopt if no rule covers the call. A pure function of the call's cache key.
-std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
-                                         std::span<const c10::IValue> arguments);
-
-/// The strides of each result of a view operator on whole tensors; nullopt if they are unknown.
-using GlobalStrides = std::optional<std::vector<std::vector<std::int64_t>>>;
-
-/// Plans the layouts of the inputs, the local call and the layouts of the results.
-void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
-                  const BoundCall& bound, std::span<const c10::IValue> arguments,
-                  GlobalStrides view_strides);
-
-// Functions for every plan, with or without a sharding rule:
-
 /// The numbers in `bound` of the tensors that the operator writes to.
 std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound);
-
-/// Plans the redistribution of an input to `target`; does nothing if `target` is nullptr.
-void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target);
-
-/// Finds the written tensors to which a new value must be copied after the call.
-void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
-                 std::span<const ShardingRule::Inplace> inplace);
 
 }  // namespace tessera::detail
