@@ -227,12 +227,6 @@ void execute(PlannedCall& call, CallKind kind) {
   }
 }
 
-/// Whether a plan is stored in the cache. Plans of kinds kPlain and kDecomposed are not, because
-/// making them costs almost nothing.
-bool is_kept(const CallPlan& plan) {
-  return plan.kind != CallKind::kPlain && plan.kind != CallKind::kDecomposed;
-}
-
 /// Whether an operator mode sees the call. A mode may save results and return them later, which
 /// would be wrong for views, for writes to an argument, and for results that autograd has recorded.
 bool is_seen_by_modes(const OperatorInfo& info, const torch::jit::Stack& stack) {
@@ -282,8 +276,9 @@ void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::ji
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
   // If planning throws, nothing is cached: the next equal call is planned again, and throws again.
   CallPlan made = plan_call(op, info, arguments);
-  PlannedCall call(op, info,
-                   is_kept(made) ? CallCache::of_thread().insert(lookup, std::move(made)) : made,
+  // Plans of these kinds cost almost nothing to make.
+  const bool keeps = made.kind != CallKind::kPlain && made.kind != CallKind::kDecomposed;
+  PlannedCall call(op, info, keeps ? CallCache::of_thread().insert(lookup, std::move(made)) : made,
                    stack);
   execute(call, call.plan.kind);
 }

@@ -221,13 +221,6 @@ void run_on_local_tensors(LocalRun& run, CallKind kind) {
   write_back(run);
 }
 
-/// Runs an operator that autograd does not know. Autograd records the operators inside its kernel,
-/// as on one rank. The local tensors pass their gradients on to their wrappers.
-void run_recorded(LocalRun& run) {
-  const BelowFallback guard;
-  run_operator(run);
-}
-
 bool requires_grad(const c10::IValue& value) {
   if (value.isTensor()) {
     return value.toTensor().defined() && value.toTensor().requires_grad();
@@ -275,7 +268,14 @@ void run_local(PlannedCall& call, CallKind kind) {
   const OrdinaryViewScope ordinary(run);
   localize_arguments(run);
   rewrite_arguments(run);
-  run.recorded ? run_recorded(run) : run_on_local_tensors(run, kind);
+  if (run.recorded) {
+    // Autograd records the operators inside the kernel, as on one rank. The local tensors pass
+    // their gradients on to their wrappers.
+    const BelowFallback guard;
+    run_operator(run);
+  } else {
+    run_on_local_tensors(run, kind);
+  }
   counts.bump();
   wrap_results(run);
 }
@@ -335,10 +335,6 @@ Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& s
   return {local.mul(kept).mul_(scale), kept.to(at::kBool)};
 }
 
-Dropped keep_all(const at::Tensor& local) {
-  return {local.clone(), at::ones_like(local, at::kBool)};
-}
-
 }  // namespace
 
 void check_rows_together(const PlannedCall& call) {
@@ -390,7 +386,9 @@ void run_native_dropout(PlannedCall& call) {
   const ShardingSpec settled{spec->sharding.mesh, gradient_layout(spec->sharding.layout)};
   const BelowAutograd guard;
   const auto local = redistribute_local(impl.local(), spec, settled.layout);
-  const auto [result, kept] = trains && p > 0 ? drop(x, local, settled, p) : keep_all(local);
+  const auto [result, kept] = trains && p > 0
+                                  ? drop(x, local, settled, p)
+                                  : Dropped{local.clone(), at::ones_like(local, at::kBool)};
   call.return_results({make_distributed(result, settled, spec->sizes),
                        make_distributed(kept, settled, spec->sizes)});
 }

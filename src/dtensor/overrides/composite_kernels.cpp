@@ -8,7 +8,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -83,10 +82,6 @@ std::vector<at::Tensor> tensors_of_call(const OperatorInfo& info, const torch::j
   return bind_call(info, std::span(stack).last(info.arguments.size())).tensors;
 }
 
-bool all_distributed(std::initializer_list<at::Tensor> tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), tessera::is_distributed);
-}
-
 std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& where,
                                      std::int64_t dim) {
   check_mixing("aten::tensor_split", {self, where});
@@ -99,7 +94,8 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
   // In this scope plain tensors count as replicated: the loss is divided by the gathered lengths,
   // which are plain and equal on all ranks.
   std::optional<ReplicationScope> scope;
-  if (all_distributed({log_probs, targets, input_lengths, target_lengths})) {
+  if (tessera::is_distributed(log_probs) && tessera::is_distributed(targets) &&
+      tessera::is_distributed(input_lengths) && tessera::is_distributed(target_lengths)) {
     scope.emplace();
   }
   return composite::ctc_loss(log_probs, targets, whole(input_lengths), whole(target_lengths), blank,

@@ -107,12 +107,6 @@ bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   });
 }
 
-void reduce_sums_first(ShardingRule& rule) {
-  std::erase_if(rule.linear, [](const ShardingRule::Linear& linear) {
-    return linear.op == ReduceOp::kSum || linear.op == ReduceOp::kAvg;
-  });
-}
-
 /// The name under which the library has registered the operator of a local call.
 std::string_view name_of(ShardingRule::LocalCall::PartOperator part) {
   const bool embeds = part == ShardingRule::LocalCall::PartOperator::kEmbeddingRows;
@@ -247,7 +241,9 @@ std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCa
     rule->linear.clear();
   }
   if (scales_to_infinity(info, arguments)) {
-    reduce_sums_first(*rule);
+    std::erase_if(rule->linear, [](const ShardingRule::Linear& linear) {
+      return linear.op == ReduceOp::kSum || linear.op == ReduceOp::kAvg;
+    });
   }
   return rule;
 }
@@ -451,12 +447,6 @@ bool may_fail_apart(const CallPlan& plan, const OperatorInfo& info, Values argum
   return may_fail && std::ranges::any_of(plan.inputs, is_split);
 }
 
-bool writes_expanded(const OperatorInfo& info, const BoundCall& bound) {
-  return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
-    return has_stride_zero(bound.tensors[input]);
-  });
-}
-
 /// Whether the call needs only the operator on the local tensors and wrapped results. A plan that
 /// needs any other step of run_local must be refused, because UnboxedKernel::run has none.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
@@ -487,7 +477,9 @@ CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCal
   // Ranks must fail together if only one rank has the index for which the operator throws.
   if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split) &&
       ((info.traits.has(Trait::kFailsByElement) && checks_calls()) ||
-       writes_expanded(info, bound))) {
+       std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
+         return has_stride_zero(bound.tensors[input]);
+       }))) {
     return CallKind::kFailTogether;
   }
   return is_direct(plan, info) ? CallKind::kDirect : CallKind::kLocal;
