@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/graph.h"

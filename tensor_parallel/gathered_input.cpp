@@ -28,8 +28,8 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
 #include "tessera/dtensor/detail/fused_operators.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/detail/linear_product.h"

@@ -29,7 +29,7 @@
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/parameter.h"

@@ -1,6 +1,6 @@
 // Conversions of a model's Linears: fp8 products, and LoRA adapters.
 
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/detail/slots.h"

@@ -4,7 +4,7 @@
 // storage throws Error.
 
 #include "tessera/nn/initialization.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>

@@ -4,7 +4,7 @@
 
 #include "tessera/nn/parameter.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/nn/detail/fqn.h"
 
 #include <c10/core/GradMode.h>

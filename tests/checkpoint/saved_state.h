@@ -6,7 +6,7 @@
 
 #include "checkpoint/known_model.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 
 namespace tessera::checkpoint {
 

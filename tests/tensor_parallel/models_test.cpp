@@ -1,7 +1,7 @@
 // Blocks under plans that are declared by their modules, made by functions, or combined with LoRA.
 // Whole models under one plan are in tests/fuzz.
 
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"

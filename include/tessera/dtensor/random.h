@@ -41,12 +41,6 @@ void trunc_normal_(const at::Tensor& tensor, double mean, double std, double low
 /// Sets each element of a tensor to 1 with probability `p`, and otherwise to 0. See uniform_().
 void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
 
-/// A rank's position in the rank's sequence of random operators.
-struct RandomState {
-  std::uint64_t seed = 0;
-  std::uint64_t calls = 0;  ///< number of random operators since the seed was set
-};
-
 /// Sets the seed of the random operators of at:: (uniform_, normal_, dropout, rand_like,
 /// multinomial, ...) on this thread and on the autograd threads that run its backward. The seed
 /// applies to distributed tensors, and to plain tensors in the forward of a module with fully_shard

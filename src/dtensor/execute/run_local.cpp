@@ -18,7 +18,7 @@
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"

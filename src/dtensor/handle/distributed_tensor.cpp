@@ -29,7 +29,7 @@
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"

@@ -11,7 +11,7 @@
 #include "lowerings/lowering.h"
 #include "redistribute/redistribute.h"
 #include "tessera/core/detail/layout_math.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 
 namespace tessera::detail {
 

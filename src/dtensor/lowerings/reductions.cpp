@@ -22,7 +22,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/transfers.h"
 
 namespace tessera::detail {

@@ -88,20 +88,6 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& w
   return composite::tensor_split(self, whole(where), dim);
 }
 
-at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
-                    const at::Tensor& input_lengths, const at::Tensor& target_lengths,
-                    std::int64_t blank, std::int64_t reduction, bool zero_infinity) {
-  // In this scope plain tensors count as replicated: the loss is divided by the gathered lengths,
-  // which are plain and equal on all ranks.
-  std::optional<ReplicationScope> scope;
-  if (tessera::is_distributed(log_probs) && tessera::is_distributed(targets) &&
-      tessera::is_distributed(input_lengths) && tessera::is_distributed(target_lengths)) {
-    scope.emplace();
-  }
-  return composite::ctc_loss(log_probs, targets, whole(input_lengths), whole(target_lengths), blank,
-                             reduction, zero_infinity);
-}
-
 // Operators that use a special CPU kernel if no gradient is needed. That kernel reads memory, which
 // a distributed tensor does not have, so the operators of the autograd path run instead.
 
@@ -268,12 +254,12 @@ void implement_in_scope(torch::Library& library) {
 
 void implement_composite_kernels(torch::Library& library) {
   library.impl("tensor_split.tensor_indices_or_sections", &tensor_split);
-  library.impl("ctc_loss.Tensor", &ctc_loss);
   library.impl("one_hot", &one_hot);
   library.impl("max_pool1d", &max_pool1d);
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
   implement_boxed<compose_gathered>(library,
-                                    "quantile quantile.scalar nanquantile nanquantile.scalar");
+                                    "ctc_loss.Tensor quantile quantile.scalar nanquantile "
+                                    "nanquantile.scalar");
   implement_boxed<copy_result_to_out>(library,
                                       "kron.out matmul.out quantile.out quantile.scalar_out "
                                       "nanquantile.out nanquantile.scalar_out");

@@ -16,7 +16,7 @@
 #include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/thread_modes.h"

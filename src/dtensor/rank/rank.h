@@ -16,7 +16,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/detail/no_copy.h"
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/detail/random_parts.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"

@@ -10,7 +10,7 @@
 #include "tensor/distributed_impl.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/tensors.h"
 

@@ -17,7 +17,7 @@
 #include "tensor/tensor_spec.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/sharding_spec.h"
 
 namespace tessera::detail {

@@ -4,8 +4,8 @@
 #include <random>
 
 #include "operator_case.h"
-#include "tessera/dtensor/detail/distributed_tensor.h"
 #include "tessera/dtensor/detail/fused_operators.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "testing/distributed.h"
 #include "testing/random_layout.h"
 

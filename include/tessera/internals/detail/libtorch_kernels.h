@@ -5,7 +5,6 @@
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
-#include <ATen/ops/ctc_loss_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/max_pool1d_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <ATen/ops/one_hot_compositeimplicitautograd_dispatch.h>
